@@ -1,0 +1,1 @@
+"""What happens, in order: one flow a file."""

@@ -1,0 +1,40 @@
+"""No orphans: a child process that ends when its parent does, however the parent ends.
+
+`kill -9` runs no handler, so each child watches its parent itself: by `prctl(PR_SET_PDEATHSIG)` where the kernel has
+it, by polling the parent's process id elsewhere.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+PR_SET_PDEATHSIG = 1
+POLL_SECONDS = 0.5
+
+
+def die_with_parent(parent: int | None = None, sig: signal.Signals = signal.SIGKILL) -> None:
+    """End this process as soon as its parent ends.
+
+    The kernel watches the parent *thread* that made this process; callers keep that thread alive as long as the child.
+
+    Args:
+        parent: process id of the parent as the parent gave it; None takes the present one. When the parent is already
+            gone the process ends at once, which closes the race between fork and this call.
+        sig: what the kernel sends on the parent's death.
+    """
+    expected = os.getppid() if parent is None else parent
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
+    else:
+        threading.Thread(target=_poll, args=(expected,), daemon=True).start()
+    if os.getppid() != expected:
+        os._exit(1)
+
+
+def _poll(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(POLL_SECONDS)
+    os._exit(1)

@@ -1,0 +1,147 @@
+"""GPT-2 as published: pre-LN blocks, learned positions, tanh-GELU, tied input and output embeddings.
+
+Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; layer order and names of the
+OpenAI code. Nothing here knows of distribution: parallelism is applied from outside.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt2train.model.loss import chunked_cross_entropy
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes that fix a GPT-2's parameters.
+
+    `padded_vocab` is `vocab` rounded up to a multiple of 128 so that matrix kernels and tensor-parallel shards divide
+    it; the rows above `vocab` are never a target and are cut off on export.
+    """
+
+    vocab: int
+    layers: int
+    heads: int
+    hidden: int
+    context: int
+
+    @property
+    def padded_vocab(self) -> int:
+        return -(-self.vocab // 128) * 128
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+@dataclass
+class KeyValueCache:
+    """Keys and values of the tokens already seen by one layer, each [batch, heads, seen, head_dim]."""
+
+    key: Tensor | None = None
+    value: Tensor | None = None
+
+    @property
+    def seen(self) -> int:
+        return 0 if self.key is None else self.key.shape[2]
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Append new keys and values and return all of them."""
+        if self.key is not None and self.value is not None:
+            key, value = torch.cat((self.key, key), 2), torch.cat((self.value, value), 2)
+        self.key, self.value = key, value
+        return key, value
+
+
+class Attention(nn.Module):
+    """Causal self-attention.
+
+    The rows of the fused `qkv` projection are ordered [head, (q, k, v), head_dim]: a contiguous slice of rows holds
+    whole heads, which is what a column-parallel split needs, and it is Megatron's order since checkpoint version 2.
+    """
+
+    def __init__(self, shape: Shape, dropout: float) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        self.dropout = dropout
+        self.qkv = nn.Linear(shape.hidden, 3 * shape.hidden)
+        self.proj = nn.Linear(shape.hidden, shape.hidden)
+
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        batch, length, _ = x.shape
+        # The number of heads falls out of the width, so that a shard of the heads needs no change here.
+        query, key, value = self.qkv(x).view(batch, length, -1, 3, self.head_dim).transpose(1, 2).unbind(3)
+        mask = None
+        if cache is not None:
+            seen = cache.seen
+            key, value = cache.extend(key, value)
+            if seen:  # row i of the new tokens may look at everything up to seen + i
+                mask = torch.ones(length, seen + length, dtype=torch.bool, device=x.device).tril(seen)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None and length > 1
+        )
+        return self.proj(y.transpose(1, 2).reshape(batch, length, -1))
+
+
+class Block(nn.Module):
+    """One pre-LN transformer block: x + attention(ln_1(x)), then x + mlp(ln_2(x))."""
+
+    def __init__(self, shape: Shape, dropout: float) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(shape.hidden)
+        self.attn = Attention(shape, dropout)
+        self.ln_2 = nn.LayerNorm(shape.hidden)
+        self.up = nn.Linear(shape.hidden, 4 * shape.hidden)
+        self.down = nn.Linear(4 * shape.hidden, shape.hidden)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        x = x + self.drop(self.attn(self.ln_1(x), cache))
+        return x + self.drop(self.down(F.gelu(self.up(self.ln_2(x)), approximate="tanh")))
+
+
+class GPT2(nn.Module):
+    """The language model. The output projection is the token embedding `wte` itself (tied)."""
+
+    def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.shape = shape
+        self.wte = nn.Embedding(shape.padded_vocab, shape.hidden)
+        self.wpe = nn.Embedding(shape.context, shape.hidden)
+        self.drop = nn.Dropout(dropout)
+        # Keyed by layer number, so that a pipeline stage that keeps layers 4..7 keeps their names too.
+        self.blocks = nn.ModuleDict({str(i): Block(shape, dropout) for i in range(shape.layers)})
+        self.ln_f = nn.LayerNorm(shape.hidden)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        cache: list[KeyValueCache] | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Logits of every position, or with `targets` the summed loss.
+
+        Args:
+            tokens: int64 [batch, length], length <= context.
+            targets: int64 [batch, length]; -100 marks positions that do not count.
+            cache: one KeyValueCache a layer, extended in place; positions then go on where the cache ends.
+            positions: int64 [batch or 1, length] where they are not 0, 1, 2 …
+
+        Returns:
+            Logits [batch, length, padded_vocab], or the float32 sum over the targets of -log p (not the mean: sums
+            add up over micro-batches and ranks, means do not).
+        """
+        if positions is None:
+            start = cache[0].seen if cache else 0
+            positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        x = self.drop(self.wte(tokens) + self.wpe(positions))
+        for i, block in enumerate(self.blocks.values()):
+            x = block(x, cache[i] if cache else None)
+        x = self.ln_f(x)
+        if targets is None:
+            return F.linear(x, self.wte.weight)
+        return chunked_cross_entropy(x, self.wte.weight, targets)

@@ -1,0 +1,36 @@
+"""First values of every parameter, each from its own seeded stream.
+
+A tensor depends on `(seed, its name)` alone, never on the order of creation, so that every layout of ranks starts
+from the same bits. Scales as in GPT-2: N(0, 0.02), the two projections into the residual stream divided by
+sqrt(2 * layers).
+"""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+from gpt2train.model.gpt2 import GPT2, Shape
+
+STD = 0.02
+
+
+def initial_value(name: str, size: tuple[int, ...], shape: Shape, seed: int) -> Tensor:
+    """The first value of the parameter `name`, float32 on the CPU, whole (not a shard)."""
+    if name.endswith("bias"):
+        return torch.zeros(size)
+    if len(size) == 1:  # LayerNorm scale
+        return torch.ones(size)
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    std = STD / math.sqrt(2 * shape.layers) if name.endswith(("attn.proj.weight", "down.weight")) else STD
+    return torch.empty(size).normal_(0.0, std, generator=generator)
+
+
+@torch.no_grad()
+def initialise(model: GPT2, seed: int) -> GPT2:
+    """Fill a model that lives in one process with its first values, in place."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(initial_value(name, tuple(parameter.shape), model.shape, seed))
+    return model
