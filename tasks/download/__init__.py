@@ -1,0 +1,1 @@
+"""Fetching pages: polite, bounded, and never from an address that is not public."""
