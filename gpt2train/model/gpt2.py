@@ -135,13 +135,19 @@ class GPT2(nn.Module):
             Logits [batch, length, padded_vocab], or the float32 sum over the targets of -log p (not the mean: sums
             add up over micro-batches and ranks, means do not).
         """
+        x = self.hidden(tokens, cache, positions)
+        if targets is None:
+            return F.linear(x, self.wte.weight)
+        return chunked_cross_entropy(x, self.wte.weight, targets)
+
+    def hidden(
+        self, tokens: Tensor, cache: list[KeyValueCache] | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """The last hidden states [batch, length, hidden], for callers that want the logits of a few positions only."""
         if positions is None:
             start = cache[0].seen if cache else 0
             positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
         x = self.drop(self.wte(tokens) + self.wpe(positions))
         for i, block in enumerate(self.blocks.values()):
             x = block(x, cache[i] if cache else None)
-        x = self.ln_f(x)
-        if targets is None:
-            return F.linear(x, self.wte.weight)
-        return chunked_cross_entropy(x, self.wte.weight, targets)
+        return self.ln_f(x)
