@@ -1,0 +1,227 @@
+"""Token files in Megatron's memory-mapped format: `<prefix>.bin` and `<prefix>.idx`, byte for byte.
+
+`.bin` is the tokens of all sequences in a row. `.idx`, little endian, is
+
+    9 bytes  magic MMIDIDX\\0\\0
+    u64      version, 1
+    u8       dtype code of a token
+    u64      S, number of sequences
+    u64      D, number of documents + 1
+    int32[S] tokens of each sequence
+    int64[S] byte offset of each sequence in .bin
+    int64[D] first sequence of each document; starts with 0, ends with S
+
+(Megatron-LM, core/datasets/indexed_dataset.py. Its recent versions may append int8[S] sequence modes, which are
+accepted and not read.) The arrays start at byte 34, hence they are not aligned; numpy copes. Here one sequence is one
+document.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt2train.errors import RunError, UserError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+# Codes 6 and 7 (floats) are swapped between Megatron versions and mean nothing for tokens: they are not accepted.
+DTYPES: dict[int, np.dtype[Any]] = {
+    code: np.dtype(name) for code, name in {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}.items()
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+CHECK = 1 << 20  # sequences compared at a time when a file is opened: 20 MB of memory however long the index
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The dtype of token ids, by Megatron's rule: uint16 below 65,500 ids, else int32."""
+    return np.dtype("<u2") if vocab_size < 65500 else np.dtype("<i4")
+
+
+def write_index(
+    path: str | Path,
+    lengths: npt.ArrayLike,
+    dtype: npt.DTypeLike,
+    documents: npt.ArrayLike | None = None,
+) -> None:
+    """Write one `.idx` file.
+
+    Args:
+        path: the file itself, not a prefix.
+        lengths: [S] tokens of each sequence.
+        dtype: of a token in the `.bin`.
+        documents: [D + 1] first sequence of each document; one sequence each where not given.
+    """
+    kind = _known(dtype)
+    sizes = np.asarray(lengths, dtype=np.int64)
+    if sizes.size and not 0 <= int(sizes.min()) <= int(sizes.max()) < 2**31:
+        raise RunError(f"a document of {int(sizes.max()):,} tokens does not fit the index format (below 2^31)")
+    starts = np.arange(len(sizes) + 1) if documents is None else np.asarray(documents)
+    pointers = np.zeros(len(sizes), dtype="<i8")
+    np.cumsum(sizes[:-1] * kind.itemsize, out=pointers[1:])
+    with Path(path).open("wb") as file:
+        file.write(HEADER.pack(MAGIC, VERSION, CODES[kind], len(sizes), len(starts)))
+        file.write(sizes.astype("<i4").data)
+        file.write(pointers.data)
+        file.write(starts.astype("<i8").data)
+
+
+class IndexedWriter:
+    """Writes `<prefix>.bin` document by document, then `<prefix>.idx`. The files are usable after `finish` only.
+
+    Args:
+        prefix: path of both files without their endings.
+        dtype: of a token; see `token_dtype`.
+    """
+
+    def __init__(self, prefix: str | Path, dtype: npt.DTypeLike) -> None:
+        self.prefix, self.dtype = Path(prefix), _known(dtype)
+        self._limits = np.iinfo(self.dtype)
+        self._lengths: list[int] = []
+        self._file = bin_path(self.prefix).open("wb")
+
+    def add(self, tokens: Sequence[int] | np.ndarray) -> None:
+        """Append one document.
+
+        Raises:
+            ValueError: an id does not fit the dtype.
+        """
+        ids = np.asarray(tokens, dtype=np.int64)
+        if ids.size and not (self._limits.min <= int(ids.min()) and int(ids.max()) <= self._limits.max):
+            raise ValueError(f"token ids {int(ids.min())}..{int(ids.max())} do not fit {self.dtype}")
+        self._file.write(ids.astype(self.dtype).data)
+        self._lengths.append(len(ids))
+
+    def add_all(self, documents: Iterable[Sequence[int] | np.ndarray]) -> None:
+        """Append documents in order."""
+        for tokens in documents:
+            self.add(tokens)
+
+    def finish(self) -> None:
+        """Close `.bin` and write `.idx`."""
+        self._file.close()
+        write_index(idx_path(self.prefix), self._lengths, self.dtype)
+
+    def __enter__(self) -> "IndexedWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self._file.close()
+
+
+class IndexedDataset:
+    """Token documents on disk, memory-mapped: opening costs no memory, `dataset[i]` copies nothing.
+
+    Attributes:
+        lengths: int32[S] tokens of each sequence.
+        pointers: int64[S] byte offsets into `.bin`.
+        documents: int64[D + 1] first sequence of each document.
+        dtype: of a token.
+        tokens: [total] all tokens in a row, read-only.
+
+    Raises:
+        UserError: a file is missing, or is not of this format.
+        RunError: the files are truncated or do not belong together.
+    """
+
+    def __init__(self, prefix: str | Path) -> None:
+        self.prefix = Path(prefix)
+        index, data = idx_path(self.prefix), bin_path(self.prefix)
+        for path in (index, data):
+            if not path.is_file():
+                raise UserError(f"{path} is missing; a token data set is a pair of .bin and .idx files")
+        self.dtype, sequences, marks = _read_header(index)
+        end = HEADER.size
+        self.lengths, end = _map(index, "<i4", sequences, end)
+        self.pointers, end = _map(index, "<i8", sequences, end)
+        self.documents, end = _map(index, "<i8", marks, end)
+        self.tokens = self._map_tokens(data)
+        self._check(index)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Tokens of one sequence, a read-only view."""
+        number = range(len(self))[index]
+        start = int(self.pointers[number]) // self.dtype.itemsize
+        return self.tokens[start : start + int(self.lengths[number])]
+
+    def _map_tokens(self, data: Path) -> np.ndarray:
+        size, total = data.stat().st_size, int(self.lengths.sum(dtype=np.int64))
+        if size != total * self.dtype.itemsize:
+            what = "is truncated" if size < total * self.dtype.itemsize else "does not belong to its index"
+            raise RunError(
+                f"{data} {what}: {size:,} bytes, but its .idx tells of {total:,} tokens of {self.dtype.itemsize} bytes;"
+                " make the pair again"
+            )
+        return _map(data, self.dtype, total, 0)[0]
+
+    def _check(self, index: Path) -> None:
+        """Sequences lie one after the other, documents are in order: what `tokens` and the samplers rely on."""
+        good = self.documents[0] == 0 and self.documents[-1] == len(self) and bool((np.diff(self.documents) >= 0).all())
+        expected = 0
+        for start in range(0, len(self), CHECK):
+            sizes = self.lengths[start : start + CHECK].astype(np.int64) * self.dtype.itemsize
+            ends = expected + np.cumsum(sizes)
+            good &= bool((sizes >= 0).all()) and np.array_equal(self.pointers[start : start + CHECK], ends - sizes)
+            expected = int(ends[-1])
+        if not good:
+            raise RunError(f"{index} is damaged: its offsets do not follow from its lengths; make the pair again")
+
+
+def bin_path(prefix: str | Path) -> Path:
+    """`<prefix>.bin`; a dot in the prefix is no suffix."""
+    return Path(f"{prefix}.bin")
+
+
+def idx_path(prefix: str | Path) -> Path:
+    """`<prefix>.idx`."""
+    return Path(f"{prefix}.idx")
+
+
+def _known(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    kind = np.dtype(dtype).newbyteorder("<")
+    if kind not in CODES:
+        raise ValueError(f"tokens are integers of {', '.join(map(str, CODES))}; got {kind}")
+    return kind
+
+
+def _read_header(index: Path) -> tuple[np.dtype[Any], int, int]:
+    """dtype, S and D of an index whose size agrees with them."""
+    with index.open("rb") as file:
+        head = file.read(HEADER.size)
+    if not head.startswith(MAGIC):
+        raise UserError(f"{index} is not a token index: it does not start with MMIDIDX; give the prefix of a .bin/.idx")
+    if len(head) < HEADER.size:
+        raise RunError(f"{index} is truncated: {len(head)} bytes are no header; make the pair again")
+    _, version, code, sequences, marks = HEADER.unpack(head)
+    if version != VERSION:
+        raise UserError(f"{index} is of version {version}, only version {VERSION} is read; convert it")
+    if code not in DTYPES:
+        raise UserError(f"{index} has the dtype code {code}; token ids have one of {sorted(DTYPES)}")
+    size, plain = index.stat().st_size, HEADER.size + 12 * sequences + 8 * marks
+    if size not in (plain, plain + sequences) or marks < 1:
+        raise RunError(
+            f"{index} is truncated or damaged: {size:,} bytes, {plain:,} expected for {sequences:,} sequences;"
+            " make the pair again"
+        )
+    return DTYPES[code], sequences, marks
+
+
+def _map(path: Path, dtype: npt.DTypeLike, count: int, offset: int) -> tuple[np.ndarray, int]:
+    """Map `count` items at `offset`, and where they end. An empty range cannot be mapped and needs no file."""
+    kind = np.dtype(dtype)
+    if count == 0:
+        empty = np.empty(0, dtype=kind)
+        empty.flags.writeable = False
+        return empty, offset
+    return np.memmap(path, dtype=kind, mode="r", offset=offset, shape=(count,)), offset + count * kind.itemsize

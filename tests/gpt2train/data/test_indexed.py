@@ -1,0 +1,155 @@
+"""The .bin/.idx pair: byte for byte Megatron's, and damage has a name."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2train.data.indexed import IndexedDataset, IndexedWriter, token_dtype, write_index
+from gpt2train.errors import RunError, UserError
+
+DOCUMENTS = st.lists(st.lists(st.integers(0, 65499), max_size=20), max_size=12)
+
+
+def plain_pair(documents: list[list[int]], letter: str, code: int) -> tuple[bytes, bytes]:
+    """The same two files written with struct alone, straight from the table of the format."""
+    size = struct.calcsize("<" + letter)
+    data = b"".join(struct.pack(f"<{len(d)}{letter}", *d) for d in documents)
+    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(documents), len(documents) + 1)
+    index += b"".join(struct.pack("<i", len(d)) for d in documents)
+    offset = 0
+    for document in documents:
+        index += struct.pack("<q", offset)
+        offset += size * len(document)
+    index += b"".join(struct.pack("<q", i) for i in range(len(documents) + 1))
+    return data, index
+
+
+def write(folder: Path, documents: list[list[int]], dtype: object = "uint16") -> Path:
+    prefix = folder / "tokens.v1"
+    with IndexedWriter(prefix, np.dtype(dtype)) as writer:
+        writer.add_all(documents)
+    return prefix
+
+
+@pytest.mark.parametrize(("dtype", "letter", "code"), [("uint16", "H", 8), ("int32", "i", 4)])
+@given(documents=DOCUMENTS)
+@settings(max_examples=60, deadline=None)
+def test_equal_to_the_plain_twin_and_back(
+    tmp_path_factory: pytest.TempPathFactory, dtype: str, letter: str, code: int, documents: list[list[int]]
+) -> None:
+    prefix = write(tmp_path_factory.mktemp("pair"), documents, dtype)
+    data, index = plain_pair(documents, letter, code)
+    assert Path(f"{prefix}.bin").read_bytes() == data
+    assert Path(f"{prefix}.idx").read_bytes() == index
+    dataset = IndexedDataset(prefix)
+    assert [dataset[i].tolist() for i in range(len(dataset))] == documents
+    assert dataset.tokens.tolist() == [token for d in documents for token in d]
+    assert dataset.dtype == np.dtype(dtype)
+    assert dataset.lengths.dtype == np.int32
+    assert dataset.pointers.dtype == dataset.documents.dtype == np.int64
+    assert dataset.documents.tolist() == list(range(len(documents) + 1))
+
+
+def test_no_documents_at_all(tmp_path: Path) -> None:
+    dataset = IndexedDataset(write(tmp_path, []))
+    assert len(dataset) == 0
+    assert dataset.tokens.shape == (0,)
+    assert dataset.documents.tolist() == [0]
+    with pytest.raises(IndexError):
+        dataset[0]
+
+
+def test_dtype_rule() -> None:
+    assert token_dtype(50257) == np.uint16
+    assert token_dtype(65499) == np.uint16
+    assert token_dtype(65500) == np.int32
+
+
+def test_an_id_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    writer = IndexedWriter(tmp_path / "t", "uint16")
+    with pytest.raises(ValueError, match="do not fit"):
+        writer.add([65536])
+    with pytest.raises(ValueError, match="do not fit"):
+        writer.add([-1])
+
+
+def test_documents_of_several_sequences_and_modes(tmp_path: Path) -> None:
+    """Other writers group sequences to documents and append int8 modes; both are read."""
+    (tmp_path / "t.bin").write_bytes(np.arange(6, dtype="<u2").tobytes())
+    write_index(tmp_path / "t.idx", [1, 2, 3], "uint16", documents=[0, 2, 3])
+    with (tmp_path / "t.idx").open("ab") as file:
+        file.write(bytes(3))
+    dataset = IndexedDataset(tmp_path / "t")
+    assert dataset.documents.tolist() == [0, 2, 3]
+    assert dataset[-1].tolist() == [3, 4, 5]
+
+
+def test_tokens_are_read_only(tmp_path: Path) -> None:
+    dataset = IndexedDataset(write(tmp_path, [[1, 2]]))
+    with pytest.raises(ValueError, match="read-only"):
+        dataset.tokens[0] = 7
+
+
+def patch(path: Path, offset: int, value: bytes) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset : offset + len(value)] = value
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "offset", "value", "error", "message"),
+    [
+        ("idx", 0, b"TNTIDX\x00\x00", UserError, "not a token index"),
+        ("idx", 9, struct.pack("<Q", 2), UserError, "version 2"),
+        ("idx", 17, b"\x06", UserError, "dtype code 6"),
+        ("idx", 18, struct.pack("<Q", 3), RunError, "truncated or damaged"),
+        ("idx", 18, struct.pack("<Q", 2**60), RunError, "truncated or damaged"),
+        ("idx", 26, struct.pack("<Q", 0), RunError, "truncated or damaged"),
+        ("idx", 34, struct.pack("<i", 2), RunError, "is truncated|does not belong"),
+        ("idx", 34, struct.pack("<ii", 3, 1), RunError, "offsets do not follow"),
+        ("idx", 34 + 8, struct.pack("<q", 2), RunError, "offsets do not follow"),
+        ("idx", 34 + 24, struct.pack("<q", 1), RunError, "offsets do not follow"),
+    ],
+)
+def test_damage_is_named(
+    tmp_path: Path, name: str, offset: int, value: bytes, error: type[Exception], message: str
+) -> None:
+    prefix = write(tmp_path, [[1], [2, 3, 4]])
+    patch(Path(f"{prefix}.{name}"), offset, value)
+    with pytest.raises(error, match=message) as caught:
+        IndexedDataset(prefix)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(cut=st.integers(1, 200))
+@settings(max_examples=60, deadline=None)
+def test_every_truncation_is_found(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    for ending in ("bin", "idx"):
+        prefix = write(tmp_path_factory.mktemp("cut"), [[1], [2, 3, 4], []])
+        path = Path(f"{prefix}.{ending}")
+        path.write_bytes(path.read_bytes()[:-cut])
+        with pytest.raises((UserError, RunError)):
+            IndexedDataset(prefix)
+
+
+def test_bin_of_another_index(tmp_path: Path) -> None:
+    prefix = write(tmp_path, [[1], [2, 3]])
+    with Path(f"{prefix}.bin").open("ab") as file:
+        file.write(b"\x00\x00")
+    with pytest.raises(RunError, match="does not belong"):
+        IndexedDataset(prefix)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"t\.idx is missing"):
+        IndexedDataset(tmp_path / "t")
+
+
+def test_numpy_scalars_and_negative_index(tmp_path: Path) -> None:
+    dataset = IndexedDataset(write(tmp_path, [[1], [2, 3]]))
+    assert dataset[np.int64(1)].tolist() == dataset[-1].tolist() == [2, 3]

@@ -1,0 +1,118 @@
+"""The byte-level BPE: special strings stay letters, files round-trip, ids are GPT-2's."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, pre_tokenizers
+from transformers import GPT2TokenizerFast
+
+from gpt2train.data.tokenizer import (
+    END_OF_TEXT,
+    FILES,
+    build_tokenizer,
+    encode_ordinary,
+    end_of_text_id,
+    load_tokenizer,
+    read_tables,
+    save_tokenizer,
+    tokenizer_hash,
+)
+from gpt2train.errors import UserError
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+HARD = [
+    "",
+    "\x00",
+    "a\x00b",
+    "\u202eright to left\u202c שלום مرحبا",
+    "👩‍👩‍👧‍👦 🇩🇪 é e\u0301",
+    "\x01\x1b[0m\x7f\r\n\t  \u00a0\u2028",
+    f"{END_OF_TEXT}",
+    f"a{END_OF_TEXT}{END_OF_TEXT} b",
+    "don't I'll we've  three   spaces",
+    "\U0010ffff\ufeff\ufffd",
+]
+
+
+def small_tables() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("<", "|"), ("|", ">")]
+    tokens = [*ALPHABET, *("".join(pair) for pair in merges), END_OF_TEXT]
+    return {token: number for number, token in enumerate(tokens)}, merges
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder, *small_tables())
+    return folder
+
+
+@given(st.text() | st.sampled_from(HARD))
+@settings(deadline=None)
+def test_text_comes_back_and_never_yields_the_special_id(text: str) -> None:
+    tokenizer = build_tokenizer(*small_tables())
+    [ids] = encode_ordinary(tokenizer, [text])
+    assert end_of_text_id(tokenizer) not in ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert tokenizer.encode(text).ids == ids
+
+
+def test_three_files_load_the_same_with_and_without_tokenizer_json(small: Path, tmp_path: Path) -> None:
+    assert sorted(p.name for p in small.iterdir()) == sorted(FILES)
+    for name in FILES[:2]:
+        (tmp_path / name).write_bytes((small / name).read_bytes())
+    one, other = load_tokenizer(small), load_tokenizer(tmp_path)
+    assert encode_ordinary(one, HARD) == encode_ordinary(other, HARD)
+    assert one.get_vocab() == other.get_vocab()
+    assert tokenizer_hash(small) == tokenizer_hash(tmp_path)
+    assert read_tables(small) == small_tables()
+
+
+def test_special_parsing_is_off_even_if_switched_on(small: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(small / "tokenizer.json"))
+    special = end_of_text_id(tokenizer)
+    assert tokenizer.encode(END_OF_TEXT).ids == [special]  # what a naive use of the library does
+    assert special not in encode_ordinary(tokenizer, [END_OF_TEXT])[0]
+
+
+def test_hash_sees_one_changed_merge(small: Path, tmp_path: Path) -> None:
+    vocab, merges = small_tables()
+    save_tokenizer(tmp_path, vocab, [merges[3], *merges[:3], merges[4]])
+    assert tokenizer_hash(tmp_path) != tokenizer_hash(small)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{", "not a tokenizer"),
+        ("vocab.json", "[]", "no <|endoftext|> token"),
+        ("vocab.json", "{", "no GPT-2 tokenizer"),
+        ("merges.txt", "#version: 0.2\na b c\n", "is no pair"),
+        ("merges.txt", None, "merges.txt"),
+    ],
+)
+def test_bad_folder_is_one_line(small: Path, tmp_path: Path, name: str, content: str | None, message: str) -> None:
+    for file in FILES if name == "tokenizer.json" else FILES[:2]:
+        (tmp_path / file).write_bytes((small / file).read_bytes())
+    (tmp_path / name).unlink() if content is None else (tmp_path / name).write_text(content)
+    with pytest.raises(UserError) as caught:
+        load_tokenizer(tmp_path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_published_files_give_the_ids_of_transformers(real_data: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(real_data / "bpe")
+    assert tokenizer.get_vocab_size() == 50257
+    assert end_of_text_id(tokenizer) == 50256
+    save_tokenizer(tmp_path, *read_tables(real_data / "bpe"))
+    assert json.loads((tmp_path / "vocab.json").read_text()) == json.loads((real_data / "bpe/vocab.json").read_text())
+    reference = GPT2TokenizerFast.from_pretrained(tmp_path)
+    with (real_data / "lambada/lambada_test.jsonl").open() as file:
+        passages = [json.loads(line)["text"] for line, _ in zip(file, range(300), strict=False)]
+    texts = [*passages, *(text for text in HARD if END_OF_TEXT not in text)]
+    assert encode_ordinary(tokenizer, texts) == [reference.encode(text) for text in texts]
+    assert reference.eos_token_id == 50256
