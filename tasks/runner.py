@@ -109,3 +109,6 @@ class Runner:
     def progress(self, step: str, stage: str, done: int, total: int) -> None:
         """Told after every batch. The plain runner logs; others draw."""
         log.debug("%s: %s %d of %d", step, stage, done, total)
+
+    def training(self, records: Sequence[dict[str, Any]], steps: int) -> None:
+        """Told of a training run's metrics so far, every few seconds. The plain runner lets them pass."""

@@ -195,13 +195,14 @@ class Step:
         record = {"fingerprint": self.fingerprint, "outcome": outcome.model_dump(mode="json")}
         self.folder.write_bytes(f"_batches/{batch}.json", canonical(record) + b"\n")
 
-    def commit(self, outcome: Outcome, content: str | None = None) -> Manifest:
+    def commit(self, outcome: Outcome, content: str | None = None, sweep: bool = True) -> Manifest:
         """Write the manifest, the last act of a step, and sweep files that it does not name.
 
         Args:
             outcome: the whole step's files and counts.
             content: identity of the outputs where their bytes hold the clock (fetch times); by default the hash of
                 the files' names and hashes.
+            sweep: False for a folder that holds more than this step's files (a training run's logs and curves).
         """
         manifest = Manifest(
             step=self.name,
@@ -215,7 +216,7 @@ class Step:
             versions={package: importlib.metadata.version(package) for package in sorted(self.packages)},
         )
         named = {record.name for record in outcome.files}
-        for name in self.folder.files():
+        for name in self.folder.files() if sweep else ():
             if name not in named and name != MANIFEST and not name.startswith("_batches/"):
                 self.folder.remove(name)
         text = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False)

@@ -1,0 +1,91 @@
+"""What a person sees in the terminal: a line a step, a progress bar while they watch, no tracebacks."""
+
+import logging
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from gpt2train.errors import RunError
+from tasks.steps import Manifest
+
+log = logging.getLogger("gpt2train")
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class LineFormatter(logging.Formatter):
+    """The message alone; level named from WARNING up; never a traceback (`--debug` prints it once, at the end)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return f"{level}{record.getMessage()}"
+
+
+class ConsoleHandler(logging.Handler):
+    """Prints above a running progress bar instead of through it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        console.print(self.format(record), markup=False)
+
+
+class StepProgress:
+    """A progress bar for the batches of one step; silent where nobody watches (a pipe, a log file)."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self.done = 0
+        self.total = total
+        self.started = time.monotonic()
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description:<14}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=console,
+                transient=True,
+            )
+            self._task = self._bar.add_task(label, total=total)
+            self._bar.start()
+
+    def update(self, done: int) -> None:
+        """Show that `done` of `total` are finished."""
+        self.done = done
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def step_line(manifest: Manifest, seconds: float | None) -> str:
+    """One line about a finished step: what came in, what went on, why the rest did not; None seconds = cached."""
+    outcome = manifest.outcome
+    flow = f"{outcome.seen:>7,} -> {outcome.kept:>7,}" if outcome.seen else " " * 18
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in outcome.reasons.items())
+    took = "cached" if seconds is None else f"{seconds:.1f} s"
+    return f"{manifest.step:<14}{flow}  {took:>8}  {reasons}".rstrip()
+
+
+def show_error(error: BaseException, debug: bool) -> None:
+    """Print an error as one line, with the traceback only under `--debug`."""
+    if debug:
+        console.print_exception(show_locals=False)
+    text = " ".join(str(error).split()) or type(error).__name__
+    prefix = "" if isinstance(error, RunError) else f"{type(error).__name__}: "
+    print(f"error: {prefix}{text}", file=sys.stderr)
+
+
+def as_table(rows: list[dict[str, Any]]) -> str:
+    """Rows as a Markdown table, for artifacts."""
+    if not rows:
+        return ""
+    names = list(rows[0])
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    lines += ["| " + " | ".join(str(row.get(name, "")) for name in names) + " |" for row in rows]
+    return "\n".join(lines)

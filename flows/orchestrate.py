@@ -1,0 +1,117 @@
+"""Steps as Prefect task runs: one for the step, one for each batch; cached steps shown as cached.
+
+The files are the truth about progress (tasks/steps.py); Prefect schedules, retries and shows. A step that its
+manifest says is done ends in Prefect's own state name `Cached`, so that no second cache can disagree with the disk.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import FlowRunContext
+from prefect.states import Completed
+from prefect.tasks import Task
+
+from flows.console import StepProgress, as_table, step_line
+from gpt2train.errors import RunError, UserError
+from tasks.pool import WorkerLost
+from tasks.runner import Runner, Work
+from tasks.steps import Manifest, Outcome
+
+log = logging.getLogger("gpt2train")
+
+ARTIFACT_SECONDS = 2.0  # an update is an API call of 20-50 ms
+TRANSIENT = (WorkerLost, ConnectionError, TimeoutError)
+
+
+class PrefectRunner(Runner):
+    """Runs batches like the plain runner, each as a task run of the surrounding flow."""
+
+    def dispatch(self, step: str, stage: str, todo: Sequence[tuple[str, Work]], at_once: int) -> dict[str, Outcome]:
+        """Run named pieces of work as task runs, at most `at_once` at a time."""
+        batch = task(
+            name=f"{step} batch",
+            cache_policy=NO_CACHE,
+            retries=2,
+            retry_delay_seconds=[1, 5],
+            retry_condition_fn=_is_transient,
+        )(_work)
+        self._bar = StepProgress(f"{step} {stage}" if stage != "part" else step, len(todo))
+        self._artifact: UUID | None = None
+        self._artifact_at = time.monotonic()
+
+        def orchestrated(name: str, work: Work) -> Work:
+            named = batch.with_options(task_run_name=f"{step} {name}")
+            context = FlowRunContext.get()
+            assert context is not None, "batches of a PrefectRunner run inside a flow"
+            return lambda: _within(context, named, work)
+
+        try:
+            return super().dispatch(step, stage, [(name, orchestrated(name, work)) for name, work in todo], at_once)
+        finally:
+            self._bar.close()
+
+    def progress(self, step: str, stage: str, done: int, total: int) -> None:
+        """Move the bar, and the progress artifact of the run page at most every two seconds."""
+        self._bar.update(done)
+        now = time.monotonic()
+        if now - self._artifact_at < ARTIFACT_SECONDS and not (done == total and self._artifact):
+            return
+        self._artifact_at = now
+        percent = 100.0 * done / total
+        if self._artifact is None:
+            created = create_progress_artifact(percent, key=f"{step}-progress", description=f"{step}: {stage} batches")
+            self._artifact = created if isinstance(created, UUID) else None
+        else:
+            update_progress_artifact(self._artifact, percent)
+
+
+def _work(work: Work) -> Outcome:
+    return work()
+
+
+def _within(context: FlowRunContext, batch: Task[[Work], Outcome], work: Work) -> Outcome:
+    """Run a batch's task in a thread that the flow did not start: the run context has to be entered by hand."""
+    with context.model_copy():
+        return batch(work)
+
+
+def _is_transient(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    """Retry what may pass by itself; a user's mistake or a bug fails at once."""
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, TRANSIENT) and not isinstance(error, UserError | RunError)
+
+
+def run_step(function: Callable[..., Manifest], *arguments: Any, runner: Runner, **options: Any) -> Manifest:
+    """Run a step function as a Prefect task named after it; shown as Cached when its manifest stands.
+
+    Prints the step's line, and leaves its counts as an artifact on the run page.
+    """
+    name = function.__name__.strip("_").replace("_", "-")
+
+    def step() -> Manifest | State[Any]:
+        started = time.monotonic()
+        manifest = function(*arguments, runner=runner, **options)
+        cached = manifest.step in runner.skipped
+        log.info(step_line(manifest, None if cached else time.monotonic() - started))
+        if cached:
+            return Completed(name="Cached", message=f"done before: fingerprint {manifest.fingerprint}", data=manifest)
+        create_markdown_artifact(_counts(manifest), key=f"{name}-counts", description=f"{name}: what came in and out")
+        return manifest
+
+    return task(name=name, task_run_name=name, cache_policy=NO_CACHE)(step)()
+
+
+def _counts(manifest: Manifest) -> str:
+    outcome = manifest.outcome
+    rows = [{"what": "in", "count": outcome.seen}, {"what": "kept", "count": outcome.kept}]
+    rows += [{"what": f"dropped: {reason}", "count": count} for reason, count in outcome.reasons.items()]
+    rows += [{"what": fact.replace("_", " "), "count": count} for fact, count in outcome.facts.items()]
+    files = [{"file": f"{manifest.folder}/{record.name}", "bytes": record.bytes} for record in outcome.outputs[:20]]
+    return f"{as_table(rows)}\n\n{as_table(files)}\n\nfingerprint `{manifest.fingerprint}`\n"

@@ -1,0 +1,209 @@
+"""The training step: one torchrun job, launched, followed and ended as a whole.
+
+The engine (`gpt2train.train`) runs without Prefect; this room writes its `config.toml`, starts
+`python -m gpt2train.launch` in a session of its own, streams its lines, and passes its metrics on while it runs. A run
+lives in `runs/<name>-<fingerprint>/`: another setting is another run, so no setting ever overwrites a trained model,
+and the same setting goes on from its last checkpoint.
+"""
+
+import collections
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PositiveInt
+
+from gpt2train.config import CONFIG_FILE, TrainSettings, run_config, to_toml
+from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
+from gpt2train.errors import RunError, UserError
+from gpt2train.settings import Settings
+from tasks.runner import Runner
+from tasks.steps import Manifest, Outcome, Step, fingerprint
+from tasks.storage import Folder
+
+log = logging.getLogger("gpt2train")
+
+VERSION = 1
+LAST_LINES = 20
+FOLLOW_SECONDS = 2.0
+
+
+class LaunchSettings(Settings):
+    """How the training job is started. Nothing here changes what is learned."""
+
+    processes: PositiveInt = 2
+    """Processes of the torchrun job: GPUs of this machine, or CPU cores where there is none."""
+    threads: PositiveInt = 1
+    """OMP threads of each process; on a CPU, processes x threads should not exceed the cores."""
+    grace: float = Field(60.0, gt=0)
+    """Seconds that a cancelled job has to save a checkpoint before it is killed."""
+
+
+def train(
+    root: Folder,
+    tokens: Manifest,
+    tokenizer: Manifest,
+    settings: TrainSettings,
+    launch: LaunchSettings,
+    name: str = "run",
+    *,
+    runner: Runner,
+) -> Manifest:
+    """Train on token shards -> `runs/<name>-<fingerprint>/`; goes on from the last checkpoint of the same run.
+
+    Raises:
+        UserError: the engine refused a setting or the data.
+        RunError: the job failed; the message has the engine's own last error.
+    """
+    if not root.is_local:
+        raise UserError(f"training reads tokens through memory maps and needs a local folder, not {root.url}")
+    inputs = {"tokenize": tokens, "tokenizer": tokenizer}
+    identities = {key: manifest.identity for key, manifest in inputs.items()}
+    identity = fingerprint("train", VERSION, settings.model_dump(mode="json"), identities)
+    step = Step(
+        root,
+        "train",
+        version=VERSION,
+        parameters=settings,
+        inputs=inputs,
+        folder=f"runs/{name}-{identity[:8]}",
+        packages=("torch",),
+    )
+    if done := runner.finished(step):
+        return done
+    config = write_config(root, tokens, tokenizer, settings, step.folder)
+    follower = Follower(Path(step.folder.path("metrics.jsonl")), settings.steps, runner)
+    run_job(config, launch, follower)
+    return step.commit(_outcome(step.folder, settings), sweep=False)
+
+
+def write_config(root: Folder, tokens: Manifest, tokenizer: Manifest, settings: TrainSettings, run: Folder) -> str:
+    """Write the run's resolved `config.toml` and return its path."""
+    tokenizer_folder = (root / tokenizer.folder).path()
+    token_folder = (root / tokens.folder).path()
+    named = {record.name: record for record in tokens.outputs}
+    valid = named.get("valid/tokens.bin")
+    config = run_config(
+        settings,
+        train=f"{token_folder}/train/tokens",
+        valid=f"{token_folder}/valid/tokens" if valid is not None and valid.bytes else None,
+        vocab=load_tokenizer(tokenizer_folder).get_vocab_size(),
+        tokenizer_hash=tokenizer_hash(tokenizer_folder),
+        output=run.path(),
+    )
+    run.write_bytes(CONFIG_FILE, to_toml(config).encode())
+    return run.path(CONFIG_FILE)
+
+
+class Follower:
+    """Reads a run's `metrics.jsonl` as it grows and passes it on."""
+
+    def __init__(self, path: Path, steps: int, runner: Runner) -> None:
+        self.path, self.steps, self.runner = path, steps, runner
+        self._shown = 0
+
+    def look(self) -> None:
+        """Pass on the metrics so far, when there are new ones."""
+        records = read_metrics(self.path)
+        if len(records) != self._shown:
+            self._shown = len(records)
+            self.runner.training(records, self.steps)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a `metrics.jsonl`; a line that is still being written is left out."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def run_job(config: str, launch: LaunchSettings, follower: Follower) -> None:
+    """Run torchrun to its end; on any exception here, the whole job gets SIGTERM, the grace time, then SIGKILL.
+
+    Raises:
+        RunError: it ended with an error.
+    """
+    command = [sys.executable, "-m", "gpt2train.launch", "--parent", str(os.getpid()), "--"]
+    command += ["--nproc-per-node", str(launch.processes), "--standalone", "-m", "gpt2train.train", "--config", config]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(launch.threads), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # one process group, so that a signal reaches torchrun and every rank
+    )
+    last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+    stop = threading.Event()
+    watcher = threading.Thread(target=_follow, args=(follower, stop), daemon=True)
+    watcher.start()
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            last.append(line.rstrip())
+            log.info(line.rstrip())
+        process.wait()
+    except BaseException:
+        _end_group(process, launch.grace)
+        raise
+    finally:
+        stop.set()
+        watcher.join()
+        follower.look()
+        if process.stdout is not None:
+            process.stdout.close()
+    if process.returncode:
+        raise job_error(process.returncode, list(last), config)
+
+
+def job_error(code: int, last: list[str], config: str) -> Exception:
+    """The error that ended a job: what the engine itself said where it said something, else where to look."""
+    said = [line.split("error: ", 1)[1] for line in last if "error: " in line]
+    logs = Path(config).parent / "logs"
+    if said:
+        refused = any("exit code 2" in line or "exitcode  : 2" in line for line in last)
+        return UserError(said[0]) if refused or code == 2 else RunError(f"{said[0]} (logs: {logs})")
+    ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return RunError(f"the training job ended with {ended}; see {logs}; the same command goes on from the checkpoint")
+
+
+def _follow(follower: Follower, stop: threading.Event) -> None:
+    while not stop.wait(FOLLOW_SECONDS):
+        follower.look()
+
+
+def _end_group(process: "subprocess.Popen[str]", grace: float) -> None:
+    """SIGTERM to torchrun, which passes it on and waits for the ranks to save; SIGKILL to whatever is left."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=grace)  # keeps reading, so that a full pipe cannot block the job's last words
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _outcome(run: Folder, settings: TrainSettings) -> Outcome:
+    latest = run.read_bytes("checkpoints/latest").decode().strip()
+    names = [name for name in run.files() if name.startswith(f"checkpoints/{latest}/")]
+    records = read_metrics(Path(run.path("metrics.jsonl")))
+    return Outcome(
+        outputs=tuple(run.record(name) for name in ["checkpoints/latest", CONFIG_FILE, *names]),
+        audit=(run.record("metrics.jsonl"),),
+        facts={
+            "steps": settings.steps,
+            "tokens": int(records[-1].get("tokens", 0)) if records else 0,
+            "skipped_steps": int(records[-1].get("skipped", 0)) if records else 0,
+        },
+    )
