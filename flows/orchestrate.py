@@ -20,6 +20,7 @@ from prefect.tasks import Task
 
 from flows.console import StepProgress, as_table, step_line
 from gpt2train.errors import RunError, UserError
+from tasks.pictures import data_uri, loss_curve
 from tasks.pool import WorkerLost
 from tasks.runner import Runner, Work
 from tasks.steps import Manifest, Outcome
@@ -27,11 +28,18 @@ from tasks.steps import Manifest, Outcome
 log = logging.getLogger("gpt2train")
 
 ARTIFACT_SECONDS = 2.0  # an update is an API call of 20-50 ms
+CURVE_SECONDS = 10.0
+METRICS = ("step", "loss", "valid_loss", "grad_norm", "lr", "tokens_per_second")
 TRANSIENT = (WorkerLost, ConnectionError, TimeoutError)
 
 
 class PrefectRunner(Runner):
     """Runs batches like the plain runner, each as a task run of the surrounding flow."""
+
+    def __init__(self, workers: int = 2, *, verify: bool = False) -> None:
+        super().__init__(workers, verify=verify)
+        self._curve_at = 0.0
+        self._training_bar: UUID | None = None
 
     def dispatch(self, step: str, stage: str, todo: Sequence[tuple[str, Work]], at_once: int) -> dict[str, Outcome]:
         """Run named pieces of work as task runs, at most `at_once` at a time."""
@@ -71,6 +79,32 @@ class PrefectRunner(Runner):
         else:
             update_progress_artifact(self._artifact, percent)
 
+    def training(self, records: Sequence[dict[str, Any]], steps: int) -> None:
+        """Draw the loss curve and the last metrics on the run page, at most every ten seconds and at the end."""
+        now = time.monotonic()
+        last = records[-1]["step"] == steps if records else False
+        if not records or (now - self._curve_at < CURVE_SECONDS and not last):
+            return
+        self._curve_at = now
+        shown = [{key: _short(record.get(key)) for key in METRICS} for record in records[-10:]]
+        picture = data_uri(loss_curve(records, steps))
+        create_markdown_artifact(
+            f"![loss curve]({picture})\n\n{as_table(shown)}\n",
+            key="training",
+            description=f"training: step {records[-1]['step']} of {steps}",
+        )
+        percent = 100.0 * records[-1]["step"] / steps
+        if self._training_bar is None:
+            created = create_progress_artifact(percent, key="training-progress", description="training: steps")
+            self._training_bar = created if isinstance(created, UUID) else None
+        else:
+            update_progress_artifact(self._training_bar, percent)
+
+
+def _short(value: Any) -> str:
+    """A number as a table cell."""
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
 
 def _work(work: Work) -> Outcome:
     return work()
@@ -95,7 +129,7 @@ def run_step(function: Callable[..., Manifest], *arguments: Any, runner: Runner,
     """
     name = function.__name__.strip("_").replace("_", "-")
 
-    def step() -> Manifest | State[Any]:
+    def step() -> Any:
         started = time.monotonic()
         manifest = function(*arguments, runner=runner, **options)
         cached = manifest.step in runner.skipped

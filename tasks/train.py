@@ -32,6 +32,7 @@ log = logging.getLogger("gpt2train")
 
 VERSION = 1
 LAST_LINES = 20
+USER_ERROR = 2  # exit code of the engine for a user's mistake
 FOLLOW_SECONDS = 2.0
 
 
@@ -48,6 +49,7 @@ class LaunchSettings(Settings):
 
 def train(
     root: Folder,
+    data: Folder,
     tokens: Manifest,
     tokenizer: Manifest,
     settings: TrainSettings,
@@ -58,12 +60,17 @@ def train(
 ) -> Manifest:
     """Train on token shards -> `runs/<name>-<fingerprint>/`; goes on from the last checkpoint of the same run.
 
+    Args:
+        root: the output URL, where the run folder goes.
+        data: the output URL that holds `tokens/` and `tokenizer/`; often the same.
+
     Raises:
         UserError: the engine refused a setting or the data.
         RunError: the job failed; the message has the engine's own last error.
     """
-    if not root.is_local:
-        raise UserError(f"training reads tokens through memory maps and needs a local folder, not {root.url}")
+    for folder in (root, data):
+        if not folder.is_local:
+            raise UserError(f"training needs local folders (memory maps, checkpoints), not {folder.url}; copy it first")
     inputs = {"tokenize": tokens, "tokenizer": tokenizer}
     identities = {key: manifest.identity for key, manifest in inputs.items()}
     identity = fingerprint("train", VERSION, settings.model_dump(mode="json"), identities)
@@ -78,16 +85,16 @@ def train(
     )
     if done := runner.finished(step):
         return done
-    config = write_config(root, tokens, tokenizer, settings, step.folder)
+    config = write_config(data, tokens, tokenizer, settings, step.folder)
     follower = Follower(Path(step.folder.path("metrics.jsonl")), settings.steps, runner)
     run_job(config, launch, follower)
     return step.commit(_outcome(step.folder, settings), sweep=False)
 
 
-def write_config(root: Folder, tokens: Manifest, tokenizer: Manifest, settings: TrainSettings, run: Folder) -> str:
+def write_config(data: Folder, tokens: Manifest, tokenizer: Manifest, settings: TrainSettings, run: Folder) -> str:
     """Write the run's resolved `config.toml` and return its path."""
-    tokenizer_folder = (root / tokenizer.folder).path()
-    token_folder = (root / tokens.folder).path()
+    tokenizer_folder = (data / tokenizer.folder).path()
+    token_folder = (data / tokens.folder).path()
     named = {record.name: record for record in tokens.outputs}
     valid = named.get("valid/tokens.bin")
     config = run_config(
@@ -172,11 +179,11 @@ def job_error(code: int, last: list[str], config: str) -> Exception:
     """The error that ended a job: what the engine itself said where it said something, else where to look."""
     said = [line.split("error: ", 1)[1] for line in last if "error: " in line]
     logs = Path(config).parent / "logs"
-    if said:
-        refused = any("exit code 2" in line or "exitcode  : 2" in line for line in last)
-        return UserError(said[0]) if refused or code == 2 else RunError(f"{said[0]} (logs: {logs})")
+    if said and code == USER_ERROR:
+        return UserError(said[0])
     ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return RunError(f"the training job ended with {ended}; see {logs}; the same command goes on from the checkpoint")
+    reason = said[0] if said else f"the training job ended with {ended}"
+    return RunError(f"{reason} (logs: {logs}); the same command goes on from the last checkpoint")
 
 
 def _follow(follower: Follower, stop: threading.Event) -> None:

@@ -1,0 +1,114 @@
+"""URLs -> token shards. Run it with `python -m flows.dataprep`; the recipe is `prepare`."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from prefect import flow
+
+from flows.command import command
+from flows.demo import demo_site
+from flows.orchestrate import run_step
+from flows.settings import DataprepSettings
+from flows.workplace import workplace
+from tasks.blacklist import blacklist
+from tasks.clean import clean
+from tasks.cloze import cloze
+from tasks.decontaminate import decontaminate
+from tasks.dedup import dedup
+from tasks.download import download
+from tasks.extract import extract
+from tasks.runner import Runner
+from tasks.shuffle import shuffle
+from tasks.steps import Manifest
+from tasks.storage import Folder
+from tasks.tokenize import tokenize
+from tasks.tokenizer import tokenizer
+from tasks.urls import read_url_lists
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The manifests of the data steps, in the order of the recipe."""
+
+    blacklist: Manifest
+    download: Manifest
+    extract: Manifest
+    clean: Manifest
+    cloze: Manifest | None
+    decontaminate: Manifest
+    dedup: Manifest
+    shuffle: Manifest
+    tokenizer: Manifest
+    tokenize: Manifest
+    lambada: str
+    """The evaluation set: the given file, or the one drawn from held-out documents."""
+
+    def manifests(self) -> list[Manifest]:
+        """All manifests, in the order of the recipe."""
+        values = [getattr(self, field.name) for field in fields(self)]
+        return [value for value in values if isinstance(value, Manifest)]
+
+
+@flow(name="dataprep")
+def dataprep(settings: DataprepSettings) -> str:
+    """From lists of URLs to token shards. Returns the folder of the tokens."""
+    with workplace(settings) as (root, runner):
+        prepared = prepare(root, settings, runner)
+        return (root / prepared.tokenize.folder).url
+
+
+def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> Prepared:
+    """The recipe of the data, step by step."""
+    with source_of(settings) as source:
+        lists = read_url_lists(source.urls)
+        urls = run_step(blacklist, root, lists, settings.blacklist, runner=runner)
+        pages = run_step(download, root, urls, settings.download, runner=runner, connect_to=source.connect_to)
+    documents = run_step(extract, root, pages, settings.extract, runner=runner)
+    # The published tokenizer counts a document's tokens; one that has yet to be trained on the documents cannot.
+    published = settings.tokenizer.name != "train"
+    bpe = run_step(tokenizer, root, None, settings.tokenizer, runner=runner) if published else None
+    cleaned = run_step(clean, root, documents, settings.clean, runner=runner, tokenizer=bpe)
+    drawn = None if settings.lambada else run_step(cloze, root, cleaned, settings.cloze, runner=runner)
+    lambada = settings.lambada or (root / drawn.folder).path(drawn.outputs[0].name)
+    evaluation = [("lambada", lambada)]
+    decontaminated = run_step(decontaminate, root, cleaned, evaluation, settings.decontaminate, runner=runner)
+    unique = run_step(dedup, root, decontaminated, settings.dedup, runner=runner)
+    shuffled = run_step(shuffle, root, unique, settings.shuffle, runner=runner)
+    bpe = bpe or run_step(tokenizer, root, shuffled, settings.tokenizer, runner=runner)
+    tokens = run_step(tokenize, root, shuffled, bpe, settings.tokenize, runner=runner)
+    return Prepared(
+        blacklist=urls,
+        download=pages,
+        extract=documents,
+        clean=cleaned,
+        cloze=drawn,
+        decontaminate=decontaminated,
+        dedup=unique,
+        shuffle=shuffled,
+        tokenizer=bpe,
+        tokenize=tokens,
+        lambada=lambada,
+    )
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the URLs come from, and which hosts are reached elsewhere than their names say."""
+
+    urls: Sequence[str]
+    connect_to: Mapping[str, str] | None = None
+
+
+@contextlib.contextmanager
+def source_of(settings: DataprepSettings) -> Iterator[Source]:
+    """The user's lists, or the embedded demo site for as long as it is needed."""
+    if settings.urls:
+        yield Source(settings.urls)
+        return
+    with demo_site() as site:
+        yield Source([site.url_list], site.connect_to)
+
+
+if __name__ == "__main__":
+    command(dataprep, DataprepSettings, "tokens")

@@ -1,0 +1,34 @@
+"""The main job: URLs -> tokens -> checkpoints -> a merged and scored model -> a report.
+
+Run it with `python -m flows.pipeline`; without a list of URLs it runs the embedded demo.
+"""
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+
+from flows.command import command
+from flows.dataprep import prepare
+from flows.evaluate import judge
+from flows.orchestrate import run_step
+from flows.pretrain import learn
+from flows.settings import PipelineSettings
+from flows.workplace import workplace
+from tasks.report import REPORT, gather, report, summary
+
+
+@flow(name="pipeline")
+def pipeline(settings: PipelineSettings) -> str:
+    """From lists of URLs to an evaluated model. Returns the path of the report."""
+    with workplace(settings) as (root, runner):
+        data = prepare(root, settings, runner)
+        training = learn(root, root, data.tokenize, data.tokenizer, settings, runner)
+        model, scores = judge(root, training, data.tokenizer, data.lambada, data.shuffle, settings, runner)
+        manifests = [*data.manifests(), training, model, scores]
+        page = run_step(report, root, manifests, settings.report, runner=runner)
+        facts = gather(root, manifests, settings.report.samples)
+        create_markdown_artifact(summary(facts), key="report", description="what came of it")
+        return (root / page.folder).path(REPORT)
+
+
+if __name__ == "__main__":
+    command(pipeline, PipelineSettings, "report")

@@ -1,0 +1,32 @@
+"""Token shards -> checkpoints, by one torchrun job. Run it with `python -m flows.pretrain`."""
+
+from prefect import flow
+
+from flows.command import command
+from flows.orchestrate import run_step
+from flows.settings import PretrainSettings
+from flows.workplace import workplace
+from tasks.runner import Runner
+from tasks.steps import Manifest, need_manifest
+from tasks.storage import Folder
+from tasks.train import train
+
+
+@flow(name="pretrain")
+def pretrain(settings: PretrainSettings) -> str:
+    """From token shards to checkpoints. Returns the run folder."""
+    data = Folder(settings.data or settings.output)
+    tokens, bpe = need_manifest(data / "tokens"), need_manifest(data / "tokenizer")
+    with workplace(settings) as (root, runner):
+        return (root / learn(root, data, tokens, bpe, settings, runner).folder).url
+
+
+def learn(
+    root: Folder, data: Folder, tokens: Manifest, bpe: Manifest, settings: PretrainSettings, runner: Runner
+) -> Manifest:
+    """The training step."""
+    return run_step(train, root, data, tokens, bpe, settings.train, settings.launch, settings.preset, runner=runner)
+
+
+if __name__ == "__main__":
+    command(pretrain, PretrainSettings, "run")

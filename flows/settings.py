@@ -1,0 +1,138 @@
+"""The settings of the flows: what each room declares, put together, and nothing declared twice.
+
+Precedence: defaults < preset < `--config FILE.toml` < flags. Without a list of URLs the embedded demo runs, with the
+preset `deployments/demo.toml`.
+"""
+
+import importlib.resources
+import os
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import Field, PositiveInt
+
+from gpt2train.config import TrainSettings, preset
+from gpt2train.errors import UserError
+from gpt2train.settings import Settings, build, layer, read_toml
+from tasks.blacklist import BlacklistSettings
+from tasks.clean import CleanSettings
+from tasks.cloze import ClozeSettings
+from tasks.decontaminate import DecontaminateSettings
+from tasks.dedup import DedupSettings
+from tasks.download import DownloadSettings
+from tasks.extract import ExtractSettings
+from tasks.lambada import EvaluateSettings
+from tasks.merge import MergeSettings
+from tasks.report import ReportSettings
+from tasks.shuffle import ShuffleSettings
+from tasks.tokenize import TokenizeSettings
+from tasks.tokenizer import TokenizerSettings
+from tasks.train import LaunchSettings
+
+S = TypeVar("S", bound="OutputSettings")
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class OutputSettings(Settings):
+    """Where the work lies and how it is run; nothing here changes a result."""
+
+    output: str = "out"
+    """Folder, or any fsspec URL, that holds everything: pages, documents, tokens, runs, report."""
+    workers: PositiveInt = Field(default_factory=usable_cores)
+    """Worker processes, and batches in flight at a time. The outputs do not depend on it."""
+    verify: bool = False
+    """Compare the hashes of finished outputs too, not only their names and sizes."""
+
+
+class DataprepSettings(OutputSettings):
+    """From lists of URLs to token shards."""
+
+    urls: tuple[str, ...] = ()
+    """Lists of URLs, one a line: files, globs, fsspec URLs; .gz .bz2 .xz .zst too. None given: the embedded demo."""
+    lambada: str | None = None
+    """LAMBADA test file ({"text": …} lines): kept out of the training text, and scored. None: a cloze set in
+    LAMBADA's format is drawn from the held-out test documents."""
+    blacklist: BlacklistSettings = BlacklistSettings()
+    """Which URLs are not worth a request."""
+    download: DownloadSettings = DownloadSettings()
+    """How pages are fetched."""
+    extract: ExtractSettings = ExtractSettings()
+    """How the text is taken out of a page."""
+    clean: CleanSettings = CleanSettings()
+    """Repair, language, length, split."""
+    cloze: ClozeSettings = ClozeSettings()
+    """The evaluation set that is drawn from held-out documents."""
+    decontaminate: DecontaminateSettings = DecontaminateSettings()
+    """Keeping the evaluation set out of the training text."""
+    dedup: DedupSettings = DedupSettings()
+    """Exact and near duplicates."""
+    shuffle: ShuffleSettings = ShuffleSettings()
+    """Order of the documents."""
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    """Which byte-level BPE."""
+    tokenize: TokenizeSettings = TokenizeSettings()
+    """Documents to token shards."""
+
+
+class PretrainSettings(OutputSettings):
+    """From token shards to checkpoints."""
+
+    data: str | None = None
+    """Output folder of a finished dataprep; None takes `output` itself."""
+    preset: str = "tiny"
+    """Model and recipe: tiny, 117m, 345m, 762m, 1542m; `train` changes single values of it."""
+    train: TrainSettings = TrainSettings()
+    """The training run."""
+    launch: LaunchSettings = LaunchSettings()
+    """How the torchrun job is started."""
+
+
+class PipelineSettings(DataprepSettings, PretrainSettings):
+    """The main job: from lists of URLs to an evaluated model and a report."""
+
+    merge: MergeSettings = MergeSettings()
+    """The Hugging Face folder."""
+    evaluate: EvaluateSettings = EvaluateSettings()
+    """LAMBADA, perplexity, samples."""
+    report: ReportSettings = ReportSettings()
+    """The report."""
+
+
+def demo_layer() -> dict[str, Any]:
+    """The preset of the embedded demo."""
+    with importlib.resources.as_file(importlib.resources.files("deployments") / "demo.toml") as path:
+        return read_toml(path)
+
+
+def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] | None = None) -> S:
+    """Put the layers of settings together and check them.
+
+    Args:
+        model: the settings of the command.
+        config: TOML file of settings.
+        flags: settings given on the command line or through the API, nested.
+
+    Raises:
+        UserError: a wrong, unknown or contradictory setting, in one line.
+    """
+    given = layer(read_toml(config) if config else {}, flags or {})
+    source = config if config and not flags else "settings"
+    below: dict[str, Any] = {}
+    if issubclass(model, DataprepSettings) and not given.get("urls"):
+        below = _known_to(model, demo_layer())
+    if issubclass(model, PretrainSettings):
+        chosen = layer(below, given).get("preset", PretrainSettings.model_fields["preset"].default)
+        below = layer({"train": preset(str(chosen))}, below)
+    return build(model, below, given, source=source)
+
+
+def _known_to(model: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a preset that concerns this command (the demo's preset serves dataprep and pipeline)."""
+    unknown = set(values) - set(PipelineSettings.model_fields)
+    if unknown:
+        raise UserError(f"deployments/demo.toml: unknown setting {min(unknown)!r}")
+    return {key: value for key, value in values.items() if key in model.model_fields}

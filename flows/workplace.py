@@ -1,0 +1,36 @@
+"""What every flow stands on: an output folder of its own, checked before anything starts, and a runner."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from flows.orchestrate import PrefectRunner
+from flows.settings import OutputSettings
+from gpt2train.errors import UserError
+from tasks.storage import TEMPORARY, Folder
+
+
+LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def workplace(settings: OutputSettings) -> Iterator[tuple[Folder, PrefectRunner]]:
+    """The output folder, locked for this run, and the runner of its batches.
+
+    Raises:
+        UserError: the output cannot be written, or another run is at work there.
+    """
+    root = Folder(settings.output)
+    root.check_writable()
+    with contextlib.ExitStack() as stack:
+        if root.is_local:
+            lock = FileLock(root.path(LOCK))
+            try:
+                stack.enter_context(lock.acquire(timeout=0))
+            except Timeout as error:
+                raise UserError(f"another run is at work in {root.url}; wait for it, or give another --output") from error
+            for leftover in Path(root.path()).glob(f"{TEMPORARY}*"):
+                leftover.unlink()  # of a run that was killed while it wrote; steps sweep their own folders
+        yield root, stack.enter_context(PrefectRunner(settings.workers, verify=settings.verify))
