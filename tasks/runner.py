@@ -7,6 +7,7 @@ is, and how many workers it has, never changes a byte of the outputs.
 import concurrent.futures
 import functools
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -23,12 +24,16 @@ class Runner:
 
     Args:
         workers: worker processes, and batches in flight at a time.
+
+    Attributes:
+        stopping: set when a batch fails or the command is interrupted; batches in threads that run long look at it.
     """
 
     def __init__(self, workers: int = 2, *, verify: bool = False) -> None:
         self.workers = workers
         self.verify = verify
         self.skipped: set[str] = set()
+        self.stopping = threading.Event()
         self._pool: WorkerPool | None = None
 
     @property
@@ -96,12 +101,16 @@ class Runner:
     def dispatch(self, step: str, stage: str, todo: Sequence[tuple[str, Work]], at_once: int) -> dict[str, Outcome]:
         """Run named pieces of work, at most `at_once` at a time. The first error stops what has not begun."""
         done: dict[str, Outcome] = {}
+        self.stopping.clear()
         executor = concurrent.futures.ThreadPoolExecutor(max_workers=at_once)
         try:
             futures = {executor.submit(work): name for name, work in todo}
             for future in concurrent.futures.as_completed(futures):
                 done[futures[future]] = future.result()
                 self.progress(step, stage, len(done), len(todo))
+        except BaseException:
+            self.stopping.set()
+            raise
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
         return done

@@ -221,10 +221,14 @@ class Step:
                 self.folder.remove(name)
         text = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False)
         self.folder.write_bytes(MANIFEST, text.encode() + b"\n")
-        for name in (self.folder / "_batches").files():
-            self.folder.remove(f"_batches/{name}")
+        self.forget_batches()
         append_timing(self.root, self.name, time.monotonic() - self._started, outcome.seen)
         return manifest
+
+    def forget_batches(self) -> None:
+        """Remove the records of committed batches: the step is finished, or what they did is not to be built on."""
+        for name in (self.folder / "_batches").files():
+            self.folder.remove(f"_batches/{name}")
 
     def _intact(self, outcome: Outcome) -> bool:
         """Whether every file that the outcome names is there, with its size (and hash, with `verify`)."""

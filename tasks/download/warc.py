@@ -87,7 +87,7 @@ def write_pages(path: Path, pages: Iterable[Page]) -> int:
             file.write(encode_record(page))
             count += 1
         if not count:
-            file.write(_member(b""))  # an empty file is no gzip file
+            file.write(EMPTY)
     return count
 
 
@@ -157,3 +157,6 @@ def _page(record: ArcWarcRecord, name: str, max_bytes: int, place: str) -> Page 
         source=fields.get("X-List-Source") or name,
         truncated=truncated,
     )
+
+
+EMPTY = _member(b"")  # an archive without records: a file of no bytes is no gzip file
