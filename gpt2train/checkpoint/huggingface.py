@@ -12,20 +12,20 @@ load without a network.
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from gpt2train.checkpoint.format import Device, Dtype
 from gpt2train.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer, read_tables, save_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.files import folder_whole
 from gpt2train.model.gpt2 import GPT2, Shape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-Dtype = Literal["float32", "bfloat16", "float16"]
 
 TOP = {"wte.weight": "wte.weight", "wpe.weight": "wpe.weight", "ln_f.weight": "ln_f.weight", "ln_f.bias": "ln_f.bias"}
 BLOCK = {"ln_1": "ln_1", "attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj", "ln_2": "ln_2"} | {
@@ -195,12 +195,19 @@ def read_shape(folder: Path) -> Shape:
     return shape
 
 
-def read_model(folder: Path) -> GPT2:
-    """Read a model folder into a GPT2 in float32 on the CPU, in evaluation mode.
+def read_model(folder: Path, device: Device = "cpu") -> GPT2:
+    """Read a model folder into a GPT2 in float32, in evaluation mode.
+
+    Args:
+        device: `auto` takes a GPU where there is one.
 
     Raises:
-        UserError: no model folder, no safetensors, a damaged file, or another architecture.
+        UserError: no model folder, no safetensors, a damaged file, another architecture, or no GPU where one was
+            asked for.
     """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device cuda was asked for, but torch finds no GPU here; use --device cpu")
+    on_gpu = device != "cpu" and torch.cuda.is_available()
     shape = read_shape(folder)
     tensors: dict[str, Tensor] = {}
     for file in _weight_files(folder):
@@ -210,7 +217,7 @@ def read_model(folder: Path) -> GPT2:
             raise UserError(f"cannot read {file}: {error}; copy or merge the model again") from error
     model = _empty(shape)
     model.load_state_dict(from_huggingface(tensors, shape), assign=True)
-    return model.requires_grad_(False).eval()
+    return model.requires_grad_(False).eval().to("cuda" if on_gpu else "cpu")
 
 
 def _empty(shape: Shape) -> GPT2:

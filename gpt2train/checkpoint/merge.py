@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2train.checkpoint.huggingface import Dtype, write_model
+from gpt2train.checkpoint.format import Dtype
+from gpt2train.checkpoint.huggingface import write_model
 from gpt2train.checkpoint.store import FOLDER, LATEST, load_weights
 from gpt2train.config import CONFIG_FILE, RunConfig, read_run_config
 from gpt2train.data.tokenizer import tokenizer_hash

@@ -11,9 +11,7 @@ Paper: Paperno et al. 2016, "The LAMBADA dataset". GPT-2 124M has accuracy 0.325
 `lambada_openai`, and 0.467 by `last_token`.
 """
 
-import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +19,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
-from gpt2train.errors import UserError
-from gpt2train.evaluate.scoring import BATCH_TOKENS, Advance, Score, Span, perplexity, score, significant
+from gpt2train.evaluate.passages import unigram_perplexity
+from gpt2train.evaluate.scoring import BATCH_TOKENS, Report, Score, Span, perplexity, score, significant
 from gpt2train.model.gpt2 import GPT2
 
 DEFINITIONS = {
@@ -47,28 +45,6 @@ class Pair:
         Of a target longer than the context its end is scored (a word of hundreds of tokens, an address).
         """
         return Span((self.context + self.target)[-(context_length + 1) :], min(len(self.target), context_length))
-
-
-def read_passages(data: bytes, name: str) -> list[str]:
-    """Passages of a file of `{"text": …}` lines, in order; empty lines are passed over.
-
-    Raises:
-        UserError: a line is not such an object, or there is no passage; the message names file and line.
-    """
-    passages = []
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f'{name} line {number}: expected {{"text": "…"}}; mend or remove the line') from error
-        if not isinstance(text, str) or not text.strip():
-            raise UserError(f"{name} line {number}: the text is empty or is no string; mend or remove the line")
-        passages.append(text)
-    if not passages:
-        raise UserError(f'{name} holds no passage; expected one {{"text": "…"}} a line')
-    return passages
 
 
 def openai_pairs(tokenizer: Tokenizer, passages: Sequence[str]) -> list[Pair]:
@@ -107,13 +83,13 @@ def evaluate_lambada(
     tokenizer: Tokenizer,
     passages: Sequence[str],
     batch_tokens: int = BATCH_TOKENS,
-    advance: Advance | None = None,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Score passages by the three definitions.
 
     Args:
-        advance: told the number of sequences that a batch finished; passages that are one sequence by several
-            definitions are computed once.
+        report: told after every batch how many sequences are done and how many there are; passages that are one
+            sequence by several definitions are computed once.
 
     Returns:
         A JSON-able result: `passages`, `truncated` (passages longer than the model's context), `definitions` with
@@ -128,26 +104,18 @@ def evaluate_lambada(
     }
     truncated = sum(len(pair.context) + len(pair.target) > context + 1 for pair in pairs["lambada_openai"])
     spans = {name: [pair.span(context) for pair in some] for name, some in pairs.items()}
-    scores = _score_shared(model, spans, batch_tokens, advance)
+    scores = _score_shared(model, spans, batch_tokens, report)
     result: dict[str, Any] = {
         "passages": len(passages),
         "truncated": truncated,
         "headline": "lambada_openai",
         "definitions": {name: _accuracy(scores[name]) | {"definition": DEFINITIONS[name]} for name in DEFINITIONS},
-        "unigram_perplexity": unigram_perplexity(passages),
+        "unigram_perplexity": significant(unigram_perplexity(passages)),
     }
     mean = sum(answer.log_prob for answer in scores["lambada_openai"]) / len(passages)
     result["definitions"]["lambada_openai"]["perplexity"] = perplexity(-mean)
     result["notes"] = notes(result)
     return result
-
-
-def unigram_perplexity(passages: Sequence[str]) -> float:
-    """Word perplexity of the targets under word counts of the contexts (add-one), which know no order of words."""
-    split = [text.split() for text in passages]
-    counts = Counter(word for words in split for word in words[:-1])
-    total = sum(counts.values()) + len(counts) + 1  # + 1: a share for all words never seen
-    return perplexity(-sum(math.log((counts[words[-1]] + 1) / total) for words in split) / len(split))
 
 
 def notes(result: dict[str, Any]) -> list[str]:
@@ -170,7 +138,7 @@ def notes(result: dict[str, Any]) -> list[str]:
 
 
 def _score_shared(
-    model: GPT2, spans: dict[str, list[Span]], batch_tokens: int, advance: Advance | None
+    model: GPT2, spans: dict[str, list[Span]], batch_tokens: int, report: Report | None
 ) -> dict[str, list[Score]]:
     """Score each distinct sequence once, with the longest target asked of it; shorter targets are its tail.
 
@@ -180,7 +148,7 @@ def _score_shared(
     for some in spans.values():
         for span in some:
             longest[span.tokens] = max(longest.get(span.tokens, 0), span.scored)
-    answers = score(model, [Span(tokens, scored) for tokens, scored in longest.items()], batch_tokens, advance)
+    answers = score(model, [Span(tokens, scored) for tokens, scored in longest.items()], batch_tokens, report)
     by_tokens = dict(zip(longest, answers, strict=True))
     return {name: [_tail(by_tokens[span.tokens], span.scored) for span in some] for name, some in spans.items()}
 

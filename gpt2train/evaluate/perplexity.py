@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
-from gpt2train.evaluate.scoring import BATCH_TOKENS, Advance, Span, perplexity, score, significant
+from gpt2train.evaluate.scoring import BATCH_TOKENS, Report, Span, perplexity, score, significant
 from gpt2train.model.gpt2 import GPT2
 
 CHUNK = 64  # documents scored at a time, so that an endless stream of them needs no memory
@@ -44,13 +44,11 @@ def document_perplexity(
     texts: Iterable[str],
     stride: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
-    advance: Advance | None = None,
 ) -> dict[str, Any]:
     """Perplexity of documents, each by itself after `<|endoftext|>`, as it stood in training.
 
     Args:
         stride: tokens a window moves on; half the context where not given.
-        advance: told the number of documents done.
 
     Returns:
         A JSON-able result. `word_perplexity` = exp(-log p / words), words split at white space, and `bits_per_byte`
@@ -72,8 +70,6 @@ def document_perplexity(
         counts["words"] += sum(len(text.split()) for text in chunk)
         counts["tokens"] += sum(map(len, encoded))
         counts["bytes"] += sum(len(text.encode()) for text in chunk)
-        if advance is not None:
-            advance(len(chunk))
     if not counts["documents"]:
         raise UserError("no held-out document with a word in it; give more documents or a larger test split")
     return counts | {
@@ -93,7 +89,7 @@ def wikitext_perplexity(
     text: str,
     stride: int | None = 32,
     batch_tokens: int = BATCH_TOKENS,
-    advance: Advance | None = None,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Perplexity of a WikiText file in its tokenised form (`wiki.test.tokens`), as Megatron-LM computes it.
 
@@ -113,7 +109,7 @@ def wikitext_perplexity(
     if words < 2 or len(tokens) < 2:
         raise UserError("the text has fewer than two words; give the WikiText file wiki.test.tokens")
     spans = list(windows(tokens, context, stride))
-    log_prob = math.fsum(answer.log_prob for answer in score(model, spans, batch_tokens, advance))
+    log_prob = math.fsum(answer.log_prob for answer in score(model, spans, batch_tokens, report))
     loss = -log_prob / (len(tokens) - 1)
     return {
         "words": words,

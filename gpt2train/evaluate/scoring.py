@@ -19,7 +19,7 @@ from gpt2train.model.gpt2 import GPT2
 BATCH_TOKENS = 4096  # input tokens of a batch, padding included
 LOGIT_ROWS = 1024  # rows of logits alive at a time: 206 MB in float32 at a vocabulary of 50,257
 
-Advance = Callable[[int], None]
+Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Score:
 
 
 def score(
-    model: GPT2, spans: Sequence[Span], batch_tokens: int = BATCH_TOKENS, advance: Advance | None = None
+    model: GPT2, spans: Sequence[Span], batch_tokens: int = BATCH_TOKENS, report: Report | None = None
 ) -> list[Score]:
     """Score every span, each exactly once; the answers come in the order of the spans.
 
@@ -52,7 +52,7 @@ def score(
         model: in evaluation mode.
         spans: each of 2 … context + 1 tokens (the last one is never fed in).
         batch_tokens: input tokens of a batch; a memory limit that does not change the answers beyond rounding.
-        advance: told the number of spans that a batch finished.
+        report: told after every batch how many spans are done and how many there are.
 
     Raises:
         RunError: the model gives numbers that are not finite.
@@ -66,8 +66,8 @@ def score(
         for index, answer in zip(batch, _score_batch(model, [spans[i] for i in batch]), strict=True):
             scores[index] = answer
         start += len(batch)
-        if advance is not None:
-            advance(len(batch))
+        if report is not None:
+            report(start, len(order))
     return [scores[index] for index in range(len(spans))]
 
 

@@ -1,0 +1,195 @@
+"""The command `gpt2train`: what is done with a trained model. torch is loaded only by the command that needs it."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from gpt2train import __version__
+from gpt2train.checkpoint.format import Device, MergeSettings
+from gpt2train.command import HELP_DEBUG, progress, run_command
+from gpt2train.errors import UserError
+from gpt2train.files import write_whole
+from gpt2train.sampling import SamplingSettings
+
+DEFAULT_MERGE, DEFAULT_SAMPLING = MergeSettings(), SamplingSettings()
+
+app = App(
+    name="gpt2train",
+    help="Use a GPT-2 that was trained here: merge its checkpoint, score it, let it write.",
+    help_epilogue=HELP_DEBUG,
+    version=__version__,
+)
+evaluate = App(name="evaluate", help="Score a model folder.")
+app.command(evaluate)
+
+
+@app.command
+def merge(
+    source: Path,
+    /,
+    *,
+    output: Path,
+    tokenizer: Path | None = None,
+    settings: Annotated[MergeSettings, Parameter(name="*")] = DEFAULT_MERGE,
+) -> None:
+    """Write a checkpoint as one Hugging Face folder that transformers loads.
+
+    Parameters
+    ----------
+    source
+        A run folder (its latest checkpoint is taken) or a checkpoint, RUN/checkpoints/step-….
+    output
+        Folder to write; an older model folder there is replaced.
+    tokenizer
+        Tokenizer folder of the training; where not given, `tokenizer` beside the training's tokens.
+    """
+    from gpt2train.checkpoint.merge import merge as merge_checkpoint
+
+    done = merge_checkpoint(source, output, tokenizer, settings.dtype)
+    print(f"merged {done.checkpoint}")
+    print(f"model: {output}")
+
+
+@evaluate.command
+def lambada(
+    *, model: Path, data: Path, output: Path | None = None, batch_tokens: int = 4096, device: Device = "auto"
+) -> None:
+    """Score LAMBADA by the three definitions in use, side by side.
+
+    Parameters
+    ----------
+    model
+        Model folder.
+    data
+        The passages, one {"text": "…"} a line (lambada_test.jsonl).
+    output
+        Result file; MODEL/eval/lambada.json where not given.
+    batch_tokens
+        Tokens of a batch, padding included; bounds the memory.
+    device
+        auto takes a GPU where there is one.
+    """
+    from gpt2train.evaluate.passages import read_passages
+
+    raw = read_input(data)
+    passages = read_passages(raw, str(data))
+    from gpt2train.checkpoint.huggingface import read_model
+    from gpt2train.data.tokenizer import load_tokenizer
+    from gpt2train.evaluate.lambada import evaluate_lambada
+
+    with progress("LAMBADA") as report:
+        result = evaluate_lambada(
+            read_model(model, device), load_tokenizer(model), passages, _positive(batch_tokens), report
+        )
+    print(f"passages {result['passages']:,}, of which truncated {result['truncated']:,}")
+    for name, scores in result["definitions"].items():
+        perplexity = f"   word perplexity {scores['perplexity']:.4g}" if "perplexity" in scores else ""
+        print(f"{name:<16} accuracy {scores['accuracy']:.4f} ± {scores['standard_error'] or 0:.4f}{perplexity}")
+    for note in result["notes"]:
+        print(f"note: {note}")
+    _write_scores(result, data, raw, output or model / "eval" / "lambada.json")
+
+
+@evaluate.command
+def wikitext(
+    *,
+    model: Path,
+    data: Path,
+    output: Path | None = None,
+    stride: int = 32,
+    batch_tokens: int = 4096,
+    device: Device = "auto",
+) -> None:
+    """Perplexity on a WikiText file, adjusted to its words as Megatron-LM does.
+
+    Parameters
+    ----------
+    model
+        Model folder.
+    data
+        WikiText in its tokenised form (wiki.test.tokens).
+    output
+        Result file; MODEL/eval/wikitext.json where not given.
+    stride
+        Tokens that a window moves on; the model's context is the fastest and gives the worst perplexity.
+    batch_tokens
+        Tokens of a batch; bounds the memory.
+    device
+        auto takes a GPU where there is one.
+    """
+    raw = read_input(data)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{data} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    from gpt2train.checkpoint.huggingface import read_model
+    from gpt2train.data.tokenizer import load_tokenizer
+    from gpt2train.evaluate.perplexity import wikitext_perplexity
+
+    with progress("WikiText") as report:
+        result = wikitext_perplexity(
+            read_model(model, device), load_tokenizer(model), text, stride, _positive(batch_tokens), report
+        )
+    print(f"words {result['words']:,}, tokens {result['tokens']:,}, stride {result['stride']}")
+    print(f"adjusted perplexity {result['adjusted_perplexity']:.4g}   per token {result['token_perplexity']:.4g}")
+    _write_scores(result, data, raw, output or model / "eval" / "wikitext.json")
+
+
+@app.command
+def generate(
+    *,
+    model: Path,
+    prompt: Annotated[list[str], Parameter(negative=())],
+    sampling: Annotated[SamplingSettings, Parameter(name="*")] = DEFAULT_SAMPLING,
+    device: Device = "auto",
+) -> None:
+    """Continue prompts.
+
+    Parameters
+    ----------
+    model
+        Model folder.
+    prompt
+        Text to go on with; can be given several times.
+    device
+        auto takes a GPU where there is one.
+    """
+    from gpt2train.checkpoint.huggingface import read_model
+    from gpt2train.data.tokenizer import load_tokenizer
+    from gpt2train.generate import generate as continue_prompts
+
+    for answer in continue_prompts(read_model(model, device), load_tokenizer(model), prompt, sampling):
+        print(f"{answer.prompt}{answer.text}\n[{len(answer.tokens)} tokens, stopped: {answer.stopped}]")
+
+
+def read_input(path: Path) -> bytes:
+    """The bytes of a user's input file.
+
+    Raises:
+        UserError: it is not there or cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; check the path") from error
+
+
+def _write_scores(result: dict[str, Any], data: Path, raw: bytes, output: Path) -> None:
+    about = {"data": data.name, "data_sha256": hashlib.sha256(raw).hexdigest()}
+    write_whole(output, json.dumps(about | result, indent=1, ensure_ascii=False).encode() + b"\n")
+    print(f"scores: {output}")
+
+
+def _positive(batch_tokens: int) -> int:
+    if batch_tokens < 1:
+        raise UserError(f"--batch-tokens: give 1 or more (got {batch_tokens})")
+    return batch_tokens
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run_command(app))

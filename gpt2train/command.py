@@ -1,0 +1,76 @@
+"""How every command ends: exit code 0, 1 or 2, errors as one line, a traceback only under `--debug`."""
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+
+from cyclopts import App, CycloptsError
+from pydantic import ValidationError
+
+from gpt2train.errors import RunError, UserError
+
+HELP_DEBUG = "`--debug` on any command shows the traceback of an error."
+
+
+def run_command(app: App, argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code.
+
+    0: done. 2: a mistake of the user (`UserError`, a wrong flag, with the nearest valid name). 1: a failure while
+    running. 130: Ctrl-C. An error is one line on standard error that begins with `error:`.
+
+    Args:
+        app: the cyclopts app; its commands raise `UserError` and `RunError`.
+        argv: the arguments without the program's name; those of this process where not given. `--debug` is taken
+            out, wherever it stands before a `--`.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    flags = given[: given.index("--")] if "--" in given else given
+    debug = "--debug" in flags
+    arguments = [flag for flag in flags if flag != "--debug"] + given[len(flags) :]
+    try:
+        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        return fail(explain_flags(error), 2, debug)
+    except UserError as error:
+        return fail(str(error), 2, debug)
+    except RunError as error:
+        return fail(str(error), 1, debug)
+    except KeyboardInterrupt:
+        return fail("interrupted", 130, debug)
+    except Exception as error:  # noqa: BLE001 - the last resort of a command: one line, and the traceback on demand
+        return fail(f"{type(error).__name__}: {error}" + ("" if debug else " (--debug shows where)"), 1, debug)
+    return 0
+
+
+def fail(message: str, code: int, debug: bool) -> int:
+    """Print an error as one line, after the traceback of the present exception under `--debug`; return the code."""
+    if debug:
+        traceback.print_exc()
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def explain_flags(error: CycloptsError) -> str:
+    """What is wrong with the flags, in one line, under the names that were typed."""
+    cause = error.__cause__ or error.__context__
+    if isinstance(cause, ValidationError):
+        first = cause.errors()[0]
+        flag = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")
+        message = first["msg"].removeprefix("Value error, ")
+        return f"{flag}: {message[:1].lower()}{message[1:]} (got {first.get('input')!r})"
+    return str(error)
+
+
+@contextlib.contextmanager
+def progress(label: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on standard error, as a function `(done, total)`; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
