@@ -14,6 +14,10 @@ import time
 PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.5
 
+# Set by gpt2train.launch for its ranks: its process id. Ranks then leave it to the launcher to say that one was lost.
+LAUNCHER = "GPT2TRAIN_LAUNCHER"
+LOST_CONTACT = 3  # exit code of a rank that failed only because another one did
+
 
 def die_with_parent(parent: int | None = None, sig: signal.Signals = signal.SIGKILL) -> None:
     """End this process as soon as its parent ends.

@@ -1,0 +1,310 @@
+"""Checkpoints that are whole or not there.
+
+    checkpoints/step-00000100/            written as step-00000100.tmp, renamed when every byte is on the disk
+        __0_0.distcp, … .metadata         torch.distributed.checkpoint: one file a process
+        manifest.json                     size and SHA-256 of each file; step, sample index, settings, tokenizer
+    checkpoints/latest                    name of the newest one
+
+Tensors have flat names free of any layout (`model.wte.weight`, `optim.wte.weight.exp_avg`), so that another layout can
+load them. torch's own loader takes a flipped bit without a word and unpickles `.metadata` freely; here hashes are
+compared first and the unpickler knows only the handful of classes that such a file is made of.
+"""
+
+import errno
+import hashlib
+import os
+import pickle
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from pydantic import ValidationError
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+from gpt2train.errors import RunError, UserError
+from gpt2train.parallel.mesh import together
+from gpt2train.settings import Settings
+
+FOLDER = "checkpoints"
+LATEST = "latest"
+MANIFEST = "manifest.json"
+TEMPORARY = ".tmp"
+FORMAT = 1
+
+# What `.metadata` of tensors is made of. BytesStorageMetadata is left out on purpose: its payload would be unpickled.
+SAFE = {
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("torch.serialization", "_get_layout"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
+    ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
+    ("torch.distributed.checkpoint.metadata", "Metadata"),
+    ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
+    ("torch.distributed.checkpoint.metadata", "StorageMeta"),
+    ("torch.distributed.checkpoint.metadata", "TensorProperties"),
+    ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+}
+
+
+class StoredFile(Settings):
+    """One file of a checkpoint."""
+
+    bytes: int
+    """Size."""
+    sha256: str
+    """Hash of the content, lower-case hex."""
+
+
+class Position(Settings):
+    """Where a run stands; with the weights and the optimizer this is its whole state."""
+
+    step: int
+    """Steps done. Dropout of a step is seeded by (seed, step, rank), so there is no generator to save."""
+    samples: int
+    """Samples used: the global index of the next one."""
+    updates: int
+    """Steps that changed the weights; the learning rate goes by these."""
+    skipped: int
+    """Steps that were skipped because the gradient was not finite."""
+
+
+class CheckpointManifest(Settings):
+    """`manifest.json`: what makes a folder a checkpoint."""
+
+    format: int
+    """Version of this layout on disk."""
+    position: Position
+    """Where the run stood."""
+    config: dict[str, Any]
+    """The run's settings, complete."""
+    tokenizer_hash: str | None
+    """Identity of the tokenizer that the weights belong to."""
+    torch: str
+    """Version of torch that wrote it."""
+    files: dict[str, StoredFile]
+    """Every other file of the folder."""
+
+
+def checkpoint_name(step: int) -> str:
+    """Name of a checkpoint's folder."""
+    return f"step-{step:08d}"
+
+
+def list_checkpoints(run: str | Path) -> list[Path]:
+    """The checkpoints of a run folder that were completed, oldest first; whether they are intact is not looked at."""
+    folder = Path(run) / FOLDER
+    return sorted(p.parent for p in folder.glob(f"step-*/{MANIFEST}") if not p.parent.name.endswith(TEMPORARY))
+
+
+def newest(run: str | Path) -> Path:
+    """The newest checkpoint of a run folder.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = list_checkpoints(run)
+    if not found:
+        raise UserError(f"no checkpoint in {Path(run) / FOLDER}; give the folder of a run that has saved one")
+    return found[-1]
+
+
+def read_manifest(checkpoint: str | Path) -> CheckpointManifest:
+    """What a checkpoint says of itself.
+
+    Raises:
+        UserError: there is no checkpoint at this place.
+        RunError: its manifest is damaged or of another version.
+    """
+    path = Path(checkpoint) / MANIFEST
+    try:
+        manifest = CheckpointManifest.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UserError(f"{checkpoint} is no checkpoint: it has no {MANIFEST}") from error
+    except ValidationError as error:
+        raise RunError(f"{path} is damaged or of another version; use another checkpoint") from error
+    if manifest.format != FORMAT:
+        raise RunError(f"{checkpoint} has format {manifest.format}, this version reads {FORMAT}")
+    return manifest
+
+
+def verify(checkpoint: str | Path) -> CheckpointManifest:
+    """Compare every file of a checkpoint with its manifest, sizes first, then hashes.
+
+    Raises:
+        UserError: there is no checkpoint at this place.
+        RunError: a file is missing, truncated or altered; the message names it.
+    """
+    manifest = read_manifest(checkpoint)
+    for name, stored in sorted(manifest.files.items()):
+        path = Path(checkpoint) / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != stored.bytes:
+            what = "is missing" if size is None else f"has {size:,} bytes instead of {stored.bytes:,}"
+            raise RunError(f"the checkpoint is damaged: {path} {what}; use another checkpoint")
+        if _sha256(path) != stored.sha256:
+            raise RunError(f"the checkpoint is damaged: {path} has changed since it was written; use another one")
+    return manifest
+
+
+def save(
+    run: str | Path,
+    state: Mapping[str, Tensor],
+    position: Position,
+    config: Mapping[str, Any],
+    tokenizer_hash: str | None,
+    keep: int,
+) -> Path:
+    """Write a checkpoint, all processes together; the oldest ones go when more than `keep` stand.
+
+    Raises:
+        RunError: the disk is full or cannot be written; the checkpoints before are untouched.
+    """
+    folder = Path(run) / FOLDER
+    final, draft = folder / checkpoint_name(position.step), folder / (checkpoint_name(position.step) + TEMPORARY)
+    first = dist.get_rank() == 0
+    together(lambda: _fresh(draft) if first else None)
+    try:
+        dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(draft))
+    except CheckpointException as error:  # a BaseException; the same one on every process
+        raise _write_error(draft, next(iter(error.failures.values()))[0]) from error
+
+    def describe() -> dict[str, StoredFile]:
+        """The files that this process wrote; each hashes its own."""
+        names = sorted(p.name for p in draft.glob(f"__{dist.get_rank()}_*")) + ([".metadata"] if first else [])
+        return {n: StoredFile(bytes=(draft / n).stat().st_size, sha256=_sha256(draft / n)) for n in names}
+
+    parts: list[dict[str, StoredFile] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, together(describe))
+    manifest = CheckpointManifest(
+        format=FORMAT,
+        position=position,
+        config=dict(config),
+        tokenizer_hash=tokenizer_hash,
+        torch=torch.__version__,
+        files={name: stored for part in parts if part for name, stored in sorted(part.items())},
+    )
+    together(lambda: _publish(draft, final, manifest, keep) if first else None)
+    return final
+
+
+def sweep(run: str | Path) -> None:
+    """Remove what killed saves have left."""
+    for draft in sorted((Path(run) / FOLDER).glob(f"step-*{TEMPORARY}")):
+        shutil.rmtree(draft)
+
+
+def load(checkpoint: str | Path, state: Mapping[str, Tensor]) -> None:
+    """Read a checkpoint into the tensors of `state`, in place, all processes together, on any layout.
+
+    Raises:
+        RunError: the checkpoint does not hold these tensors.
+    """
+    try:
+        dcp.load(dict(state), storage_reader=_Reader(checkpoint))
+    except CheckpointException as error:
+        reason = next(iter(error.failures.values()))[0]
+        raise RunError(f"cannot load {checkpoint}: {reason}") from error
+
+
+def load_weights(checkpoint: str | Path) -> dict[str, Tensor]:
+    """The model's parameters by name, whole, on the CPU; needs no process group.
+
+    Raises:
+        UserError: there is no checkpoint at this place.
+        RunError: it is damaged.
+    """
+    verify(checkpoint)
+    stored = _Reader(checkpoint).read_metadata().state_dict_metadata
+    weights = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in sorted(stored.items())
+        if key.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+    }
+    dcp.load(weights, storage_reader=_Reader(checkpoint), no_dist=True)
+    return {key.removeprefix("model."): value for key, value in weights.items()}
+
+
+class _Reader(dcp.FileSystemReader):
+    """torch's reader with a careful unpickler."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            metadata: Metadata = _Unpickler(file).load()
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in SAFE or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise RunError(f"the checkpoint's .metadata asks for {module}.{name}, which no checkpoint of ours holds")
+
+
+def _fresh(draft: Path) -> None:
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+    except OSError as error:
+        raise _write_error(draft, error) from error
+
+
+def _publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int) -> None:
+    """Make a draft count: manifest, fsync, rename, `latest`; then let old ones go."""
+    try:
+        _write_durably(draft / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
+        _fsync(draft)
+        if final.exists():  # a run that was sent back to an older checkpoint passes this step again
+            _remove(final)
+        draft.rename(final)
+        _write_durably(final.parent / LATEST, final.name + "\n")
+        _fsync(final.parent)
+        for old in list_checkpoints(final.parent.parent)[:-keep]:
+            if old != final:
+                _remove(old)
+    except OSError as error:
+        raise _write_error(final, error) from error
+
+
+def _remove(checkpoint: Path) -> None:
+    (checkpoint / MANIFEST).unlink()  # first, so that a half-removed folder is no checkpoint
+    shutil.rmtree(checkpoint)
+
+
+def _write_durably(path: Path, text: str) -> None:
+    draft = path.with_name(path.name + TEMPORARY)
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _fsync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_error(place: Path, error: BaseException) -> RunError:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RunError(f"no space left while saving {place}; free some and run again: earlier checkpoints are whole")
+    return RunError(f"cannot save {place}: {error}; earlier checkpoints are whole")

@@ -1,0 +1,94 @@
+"""What a run tells while it trains: metrics.jsonl, TensorBoard, throughput and hardware use."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt2train.model.gpt2 import Shape
+
+FILE = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+
+# Dense bfloat16 peak in FLOP/s by a part of the device's name (the makers' data sheets; SXM where there are several).
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10G": 70e12}
+
+
+def parameter_count(shape: Shape) -> int:
+    """Parameters of a GPT-2 of this shape, the padded vocabulary included; the tied embedding counts once."""
+    width = shape.hidden
+    return (shape.padded_vocab + shape.context) * width + shape.layers * (12 * width**2 + 13 * width) + 2 * width
+
+
+def flops_per_token(shape: Shape) -> int:
+    """FLOPs of forward and backward for one token: 6N + 12LHQT (PaLM, Chowdhery et al. 2022, appendix B).
+
+    N is the parameters without the position embedding, L layers, H heads, Q head size, T context.
+    """
+    counted = parameter_count(shape) - shape.context * shape.hidden
+    return 6 * counted + 12 * shape.layers * shape.heads * shape.head_dim * shape.context
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """The device's bfloat16 peak, or None where it is not known (every CPU)."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def mfu(tokens_per_second: float, shape: Shape, device: torch.device, world: int) -> float | None:
+    """Model FLOPs utilisation of all devices, 0 to 1; None where the peak is not known."""
+    peak = peak_flops(device)
+    return None if peak is None else tokens_per_second * flops_per_token(shape) / (peak * world)
+
+
+def read_metrics(run: str | Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl. A last line that a killed run left unfinished is not a row."""
+    path = Path(run) / FILE
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+class MetricsWriter:
+    """Appends one row a step to metrics.jsonl and TensorBoard.
+
+    Args:
+        run: the run folder.
+        step: where the run goes on; rows of later steps, left by a run that was killed after its last checkpoint,
+            are cut off.
+        tensorboard: also write TensorBoard files.
+    """
+
+    def __init__(self, run: str | Path, step: int, tensorboard: bool) -> None:
+        path = Path(run) / FILE
+        kept = [row for row in read_metrics(run) if row["step"] <= step]
+        draft = path.with_name(FILE + ".tmp")
+        draft.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        draft.replace(path)
+        self._file = path.open("a", encoding="utf-8")
+        self._board = None
+        if tensorboard:
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+            from torch.utils.tensorboard import SummaryWriter  # here: 1 s that only the first rank need spend
+
+            self._board = SummaryWriter(str(Path(run) / TENSORBOARD), purge_step=step + 1)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Write one row; numbers that are not finite become null, which JSON can hold."""
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        self._file.write(json.dumps(plain) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in plain.items():
+                if name not in ("step", "tokens") and value is not None:
+                    self._board.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
