@@ -1,0 +1,245 @@
+"""LAMBADA: the three definitions against a plain twin, and models that are always right or always wrong."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id, load_tokenizer
+from gpt2train.errors import RunError, UserError
+from gpt2train.evaluate.lambada import evaluate_lambada, last_token_pairs, openai_pairs, strict_pairs
+from gpt2train.evaluate.passages import read_passages, unigram_perplexity
+from gpt2train.evaluate.scoring import Span, score
+from gpt2train.model.gpt2 import GPT2, Shape
+from gpt2train.model.init import initialise
+
+SHAPE = Shape(vocab=50257, layers=2, heads=2, hidden=32, context=96)
+
+
+class Oracle(GPT2):
+    """A model with a given answer to every input: its hidden states point at the next token that `answer` names."""
+
+    def __init__(self, vocab: int, answer: Callable[[list[int]], list[int]]) -> None:
+        super().__init__(Shape(vocab=vocab, layers=1, heads=1, hidden=64, context=512))
+        self.answer = answer
+        with torch.no_grad():  # near-orthogonal embeddings, so that each token can be pointed at
+            generator = torch.Generator().manual_seed(0)
+            rows = torch.randn(self.wte.weight.shape, generator=generator)
+            self.wte.weight.copy_(rows / rows.norm(dim=1, keepdim=True))
+
+    def hidden(self, tokens: Tensor, *args: object, **kwargs: object) -> Tensor:
+        return torch.stack([20 * self.wte.weight[self.answer(row)] for row in tokens.tolist()])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(real_data: Path) -> Tokenizer:
+    return load_tokenizer(real_data / "bpe")
+
+
+@pytest.fixture(scope="module")
+def passages(real_data: Path) -> list[str]:
+    path = real_data / "lambada/lambada_test.jsonl"
+    return read_passages(path.read_bytes(), path.name)
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT2:
+    model = initialise(GPT2(SHAPE), 5)
+    with torch.no_grad():  # fresh weights give an almost even distribution; these prefer some tokens
+        model.wte.weight.mul_(8)
+    return model.requires_grad_(False).eval()
+
+
+def plain_score(model: GPT2, context: list[int], target: list[int]) -> tuple[float, bool]:
+    """One pair by itself, without batch and padding: all logits, the textbook softmax."""
+    ids = (context + target)[-(model.shape.context + 1) :]
+    logits = model(torch.tensor([ids[:-1]]))[0, :, : model.shape.vocab]
+    log_prob, right = 0.0, True
+    for place in range(len(ids) - len(target), len(ids)):
+        row = logits[place - 1]
+        log_prob += math.log(torch.softmax(row.double(), 0)[ids[place]].item())
+        right = right and int(row.argmax()) == ids[place]
+    return log_prob, right
+
+
+def test_the_whole_set_is_read(passages: list[str]) -> None:
+    assert len(passages) == 5153
+
+
+def test_equal_to_the_plain_twin(model: GPT2, tokenizer: Tokenizer, passages: list[str]) -> None:
+    some = passages[:60]
+    result = evaluate_lambada(model, tokenizer, some, batch_tokens=700)
+    openai, last, strict = [], [], []
+    truncated = 0
+    for text in some:
+        words = text.split(" ")
+        context = encode_ordinary(tokenizer, [" ".join(words[:-1])])[0]
+        target = encode_ordinary(tokenizer, [f" {words[-1]}"])[0]
+        truncated += len(context) + len(target) > SHAPE.context + 1
+        openai.append(plain_score(model, context, target))
+        whole = encode_ordinary(tokenizer, [text])[0]
+        last.append(plain_score(model, whole[:-1], whole[-1:]))
+        word = text.split()[-1]
+        before = encode_ordinary(tokenizer, [text[: text.rfind(word)].strip()])[0]
+        strict.append(plain_score(model, before, encode_ordinary(tokenizer, [f" {word}"])[0]))
+    got = result["definitions"]
+    assert result["passages"] == 60
+    assert result["truncated"] == truncated > 0
+    for name, expected in (("lambada_openai", openai), ("last_token", last), ("megatron_strict", strict)):
+        assert got[name]["correct"] == sum(right for _, right in expected), name
+    perplexity = math.exp(-sum(log_prob for log_prob, _ in openai) / 60)
+    assert got["lambada_openai"]["perplexity"] == pytest.approx(perplexity, rel=1e-4)
+
+
+def test_pairs_of_the_real_set(tokenizer: Tokenizer, passages: list[str]) -> None:
+    """Every passage exactly once, no empty side, and the definitions differ only where the text says so."""
+    openai, last, strict = (f(tokenizer, passages) for f in (openai_pairs, last_token_pairs, strict_pairs))
+    for pairs in (openai, last, strict):
+        assert len(pairs) == 5153
+        assert all(pair.context and pair.target for pair in pairs)
+    for text, pair, end in zip(passages, openai, last, strict=True):
+        assert tokenizer.decode(pair.context + pair.target) == text
+        assert pair.context + pair.target == end.context + end.target
+    # Seven last words have no single space in front: after a line break, or two spaces.
+    assert sum(a != b for a, b in zip(openai, strict, strict=True)) == 7
+
+
+def test_a_model_that_is_always_right(tokenizer: Tokenizer, passages: list[str]) -> None:
+    some = passages[:12]
+    follow = {}
+    for pair in openai_pairs(tokenizer, some):
+        ids = pair.context + pair.target
+        follow |= {ids[: place + 1]: ids[place + 1] for place in range(len(ids) - 1)}
+
+    def answer(row: list[int]) -> list[int]:
+        return [follow.get(tuple(row[: place + 1]), 0) for place in range(len(row))]
+
+    result = evaluate_lambada(Oracle(50257, answer).eval(), tokenizer, some)
+    for scores in result["definitions"].values():
+        assert scores["accuracy"] == 1
+        assert scores["correct"] == 12
+    assert result["notes"] == []
+
+
+def test_a_model_that_is_always_wrong_is_explained(tokenizer: Tokenizer, passages: list[str]) -> None:
+    result = evaluate_lambada(Oracle(50257, lambda row: [50256] * len(row)).eval(), tokenizer, passages[:12])
+    for scores in result["definitions"].values():
+        assert scores["accuracy"] == 0
+    assert len(result["notes"]) == 2
+    assert "too few training tokens" in result["notes"][0]
+    assert "word counts alone" in result["notes"][1]
+
+
+def test_the_definitions_differ_on_half_a_word(tokenizer: Tokenizer) -> None:
+    """A word of several tokens of which the model knows the last only: right by the last token, wrong by the word."""
+    text = "They looked at the old Zyxwvutsrq"
+    ids = encode_ordinary(tokenizer, [text])[0]
+    pair = openai_pairs(tokenizer, [text])[0]
+    assert len(pair.target) > 1
+
+    def answer(row: list[int]) -> list[int]:
+        return [ids[-1] if row[: place + 1] == ids[:-1] else 0 for place in range(len(row))]
+
+    got = evaluate_lambada(Oracle(50257, answer).eval(), tokenizer, [text])["definitions"]
+    assert {name: scores["correct"] for name, scores in got.items()} == {
+        "lambada_openai": 0,
+        "last_token": 1,
+        "megatron_strict": 0,
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    spans=st.lists(st.lists(st.integers(0, 99), min_size=2, max_size=17), min_size=1, max_size=9),
+    batch_tokens=st.integers(1, 60),
+    seed=st.integers(0, 9),
+)
+def test_batches_and_padding_change_nothing(spans: list[list[int]], batch_tokens: int, seed: int) -> None:
+    model = initialise(GPT2(Shape(vocab=100, layers=2, heads=2, hidden=16, context=16)), seed).eval()
+    asked = [Span(tuple(tokens), 1 + (len(tokens) + seed) % (len(tokens) - 1)) for tokens in spans]
+    for answer, span in zip(score(model, asked, batch_tokens), asked, strict=True):
+        alone = score(model, [span])[0]
+        assert len(answer.log_probs) == span.scored
+        assert answer.log_probs == pytest.approx(alone.log_probs, abs=1e-5)
+
+
+def test_rows_that_pad_the_vocabulary_never_count() -> None:
+    model = initialise(GPT2(Shape(vocab=100, layers=1, heads=1, hidden=8, context=8)), 1).eval()
+    before = score(model, [Span((1, 2, 3), 2)])
+    with torch.no_grad():
+        model.wte.weight[100:] = 1e3
+    assert score(model, [Span((1, 2, 3), 2)]) == before
+
+
+def test_numbers_that_are_not_finite_are_an_error() -> None:
+    model = initialise(GPT2(Shape(vocab=100, layers=1, heads=1, hidden=8, context=8)), 1).eval()
+    with torch.no_grad():
+        model.ln_f.weight[0] = torch.nan
+    with pytest.raises(RunError, match="not finite"):
+        score(model, [Span((1, 2, 3), 2)])
+
+
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ("{", "line 2"),
+        ('{"txt": "a b"}', "line 2"),
+        ('"a b"', "line 2"),
+        ("[]", "line 2"),
+        ('{"text": 3}', "line 2"),
+        ('{"text": "  "}', "line 2"),
+        ('{"text": "\\ud800 b"}', "line 2"),
+    ],
+)
+def test_bad_lines_are_named(line: str, place: str) -> None:
+    data = f'{{"text": "a good line"}}\n{line}\n'.encode()
+    with pytest.raises(UserError, match=f"set.jsonl {place}"):
+        read_passages(data, "set.jsonl")
+
+
+def test_an_empty_file_is_refused() -> None:
+    with pytest.raises(UserError, match="no passage"):
+        read_passages(b"\n\n", "set.jsonl")
+
+
+@settings(max_examples=50, deadline=None)
+@given(texts=st.lists(st.text(min_size=1).filter(lambda text: text.strip()), min_size=1, max_size=4))
+def test_any_text_makes_pairs(texts: list[str], real_data: Path) -> None:
+    tokenizer = _cached_tokenizer(str(real_data / "bpe"))
+    usable = [text for text in texts if not any(0xD800 <= ord(letter) < 0xE000 for letter in text)]
+    for make in (openai_pairs, last_token_pairs, strict_pairs):
+        for pair in make(tokenizer, usable):
+            assert pair.context
+            assert pair.target
+            span = pair.span(4)
+            assert 1 <= span.scored < len(span.tokens) <= 5
+    for text, pair in zip(usable, openai_pairs(tokenizer, usable), strict=True):
+        whole = pair.context + pair.target
+        kept = whole[1:] if whole[0] == end_of_text_id(tokenizer) else whole
+        assert tokenizer.decode(kept) in (text, f" {text}")
+
+
+def test_unigram_perplexity_by_hand() -> None:
+    # Contexts: a a b | b c. Counts a 2, b 2, c 1; total 5 + 3 + 1 = 9. Targets: a (3/9), unseen x (1/9).
+    assert unigram_perplexity(["a a b a", "b c x"]) == pytest.approx(math.sqrt(9 / 3 * 9))
+
+
+def test_the_result_is_json(model: GPT2, tokenizer: Tokenizer, passages: list[str]) -> None:
+    result = evaluate_lambada(model, tokenizer, passages[:2])
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+_TOKENIZERS: dict[str, Tokenizer] = {}
+
+
+def _cached_tokenizer(folder: str) -> Tokenizer:
+    if folder not in _TOKENIZERS:
+        _TOKENIZERS[folder] = load_tokenizer(folder)
+    return _TOKENIZERS[folder]

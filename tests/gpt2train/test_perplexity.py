@@ -1,0 +1,141 @@
+"""Perplexity: windows against a plain twin, models with a known answer, WikiText's detokeniser."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id, load_tokenizer
+from gpt2train.errors import UserError
+from gpt2train.evaluate.perplexity import detokenize_wikitext, document_perplexity, wikitext_perplexity, windows
+from gpt2train.model.gpt2 import GPT2, Shape
+from gpt2train.model.init import initialise
+
+SHAPE = Shape(vocab=50257, layers=1, heads=2, hidden=16, context=32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(real_data: Path) -> Tokenizer:
+    return load_tokenizer(real_data / "bpe")
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT2:
+    model = initialise(GPT2(SHAPE), 7)
+    with torch.no_grad():
+        model.wte.weight.mul_(8)
+    return model.requires_grad_(False).eval()
+
+
+@pytest.fixture(scope="module")
+def uniform() -> GPT2:
+    """Every token is equally likely: -log p = log 50257 each."""
+    model = GPT2(SHAPE)
+    with torch.no_grad():
+        model.wte.weight.zero_()
+    return model.requires_grad_(False).eval()
+
+
+def plain_log_prob(model: GPT2, tokens: list[int], stride: int) -> float:
+    """Token by token: each with as much before it as its window holds."""
+    context, total = model.shape.context, 0.0
+    for place in range(1, len(tokens)):
+        if place <= context:
+            start = 0
+        else:
+            window = math.ceil((place - context) / stride)  # later windows start every `stride` tokens
+            start = window * stride
+        logits = model(torch.tensor([tokens[start:place]]))[0, -1, : model.shape.vocab]
+        total += torch.log_softmax(logits.double(), 0)[tokens[place]].item()
+    return total
+
+
+@given(length=st.integers(0, 200), context=st.integers(1, 40), data=st.data())
+def test_windows_score_every_token_once(length: int, context: int, data: st.DataObject) -> None:
+    stride = data.draw(st.integers(1, context))
+    tokens = list(range(length))
+    scored = []
+    for number, span in enumerate(windows(tokens, context, stride)):
+        assert 2 <= len(span.tokens) <= context + 1
+        assert list(span.tokens) == tokens[span.tokens[0] : span.tokens[-1] + 1]
+        scored += span.tokens[-span.scored :]
+        if number:
+            assert span.tokens[0] == number * stride
+    assert scored == tokens[1:]
+
+
+@pytest.mark.parametrize("stride", [1, 5, 16, 32])
+def test_document_perplexity_equals_the_plain_twin(model: GPT2, tokenizer: Tokenizer, stride: int) -> None:
+    texts = [f"{'The quick brown fox jumps over the lazy dog. ' * 7}end {i}" for i in range(2)] + ["short"]
+    got = document_perplexity(model, tokenizer, texts, stride, batch_tokens=100)
+    end = end_of_text_id(tokenizer)
+    encoded = encode_ordinary(tokenizer, texts)
+    total = sum(plain_log_prob(model, [end, *ids], stride) for ids in encoded)
+    words, tokens, size = sum(len(t.split()) for t in texts), sum(map(len, encoded)), sum(map(len, texts))
+    assert (got["documents"], got["words"], got["tokens"], got["bytes"]) == (3, words, tokens, size)
+    assert got["word_perplexity"] == pytest.approx(math.exp(-total / words), rel=1e-3)
+    assert got["token_perplexity"] == pytest.approx(math.exp(-total / tokens), rel=1e-4)
+    assert got["bits_per_byte"] == pytest.approx(-total / math.log(2) / size, rel=1e-4)
+
+
+def test_a_uniform_model_has_the_vocabulary_as_perplexity(uniform: GPT2, tokenizer: Tokenizer) -> None:
+    got = document_perplexity(uniform, tokenizer, ["one two three four five", " ", "naïve"])
+    assert got["documents"] == 2
+    assert got["token_perplexity"] == pytest.approx(50257, rel=1e-4)
+    assert got["bytes"] == len("one two three four five") + len("naïve".encode())
+
+
+def test_no_document_is_an_error(uniform: GPT2, tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match="held-out"):
+        document_perplexity(uniform, tokenizer, ["", " \n"])
+    with pytest.raises(UserError, match="stride 33"):
+        document_perplexity(uniform, tokenizer, ["a b"], stride=33)
+
+
+def test_wikitext_equals_the_plain_twin(model: GPT2, tokenizer: Tokenizer, real_data: Path) -> None:
+    text = (real_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")[:1500]
+    got = wikitext_perplexity(model, tokenizer, text, stride=8)
+    tokens = encode_ordinary(tokenizer, [detokenize_wikitext(text)])[0]
+    words = len(text.strip().split(" "))
+    loss = -plain_log_prob(model, tokens, 8) / (len(tokens) - 1)
+    assert (got["words"], got["tokens"]) == (words, len(tokens))
+    assert got["loss"] == pytest.approx(loss, rel=1e-4)
+    assert got["adjusted_perplexity"] == pytest.approx(
+        math.exp(min(20, loss * (len(tokens) - 1) / (words - 1))), rel=1e-3
+    )
+
+
+def test_wikitext_of_a_uniform_model(uniform: GPT2, tokenizer: Tokenizer) -> None:
+    got = wikitext_perplexity(uniform, tokenizer, " one two three four \n", stride=None)
+    assert got["words"] == 4  # stripped first, as Megatron does
+    assert got["token_perplexity"] == pytest.approx(50257, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tokenised", "plain"),
+    [
+        ("a guest @-@ starring role in 2 @,@ 000 or 3 @.@ 5", "a guest-starring role in 2,000 or 3.5"),
+        ("film , television ; it was : good . Yes ! No ? So", "film, television; it was: good. Yes! No? So"),
+        ("the ( first ) of [ two ] { three }", "the (first) of [two] {three}"),
+        ('he said " hello there " and left', 'he said "hello there" and left'),
+        ("Bell 's play and the players ' room", "Bell's play and the players' room"),
+        ("at 20 ° C", "at 20°C"),
+        (" = = Career = = \n", " == Career ==\n"),
+        ("the N word", "the 1 word"),
+    ],
+)
+def test_detokeniser(tokenised: str, plain: str) -> None:
+    assert detokenize_wikitext(tokenised) == plain
+
+
+def test_detokeniser_on_the_real_text(real_data: Path) -> None:
+    text = (real_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")
+    plain = detokenize_wikitext(text)
+    assert " @-@ " not in plain
+    assert " , " not in plain
+    assert "".join(plain.split()) != ""
+    assert 0.9 < len(plain) / len(text) < 1
