@@ -36,15 +36,21 @@ def build_tokenizer(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]])
     return _ordinary(tokenizer)
 
 
-def save_tokenizer(folder: str | Path, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> None:
-    """Write the three files. Their bytes depend on the tables alone: the vocabulary is written in the order of ids."""
-    place = Path(folder)
+def tokenizer_files(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> dict[str, bytes]:
+    """Content of the three files by name. It depends on the tables alone: the vocabulary lies in the order of ids."""
     ordered = dict(sorted(vocab.items(), key=lambda item: item[1]))
-    (place / VOCAB).write_text(json.dumps(ordered, ensure_ascii=False), encoding="utf-8")
     lines = ["#version: 0.2", *(f"{left} {right}" for left, right in merges)]
-    (place / MERGES).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    text = build_tokenizer(ordered, merges).to_str(pretty=False)
-    (place / TOKENIZER).write_text(text, encoding="utf-8")
+    return {
+        VOCAB: json.dumps(ordered, ensure_ascii=False).encode(),
+        MERGES: ("\n".join(lines) + "\n").encode(),
+        TOKENIZER: build_tokenizer(ordered, merges).to_str(pretty=False).encode(),
+    }
+
+
+def save_tokenizer(folder: str | Path, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> None:
+    """Write the three files into a folder that is there."""
+    for name, content in tokenizer_files(vocab, merges).items():
+        (Path(folder) / name).write_bytes(content)
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
@@ -58,12 +64,21 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     place = Path(folder)
     if not (place / TOKENIZER).is_file():
         return build_tokenizer(*read_tables(place))
+    return parse_tokenizer((place / TOKENIZER).read_text(encoding="utf-8"), str(place / TOKENIZER))
+
+
+def parse_tokenizer(text: str, place: str) -> Tokenizer:
+    """A tokenizer from the text of a `tokenizer.json`; `place` is what an error names.
+
+    Raises:
+        UserError: the text is not a tokenizer that ends documents with `<|endoftext|>`.
+    """
     try:
-        tokenizer = Tokenizer.from_str((place / TOKENIZER).read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception for a bad file
-        raise UserError(f"{place / TOKENIZER} is not a tokenizer: {error}; make the folder again") from error
+        raise UserError(f"{place} is not a tokenizer: {error}; make the folder again") from error
     if tokenizer.token_to_id(END_OF_TEXT) is None:
-        raise UserError(f"{place / TOKENIZER} has no {END_OF_TEXT} token; a GPT-2 tokenizer has it")
+        raise UserError(f"{place} has no {END_OF_TEXT} token; a GPT-2 tokenizer has it")
     return _ordinary(tokenizer)
 
 
@@ -75,18 +90,27 @@ def read_tables(folder: str | Path) -> tuple[dict[str, int], list[tuple[str, str
     """
     place = Path(folder)
     try:
-        vocab = json.loads((place / VOCAB).read_text(encoding="utf-8"))
-        first, *rest = (place / MERGES).read_text(encoding="utf-8").split("\n")
-        merges = [_pair(line) for line in ([] if first.startswith("#version") else [first]) + rest if line]
+        return parse_tables(*((place / name).read_text(encoding="utf-8") for name in (VOCAB, MERGES)))
     except OSError as error:
         raise UserError(
-            f"cannot read {error.filename}: {error.strerror}; a tokenizer folder has {VOCAB}, {MERGES}"
+            f"cannot read {error.filename}: {error.strerror}; a tokenizer folder has {VOCAB} and {MERGES}"
         ) from error
     except ValueError as error:
         raise UserError(f"{place} holds no GPT-2 tokenizer: {error}") from error
+
+
+def parse_tables(vocab_json: str, merges_txt: str) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary and merges from the text of the two published files.
+
+    Raises:
+        ValueError: one of them is not such a table.
+    """
+    vocab = json.loads(vocab_json)
     if not isinstance(vocab, dict) or END_OF_TEXT not in vocab:
-        raise UserError(f"{place / VOCAB} has no {END_OF_TEXT} token; a GPT-2 vocabulary has it")
-    return vocab, merges
+        raise ValueError(f"{VOCAB} has no {END_OF_TEXT} token")
+    first, *rest = merges_txt.split("\n")
+    lines = rest if first.startswith("#version") else [first, *rest]
+    return vocab, [_pair(line) for line in lines if line]
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int:
