@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 IGNORE = -100
-CHUNK = 1024  # rows of logits alive at a time
+# Rows of logits alive at a time. A CPU wants them in its cache: at a vocabulary of 50,304 and a width of 384, 256 rows
+# take 1.36 s where 1,024 take 1.45 and 64 take 1.65. A GPU wants large matrices.
+CHUNK = {"cpu": 256, "cuda": 2048}
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -25,20 +27,22 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         matrix = weight if dtype is None else weight.to(dtype)
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight) if needs_grad else None
-        for start in range(0, hidden.shape[0], CHUNK):
-            rows = hidden[start : start + CHUNK].to(matrix.dtype)
-            target = targets[start : start + CHUNK]
-            valid = target != IGNORE
+        size = CHUNK.get(hidden.device.type, 1024)
+        for start in range(0, hidden.shape[0], size):
+            rows = hidden[start : start + size].to(matrix.dtype)
+            target = targets[start : start + size].unsqueeze(1)
+            valid = (target != IGNORE).float()
+            column = target.clamp_min(0)
+            # In place from here on: each pass over the logits costs as much as a tenth of the product.
             logits = (rows @ matrix.t()).float()
-            log_z = logits.logsumexp(1)
-            picked = logits.gather(1, target.clamp_min(0).unsqueeze(1)).squeeze(1)
-            loss += ((log_z - picked) * valid).sum()
+            top = logits.amax(1, keepdim=True)
+            picked = logits.gather(1, column)
+            total = logits.sub_(top).exp_().sum(1, keepdim=True)
+            loss += ((total.log() + top - picked) * valid).sum()
             if grad_hidden is None or grad_weight is None:
                 continue
-            grad = logits.sub_(log_z.unsqueeze(1)).exp_()
-            grad.scatter_add_(1, target.clamp_min(0).unsqueeze(1), -torch.ones_like(grad[:, :1]))
-            grad = grad.mul_(valid.unsqueeze(1)).to(matrix.dtype)
-            grad_hidden[start : start + CHUNK] = grad @ matrix
+            grad = logits.mul_(valid / total).scatter_add_(1, column, -valid).to(matrix.dtype)
+            grad_hidden[start : start + size] = grad @ matrix
             grad_weight.addmm_(grad.t().to(weight.dtype), rows.to(weight.dtype))
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
