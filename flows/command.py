@@ -1,6 +1,5 @@
 """The commands `python -m flows.*`: flags from a settings model, one embedded server, one line for an error."""
 
-import contextlib
 import logging
 import sys
 from collections.abc import Callable
@@ -9,59 +8,57 @@ from typing import Annotated, Any, TypeVar
 import cyclopts
 
 from flows.server import prefect_server
-from flows.settings import OutputSettings, resolve
-from gpt2train.command import run_command
-from tasks.storage import Folder
+from flows.settings import resolve
+from gpt2train.command import HELP_DEBUG, run_command
+from gpt2train.settings import Settings
 
 log = logging.getLogger("gpt2train")
 
-S = TypeVar("S", bound=OutputSettings)
+S = TypeVar("S", bound=Settings)
 
 
-def command(run: Callable[[S], str], model: type[S], result: str) -> None:
-    """Parse the flags of `model`, run the flow, print where the result lies, and exit.
+def command(flow: Callable[[S], str], model: type[S], check: Callable[[S], None], result: str) -> None:
+    """Parse the flags of `model`, check them, run the flow, print where the result lies, and exit.
 
     Args:
-        run: the flow; takes the settings and returns a path.
-        model: its settings.
+        flow: takes the settings and returns a path.
+        model: its settings; every field is a flag.
+        check: raises `UserError` for what can be seen before anything starts.
         result: what the path is, for the last line.
     """
-    app = cyclopts.App(name=f"python -m flows.{run.__name__}", help=run.__doc__, version_flags=[])
+    app = cyclopts.App(name=f"python -m {flow.__module__}", help=f"{flow.__doc__} {HELP_DEBUG}", version_flags=[])
 
     @app.default
     def main(
         *,
         config: str | None = None,
-        debug: bool = False,
         settings: Annotated[model | None, cyclopts.Parameter(name="*")] = None,  # type: ignore[valid-type]
     ) -> None:
         """Run the flow.
 
         Args:
-            config: TOML file of settings; flags win over it.
-            debug: Show the traceback of an error.
+            config: TOML file of settings; flags win over it, it wins over the preset.
             settings: Every setting, as a flag.
         """
         flags: dict[str, Any] = {} if settings is None else settings.model_dump(exclude_unset=True)
         resolved = resolve(model, config, flags)
-        Folder(resolved.output).check_writable()
+        check(resolved)
         with prefect_server() as address:
             if address:
-                log.info("watch it at %s", address)
-            path = _run(run, resolved)
+                log.info("while it runs: %s", address)
+            _take_up_environment()
+            path = flow(resolved)
         print(f"{result}: {path}")
 
-    run_command(app, sys.argv[1:])
+    sys.exit(run_command(app))
 
 
-def _run(run: Callable[[S], str], settings: S) -> str:
-    """Run the flow against the server that the environment names by now."""
+def _take_up_environment() -> None:
+    """Let Prefect see the server that the environment names by now, and keep this module out of the workers."""
     from prefect.context import refresh_global_settings_context
 
     refresh_global_settings_context()
-    with contextlib.suppress(ImportError):
-        # Worker processes are spawned: they would import this program's main module, and Prefect with it (1-3 s each).
-        main = sys.modules["__main__"]
-        main.__spec__ = None
-        vars(main).pop("__file__", None)
-    return run(settings)
+    # Worker processes are spawned, and would import the program's main module, and Prefect with it (1-3 s each).
+    main = sys.modules["__main__"]
+    main.__spec__ = None
+    vars(main).pop("__file__", None)

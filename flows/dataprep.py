@@ -11,9 +11,10 @@ from flows.demo import demo_site
 from flows.orchestrate import run_step
 from flows.settings import DataprepSettings
 from flows.workplace import workplace
+from gpt2train.evaluate.passages import read_passages
 from tasks.blacklist import blacklist
 from tasks.clean import clean
-from tasks.cloze import cloze
+from tasks.cloze import cloze, cloze_file
 from tasks.decontaminate import decontaminate
 from tasks.dedup import dedup
 from tasks.download import download
@@ -21,10 +22,10 @@ from tasks.extract import extract
 from tasks.runner import Runner
 from tasks.shuffle import shuffle
 from tasks.steps import Manifest
-from tasks.storage import Folder
+from tasks.storage import Folder, read_any
 from tasks.tokenize import tokenize
 from tasks.tokenizer import tokenizer
-from tasks.urls import read_url_lists
+from tasks.urls import expand, read_url_lists
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> Prepare
     bpe = run_step(tokenizer, root, None, settings.tokenizer, runner=runner) if published else None
     cleaned = run_step(clean, root, documents, settings.clean, runner=runner, tokenizer=bpe)
     drawn = None if settings.lambada else run_step(cloze, root, cleaned, settings.cloze, runner=runner)
-    lambada = settings.lambada or (root / drawn.folder).path(drawn.outputs[0].name)
+    lambada = settings.lambada or cloze_file(root, drawn)
     evaluation = [("lambada", lambada)]
     decontaminated = run_step(decontaminate, root, cleaned, evaluation, settings.decontaminate, runner=runner)
     unique = run_step(dedup, root, decontaminated, settings.dedup, runner=runner)
@@ -110,5 +111,18 @@ def source_of(settings: DataprepSettings) -> Iterator[Source]:
         yield Source([site.url_list], site.connect_to)
 
 
+def check(settings: DataprepSettings) -> None:
+    """Find before anything starts what would stop the flow later.
+
+    Raises:
+        UserError: the output cannot be written, or an input is not there.
+    """
+    Folder(settings.output).check_writable()
+    for pattern in settings.urls:
+        expand(pattern)
+    if settings.lambada:
+        read_passages(read_any(settings.lambada), settings.lambada)
+
+
 if __name__ == "__main__":
-    command(dataprep, DataprepSettings, "tokens")
+    command(dataprep, DataprepSettings, check, "tokens")

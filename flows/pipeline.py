@@ -6,6 +6,7 @@ Run it with `python -m flows.pipeline`; without a list of URLs it runs the embed
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
+from flows import dataprep
 from flows.command import command
 from flows.dataprep import prepare
 from flows.evaluate import judge
@@ -30,5 +31,15 @@ def pipeline(settings: PipelineSettings) -> str:
         return (root / page.folder).path(REPORT)
 
 
+def check(settings: PipelineSettings) -> None:
+    """Find before anything starts what would stop the flow later.
+
+    Raises:
+        UserError: an input is missing, the output cannot be written, or the batch does not divide.
+    """
+    dataprep.check(settings)
+    settings.train.batch.accumulation(settings.launch.processes)
+
+
 if __name__ == "__main__":
-    command(pipeline, PipelineSettings, "report")
+    command(pipeline, PipelineSettings, check, "report")

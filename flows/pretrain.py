@@ -28,5 +28,18 @@ def learn(
     return run_step(train, root, data, tokens, bpe, settings.train, settings.launch, settings.preset, runner=runner)
 
 
+def check(settings: PretrainSettings) -> None:
+    """Find before anything starts what would stop the flow later.
+
+    Raises:
+        UserError: the output cannot be written, or the batch does not divide over the processes.
+        RunError: there are no tokens.
+    """
+    Folder(settings.output).check_writable()
+    settings.train.batch.accumulation(settings.launch.processes)
+    for step in ("tokens", "tokenizer"):
+        need_manifest(Folder(settings.data or settings.output) / step)
+
+
 if __name__ == "__main__":
-    command(pretrain, PretrainSettings, "run")
+    command(pretrain, PretrainSettings, check, "run")

@@ -29,7 +29,7 @@ from tasks.tokenize import TokenizeSettings
 from tasks.tokenizer import TokenizerSettings
 from tasks.train import LaunchSettings
 
-S = TypeVar("S", bound="OutputSettings")
+S = TypeVar("S", bound=Settings)
 
 
 def usable_cores() -> int:
@@ -91,13 +91,31 @@ class PretrainSettings(OutputSettings):
     """How the torchrun job is started."""
 
 
-class PipelineSettings(DataprepSettings, PretrainSettings):
-    """The main job: from lists of URLs to an evaluated model and a report."""
+class JudgeSettings(Settings):
+    """What is made of a finished run."""
 
     merge: MergeSettings = MergeSettings()
     """The Hugging Face folder."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """LAMBADA, perplexity, samples."""
+
+
+class ScoreSettings(JudgeSettings):
+    """From the last checkpoint of a run to a merged model and its scores."""
+
+    run: str
+    """Run folder, as `out/runs/tiny-0123abcd`."""
+    lambada: str | None = None
+    """LAMBADA test file; None takes the cloze set that the data flow drew."""
+    workers: PositiveInt = Field(default_factory=usable_cores)
+    """Worker processes."""
+    verify: bool = False
+    """Compare the hashes of finished outputs too."""
+
+
+class PipelineSettings(DataprepSettings, PretrainSettings, JudgeSettings):
+    """The main job: from lists of URLs to an evaluated model and a report."""
+
     report: ReportSettings = ReportSettings()
     """The report."""
 

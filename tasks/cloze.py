@@ -57,7 +57,7 @@ SENTENCE_WORDS = (3, 50)
 class ClozeSettings(Settings):
     """What a passage is, and how many there are."""
 
-    min_words: int = Field(40, ge=5)
+    min_words: int = Field(30, ge=5)
     """Fewest words of a passage."""
     max_words: int = Field(110, le=1000)
     """Most words of a passage."""
@@ -252,3 +252,8 @@ def prose_runs(text: str) -> list[list[tuple[int, int]]]:
             number += 1
         start = -1
     return [runs[key] for key in sorted(runs)]
+
+
+def cloze_file(root: Folder, manifest: Manifest) -> str:
+    """Path of the passages that the step wrote."""
+    return (root / manifest.folder).path(CLOZE)

@@ -1,0 +1,70 @@
+"""Checkpoint -> merged model and scores. Run it with `python -m flows.evaluate --run out/runs/NAME`."""
+
+from pathlib import PurePosixPath
+
+from prefect import flow
+
+from flows.command import command
+from flows.orchestrate import run_step
+from flows.settings import JudgeSettings, OutputSettings, ScoreSettings
+from flows.workplace import workplace
+from gpt2train.errors import UserError
+from tasks.cloze import cloze_file
+from tasks.lambada import evaluate
+from tasks.merge import merge
+from tasks.runner import Runner
+from tasks.steps import Manifest, need_manifest, read_manifest
+from tasks.storage import Folder
+
+
+@flow(name="evaluate")
+def score(settings: ScoreSettings) -> str:
+    """From the last checkpoint of a run to a merged model and its scores. Returns the folder of the scores."""
+    run = Folder(settings.run)
+    root = Folder(PurePosixPath(run.path()).parent.parent)
+    training, bpe, documents = (need_manifest(folder) for folder in (run, root / "tokenizer", root / "shuffled"))
+    lambada = settings.lambada or _drawn(root)
+    place = OutputSettings(output=root.url, workers=settings.workers, verify=settings.verify)
+    with workplace(place) as (root, runner):
+        _, scores = judge(root, training, bpe, lambada, documents, settings, runner)
+        return (root / scores.folder).url
+
+
+def judge(
+    root: Folder,
+    training: Manifest,
+    bpe: Manifest,
+    lambada: str,
+    documents: Manifest,
+    settings: JudgeSettings,
+    runner: Runner,
+) -> tuple[Manifest, Manifest]:
+    """Merge the checkpoint, then score the merged model; the manifests of both."""
+    model = run_step(merge, root, training, bpe, settings.merge, runner=runner)
+    scores = run_step(evaluate, root, model, lambada, documents, settings.evaluate, runner=runner)
+    return model, scores
+
+
+def _drawn(root: Folder) -> str:
+    """The cloze set that the data flow drew.
+
+    Raises:
+        UserError: it drew none.
+    """
+    manifest = read_manifest(root / "evalset")
+    if manifest is None:
+        raise UserError(f"{root.url} holds no evaluation set of its own; give --lambada FILE")
+    return cloze_file(root, manifest)
+
+
+def check(settings: ScoreSettings) -> None:
+    """Find before anything starts what would stop the flow later.
+
+    Raises:
+        RunError: the run is not finished or not there.
+    """
+    need_manifest(Folder(settings.run))
+
+
+if __name__ == "__main__":
+    command(score, ScoreSettings, check, "scores")
