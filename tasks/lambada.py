@@ -64,6 +64,7 @@ def evaluate(
         UserError: the cloze set is missing or malformed, or no document is held out.
     """
     data = read_any(lambada)
+    passages = read_passages(data, lambada)
     sha256 = hashlib.sha256(data).hexdigest()
     step = Step(
         root,
@@ -78,7 +79,6 @@ def evaluate(
         return done
     if not root.is_local:
         raise UserError(f"a model is read from a local folder, not from {root.url}; copy the run first")
-    passages = read_passages(data, lambada)
     about = {"data": PurePosixPath(lambada).name, "data_sha256": sha256}
     place = (root / model.folder).path()
     tasks = ["lambada", "perplexity", "samples"]

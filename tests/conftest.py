@@ -2,8 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.trained_run import TrainedRun
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,3 +23,12 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real data not found at {folder}; set GPT2TRAIN_TEST_DATA")
     return folder
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> "TrainedRun":
+    """A small run that was really trained, once for all tests that read a run; they add files, they change none."""
+    from tests.trained_run import train_small_run  # loads torch, which most tests do not need
+
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    return train_small_run(tmp_path_factory.mktemp("trained"), text)

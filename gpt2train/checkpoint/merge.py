@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gpt2train.checkpoint.format import Dtype
 from gpt2train.checkpoint.huggingface import write_model
-from gpt2train.checkpoint.store import FOLDER, LATEST, load_weights
+from gpt2train.checkpoint.store import FOLDER, load_weights, newest
 from gpt2train.config import CONFIG_FILE, RunConfig, read_run_config
 from gpt2train.data.tokenizer import tokenizer_hash
 from gpt2train.errors import UserError
@@ -47,16 +47,11 @@ def find_source(path: Path) -> Source:
     if not path.is_dir():
         raise UserError(f"there is no folder {path}; give a run folder or one of its checkpoints")
     if (path / CONFIG_FILE).is_file():
-        run, latest = path, path / FOLDER / LATEST
-        if not latest.is_file():
-            raise UserError(f"the run {path} has no checkpoint yet; train it until one is saved")
-        checkpoint = latest.parent / Path(latest.read_text(encoding="utf-8").strip()).name
+        run, checkpoint = path, newest(path)
     elif path.parent.name == FOLDER and (path.parent.parent / CONFIG_FILE).is_file():
         run, checkpoint = path.parent.parent, path
     else:
         raise UserError(f"{path} is no run folder (no {CONFIG_FILE}) and no checkpoint of one (RUN/checkpoints/step-…)")
-    if not checkpoint.is_dir():
-        raise UserError(f"the checkpoint {checkpoint} is not there; give another one of {checkpoint.parent}")
     return Source(run, checkpoint, read_run_config(run / CONFIG_FILE))
 
 

@@ -15,6 +15,7 @@ import hashlib
 import os
 import pickle
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,9 @@ def load_weights(checkpoint: str | Path) -> dict[str, Tensor]:
         for key, entry in sorted(stored.items())
         if key.startswith("model.") and isinstance(entry, TensorStorageMetadata)
     }
-    dcp.load(weights, storage_reader=_Reader(checkpoint), no_dist=True)
+    with warnings.catch_warnings():  # it warns that there is no process group, which is what no_dist says
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(weights, storage_reader=_Reader(checkpoint), no_dist=True)
     return {key.removeprefix("model."): value for key, value in weights.items()}
 
 

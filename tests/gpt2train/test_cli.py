@@ -1,0 +1,192 @@
+"""The command `gpt2train`: a trained run is merged, scored and written with; mistakes are one line."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cyclopts import App
+
+from gpt2train.checkpoint.huggingface import read_model
+from gpt2train.checkpoint.merge import find_source, merge
+from gpt2train.checkpoint.store import load_weights
+from gpt2train.cli import app
+from gpt2train.command import run_command
+from gpt2train.errors import RunError, UserError
+from tests.trained_run import VOCAB, TrainedRun
+
+LICENSE = (Path(__file__).parents[2] / "LICENSE").read_text()
+
+
+@pytest.fixture(scope="module")
+def model(trained_run: TrainedRun) -> Path:
+    folder = trained_run.root / "merged"
+    done = call("merge", str(trained_run.run), "--output", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"model: {folder}"
+    assert "step-00000002" in done.stdout
+    assert done.stderr == ""
+    return folder
+
+
+def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "gpt2train", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_merged_model_is_the_trained_one(trained_run: TrainedRun, model: Path) -> None:
+    weights = load_weights(trained_run.run / "checkpoints/step-00000002")
+    merged = read_model(model)
+    assert merged.shape.vocab == VOCAB
+    for name, tensor in merged.state_dict().items():
+        expected = weights[name][:VOCAB] if name == "wte.weight" else weights[name]
+        assert torch.equal(tensor[: len(expected)], expected), name
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(model).eval()
+    tokens = torch.randint(0, VOCAB, (2, 64))
+    with torch.no_grad():
+        assert torch.allclose(theirs(tokens).logits, merged(tokens)[..., :VOCAB], atol=1e-5)
+
+
+def test_a_checkpoint_can_be_named(trained_run: TrainedRun, tmp_path: Path, model: Path) -> None:
+    merge(trained_run.run / "checkpoints/step-00000002", tmp_path / "m", trained_run.tokenizer)
+    assert (tmp_path / "m/model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+
+
+def test_lambada(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "set.jsonl"
+    passages = [" ".join(paragraph.split()[:9]) for paragraph in LICENSE.split("\n\n") if len(paragraph.split()) > 9]
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in passages))
+    done = call("evaluate", "lambada", "--model", str(model), "--data", str(data))
+    assert done.returncode == 0, done.stderr
+    scores = model / "eval/lambada.json"
+    assert done.stdout.splitlines()[-1] == f"scores: {scores}"
+    result = json.loads(scores.read_text())
+    assert result["passages"] == len(passages)
+    assert result["data"] == "set.jsonl"
+    assert set(result["definitions"]) == {"lambada_openai", "last_token", "megatron_strict"}
+    assert "note: not one of" in done.stdout
+
+
+def test_wikitext(model: Path, tmp_path: Path, real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "wiki.test.tokens"
+    data.write_text((real_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")[:3000], encoding="utf-8")
+    out = tmp_path / "w.json"
+    flags = ["--model", str(model), "--data", str(data), "--stride", "64", "--output", str(out)]
+    assert run_command(app, ["evaluate", "wikitext", *flags]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"scores: {out}"
+    # After two steps every byte is still about as likely as any other.
+    assert json.loads(out.read_text())["token_perplexity"] == pytest.approx(VOCAB, rel=0.3)
+
+
+def test_generate(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", str(model), "--max-new-tokens", "5", "--prompt", "Licensed", "--prompt", "You may"]
+    said = []
+    for seed in ("1", "1", "2"):
+        assert run_command(app, ["generate", *flags, "--seed", seed]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2]
+    assert said[0].startswith("Licensed")
+    assert said[0].count("tokens, stopped: ") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["genrate"], 'Did you mean "generate"'),
+        (["evaluate", "lambda"], 'Did you mean "lambada"'),
+        (["generate", "--model", "m", "--promt", "x"], "Did you mean --prompt"),
+        (["generate", "--prompt", "x"], "--model"),
+        (["generate", "--model", "m", "--prompt", "x", "--top-p", "2"], "--top-p: input should be less than or equal"),
+        (["generate", "--model", "m", "--prompt", "x", "--device", "tpu"], "tpu"),
+        (["generate", "--model", "nowhere", "--prompt", "x"], "nowhere is not a model folder"),
+        (["merge", "nowhere", "--output", "m"], "no folder nowhere"),
+        (["merge", ".", "--output", "m"], "config.toml"),
+        (["evaluate", "lambada", "--model", "m", "--data", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command(app, arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_the_exit_code_reaches_the_shell(tmp_path: Path) -> None:
+    done = call("evaluate", "lambada", "--model", "m", "--data", str(tmp_path / "nowhere"), "--debug")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_a_damaged_checkpoint_exits_1(
+    trained_run: TrainedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained_run.run, tmp_path / "run")
+    victim = next((tmp_path / "run/checkpoints/step-00000002").glob("*.distcp"))
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(bytes(data))
+    flags = ["--output", str(tmp_path / "m"), "--tokenizer", str(trained_run.tokenizer)]
+    assert run_command(app, ["merge", str(tmp_path / "run"), *flags]) == 1
+    error = capsys.readouterr().err
+    assert "damaged" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_wrong_tokenizer_is_refused(trained_run: TrainedRun, tmp_path: Path, real_data: Path) -> None:
+    with pytest.raises(UserError, match="not the one"):
+        merge(trained_run.run, tmp_path / "m", real_data / "bpe")
+
+
+def test_a_run_without_a_checkpoint(trained_run: TrainedRun, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes((trained_run.run / "config.toml").read_bytes())
+    with pytest.raises(UserError, match="no checkpoint"):
+        find_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("a b\nc"), 2, "error: a b c\n"),
+        (RunError("full"), 1, "error: full\n"),
+        (KeyError("k"), 1, "error: KeyError: 'k' (--debug shows where)\n"),
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+    ],
+)
+def test_every_error_is_one_line(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = App(suppress_keyboard_interrupt=False)
+
+    @failing.default
+    def command() -> None:
+        raise error
+
+    assert run_command(failing, []) == code
+    assert capsys.readouterr().err == line
+    assert run_command(failing, ["--debug"]) == code
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_help_is_quick_because_torch_stays_out() -> None:
+    code = (
+        "import sys; from gpt2train.cli import app; from gpt2train.command import run_command\n"
+        "run_command(app, ['--help']); run_command(app, ['generate', '--help']); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "--debug" in done.stdout
+    assert "--top-k" in done.stdout

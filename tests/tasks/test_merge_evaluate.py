@@ -1,0 +1,167 @@
+"""The last steps of the recipe on a run that was really trained: merge, then evaluate."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpt2train.checkpoint.format import MergeSettings
+from gpt2train.errors import RunError, UserError
+from gpt2train.sampling import SamplingSettings
+from tasks.lambada import EvaluateSettings, cut, evaluate, held_out_texts
+from tasks.merge import checkpoint_name, merge
+from tasks.runner import Runner
+from tasks.shards import CLEAN, write_rows
+from tasks.steps import Manifest, Outcome, Step
+from tasks.storage import Folder
+from tests.trained_run import TrainedRun
+
+LICENSE = (Path(__file__).parents[2] / "LICENSE").read_text()
+SETTINGS = EvaluateSettings(max_documents=3, prompts=("The", ""), sampling=SamplingSettings(max_new_tokens=5))
+
+
+class Upstream:
+    """What the steps before left: a training run, its tokenizer, held-out documents, a cloze set."""
+
+    def __init__(self, trained: TrainedRun) -> None:
+        root = trained.root
+        self.root = Folder(root)
+        self.tokenizer = self.step("tokenizer", "tokenizer", ["vocab.json", "merges.txt", "tokenizer.json"])
+        names = [name for name in Folder(trained.run).files() if name.startswith("checkpoints/")]
+        self.training = self.step("train", "runs/small", ["config.toml", *names])
+        paragraphs = [text for text in LICENSE.split("\n\n") if len(text.split()) > 9]
+        rows = [
+            {"id": hashlib.sha256(text.encode()).hexdigest(), "url": "u", "text": text, "split": split}
+            for text, split in zip(paragraphs, ["test", "train", "valid", "test"] * len(paragraphs), strict=False)
+        ]
+        for part, some in enumerate((rows[::2], rows[1::2])):
+            write_rows(self.root / "documents", f"part-{part:05d}.parquet", some, CLEAN)
+        self.rows = rows
+        self.documents = self.step("shuffle", "documents", ["part-00000.parquet", "part-00001.parquet"])
+        self.cloze = root / "cloze.jsonl"
+        lines = [json.dumps({"text": " ".join(text.split()[:9])}) for text in paragraphs]
+        self.cloze.write_text("\n".join(lines))
+        self.passages = len(lines)
+
+    def step(self, name: str, folder: str, files: list[str]) -> Manifest:
+        step = Step(self.root, name, version=1, parameters={}, inputs={}, folder=folder)
+        outputs = tuple(step.folder.record(file) for file in files)
+        return step.commit(Outcome(outputs=outputs), sweep=False)
+
+
+@pytest.fixture(scope="module")
+def upstream(trained_run: TrainedRun) -> Upstream:
+    return Upstream(trained_run)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with Runner(workers=2) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def model(upstream: Upstream, runner: Runner) -> Manifest:
+    return merge(upstream.root, upstream.training, upstream.tokenizer, MergeSettings(), runner)
+
+
+@pytest.fixture(scope="module")
+def scores(upstream: Upstream, model: Manifest, runner: Runner) -> Manifest:
+    return evaluate(upstream.root, model, str(upstream.cloze), upstream.documents, SETTINGS, runner)
+
+
+def test_merge_writes_a_model_folder(upstream: Upstream, model: Manifest, runner: Runner) -> None:
+    assert model.folder == "runs/small/model"
+    names = [record.name for record in model.outputs]
+    assert {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"} < set(names)
+    folder = upstream.root / model.folder
+    assert folder.files() == sorted([*names, "_manifest.json"])
+    transformers = pytest.importorskip("transformers")
+    assert transformers.AutoModelForCausalLM.from_pretrained(folder.path()).config.n_layer == 1
+    skipped = Runner(workers=1)
+    assert merge(upstream.root, upstream.training, upstream.tokenizer, MergeSettings(), skipped) == model
+    assert skipped.skipped == {"merge"}
+
+
+def test_evaluate_writes_three_files(upstream: Upstream, scores: Manifest, runner: Runner) -> None:
+    assert scores.folder == "runs/small/eval"
+    assert [record.name for record in scores.outputs] == ["lambada.json", "perplexity.json", "samples.json"]
+    folder = upstream.root / scores.folder
+    lambada, perplexity, samples = (json.loads(folder.read_bytes(record.name)) for record in scores.outputs)
+    assert lambada["passages"] == upstream.passages == scores.outcome.facts["passages"]
+    assert lambada["data"] == "cloze.jsonl"
+    assert lambada["notes"]
+    assert perplexity["documents"] == 3 == scores.outcome.facts["held_out_documents"]
+    assert perplexity["word_perplexity"] > perplexity["token_perplexity"] > 1
+    assert [sample["prompt"] for sample in samples["samples"]] == ["The", ""]
+
+
+def test_evaluate_is_skipped_when_done(upstream: Upstream, model: Manifest, scores: Manifest) -> None:
+    again = Runner(workers=1)
+    assert evaluate(upstream.root, model, str(upstream.cloze), upstream.documents, SETTINGS, again) == scores
+    assert again.skipped == {"evaluate"}
+
+
+def test_another_cloze_set_is_scored_and_one_worker_gives_the_same_bytes(
+    upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path
+) -> None:
+    folder = upstream.root / scores.folder
+    before = {record.name: folder.read_bytes(record.name) for record in scores.outputs}
+    other = tmp_path / "cloze.jsonl"
+    other.write_text(upstream.cloze.read_text() + '\n{"text": "one more passage"}')
+    with Runner(workers=1) as one:
+        changed = evaluate(upstream.root, model, str(other), upstream.documents, SETTINGS, one)
+        assert changed.outcome.facts["passages"] == upstream.passages + 1
+        assert changed.identity != scores.identity
+        assert evaluate(upstream.root, model, str(upstream.cloze), upstream.documents, SETTINGS, one) == scores
+    assert {record.name: folder.read_bytes(record.name) for record in scores.outputs} == before
+
+
+def test_a_bad_cloze_set_is_refused_and_leaves_the_scores(
+    upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "a b"}\n{}')
+    with pytest.raises(UserError, match=r"bad\.jsonl line 2"):
+        evaluate(upstream.root, model, str(bad), upstream.documents, SETTINGS, Runner(workers=1))
+    assert Step(
+        upstream.root,
+        "evaluate",
+        version=1,
+        parameters=SETTINGS,
+        inputs=scores.inputs,
+        folder=scores.folder,
+    ).finished()
+
+
+def test_held_out_documents_are_the_smallest_ids_of_the_test_split(upstream: Upstream) -> None:
+    test = sorted((row["id"], row["text"]) for row in upstream.rows if row["split"] == "test")
+    assert len(test) > 3
+    assert held_out_texts(upstream.root, upstream.documents, SETTINGS) == [text for _, text in test[:3]]
+    short = SETTINGS.model_copy(update={"max_characters": 100})
+    assert all(len(text) <= 100 for text in held_out_texts(upstream.root, upstream.documents, short))
+
+
+def test_no_held_out_document_is_an_error(upstream: Upstream, tmp_path: Path) -> None:
+    root = Folder(tmp_path)
+    write_rows(root / "documents", "p.parquet", [{"id": "1", "url": "u", "text": "t", "split": "train"}], CLEAN)
+    step = Step(root, "shuffle", version=1, parameters={}, inputs={}, folder="documents")
+    manifest = step.commit(Outcome(outputs=(step.folder.record("p.parquet"),)))
+    with pytest.raises(RunError, match="held out"):
+        held_out_texts(root, manifest, SETTINGS)
+
+
+def test_the_checkpoint_comes_from_the_manifest(upstream: Upstream) -> None:
+    assert checkpoint_name(upstream.training) == "checkpoints/step-00000002"
+    with pytest.raises(RunError, match="names 0 checkpoints"):
+        checkpoint_name(upstream.tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("abc def", "abc def"), ("abc def ghi", "abc def"), ("abcdefghijk", "abcdefgh"), ("abcdefg hij", "abcdefg")],
+)
+def test_cut_keeps_whole_words(text: str, expected: str) -> None:
+    assert cut(text, 8) == expected
