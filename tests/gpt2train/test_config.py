@@ -1,0 +1,104 @@
+"""Settings of a run: presets, arithmetic, refusals, the way to TOML and back."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2train.config import (
+    BatchSettings,
+    TrainSettings,
+    preset,
+    presets,
+    read_run_config,
+    run_config,
+    to_toml,
+)
+from gpt2train.errors import UserError
+from gpt2train.metrics import parameter_count
+from gpt2train.model.gpt2 import GPT2, Shape
+from gpt2train.schedule import learning_rate
+from gpt2train.settings import build
+
+PUBLISHED = {"117m": 124_475_904, "345m": 354_871_296, "762m": 774_090_240, "1542m": 1_557_686_400}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_presets_have_the_published_sizes(name: str) -> None:
+    settings = build(TrainSettings, preset(name))
+    config = run_config(settings, train="t", valid=None, vocab=50257, tokenizer_hash=None, output="o")
+    with torch.device("meta"):
+        model = GPT2(config.shape)
+    assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name] == parameter_count(config.shape)
+
+
+def test_every_preset_is_valid_and_shown() -> None:
+    assert presets() == sorted([*PUBLISHED, "tiny"])
+    for name in presets():
+        settings = build(TrainSettings, preset(name))
+        assert settings.batch.accumulation(1) >= 1
+
+
+def test_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"unknown preset '345M'; did you mean '345m'\?"):
+        preset("345M")
+    with pytest.raises(UserError, match="there are: 117m, 1542m, 345m, 762m, tiny"):
+        preset("llama")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[optimizer]\nlearning_rate = 1", "unknown setting 'optimizer.learning_rate'"),
+        ("[optimizer]\nlrr = 1", r"did you mean 'optimizer.lr'\?"),
+        ("steps = 10\n[schedule]\nwarmup = 10", "schedule.warmup 10 must be below steps 10"),
+        ("[model]\nheads = 7", "hidden 768 is not a multiple of heads 7"),
+        ("[schedule]\nmin_lr = 1.0", "schedule.min_lr 1 is above optimizer.lr"),
+        ("precision = 'fp8'", "precision"),
+    ],
+)
+def test_mistakes_are_one_line(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        build(TrainSettings, tomllib.loads(text))
+    assert "\n" not in str(caught.value)
+
+
+def test_run_config_reads_back_from_its_toml(tmp_path: Path) -> None:
+    settings = build(TrainSettings, preset("tiny"))
+    config = run_config(settings, train="a/t", valid=None, vocab=4096, tokenizer_hash="abc", output="out")
+    (tmp_path / "c.toml").write_text(to_toml(config))
+    assert read_run_config(tmp_path / "c.toml") == config
+    with pytest.raises(UserError, match="no-such"):
+        read_run_config(tmp_path / "no-such.toml")
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
+def test_batch_arithmetic(micro: int, processes: int, accumulation: int) -> None:
+    batch = BatchSettings(micro_batch=micro, global_batch=micro * processes * accumulation)
+    assert batch.accumulation(processes) == accumulation
+
+
+def test_batch_that_does_not_divide_says_the_sum() -> None:
+    with pytest.raises(
+        UserError, match=r"16 is not a multiple of micro_batch 4 x 3 processes = 12; set it to 12 or 24"
+    ):
+        BatchSettings(micro_batch=4, global_batch=16).accumulation(3)
+    with pytest.raises(UserError, match="set it to 12,"):
+        BatchSettings(micro_batch=4, global_batch=8).accumulation(3)
+
+
+@given(st.integers(2, 500), st.data())
+def test_schedule_warms_up_and_falls_to_the_floor(updates: int, data: st.DataObject) -> None:
+    warmup = data.draw(st.integers(0, updates - 2))
+    rates = [learning_rate(u, updates=updates, warmup=warmup, peak=1.0, floor=0.1) for u in range(updates)]
+    assert rates[warmup] == 1.0 == max(rates)
+    assert all(a < b for a, b in zip(rates[:warmup], rates[1 : warmup + 1], strict=True)) and rates[0] > 0
+    assert all(a >= b for a, b in zip(rates[warmup:], rates[warmup + 1 :], strict=False))
+    assert rates[-1] == pytest.approx(0.1)
+
+
+def test_vocabulary_is_padded_for_matrix_kernels() -> None:
+    assert Shape(vocab=50257, layers=1, heads=1, hidden=8, context=8).padded_vocab == 50304
