@@ -177,4 +177,5 @@ def read_any(url: str, **options: Any) -> bytes:
         with fsspec.open(url, "rb", **options) as file:
             return file.read()
     except OSError as error:
-        raise UserError(f"cannot read {url}: {error.strerror or error}; check the path") from error
+        missing = "no such file" if isinstance(error, FileNotFoundError) else None
+        raise UserError(f"cannot read {url}: {error.strerror or missing or error}; check the path") from error

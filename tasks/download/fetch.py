@@ -76,7 +76,8 @@ class _Again(Refused):
 class Clock:
     """Adds up the time of requests, and ends them when a budget is used up."""
 
-    def __init__(self, budget: float) -> None:
+    def __init__(self, budget: float, what: str) -> None:
+        self.budget, self.what = budget, what
         self.left = budget
         self.used = 0.0
 
@@ -92,7 +93,9 @@ class Clock:
             async with asyncio.timeout(self.left):
                 yield
         except TimeoutError as error:
-            raise Refused("deadline", "the page took too long", retryable=True) from error
+            raise Refused(
+                "deadline", f"not done after {self.used + time.monotonic() - begin:.1f} s", retryable=True
+            ) from error
         finally:
             spent = time.monotonic() - begin
             self.used += spent
@@ -129,7 +132,7 @@ class Fetcher:
     async def fetch(self, url: str, source: str) -> Fetched:
         """Fetch one page. Never raises for what a server does: the reason stands in the result."""
         page = Fetched(url, source, final_url=url)
-        clock = Clock(self.settings.deadline)
+        clock = Clock(self.settings.deadline, "the page")
         try:
             start = parse(url)
 
@@ -192,7 +195,7 @@ class Fetcher:
 
     async def _robots(self, url: URL) -> tuple[int, str]:
         """A robots.txt, through the same guard; redirects are followed, but no rules asked for."""
-        clock = Clock(self.settings.deadline)
+        clock = Clock(self.settings.deadline, "robots.txt")
         return await self._attempts(str(url), lambda: self._robots_once(url, clock))
 
     async def _robots_once(self, url: URL, clock: Clock) -> tuple[int, str]:
@@ -245,13 +248,14 @@ class Fetcher:
         length = response.content_length
         if length is not None and length > max_wire:
             raise Refused("too_large", f"{length} bytes announced, at most {max_wire} allowed")
-        return await read_body(
-            response.content.iter_any(),
-            response.headers.get("Content-Encoding", ""),
-            max_wire=max_wire,
-            max_bytes=max_bytes,
-            max_ratio=self.settings.max_ratio,
-        )
+        async with Clock(self.settings.body_deadline, "the body").running():
+            return await read_body(
+                response.content.iter_any(),
+                response.headers.get("Content-Encoding", ""),
+                max_wire=max_wire,
+                max_bytes=max_bytes,
+                max_ratio=self.settings.max_ratio,
+            )
 
 
 def check_status(response: aiohttp.ClientResponse) -> None:

@@ -25,6 +25,8 @@ class DownloadSettings(Settings):
     """Longest Crawl-delay that is kept to, in seconds."""
     deadline: float = Field(30.0, gt=0, le=600)
     """Seconds for one page: all its requests together, redirects and retries included, waiting for turns excluded."""
+    body_deadline: float = Field(20.0, gt=0, le=600)
+    """Seconds from the head of a response to the end of its body: a server may think long, but not drip."""
     attempts: int = Field(3, ge=1, le=10)
     """Requests for one page at most, when the server is busy, errs or drops the connection; redirects not counted."""
     backoff: float = Field(1.0, ge=0, le=60)

@@ -1,0 +1,184 @@
+"""Pages of documentation, rendered by the standard library's pydoc in plain, semantic HTML.
+
+pydoc's own layout puts everything into tables and definition lists, of which text extractors keep a fraction; here
+headings are headings, prose is paragraphs and examples are preformatted. A page depends on the Python version and the
+installed packages alone: no addresses, no values (data are shown by name and type), no paths, no order of a set.
+"""
+
+import importlib
+import inspect
+import pydoc
+import pydoc_data.topics
+import re
+import types
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+UNDERLINE = re.compile(r"([=\-~*^\"#+])\1{2,}\s*")
+BULLET = re.compile(r"(?:[-*+•]|\(?\d{1,2}[.)])\s+")
+SIMPLE = (int, float, bool, type(None), str, bytes, type, types.FunctionType, types.BuiltinFunctionType)
+LONGEST_DEFAULT = 40
+DUNDERS = ("__init__", "__call__", "__new__")
+
+
+class SemanticDoc(pydoc.HTMLDoc):
+    """pydoc with headings and paragraphs instead of tables."""
+
+    def markdown(self, text: str, level: int) -> str:
+        """HTML of a docstring or a page of the reference: headings, paragraphs, lists, examples."""
+        return "\n".join(blocks(ADDRESS.sub("", text), level))
+
+    def docmodule(self, object: Any, name: str | None = None, mod: Any = None, *ignored: Any) -> str:
+        """The article of one module."""
+        public = getattr(object, "__all__", None)
+        parts = [f"<h1>{escape(name or object.__name__)}</h1>", self.markdown(pydoc.getdoc(object), 2)]
+        members = [
+            (key, value)
+            for key, value in inspect.getmembers(object)
+            if pydoc.visiblename(key, public, object) and not inspect.ismodule(value)
+        ]
+        here = [(k, v) for k, v in members if public is not None or inspect.getmodule(v) is object]
+        classes = [(k, v) for k, v in here if inspect.isclass(v)]
+        routines = [(k, v) for k, v in here if inspect.isroutine(v)]
+        if classes:
+            parts += ["<h2>Classes</h2>", *(self.docclass(value, key) for key, value in classes)]
+        if routines:
+            parts += ["<h2>Functions</h2>", *(self.docroutine(value, key) for key, value in routines)]
+        data = [(k, v) for k, v in members if not (inspect.isclass(v) or inspect.isroutine(v) or k.startswith("__"))]
+        if data:
+            items = "".join(f"<li><code>{escape(k)}</code>: {escape(type(v).__name__)}</li>" for k, v in data)
+            parts += ["<h2>Data</h2>", f"<ul>{items}</ul>"]
+        return "\n".join(part for part in parts if part)
+
+    def docclass(self, object: Any, name: str | None = None, mod: Any = None, *ignored: Any, **more: Any) -> str:
+        """One class: its bases, its text, and the methods that it defines itself."""
+        bases = ", ".join(base.__name__ for base in object.__bases__ if base is not type(None))
+        parts = [f"<h3>class {escape(name or object.__name__)}({escape(bases)})</h3>"]
+        parts.append(self.markdown(pydoc.getdoc(object), 4))
+        for key, kind, home, value in sorted(pydoc.classify_class_attrs(object), key=lambda item: item[0]):
+            shown = key in DUNDERS or (pydoc.visiblename(key, obj=object) and not key.startswith("__"))
+            if home is not object or not shown:
+                continue
+            if kind in ("method", "class method", "static method") and inspect.isroutine(value):
+                parts.append(self.docroutine(value, key, level=4))
+            elif kind in ("property", "data descriptor", "readonly property") and (text := pydoc.getdoc(value)):
+                parts += [f"<h4>{escape(key)}</h4>", self.markdown(text, 5)]
+        return "\n".join(part for part in parts if part)
+
+    def docroutine(self, object: Any, name: str | None = None, mod: Any = None, *ignored: Any, level: int = 3) -> str:
+        """One function or method: signature and text."""
+        heading = f"<h{level}>{escape((name or object.__name__) + signature(object))}</h{level}>"
+        text = self.markdown(pydoc.getdoc(object), level + 1)
+        return f"{heading}\n{text}" if text else ""
+
+
+def module_article(name: str) -> str:
+    """The article of a module, imported for it.
+
+    Raises:
+        ImportError: it is not installed here, or cannot be imported.
+    """
+    return SemanticDoc().docmodule(importlib.import_module(name), name)
+
+
+def topic_article(topic: str) -> str:
+    """The article of one topic of the language reference."""
+    return SemanticDoc().markdown(pydoc_data.topics.topics[topic], 1)
+
+
+def signature(routine: Any) -> str:
+    """Arguments of a routine as text; default values that are not plain are left out."""
+    try:
+        found = inspect.signature(routine)
+    except (ValueError, TypeError):
+        return "(...)"
+    plain = [
+        p.replace(annotation=inspect.Parameter.empty, default=_default(p.default)) for p in found.parameters.values()
+    ]
+    return ADDRESS.sub("", str(found.replace(parameters=plain, return_annotation=inspect.Signature.empty)))
+
+
+class _Shown:
+    """A default value as it is to be printed."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _default(value: Any) -> Any:
+    if value is inspect.Parameter.empty:
+        return value
+    if not isinstance(value, SIMPLE):
+        return _Shown("...")
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return _Shown(value.__name__)
+    text = repr(value)
+    return _Shown(text if len(text) <= LONGEST_DEFAULT and "/" not in text else "...")  # a slash may be a path
+
+
+def blocks(text: str, level: int) -> Iterator[str]:
+    """Cut plain documentation into HTML blocks.
+
+    Lines of one indentation make one paragraph; what is indented after `::`, or begins with a prompt, is an example.
+    """
+    lines = [line.rstrip() for line in text.expandtabs().split("\n")]
+    index, code = 0, False
+    while index < len(lines):
+        line = lines[index]
+        if not line:
+            index += 1
+            continue
+        depth = _depth(line)
+        if (
+            index + 1 < len(lines)
+            and UNDERLINE.fullmatch(lines[index + 1].strip())
+            and _depth(lines[index + 1]) == depth
+        ):
+            rank = min(level + (lines[index + 1].strip()[0] in '~^"'), 6)
+            yield f"<h{rank}>{escape(line.strip())}</h{rank}>"
+            index, code = index + 2, False
+            continue
+        end = index
+        if line.lstrip().startswith(">>>") or (code and depth >= 3):
+            while (
+                end < len(lines)
+                and (not lines[end] or _depth(lines[end]) >= depth)
+                and not (
+                    not lines[end]
+                    and not code
+                    and (end + 1 == len(lines) or not lines[end + 1].lstrip().startswith(">>>"))
+                )
+            ):
+                end += 1
+            yield f"<pre>{escape(_dedent(lines[index:end]))}</pre>"
+            index, code = end, False
+            continue
+        while (
+            end < len(lines)
+            and lines[end]
+            and _depth(lines[end]) == depth
+            and (end == index or not BULLET.match(lines[end].lstrip()))
+        ):
+            end += 1
+        if BULLET.match(line.lstrip()):  # the rest of an item hangs under its text
+            while end < len(lines) and lines[end] and _depth(lines[end]) > depth:
+                end += 1
+        paragraph = " ".join(part.strip() for part in lines[index:end])
+        code = paragraph.endswith(":")
+        bare = BULLET.sub("", paragraph, count=1) if BULLET.match(paragraph) else ""
+        yield f"<ul><li>{escape(bare)}</li></ul>" if bare else f"<p>{escape(paragraph)}</p>"
+        index = end
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _dedent(lines: list[str]) -> str:
+    depth = min((_depth(line) for line in lines if line), default=0)
+    return "\n".join(line[depth:] for line in lines).strip("\n")
