@@ -1,0 +1,63 @@
+"""Documents for tests of the corpus steps: rows of schema CLEAN cut into shards, with a manifest."""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.shards import CLEAN, commit_rows, read_rows
+from tasks.steps import Manifest, Outcome, Step
+from tasks.storage import Folder
+
+
+def row(text: str, url: str = "", document_id: str = "", split: str | None = "train") -> dict[str, Any]:
+    """A document; id and url follow from the text where not given."""
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return {
+        "id": document_id or digest,
+        "url": url or f"http://example.org/{digest}",
+        "text": text,
+        "source": "test",
+        "language": "en",
+        "tokens": len(text.split()),
+        "split": split,
+    }
+
+
+def documents_of(root: Folder, rows: list[dict[str, Any]], per_shard: int = 1000) -> Manifest:
+    """A finished step `clean` that holds these rows."""
+    step = Step(root, "clean", version=1, parameters={}, inputs={})
+    step.begin()
+    parts = [rows[i : i + per_shard] for i in range(0, len(rows), per_shard)] or [[]]
+    outcomes = [
+        commit_rows(step.folder, f"part-{number:05d}.parquet", part, [], CLEAN) for number, part in enumerate(parts)
+    ]
+    return step.commit(Outcome.total(outcomes))
+
+
+def rows_of(root: Folder, manifest: Manifest) -> list[dict[str, Any]]:
+    """All rows that a step passed on, in order."""
+    return [found for record in manifest.outputs for found in read_rows(root / manifest.folder, record.name)]
+
+
+def rejected_of(root: Folder, manifest: Manifest) -> list[dict[str, Any]]:
+    """All rows that a step dropped, in order."""
+    return [found for record in manifest.outcome.rejected for found in read_rows(root / manifest.folder, record.name)]
+
+
+def content_of(root: Folder, manifest: Manifest) -> dict[str, str]:
+    """Name and hash of every file that a manifest names."""
+    return {record.name: record.sha256 for record in manifest.outcome.files}
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a .jsonl or .jsonl.gz file."""
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        yield from map(json.loads, file)
+
+
+def texts_of(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """The texts of rows."""
+    return [found["text"] for found in rows]
