@@ -44,13 +44,14 @@ TOKEN = re.compile(r"\S+")
 PLAIN = re.compile(
     r"[\"'“‘(]*(?:[A-Za-z]+(?:['’/-][A-Za-z]+)*|\d+(?:[.,]\d+)*%?)[\"'”’)]*[,;:.!?]*[\"'”’)]*|--|–|—|e\.g\.,?|i\.e\.,?"
 )
-# What never stands in prose: tables, rules, operators, markup, dunder names, signatures, list bullets.
-FOREIGN = re.compile(r".*(?:[|=<>{}\\*#@~^`]|->|::|\.\.\.|__|--[-]|\w\([^)]).*|[-•+·]|async|def|class")
+# What never stands in prose: tables, rules, operators, markup, dunder names, signatures, bullets, words without end.
+FOREIGN = re.compile(r".*(?:[|=<>{}\\#@~^]|->|::|\.\.\.|__|---|\w\([^)]).*|[-•+·*]|async|def|class|\S{50,}")
 SENTENCE_END = re.compile(r".*[.!?][\"'”’)]*")
 ABBREVIATION = re.compile(r"[\"'“(]*(?:e\.g|i\.e|etc|vs|cf|[Dd]r|[Mm]rs?|[Ff]ig|[Nn]o|[Ss]t)\.", re.ASCII)
-OPENING = re.compile(r"[\"'“‘(]*[A-Z].*")
+OPENING = re.compile(r"[\"'“‘(]*[A-Z].*", re.DOTALL)
 TARGET = re.compile(r"([A-Za-z]{4,})[.!?]")  # of three letters and fewer most are function words
-ODD_SHARE = 0.15  # of a sentence's words that need not be plain
+ODD_SHARE = 0.25  # of a sentence's words that need not be plain: ``names`` of things that it speaks of
+HEADING = 60  # characters of a line that stops without a stop before a capital: wrapped prose fills its lines further
 SENTENCE_WORDS = (3, 50)
 
 
@@ -239,19 +240,27 @@ def prose_runs(text: str) -> list[list[tuple[int, int]]]:
             start, odd, count = found.start(), 0, 0
         count += 1
         odd += PLAIN.fullmatch(token) is None
-        following = tokens[place + 1].group() if place + 1 < len(tokens) else ""
-        ends = SENTENCE_END.fullmatch(token) and not ABBREVIATION.fullmatch(token)
-        if not ends or (following and not OPENING.fullmatch(following) and not FOREIGN.fullmatch(following)):
-            continue
-        least, most = SENTENCE_WORDS
-        if OPENING.fullmatch(text[start : found.end()].split(maxsplit=1)[0]) and (
-            least <= count <= most and odd <= ODD_SHARE * count
-        ):
-            runs[number].append((start, found.end()))
-        else:
-            number += 1
-        start = -1
+        behind = tokens[place + 1] if place + 1 < len(tokens) else None
+        opens = behind is None or OPENING.fullmatch(behind.group()) or FOREIGN.fullmatch(behind.group())
+        if SENTENCE_END.fullmatch(token) and opens and not ABBREVIATION.fullmatch(token):
+            sentence = text[start : found.end()]
+            if SENTENCE_WORDS[0] <= count <= SENTENCE_WORDS[1] and odd <= ODD_SHARE * count and is_whole(sentence):
+                runs[number].append((start, found.end()))
+            else:
+                number += 1
+            start = -1
+        elif behind is not None and opens and "\n" in text[found.end() : behind.start()]:
+            line = found.end() - (text.rfind("\n", 0, found.end()) + 1)
+            if line <= HEADING and token[-1] not in ",;:":
+                number, start = number + 1, -1
     return [runs[key] for key in sorted(runs)]
+
+
+def is_whole(sentence: str) -> bool:
+    """Whether a sentence begins with a capital and closes what it opens."""
+    return OPENING.match(sentence) is not None and all(
+        sentence.count(left) == sentence.count(right) for left, right in ("()", "[]", "“”")
+    )
 
 
 def cloze_file(root: Folder, manifest: Manifest) -> str:

@@ -28,7 +28,7 @@ def runner() -> Iterator[Runner]:
 def story(name: str, sentences: int = 12) -> str:
     """Prose in which each sentence ends in a word that came before; other words for each name."""
     return " ".join(
-        f"In chapter {n} the traveller {name} looked for the {name} harbour, but nobody knew where {name} saw the harbour."
+        f"In chapter {n} the traveller {name} looked for {name} harbour, but nobody knew where {name} saw the harbour."
         for n in range(sentences)
     )
 
@@ -152,12 +152,18 @@ def test_code_signatures_and_tables_break_the_prose() -> None:
 =====
 The first call opens the file. It is slow, e.g. on a network. See Dr. Who.
 open(file, mode) Open a file and return it. Raise OSError upon failure.
+A heading without a stop
+Each ``name`` is looked up once. None) It was no sentence.
+This one
+Was wrapped after few letters, which costs it. But the next is whole.
 >>> open(1)
 | cell | The cell holds prose. |
 - A bullet begins here. And "it" ends (here)."""
     assert prose(text) == [
         ["The first call opens the file.", "It is slow, e.g. on a network.", "See Dr. Who."],
         ["Raise OSError upon failure."],
+        ["Each ``name`` is looked up once."],
+        ["But the next is whole."],
         ["The cell holds prose."],
         ["A bullet begins here.", 'And "it" ends (here).'],
     ]
