@@ -154,8 +154,8 @@ The first call opens the file. It is slow, e.g. on a network. See Dr. Who.
 open(file, mode) Open a file and return it. Raise OSError upon failure.
 A heading without a stop
 Each ``name`` is looked up once. None) It was no sentence.
-This one
-Was wrapped after few letters, which costs it. But the next is whole.
+Notes
+This begins after the heading. So does the next.
 >>> open(1)
 | cell | The cell holds prose. |
 - A bullet begins here. And "it" ends (here)."""
@@ -163,7 +163,7 @@ Was wrapped after few letters, which costs it. But the next is whole.
         ["The first call opens the file.", "It is slow, e.g. on a network.", "See Dr. Who."],
         ["Raise OSError upon failure."],
         ["Each ``name`` is looked up once."],
-        ["But the next is whole."],
+        ["This begins after the heading.", "So does the next."],
         ["The cell holds prose."],
         ["A bullet begins here.", 'And "it" ends (here).'],
     ]
