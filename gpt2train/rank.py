@@ -18,7 +18,7 @@ from gpt2train.lifeline import LAUNCHER, LOST_CONTACT, die_with_parent
 
 log = logging.getLogger("gpt2train")
 
-LOCK_SECONDS = 3.0  # a job that was killed just now may need a moment to let go
+LOCK_SECONDS = 1.0  # a job that was killed just now may need a moment to let go
 
 
 class StopRequest:
@@ -55,13 +55,15 @@ def log_to(folder: Path, rank: int) -> None:
     if rank == 0:
         screen = logging.StreamHandler(sys.stdout)
         screen.setFormatter(logging.Formatter("%(message)s"))
+        screen.addFilter(lambda record: record.levelno < logging.ERROR)  # errors go to stderr, once
         log.handlers.append(screen)
     log.propagate = False
 
 
 def exit_code(error: UserError | RunError, rank: int, debug: bool) -> int:
     """Tell a foreseen error, on the first rank's screen and in every rank's log, and give the exit code for it."""
-    log.error("error: %s", error, exc_info=debug) if log.handlers else None
+    if log.handlers:
+        log.error("error: %s", error, exc_info=debug)
     if rank == 0:
         print(f"error: {error}", file=sys.stderr, flush=True)
         if debug:

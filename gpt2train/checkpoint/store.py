@@ -37,6 +37,7 @@ LATEST = "latest"
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp"
 FORMAT = 1
+FULL = 1 << 20  # a disk with less than this free was full when a write failed
 
 # What `.metadata` of tensors is made of. BytesStorageMetadata is left out on purpose: its payload would be unpickled.
 SAFE = {
@@ -308,6 +309,8 @@ def _sha256(path: Path) -> str:
 
 
 def _write_error(place: Path, error: BaseException) -> RunError:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    # torch's writer reports a full disk as an "unexpected pos" of its zip file, so the disk itself is asked as well.
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if full or (place.parent.exists() and shutil.disk_usage(place.parent).free < FULL):
         return RunError(f"no space left while saving {place}; free some and run again: earlier checkpoints are whole")
     return RunError(f"cannot save {place}: {error}; earlier checkpoints are whole")

@@ -1,5 +1,6 @@
 """Settings of a run: presets, arithmetic, refusals, the way to TOML and back."""
 
+import itertools
 import tomllib
 from pathlib import Path
 
@@ -95,8 +96,8 @@ def test_schedule_warms_up_and_falls_to_the_floor(updates: int, data: st.DataObj
     warmup = data.draw(st.integers(0, updates - 2))
     rates = [learning_rate(u, updates=updates, warmup=warmup, peak=1.0, floor=0.1) for u in range(updates)]
     assert rates[warmup] == 1.0 == max(rates)
-    assert all(a < b for a, b in zip(rates[:warmup], rates[1 : warmup + 1], strict=True)) and rates[0] > 0
-    assert all(a >= b for a, b in zip(rates[warmup:], rates[warmup + 1 :], strict=False))
+    assert all(a < b for a, b in itertools.pairwise(rates[: warmup + 1])) and rates[0] > 0
+    assert all(a >= b for a, b in itertools.pairwise(rates[warmup:]))
     assert rates[-1] == pytest.approx(0.1)
 
 

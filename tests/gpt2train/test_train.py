@@ -1,0 +1,294 @@
+"""The loop under real torchrun jobs: equal numbers on every layout, killed, stopped, failing, resumed."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from gpt2train.checkpoint import store
+from gpt2train.config import DataSettings, RunConfig, to_toml
+from gpt2train.data.indexed import IndexedWriter
+from gpt2train.errors import RunError, UserError
+from gpt2train.metrics import read_metrics
+from gpt2train.parallel.mesh import Place, join
+from gpt2train.settings import build
+from gpt2train.train import train
+
+HERE = Path(__file__).parent
+VOCAB = 300
+SECONDS = 90.0  # for one job, on a busy machine
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token files with something to learn: each token follows from the one before, with noise."""
+    folder = tmp_path_factory.mktemp("tokens")
+    rng = np.random.Generator(np.random.Philox(5))
+    for name, documents in (("train", 60), ("valid", 6)):
+        with IndexedWriter(folder / name, "<u2") as writer:
+            for _ in range(documents):
+                steps = rng.integers(1, 4, size=int(rng.integers(5, 90)))
+                writer.add((rng.integers(VOCAB) + np.cumsum(steps)) % VOCAB)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Place]:
+    """A process group of this process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield join("cpu")
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+
+
+def make(tokens: Path, output: Path, **changes: Any) -> RunConfig:
+    """A small run: 2 layers, ZeRO 0, two micro-batches on two processes, clipping at work."""
+    base = {
+        "model": {"layers": 2, "heads": 2, "hidden": 32, "context": 16, "dropout": 0.0},
+        "batch": {"micro_batch": 2, "global_batch": 8},
+        "optimizer": {"lr": 1e-2, "clip": 0.5},
+        "schedule": {"warmup": 3, "min_lr": 1e-3},
+        "validation": {"every": 10, "samples": 7},
+        "checkpoints": {"every": 10, "keep": 9},
+        "logging": {"every": 5, "tensorboard": False},
+        "precision": "fp32",
+        "device": "cpu",
+        "steps": STEPS,
+        "vocab": VOCAB,
+        "output": str(output),
+        "data": DataSettings(train=str(tokens / "train"), valid=str(tokens / "valid")).model_dump(),
+    }
+    return build(RunConfig, base, changes)
+
+
+def write(config: RunConfig) -> str:
+    path = Path(f"{config.output}.toml")
+    path.write_text(to_toml(config))
+    return str(path)
+
+
+def start(*torchrun: str, processes: int = 2) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "gpt2train.launch", "--parent", str(os.getpid()), "--"]
+    command += ["--standalone", "--nproc-per-node", str(processes), *torchrun]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def start_alone(config: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "gpt2train.train", "--config", config]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, out, err
+
+
+def wait_for(ready: Callable[[], Any], process: subprocess.Popen[str], pause: float = 0.02) -> Any:
+    """Wait until something is so, as long as the job runs."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        if found := ready():
+            return found
+        assert process.poll() is None, process.communicate()
+        time.sleep(pause)
+    raise AssertionError("it did not come")
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    """Whether all of these end within seconds."""
+    return not psutil.wait_procs(processes, timeout=10)[1]
+
+
+def curve(run: Path | str, key: str = "loss") -> list[float]:
+    return [row[key] for row in read_metrics(run)]
+
+
+def weights(run: Path | str) -> dict[str, torch.Tensor]:
+    return store.load_weights(store.newest(run))
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
+    """Finished runs of two processes, all of one torchrun job: every ZeRO stage, and a longer one with dropout."""
+    folder = tmp_path_factory.mktemp("two")
+    runs = {f"zero {zero}": make(tokens, folder / f"zero{zero}", parallel={"zero": zero}) for zero in (0, 1, 2, 3)}
+    runs["dropout"] = make(tokens, folder / "dropout", **WITH_DROPOUT)
+    code, _, err = finish(start(str(HERE / "layouts.py"), *map(write, runs.values())))
+    assert code == 0, err
+    return runs
+
+
+WITH_DROPOUT = {"model": {"dropout": 0.1}, "steps": 60, "checkpoints": {"every": 10, "keep": 2}}
+
+
+def test_every_layout_trains_the_same(
+    tokens: Path, tmp_path: Path, alone: Place, two_ranks: dict[str, RunConfig]
+) -> None:
+    reference = make(tokens, tmp_path / "alone", batch={"micro_batch": 4})
+    train(reference, alone)
+    expected = curve(reference.output)
+    assert expected[-1] < expected[0] - 0.3
+    for zero in range(4):
+        run = two_ranks[f"zero {zero}"]
+        for key in ("loss", "grad_norm"):
+            np.testing.assert_allclose(curve(run.output, key), curve(reference.output, key), rtol=1e-5, err_msg=key)
+        ours, theirs = weights(run.output), weights(reference.output)
+        assert list(ours) == list(theirs)
+        assert all((ours[name] - theirs[name]).abs().max() < 1e-3 for name in ours)
+        valid = [row["valid_loss"] for row in read_metrics(run.output) if "valid_loss" in row]
+        assert len(valid) == 2
+        np.testing.assert_allclose(valid[-1], read_metrics(reference.output)[-1]["valid_loss"], rtol=1e-5)
+
+
+def test_a_sharded_run_goes_on_in_one_process(tokens: Path, alone: Place, two_ranks: dict[str, RunConfig]) -> None:
+    run = Path(two_ranks["zero 3"].output)
+    straight = curve(run)
+    store._remove(store.newest(run))  # back to step 10
+    train(make(tokens, run), alone)
+    assert curve(run)[:10] == straight[:10] and curve(run)[10:] != straight[10:]
+    np.testing.assert_allclose(curve(run), straight, rtol=1e-5)
+
+
+def test_killed_in_a_save_and_resumed_bit_for_bit(
+    tokens: Path, tmp_path: Path, two_ranks: dict[str, RunConfig]
+) -> None:
+    straight, broken = two_ranks["dropout"], make(tokens, tmp_path / "broken", **WITH_DROPOUT)
+    run = Path(broken.output)
+    job = start("-m", "gpt2train.train", "--config", write(broken))
+    wait_for(lambda: list((run / "checkpoints").glob("step-0000002*.tmp")), job, pause=0.0005)
+    ranks = psutil.Process(job.pid).children(recursive=True)
+    assert len(ranks) == 2
+    job.kill()  # SIGKILL to the launcher alone
+    finish(job)
+    assert gone(ranks)
+    assert store.verify(store.newest(run)).position.step in (10, 20)
+    # What the killed run wrote after its checkpoint is cut off; a half-written row is no row.
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99')
+
+    code, out, err = finish(start("-m", "gpt2train.train", "--config", str(run / "config.toml")))
+    assert code == 0, err
+    assert "step 60/60" in out and "error" not in err
+    for key in ("step", "loss", "grad_norm", "lr", "tokens", "skipped"):
+        assert curve(run, key) == curve(straight.output, key), key
+    assert all(torch.equal(weights(run)[name], value) for name, value in weights(straight.output).items())
+    assert not list((run / "checkpoints").glob("*.tmp"))
+
+
+def test_sigterm_saves_and_a_second_job_is_refused(tokens: Path, tmp_path: Path, alone: Place) -> None:
+    config = make(tokens, tmp_path / "run", steps=1_000_000, checkpoints={"every": 1_000_000})
+    job = start("-m", "gpt2train.train", "--config", write(config))
+    wait_for(lambda: len(read_metrics(config.output)) > 3, job)
+    with pytest.raises(UserError, match="another training job works in"):
+        train(config, alone)
+    job.terminate()
+    code, out, err = finish(job)
+    assert (code, err) == (0, "")
+    assert "the same command goes on from there" in out
+    saved = store.verify(store.newest(config.output)).position
+    assert saved.step == read_metrics(config.output)[-1]["step"] > 3
+    assert saved.samples == 8 * saved.step
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ("raise", "error: rank 1: ValueError: broken on purpose"),
+        pytest.param("die", "error: rank 1 was ended by SIGKILL", marks=pytest.mark.slow),
+    ],
+)
+def test_a_failing_rank_ends_the_job_in_one_line(how: str, line: str) -> None:
+    job = start(str(HERE / "failing_rank.py"), how)
+    ranks: list[psutil.Process] = []
+    while job.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            ranks = psutil.Process(job.pid).children(recursive=True) or ranks
+        time.sleep(0.05)
+    code, _, err = finish(job)
+    assert code == 1
+    assert err.startswith(line) and len(err.splitlines()) == 1, err
+    assert len(ranks) == 2 and gone(ranks)
+
+
+def test_a_mistake_of_the_user_is_one_line_and_exit_code_2(tokens: Path, tmp_path: Path) -> None:
+    config = make(tokens, tmp_path / "run", batch={"micro_batch": 3})
+    code, out, err = finish(start_alone(write(config)))
+    assert code == 2 and out == ""
+    assert err.startswith("error: batch.global_batch 8 is not a multiple") and len(err.splitlines()) == 1
+
+
+def test_a_finished_run_is_left_as_it_is(tokens: Path, tmp_path: Path, alone: Place) -> None:
+    config = make(tokens, tmp_path / "run", steps=4)
+    position = train(config, alone)
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert (position.step, position.samples) == (4, 32)
+    assert train(config, alone) == position
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == rows
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": {"hidden": 64}}, "holds a run with another model"),
+        ({"seed": 2}, "holds a run with another seed"),
+        ({"tokenizer_hash": "x"}, "holds a run with another tokenizer_hash"),
+        ({"steps": 3, "schedule": {"warmup": 1}}, "stands at step 4, beyond steps = 3"),
+    ],
+)
+def test_another_run_in_the_folder_is_refused(
+    tokens: Path, tmp_path: Path, alone: Place, change: dict[str, Any], message: str
+) -> None:
+    train(make(tokens, tmp_path / "run", steps=4), alone)
+    with pytest.raises(UserError, match=message):
+        train(make(tokens, tmp_path / "run", **({"steps": 4} | change)), alone)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tokens: Path, tmp_path: Path, alone: Place) -> None:
+    config = make(tokens, tmp_path / "run", steps=6, checkpoints={"every": 2, "keep": 2})
+    train(config, alone)
+    losses = curve(config.output)
+    newest = store.newest(config.output)
+    (newest / "__0_0.distcp").write_bytes(b"")
+    assert train(config, alone).step == 6
+    assert curve(config.output) == losses  # steps 5 and 6 again, bit for bit
+    for checkpoint in store.list_checkpoints(config.output):
+        (checkpoint / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(RunError, match=r"all 2 checkpoints in .* are damaged"):
+        train(config, alone)
+
+
+def test_lost_gradients_are_skipped_counted_and_end_the_run(tokens: Path, tmp_path: Path, alone: Place) -> None:
+    config = make(tokens, tmp_path / "run", optimizer={"lr": 1e30}, schedule={"warmup": 0, "min_lr": 0.0})
+    with pytest.raises(RunError, match="not finite in 10 steps in a row, up to step 11"):
+        train(config, alone)
+    rows = read_metrics(config.output)
+    assert [row["skipped"] for row in rows] == [0, *range(1, 11)]
+    assert rows[-1]["grad_norm"] is None and rows[-1]["lr"] == 0
+    json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_bf16_learns_like_fp32(tokens: Path, tmp_path: Path, alone: Place) -> None:
+    exact, rough = (make(tokens, tmp_path / kind, precision=kind, steps=8) for kind in ("fp32", "bf16"))
+    train(exact, alone)
+    train(rough, alone)
+    np.testing.assert_allclose(curve(rough.output), curve(exact.output), rtol=2e-2)
+    assert curve(rough.output) != curve(exact.output)
