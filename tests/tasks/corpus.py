@@ -3,13 +3,22 @@
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tasks.runner import Runner
 from tasks.shards import CLEAN, commit_rows, read_rows
 from tasks.steps import Manifest, Outcome, Step
 from tasks.storage import Folder
+
+
+class Inline(Runner):
+    """Runs every batch in a thread of this process: spawning would take most of the time of a small test."""
+
+    def batches(self, *args: Any, **options: Any) -> list[Outcome]:
+        return super().batches(*args, **{**options, "where": "thread"})
 
 
 def row(text: str, url: str = "", document_id: str = "", split: str | None = "train") -> dict[str, Any]:
@@ -58,6 +67,6 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, file)
 
 
-def texts_of(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """The texts of rows."""
-    return [found["text"] for found in rows]
+def texts_of(path: Path, count: int) -> list[str]:
+    """The first texts of a .jsonl file."""
+    return [found["text"] for found in islice(read_jsonl(path), count)]

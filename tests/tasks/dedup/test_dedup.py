@@ -20,7 +20,7 @@ from tasks.runner import Runner
 from tasks.shards import read_rows
 from tasks.steps import Manifest
 from tasks.storage import Folder
-from tests.tasks.corpus import content_of, documents_of, read_jsonl, rejected_of, row, rows_of
+from tests.tasks.corpus import Inline, content_of, documents_of, read_jsonl, rejected_of, row, rows_of
 
 TEXT = " ".join(f"word{i:02d}" for i in range(100))
 
@@ -30,18 +30,8 @@ def run(
 ) -> tuple[Folder, Manifest]:
     root = Folder(place)
     documents = documents_of(root, rows, per_shard)
-    with Runner(workers=1) as runner:
-        return root, dedup(root, documents, settings or DedupSettings(), Inline(runner))
-
-
-class Inline(Runner):
-    """Runs the batches in this process: for small inputs, where spawning would take most of the time."""
-
-    def __init__(self, runner: Runner) -> None:
-        super().__init__(workers=runner.workers)
-
-    def batches(self, *args: Any, **kwargs: Any) -> Any:
-        return super().batches(*args, **{**kwargs, "where": "thread"})
+    with Inline(workers=1) as runner:
+        return root, dedup(root, documents, settings or DedupSettings(), runner)
 
 
 def audit(root: Folder, manifest: Manifest, kind: str) -> list[dict[str, Any]]:
