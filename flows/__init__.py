@@ -13,3 +13,4 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here loads from a hub, s
 os.environ.setdefault("PREFECT_LOGGING_SETTINGS_PATH", str(Path(__file__).with_name("logging.yml")))
 # Log lines of the steps and of the training ranks appear in the Prefect UI beside the run that wrote them.
 os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "gpt2train")
+os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")

@@ -1,18 +1,16 @@
 """The commands `python -m flows.*`: flags from a settings model, one embedded server, one line for an error."""
 
-import logging
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import cyclopts
 
+from flows.console import console
 from flows.server import prefect_server
 from flows.settings import resolve
 from gpt2train.command import HELP_DEBUG, run_command
 from gpt2train.settings import Settings
-
-log = logging.getLogger("gpt2train")
 
 S = TypeVar("S", bound=Settings)
 
@@ -45,7 +43,7 @@ def command(flow: Callable[[S], str], model: type[S], check: Callable[[S], None]
         check(resolved)
         with prefect_server() as address:
             if address:
-                log.info("while it runs: %s", address)
+                console.print(f"while it runs: {address}")
             _take_up_environment()
             path = flow(resolved)
         print(f"{result}: {path}")

@@ -70,8 +70,10 @@ def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> Prepare
     published = settings.tokenizer.name != "train"
     bpe = run_step(tokenizer, root, None, settings.tokenizer, runner=runner) if published else None
     cleaned = run_step(clean, root, documents, settings.clean, runner=runner, tokenizer=bpe)
-    drawn = None if settings.lambada else run_step(cloze, root, cleaned, settings.cloze, runner=runner)
-    lambada = settings.lambada or cloze_file(root, drawn)
+    lambada, drawn = settings.lambada, None
+    if lambada is None:
+        drawn = run_step(cloze, root, cleaned, settings.cloze, runner=runner)
+        lambada = cloze_file(root, drawn)
     evaluation = [("lambada", lambada)]
     decontaminated = run_step(decontaminate, root, cleaned, evaluation, settings.decontaminate, runner=runner)
     unique = run_step(dedup, root, decontaminated, settings.dedup, runner=runner)

@@ -21,7 +21,7 @@ from tasks.storage import Folder
 def score(settings: ScoreSettings) -> str:
     """From the last checkpoint of a run to a merged model and its scores. Returns the folder of the scores."""
     run = Folder(settings.run)
-    root = Folder(PurePosixPath(run.path()).parent.parent)
+    root = Folder(str(PurePosixPath(run.path()).parent.parent))
     training, bpe, documents = (need_manifest(folder) for folder in (run, root / "tokenizer", root / "shuffled"))
     lambada = settings.lambada or _drawn(root)
     place = OutputSettings(output=root.url, workers=settings.workers, verify=settings.verify)

@@ -4,6 +4,8 @@ The files are the truth about progress (tasks/steps.py); Prefect schedules, retr
 manifest says is done ends in Prefect's own state name `Cached`, so that no second cache can disagree with the disk.
 """
 
+import contextvars
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +16,6 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.context import FlowRunContext
 from prefect.states import Completed
 from prefect.tasks import Task
 
@@ -56,9 +57,8 @@ class PrefectRunner(Runner):
 
         def orchestrated(name: str, work: Work) -> Work:
             named = batch.with_options(task_run_name=f"{step} {name}")
-            context = FlowRunContext.get()
-            assert context is not None, "batches of a PrefectRunner run inside a flow"
-            return lambda: _within(context, named, work)
+            # A thread of ours knows nothing of the flow run: it gets a copy of this thread's context.
+            return functools.partial(contextvars.copy_context().run, named, work)
 
         try:
             return super().dispatch(step, stage, [(name, orchestrated(name, work)) for name, work in todo], at_once)
@@ -110,12 +110,6 @@ def _work(work: Work) -> Outcome:
     return work()
 
 
-def _within(context: FlowRunContext, batch: Task[[Work], Outcome], work: Work) -> Outcome:
-    """Run a batch's task in a thread that the flow did not start: the run context has to be entered by hand."""
-    with context.model_copy():
-        return batch(work)
-
-
 def _is_transient(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
     """Retry what may pass by itself; a user's mistake or a bug fails at once."""
     error = state.result(raise_on_failure=False)
@@ -129,7 +123,7 @@ def run_step(function: Callable[..., Manifest], *arguments: Any, runner: Runner,
     """
     name = function.__name__.strip("_").replace("_", "-")
 
-    def step() -> Any:
+    def step() -> Any:  # a manifest, or a state that holds one
         started = time.monotonic()
         manifest = function(*arguments, runner=runner, **options)
         cached = manifest.step in runner.skipped
@@ -139,7 +133,10 @@ def run_step(function: Callable[..., Manifest], *arguments: Any, runner: Runner,
         create_markdown_artifact(_counts(manifest), key=f"{name}-counts", description=f"{name}: what came in and out")
         return manifest
 
-    return task(name=name, task_run_name=name, cache_policy=NO_CACHE)(step)()
+    # With `return_state`, since a call returns a state that its function made as it is.
+    state = task(name=name, task_run_name=name, cache_policy=NO_CACHE)(step)(return_state=True)
+    manifest: Manifest = state.result()
+    return manifest
 
 
 def _counts(manifest: Manifest) -> str:

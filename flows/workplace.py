@@ -11,7 +11,6 @@ from flows.settings import OutputSettings
 from gpt2train.errors import UserError
 from tasks.storage import TEMPORARY, Folder
 
-
 LOCK = ".lock"
 
 
@@ -30,7 +29,10 @@ def workplace(settings: OutputSettings) -> Iterator[tuple[Folder, PrefectRunner]
             try:
                 stack.enter_context(lock.acquire(timeout=0))
             except Timeout as error:
-                raise UserError(f"another run is at work in {root.url}; wait for it, or give another --output") from error
+                remedy = "wait for it to end, or give another --output"
+                raise UserError(f"another run is at work in {root.url}; {remedy}") from error
             for leftover in Path(root.path()).glob(f"{TEMPORARY}*"):
                 leftover.unlink()  # of a run that was killed while it wrote; steps sweep their own folders
-        yield root, stack.enter_context(PrefectRunner(settings.workers, verify=settings.verify))
+        runner = PrefectRunner(settings.workers, verify=settings.verify)
+        stack.enter_context(runner)
+        yield root, runner

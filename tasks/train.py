@@ -8,6 +8,7 @@ and the same setting goes on from its last checkpoint.
 
 import collections
 import contextlib
+import contextvars
 import json
 import logging
 import os
@@ -154,7 +155,8 @@ def run_job(config: str, launch: LaunchSettings, follower: Follower) -> None:
     )
     last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
     stop = threading.Event()
-    watcher = threading.Thread(target=_follow, args=(follower, stop), daemon=True)
+    # In a copy of this thread's context, by which an orchestrator knows which run the metrics belong to.
+    watcher = threading.Thread(target=contextvars.copy_context().run, args=(_follow, follower, stop), daemon=True)
     watcher.start()
     try:
         assert process.stdout is not None
