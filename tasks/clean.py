@@ -83,7 +83,7 @@ def clean_part(
     repaired = 0
     for row in read_rows(source, part):
         text = repair(row["text"], straight_quotes=settings.straight_quotes)
-        repaired += ftfy.is_bad(row["text"]) and not ftfy.is_bad(text)
+        repaired += is_bad(row["text"]) and not is_bad(text)
         row = {**row, "text": text}
         tokens = count_tokens(text, tokenizer)
         if tokens < settings.min_tokens:
@@ -108,6 +108,11 @@ def repair(text: str, *, straight_quotes: bool = True) -> str:
     """Mend mojibake and the like (ftfy.fix_text), remove NUL, lone surrogates and white space at line ends."""
     fixed = ftfy.fix_text(text, uncurl_quotes=straight_quotes)
     return LINE_END.sub("", storable(fixed)).strip()
+
+
+def is_bad(text: str) -> bool:
+    """Whether a text looks like mojibake; plain ASCII never does, and most documents are."""
+    return not text.isascii() and bool(ftfy.is_bad(text))
 
 
 def count_tokens(text: str, tokenizer: TokenizerFile | None = None) -> int:

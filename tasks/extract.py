@@ -54,7 +54,7 @@ def extract(root: Folder, pages: Manifest, settings: ExtractSettings, runner: Ru
         root,
         "extract",
         version=1,
-        parameters=settings,
+        parameters=settings.model_dump(mode="json", exclude={"max_crashed"}),
         inputs={"download": pages},
         folder="documents",
         packages=("trafilatura", "justext", "lxml", "htmldate", "charset-normalizer"),

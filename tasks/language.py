@@ -21,7 +21,7 @@ class LanguageSettings(Settings):
     """ISO 639-1 codes of the languages that stay; `any` keeps every text and skips the detection."""
     detector: Literal["langdetect"] = "langdetect"
     """The detector."""
-    head: int = Field(3000, ge=200, le=10_000)
+    head: int = Field(2000, ge=200, le=10_000)
     """Characters from the start of the text that the detector reads; langdetect itself stops at 10,000."""
     seed: int = Field(0, ge=0)
     """Of the detector's random trials."""
