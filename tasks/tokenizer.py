@@ -24,7 +24,7 @@ from gpt2train.data.tokenizer import (
     parse_tables,
     tokenizer_files,
 )
-from gpt2train.errors import RunError, UserError
+from gpt2train.errors import UserError
 from gpt2train.settings import Settings
 from tasks.runner import Runner
 from tasks.shards import read_table
@@ -63,8 +63,7 @@ def tokenizer(root: Folder, documents: Manifest | None, settings: TokenizerSetti
     """Make the tokenizer folder of a run.
 
     Raises:
-        UserError: no document to train on, or the published files are not what they should be.
-        RunError: they cannot be downloaded.
+        UserError: no document to train on; or the published files cannot be had, or are not what they should be.
     """
     if settings.name == "gpt2":
         # The files are checked by hash, so it does not matter where they came from.
@@ -186,7 +185,7 @@ def _download(url: str) -> tuple[bytes, str]:
             return reply.read(MOST_BYTES), url
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise RunError(
+        raise UserError(
             f"cannot download {url}: {reason}; give tokenizer.folder with vocab.json and merges.txt,"
             " or take tokenizer.name = 'train'"
         ) from error

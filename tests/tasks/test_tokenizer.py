@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from gpt2train.data.tokenizer import END_OF_TEXT, FILES, encode_ordinary, end_of_text_id, load_tokenizer
-from gpt2train.errors import RunError, UserError
+from gpt2train.errors import UserError
 from tasks import tokenizer as module
 from tasks.steps import Manifest
 from tasks.storage import Folder
@@ -141,7 +141,7 @@ def test_published_files_are_downloaded(server: str, tmp_path: Path, monkeypatch
 def test_no_network_and_not_found_name_the_remedy(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for address in (f"{server}/nothing-here", "http://127.0.0.1:1"):
         monkeypatch.setattr(module, "PUBLISHED_AT", address)
-        with pytest.raises(RunError, match=r"give tokenizer\.folder") as caught:
+        with pytest.raises(UserError, match=r"give tokenizer\.folder") as caught:
             make(Folder(tmp_path / "out"), None, name="gpt2")
         assert address in str(caught.value) and "\n" not in str(caught.value)
 
