@@ -31,7 +31,7 @@ class EvaluateSettings(Settings):
 
     max_documents: PositiveInt = 40
     """Held-out documents for the perplexity, those with the smallest ids; an id is a hash, so this is a fair draw."""
-    max_characters: int = Field(8000, ge=100)
+    max_characters: int = Field(4000, ge=100)
     """Characters of a held-out document that are scored; a longer one is cut at the last white space before."""
     stride: PositiveInt | None = None
     """Tokens that a perplexity window moves on; half the model's context where not given."""
