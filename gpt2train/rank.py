@@ -46,10 +46,17 @@ def follow_launcher() -> None:
 
 
 def log_to(folder: Path, rank: int) -> None:
-    """Send the log to `rank-N.log`, and on the first rank to the screen as well."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Send the log to `rank-N.log`, and on the first rank to the screen as well.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(folder / f"rank-{rank}.log", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}; give another output") from error
     log.setLevel(logging.INFO)
-    file = logging.FileHandler(folder / f"rank-{rank}.log", encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.handlers = [file]
     if rank == 0:

@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpt2train.checkpoint import store
+from gpt2train.checkpoint.resume import checkpoint_of, find_position, flat_state, save_run
 from gpt2train.checkpoint.store import Position
 from gpt2train.config import CONFIG_FILE, RunConfig, read_run_config, to_toml
 from gpt2train.data.samples import Samples
@@ -36,7 +36,7 @@ from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.loss import IGNORE
 from gpt2train.optim import clip, make_optimizer, set_learning_rate, squared_norm
 from gpt2train.parallel.fsdp import accumulate, local_gradients, materialise, replicas, reshard, shard
-from gpt2train.parallel.mesh import Place, data_mesh, join, together
+from gpt2train.parallel.mesh import Place, data_mesh, from_first, join, together
 from gpt2train.rank import StopRequest, end_at_once_on_bugs, exit_code, follow_launcher, log_to, only_job_in
 from gpt2train.schedule import learning_rate
 
@@ -63,10 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = join(config.device)
         log_to(Path(config.output) / "logs", rank)
         train(config, place, stop)
-        dist.destroy_process_group()
     except (UserError, RunError) as error:
-        return exit_code(error, rank, options.debug)
-    return 0
+        code = exit_code(error, rank, options.debug)
+    else:
+        code = 0
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return code
 
 
 def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> Position:
@@ -91,16 +94,18 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
         materialise(model, place.device, config.seed)
         optimizer = make_optimizer(model, config.optimizer)
 
-        position = together(lambda: _find_checkpoint(config, place))
+        position = from_first(lambda: find_position(config))
         if position.step:
-            store.load(run / store.FOLDER / store.checkpoint_name(position.step), _state(model, optimizer))
-        if place.is_first:
-            (run / CONFIG_FILE).write_text(to_toml(config), encoding="utf-8")
-            store.sweep(run)
+            store.load(checkpoint_of(config, position), flat_state(model, optimizer))
         _introduce(config, place, accumulation, data, position)
-        metrics = MetricsWriter(run, position.step, config.logging.tensorboard) if place.is_first else None
+        metrics = None
+        if place.is_first:
+            store.sweep(run)
+            _write(run / CONFIG_FILE, to_toml(config))
+            metrics = MetricsWriter(run, position.step, config.logging.tensorboard)
+            cleanup.callback(metrics.close)
 
-        skips, saved = 0, position.step
+        skips = 0
         while position.step < config.steps:
             began = time.perf_counter()
             step = position.step + 1
@@ -129,17 +134,14 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
                     f"raise schedule.warmup, and go on from the last checkpoint in {run / store.FOLDER}"
                 )
             if last or step % config.checkpoints.every == 0:
-                _save(config, model, optimizer, position)
-                saved = step
+                save_run(config, model, optimizer, position)
             if stopping:
                 break
-        if metrics is not None:
-            metrics.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << (20 if sys.platform != "darwin" else 30))
     log.info("peak memory of rank %d: %.2f GiB", place.rank, peak)
     if position.step < config.steps:
         log.info("stopped at step %d of %d; the same command goes on from there", position.step, config.steps)
-    log.info("checkpoint: %s", run / store.FOLDER / store.checkpoint_name(saved))
+    log.info("checkpoint: %s", checkpoint_of(config, position))
     return position
 
 
@@ -227,66 +229,6 @@ def _open(prefix: str, config: RunConfig, seed: int | None, place: Place) -> Sam
     return samples
 
 
-def _state(model: GPT2, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Weights and optimizer state by flat names that no layout shows in."""
-    state: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        state[f"model.{name}"] = parameter.detach()
-        for key, value in optimizer.state[parameter].items():
-            state[f"optim.{name}.{key}"] = value
-    return state
-
-
-def _save(config: RunConfig, model: GPT2, optimizer: torch.optim.Optimizer, position: Position) -> None:
-    began = time.perf_counter()
-    folder = store.save(
-        config.output,
-        _state(model, optimizer),
-        position,
-        config.model_dump(mode="json"),
-        config.tokenizer_hash,
-        config.checkpoints.keep,
-    )
-    log.info("saved %s in %.1f s", folder.name, time.perf_counter() - began)
-
-
-def _find_checkpoint(config: RunConfig, place: Place) -> Position:
-    """Where to go on: the newest checkpoint that is intact; the beginning where there is none.
-
-    Raises:
-        UserError: the run folder is of another model, tokenizer or seed.
-        RunError: there are checkpoints, and all of them are damaged.
-    """
-    found = store.list_checkpoints(config.output)
-    for checkpoint in reversed(found):
-        try:
-            # Each process reads its files anyway; the first one compares all hashes.
-            manifest = store.verify(checkpoint) if place.is_first else store.read_manifest(checkpoint)
-        except RunError as error:
-            log.warning("%s", error)
-            continue
-        _check_same_run(config, manifest)
-        return manifest.position
-    if found:
-        raise RunError(f"all {len(found)} checkpoints in {found[0].parent} are damaged; remove them to start anew")
-    return Position(step=0, samples=0, updates=0, skipped=0)
-
-
-def _check_same_run(config: RunConfig, manifest: store.CheckpointManifest) -> None:
-    now = config.model_dump(mode="json")
-    for key in ("model", "vocab", "tokenizer_hash", "seed"):
-        if now[key] != manifest.config.get(key):
-            raise UserError(
-                f"{config.output} holds a run with another {key} ({manifest.config.get(key)} there, {now[key]} now); "
-                "give another output"
-            )
-    if manifest.position.step > config.steps:
-        raise UserError(
-            f"{config.output} stands at step {manifest.position.step}, beyond steps = {config.steps}; "
-            "raise steps or give another output"
-        )
-
-
 def _introduce(config: RunConfig, place: Place, accumulation: int, data: Samples, position: Position) -> None:
     batch, parameters = config.batch, parameter_count(config.shape)
     log.info(
@@ -323,6 +265,12 @@ def _line(row: dict[str, Any], steps: int) -> str:
     parts += [f"skipped {row['skipped']}"] if row["skipped"] else []
     parts += [f"valid {row['valid_loss']:.4f}"] if "valid_loss" in row else []
     return " | ".join(parts)
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 def _autocast(config: RunConfig, place: Place) -> torch.autocast:

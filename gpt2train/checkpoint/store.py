@@ -6,14 +6,12 @@
     checkpoints/latest                    name of the newest one
 
 Tensors have flat names free of any layout (`model.wte.weight`, `optim.wte.weight.exp_avg`), so that another layout can
-load them. torch's own loader takes a flipped bit without a word and unpickles `.metadata` freely; here hashes are
-compared first and the unpickler knows only the handful of classes that such a file is made of.
+load them. torch's own loader takes a flipped bit without a word; here hashes are compared first.
 """
 
 import errno
 import hashlib
 import os
-import pickle
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -26,8 +24,9 @@ import torch.distributed.checkpoint as dcp
 from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from gpt2train.checkpoint.reader import SafeReader
 from gpt2train.errors import RunError, UserError
 from gpt2train.parallel.mesh import together
 from gpt2train.settings import Settings
@@ -38,24 +37,6 @@ MANIFEST = "manifest.json"
 TEMPORARY = ".tmp"
 FORMAT = 1
 FULL = 1 << 20  # a disk with less than this free was full when a write failed
-
-# What `.metadata` of tensors is made of. BytesStorageMetadata is left out on purpose: its payload would be unpickled.
-SAFE = {
-    ("torch", "Size"),
-    ("torch", "device"),
-    ("torch.serialization", "_get_layout"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "WindowsPath"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
-    ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
-    ("torch.distributed.checkpoint.metadata", "Metadata"),
-    ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
-    ("torch.distributed.checkpoint.metadata", "StorageMeta"),
-    ("torch.distributed.checkpoint.metadata", "TensorProperties"),
-    ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
-    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
-}
 
 
 class StoredFile(Settings):
@@ -212,7 +193,7 @@ def load(checkpoint: str | Path, state: Mapping[str, Tensor]) -> None:
         RunError: the checkpoint does not hold these tensors.
     """
     try:
-        dcp.load(dict(state), storage_reader=_Reader(checkpoint))
+        dcp.load(dict(state), storage_reader=SafeReader(checkpoint))
     except CheckpointException as error:
         reason = next(iter(error.failures.values()))[0]
         raise RunError(f"cannot load {checkpoint}: {reason}") from error
@@ -226,7 +207,7 @@ def load_weights(checkpoint: str | Path) -> dict[str, Tensor]:
         RunError: it is damaged.
     """
     verify(checkpoint)
-    stored = _Reader(checkpoint).read_metadata().state_dict_metadata
+    stored = SafeReader(checkpoint).read_metadata().state_dict_metadata
     weights = {
         key: torch.empty(entry.size, dtype=entry.properties.dtype)
         for key, entry in sorted(stored.items())
@@ -234,26 +215,8 @@ def load_weights(checkpoint: str | Path) -> dict[str, Tensor]:
     }
     with warnings.catch_warnings():  # it warns that there is no process group, which is what no_dist says
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(weights, storage_reader=_Reader(checkpoint), no_dist=True)
+        dcp.load(weights, storage_reader=SafeReader(checkpoint), no_dist=True)
     return {key.removeprefix("model."): value for key, value in weights.items()}
-
-
-class _Reader(dcp.FileSystemReader):
-    """torch's reader with a careful unpickler."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with (Path(self.path) / ".metadata").open("rb") as file:
-            metadata: Metadata = _Unpickler(file).load()
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in SAFE or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
-            return super().find_class(module, name)
-        raise RunError(f"the checkpoint's .metadata asks for {module}.{name}, which no checkpoint of ours holds")
 
 
 def _fresh(draft: Path) -> None:

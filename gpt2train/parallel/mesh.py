@@ -93,3 +93,10 @@ def together(work: Callable[[], T]) -> T:
         if found is not None:
             raise (UserError if found[0] else RunError)(found[1])
     return cast(T, result)
+
+
+def from_first(work: Callable[[], T]) -> T:
+    """Run `work` on the first process and give its result, or its error, to all."""
+    box = [together(lambda: work() if dist.get_rank() == 0 else None)]
+    dist.broadcast_object_list(box, src=0)
+    return cast(T, box[0])

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from gpt2train.data.indexed import IndexedWriter
 from gpt2train.errors import RunError, UserError
 from gpt2train.metrics import read_metrics
 from gpt2train.parallel.mesh import Place, join
+from gpt2train.rank import log_to, only_job_in
 from gpt2train.settings import build
 from gpt2train.train import train
 
@@ -274,6 +276,30 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tokens: Path, tmp_path
         (checkpoint / "__0_0.distcp").write_bytes(b"")
     with pytest.raises(RunError, match=r"all 2 checkpoints in .* are damaged"):
         train(config, alone)
+
+
+@pytest.mark.slow
+def test_all_ranks_give_way_to_the_checkpoint_before(
+    tokens: Path, tmp_path: Path, two_ranks: dict[str, RunConfig]
+) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree(two_ranks["dropout"].output, run)
+    (store.newest(run) / ".metadata").write_bytes(b"")
+    code, out, err = finish(start("-m", "gpt2train.train", "--config", write(make(tokens, run, **WITH_DROPOUT))))
+    assert code == 0, err
+    assert "going on from step 50" in out
+    assert curve(run) == curve(two_ranks["dropout"].output)
+
+
+def test_a_place_that_cannot_be_written_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*; give another output"):
+        log_to(tmp_path / "file" / "logs", 0)
+    with (
+        pytest.raises(UserError, match=r"cannot write .*; give another output"),
+        only_job_in(tmp_path / "file" / "run"),
+    ):
+        pass
 
 
 def test_lost_gradients_are_skipped_counted_and_end_the_run(tokens: Path, tmp_path: Path, alone: Place) -> None:
