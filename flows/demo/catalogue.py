@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 ALIASES = ("os.path", "collections.abc", "sre_parse", "sre_compile", "xml.etree.cElementTree")
 MIRRORED = 24
 # Modules whose pages appear in the journal alone, with their punctuation damaged.
-MOJIBAKE = ("cmd", "reprlib", "sched", "shlex", "textwrap")
+MOJIBAKE = ("cmd", "fileinput", "sched", "shlex", "textwrap")
 LANGUAGES = ("de", "es", "fr", "it", "nl")
 SHORT = {
     "short-1": "This page will be written next week.",

@@ -16,8 +16,9 @@ from flows.demo.render import SemanticDoc, module_article, topic_article
 
 QUOTED = 1200  # characters of each topic that the reading notes quote
 TAG = re.compile(r"<[^>]+>")
+BLOCK_END = re.compile(r"</(?:h\d|p|pre|ul)>\n")
 
-_rendering = threading.Lock()  # importing is not thread-safe for every package, and rendering is one core's work anyhow
+_rendering = threading.Lock()  # rendering is one core's work anyhow, and it imports
 
 ABOUT = """About this site
 
@@ -52,7 +53,8 @@ def page(host: str, path: str) -> bytes:
 def import_ahead() -> None:
     """Import the packages whose pages will be asked for, in the background: the first page of each would take long."""
     for name in catalogue.package_modules():
-        with contextlib.suppress(ImportError):  # told when the page is asked for
+        # One import at a time, whoever asks: two threads that import modules which import each other get half of them.
+        with _rendering, contextlib.suppress(ImportError):  # told when the page is asked for
             importlib.import_module(name)
 
 
@@ -72,7 +74,7 @@ def _page(host: str, path: str) -> str:
         links = [f"/topics/{other}.html" for other in catalogue.topics()]
         return layout(topic, topic_article(topic), links, "The Python language reference")
     if host == JOURNAL:
-        return layout(name, _journal(name), [f"/{path}" for path in catalogue.ODD], "A reader's journal")
+        return layout(name, _journal(name), ["/about.html"], "A reader's journal")
     raise NoPage(host)
 
 
@@ -127,7 +129,7 @@ def reading_notes() -> str:
     drawn from them, which decontamination has to find."""
     parts = ["<h1>Reading notes</h1>", "<p>I am reading the language reference from end to end. What struck me:</p>"]
     for topic in catalogue.topics():
-        whole = unescape(TAG.sub("", topic_article(topic)))
+        whole = unescape(TAG.sub("", BLOCK_END.sub("\n\n", topic_article(topic))))
         parts.append(f"<h2>On {escape(topic)}</h2>\n{SemanticDoc().markdown(whole[:QUOTED], 3)}")
     return "\n".join(parts)
 

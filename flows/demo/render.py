@@ -2,7 +2,8 @@
 
 pydoc's own layout puts everything into tables and definition lists, of which text extractors keep a fraction; here
 headings are headings, prose is paragraphs and examples are preformatted. A page depends on the Python version and the
-installed packages alone: no addresses, no values (data are shown by name and type), no paths, no order of a set.
+installed packages alone: no addresses, no paths, no values (data are shown by name, constants by type too). Some
+packages put sets into their docstrings as they are imported: the server runs with a fixed hash seed.
 """
 
 import importlib
@@ -20,6 +21,8 @@ UNDERLINE = re.compile(r"([=\-~*^\"#+])\1{2,}\s*")
 BULLET = re.compile(r"(?:[-*+•]|\(?\d{1,2}[.)])\s+")
 SIMPLE = (int, float, bool, type(None), str, bytes, type, types.FunctionType, types.BuiltinFunctionType)
 LONGEST_DEFAULT = 40
+# What `object` says of its own methods is inherited by all others.
+NOTHING_SAID = frozenset(pydoc.getdoc(getattr(object, name)) for name in ("__init__", "__new__"))
 DUNDERS = ("__init__", "__call__", "__new__")
 
 
@@ -48,7 +51,11 @@ class SemanticDoc(pydoc.HTMLDoc):
             parts += ["<h2>Functions</h2>", *(self.docroutine(value, key) for key, value in routines)]
         data = [(k, v) for k, v in members if not (inspect.isclass(v) or inspect.isroutine(v) or k.startswith("__"))]
         if data:
-            items = "".join(f"<li><code>{escape(k)}</code>: {escape(type(v).__name__)}</li>" for k, v in data)
+            # Types of constants alone: what a variable holds can depend on what was imported before.
+            items = "".join(
+                f"<li><code>{escape(k)}</code>{': ' + escape(type(v).__name__) if k.isupper() else ''}</li>"
+                for k, v in data
+            )
             parts += ["<h2>Data</h2>", f"<ul>{items}</ul>"]
         return "\n".join(part for part in parts if part)
 
@@ -70,7 +77,8 @@ class SemanticDoc(pydoc.HTMLDoc):
     def docroutine(self, object: Any, name: str | None = None, mod: Any = None, *ignored: Any, level: int = 3) -> str:
         """One function or method: signature and text."""
         heading = f"<h{level}>{escape((name or object.__name__) + signature(object))}</h{level}>"
-        text = self.markdown(pydoc.getdoc(object), level + 1)
+        said = pydoc.getdoc(object)
+        text = "" if said in NOTHING_SAID else self.markdown(said, level + 1)
         return f"{heading}\n{text}" if text else ""
 
 

@@ -33,7 +33,7 @@ class Server(http.server.ThreadingHTTPServer):
         self._ahead: threading.Thread | None = None
 
     def import_ahead(self) -> None:
-        """Begin importing at the first page: who reads the list alone, as a run that is all cached, waits for nothing."""
+        """Begin importing at the first page: a run that is all cached reads the list alone, and pays for nothing."""
         if self._ahead is None:
             self._ahead = threading.Thread(target=import_ahead, daemon=True)
             self._ahead.start()

@@ -93,9 +93,7 @@ class Clock:
             async with asyncio.timeout(self.left):
                 yield
         except TimeoutError as error:
-            raise Refused(
-                "deadline", f"not done after {self.used + time.monotonic() - begin:.1f} s", retryable=True
-            ) from error
+            raise Refused("deadline", f"more than {self.budget:g} s for {self.what}", retryable=True) from error
         finally:
             spent = time.monotonic() - begin
             self.used += spent

@@ -1,0 +1,261 @@
+"""The demo site: its pages are pure and extract well, its list holds the dirt that it promises, it leaves no orphan."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from html import unescape
+from pathlib import Path
+
+import ftfy
+import pytest
+import trafilatura
+
+from flows.demo import catalogue, demo_site
+from flows.demo.catalogue import BAD, JOURNAL, LIBRARY, MIRROR, PACKAGES, REFERENCE, REPEATED
+from flows.demo.pages import NoPage, damage, page
+from flows.demo.render import blocks, module_article, topic_article
+from gpt2train.errors import RunError
+from tasks.blacklist import URLS, BlacklistSettings, blacklist
+from tasks.download import DownloadSettings, download
+from tasks.runner import Runner
+from tasks.shards import read_rows, write_rows
+from tasks.steps import Manifest, Outcome, Step
+from tasks.storage import Folder
+from tasks.urls import read_url_lists
+
+SAMPLE = (
+    (LIBRARY, "/argparse.html"),
+    (LIBRARY, "/tempfile.html"),
+    (PACKAGES, "/numpy.linalg._linalg.html"),
+    (PACKAGES, "/fsspec.asyn.html"),
+    (LIBRARY, "/asyncio.html"),
+    (REFERENCE, "/topics/with.html"),
+    (MIRROR, f"/{catalogue.mirrored_modules()[0]}.html"),
+    (JOURNAL, "/reading-notes.html"),
+    (JOURNAL, "/typeset/cmd.html"),
+)
+RENDER = """
+import hashlib, json, sys
+from flows.demo.pages import page
+print(json.dumps([hashlib.sha256(page(*address)).hexdigest() for address in json.loads(sys.argv[1])]))
+"""
+
+
+def words(html: str) -> list[str]:
+    return re.findall(r"\w+", unescape(re.sub(r"<[^>]+>", " ", html)))
+
+
+def extract(html: bytes) -> str:
+    return trafilatura.extract(html.decode(), output_format="txt", include_comments=False) or ""
+
+
+def render(addresses: list[tuple[str, str]], **environment: str) -> list[str]:
+    command = [sys.executable, "-W", "ignore", "-c", RENDER, json.dumps(addresses)]
+    env = os.environ | {"PYTHONHASHSEED": "0"} | environment
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return list(json.loads(done.stdout))
+
+
+def test_the_list_is_made_without_importing_what_it_lists() -> None:
+    code = "import sys; from flows.demo.catalogue import url_list; print(url_list()); assert 'numpy' not in sys.modules"
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert listed.strip() == catalogue.url_list().strip()
+    urls = listed.split("\n")
+    good = [url for url in urls if re.match(rf"http://({LIBRARY}|{PACKAGES}|{REFERENCE})/", url)]
+    assert len(set(good)) >= 400
+    assert not re.search(r"127\.0\.0\.1|localhost", listed)
+    assert set(BAD) | set(REPEATED) <= set(urls)
+
+
+def test_pages_do_not_depend_on_order_or_environment() -> None:
+    straight = render(list(SAMPLE), SECRET="hunter2")
+    backwards = render(list(reversed(SAMPLE)), HOME="/nowhere", TZ="Asia/Tokyo")
+    assert straight == backwards[::-1]
+
+
+@pytest.mark.parametrize(("host", "path"), SAMPLE)
+def test_a_page_holds_nothing_of_this_machine(host: str, path: str) -> None:
+    text = page(host, path).decode()
+    assert not re.search(r" at 0x[0-9a-f]{6}", text)
+    for place in (sys.prefix, sys.base_prefix, str(Path.home()), str(Path.cwd())):
+        assert len(place) < 3 or place not in text
+
+
+def test_a_mirrored_page_is_the_same_to_the_byte() -> None:
+    path = f"/{catalogue.mirrored_modules()[1]}.html"
+    assert page(MIRROR, path) == page(LIBRARY, path)
+
+
+def test_what_is_not_listed_is_not_there() -> None:
+    for host, path in (
+        (LIBRARY, "/antigravity.html"),
+        (LIBRARY, "/numpy.html"),
+        (PACKAGES, "/os.html"),
+        ("x.test", "/"),
+    ):
+        with pytest.raises(NoPage):
+            page(host, path)
+
+
+@pytest.mark.parametrize(
+    ("host", "path", "article"),
+    [
+        (LIBRARY, "/argparse.html", lambda: module_article("argparse")),
+        (LIBRARY, "/difflib.html", lambda: module_article("difflib")),
+        (REFERENCE, "/topics/class.html", lambda: topic_article("class")),
+    ],
+)
+def test_the_text_survives_extraction_and_the_navigation_does_not(host: str, path: str, article: object) -> None:
+    assert callable(article)
+    found, expected = words(extract(page(host, path))), words(article())
+    assert 0.9 * len(expected) <= len(found) <= 1.02 * len(expected)
+
+
+def test_docstrings_become_headings_paragraphs_lists_and_examples() -> None:
+    text = "\n".join(
+        [
+            *("Summary of", "the thing.", "", "Parameters", "----------", "x : int", "    How many <of them>.", ""),
+            *("- one", "- two", "  goes on", "", "For example::", "", "    a = 1", "", "    b = 2", "", "End.", ""),
+            *(">>> f(1)", "2"),
+        ]
+    )
+    assert list(blocks(text, 2)) == [
+        "<p>Summary of the thing.</p>",
+        "<h2>Parameters</h2>",
+        "<p>x : int</p>",
+        "<p>How many &lt;of them&gt;.</p>",
+        "<ul><li>one</li></ul>",
+        "<ul><li>two goes on</li></ul>",
+        "<p>For example::</p>",
+        "<pre>a = 1\n\nb = 2</pre>",
+        "<p>End.</p>",
+        "<pre>&gt;&gt;&gt; f(1)\n2</pre>",
+    ]
+
+
+@pytest.mark.parametrize("name", catalogue.MOJIBAKE)
+def test_mojibake_can_be_repaired(name: str) -> None:
+    article = module_article(name)
+    damaged = damage(article)
+    assert "â€" in damaged
+    repaired = ftfy.fix_text(damaged)
+    assert "â€" not in repaired
+    assert len(words(repaired)) == pytest.approx(len(words(article)), rel=0.02)
+
+
+def test_reading_notes_quote_every_topic() -> None:
+    notes = " ".join(words(page(JOURNAL, "/reading-notes.html").decode()))
+    for topic in catalogue.topics():
+        assert " ".join(words(topic_article(topic))[:60]) in notes, topic
+
+
+@pytest.mark.parametrize("language", catalogue.LANGUAGES)
+def test_essays_are_long_enough_to_be_known_by_their_language(language: str) -> None:
+    assert len(extract(page(JOURNAL, f"/essays/{language}.html")).split()) >= 150
+
+
+def few(root: Folder, urls: Manifest) -> Manifest:
+    """The journal's pages and one of each other host, as a finished blacklist step."""
+    rows = [row for record in urls.outputs for row in read_rows(root / urls.folder, record.name)]
+    wanted = [row for row in rows if JOURNAL in row["url"]]
+    for host in (REFERENCE, LIBRARY, MIRROR):
+        wanted.append(next(row for row in rows if row["url"].startswith(f"http://{host}/")))
+    step = Step(root, "few", version=1, parameters={}, inputs={"blacklist": urls})
+    return step.commit(Outcome(outputs=(write_rows(step.folder, "part-00000.parquet", wanted, URLS),)))
+
+
+def test_each_kind_of_dirt_has_its_reason(tmp_path: Path) -> None:
+    root = Folder(tmp_path)
+    settings = DownloadSettings(delay=0, per_host=8, backoff=0.1, body_deadline=1, allow_private=("127.0.0.0/8",))
+    with demo_site() as site, Runner(1) as runner:
+        lists = read_url_lists([site.url_list])
+        urls = blacklist(root, lists, BlacklistSettings(shard_rows=64), runner)
+        pages = download(root, few(root, urls), settings, runner, site.connect_to)
+    assert urls.outcome.reasons == {
+        "blacklisted_domain": 4,
+        "forbidden_extension": 4,
+        "malformed": 5,
+        "too_short": 1,
+        "duplicate": 4,
+    }
+    assert len(urls.outputs) > 5
+    ledger = [row for record in pages.outcome.audit for row in read_rows(root / "pages", record.name)]
+    reasons = {row["url"].removeprefix(f"http://{JOURNAL}/"): row["reason"] for row in ledger if row["reason"]}
+    assert reasons == {
+        "missing.html": "not_found",
+        "loop.html": "redirect_loop",
+        "huge.html": "too_large",
+        "slow.html": "deadline",
+        "private/diary.html": "robots_forbidden",
+        "feed": "content_type",
+    }
+    by_path = {row["url"].removeprefix(f"http://{JOURNAL}/"): row for row in ledger}
+    assert by_path["flaky.html"]["attempts"] == 2
+    assert by_path["moved.html"]["final_url"] == f"http://{JOURNAL}/about.html"
+
+
+@pytest.mark.slow
+def test_every_good_page_comes_and_twice_the_same(tmp_path: Path) -> None:
+    """Pages are asked for eight at a time while the server imports: none is lost, and nothing depends on the timing."""
+    settings = DownloadSettings(
+        delay=0, per_host=8, deadline=60, body_deadline=3, backoff=0.1, allow_private=("127.0.0.0/8",)
+    )
+    runs = []
+    for name in ("a", "b"):
+        root = Folder(tmp_path / name)
+        with demo_site() as site, Runner(1) as runner:
+            urls = blacklist(root, read_url_lists([site.url_list]), BlacklistSettings(shard_rows=64), runner)
+            runs.append(download(root, urls, settings, runner, site.connect_to))
+    reasons = ("content_type", "deadline", "not_found", "redirect_loop", "robots_forbidden", "too_large")
+    assert runs[0].outcome.reasons == dict.fromkeys(reasons, 1)
+    assert runs[0].identity == runs[1].identity
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_it_ends_with_its_block() -> None:
+    with demo_site() as site:
+        host, port = site.connect_to["*.pydoc.example"].split(":")
+        connection = http.client.HTTPConnection(host, int(port))
+        connection.request("HEAD", "/urls.txt")
+        assert connection.getresponse().status == 200
+    assert not answers(int(port))
+
+
+def test_it_ends_with_its_parent_however_that_ends() -> None:
+    code = """if True:
+        import time
+        from flows.demo import demo_site
+        with demo_site() as site:
+            print(site.url_list, flush=True)
+            time.sleep(60)
+    """
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        match = re.search(r":(\d+)/", parent.stdout.readline())
+        assert match is not None
+        port = int(match.group(1))
+        assert answers(port)
+        parent.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while answers(port) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not answers(port)
+
+
+def test_a_site_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'no module named flows' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    with pytest.raises(RunError, match="did not start: no module named flows"), demo_site():
+        pass
