@@ -75,7 +75,9 @@ def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> Prepare
         drawn = run_step(cloze, root, cleaned, settings.cloze, runner=runner)
         lambada = cloze_file(root, drawn)
     evaluation = [("lambada", lambada)]
-    decontaminated = run_step(decontaminate, root, cleaned, evaluation, settings.decontaminate, runner=runner)
+    decontaminated = run_step(
+        decontaminate, root, cleaned, evaluation, settings.decontaminate, runner=runner, tokenizer=bpe
+    )
     unique = run_step(dedup, root, decontaminated, settings.dedup, runner=runner)
     shuffled = run_step(shuffle, root, unique, settings.shuffle, runner=runner)
     bpe = bpe or run_step(tokenizer, root, shuffled, settings.tokenizer, runner=runner)

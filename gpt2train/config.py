@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from gpt2train.errors import UserError
-from gpt2train.model.gpt2 import Shape
+from gpt2train.model.shape import Shape
 from gpt2train.settings import Settings, build, layer, read_toml
 
 CONFIG_FILE = "config.toml"

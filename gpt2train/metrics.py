@@ -4,11 +4,12 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from gpt2train.model.shape import Shape
 
-from gpt2train.model.gpt2 import Shape
+if TYPE_CHECKING:
+    import torch
 
 FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -32,15 +33,17 @@ def flops_per_token(shape: Shape) -> int:
     return 6 * counted + 12 * shape.layers * shape.heads * shape.head_dim * shape.context
 
 
-def peak_flops(device: torch.device) -> float | None:
+def peak_flops(device: "torch.device") -> float | None:
     """The device's bfloat16 peak, or None where it is not known (every CPU)."""
     if device.type != "cuda":
         return None
+    import torch  # here, so that reading a run's metrics does not wait for it
+
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
-def mfu(tokens_per_second: float, shape: Shape, device: torch.device, world: int) -> float | None:
+def mfu(tokens_per_second: float, shape: Shape, device: "torch.device", world: int) -> float | None:
     """Model FLOPs utilisation of all devices, 0 to 1; None where the peak is not known."""
     peak = peak_flops(device)
     return None if peak is None else tokens_per_second * flops_per_token(shape) / (peak * world)

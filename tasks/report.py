@@ -12,13 +12,13 @@ from typing import Any
 import jinja2
 from pydantic import PositiveInt
 
+from gpt2train.metrics import read_metrics
 from gpt2train.settings import Settings
 from tasks.pictures import data_uri, loss_curve
 from tasks.runner import Runner
 from tasks.shards import read_rows
 from tasks.steps import Manifest, Outcome, Step, read_timings
 from tasks.storage import Folder
-from tasks.train import read_metrics
 
 REPORT = "report.html"
 
@@ -46,7 +46,7 @@ def gather(root: Folder, manifests: Sequence[Manifest], samples: int) -> dict[st
     by_step = {manifest.step: manifest for manifest in manifests}
     timings = read_timings(root)
     training = by_step.get("train")
-    metrics = read_metrics(Path((root / training.folder).path("metrics.jsonl"))) if training else []
+    metrics = read_metrics((root / training.folder).path()) if training else []
     evaluation = by_step.get("evaluate")
     return {
         "funnel": funnel(manifests, timings),

@@ -9,7 +9,6 @@ and the same setting goes on from its last checkpoint.
 import collections
 import contextlib
 import contextvars
-import json
 import logging
 import os
 import signal
@@ -17,13 +16,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, PositiveInt
 
 from gpt2train.config import CONFIG_FILE, TrainSettings, run_config, to_toml
 from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.errors import RunError, UserError
+from gpt2train.metrics import FILE, read_metrics
 from gpt2train.settings import Settings
 from tasks.runner import Runner
 from tasks.steps import Manifest, Outcome, Step, fingerprint
@@ -87,8 +86,16 @@ def train(
     if done := runner.finished(step):
         return done
     config = write_config(data, tokens, tokenizer, settings, step.folder)
-    follower = Follower(Path(step.folder.path("metrics.jsonl")), settings.steps, runner)
+    follower = Follower(Path(step.folder.path()), settings.steps, runner)
     run_job(config, launch, follower)
+    from gpt2train.checkpoint import store  # imports torch (1-2 s), which a run that is all cached never needs
+
+    # A job that is asked to stop saves and ends well, but early.
+    reached = store.read_manifest(store.newest(step.folder.path())).position.step
+    if reached < settings.steps:
+        raise RunError(
+            f"the training was stopped from outside at step {reached} of {settings.steps}; run again to go on"
+        )
     return step.commit(_outcome(step.folder, settings), sweep=False)
 
 
@@ -113,25 +120,16 @@ def write_config(data: Folder, tokens: Manifest, tokenizer: Manifest, settings: 
 class Follower:
     """Reads a run's `metrics.jsonl` as it grows and passes it on."""
 
-    def __init__(self, path: Path, steps: int, runner: Runner) -> None:
-        self.path, self.steps, self.runner = path, steps, runner
+    def __init__(self, run: Path, steps: int, runner: Runner) -> None:
+        self.run, self.steps, self.runner = run, steps, runner
         self._shown = 0
 
     def look(self) -> None:
         """Pass on the metrics so far, when there are new ones."""
-        records = read_metrics(self.path)
+        records = read_metrics(self.run)
         if len(records) != self._shown:
             self._shown = len(records)
             self.runner.training(records, self.steps)
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`; a line that is still being written is left out."""
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def run_job(config: str, launch: LaunchSettings, follower: Follower) -> None:
@@ -206,10 +204,10 @@ def _end_group(process: "subprocess.Popen[str]", grace: float) -> None:
 def _outcome(run: Folder, settings: TrainSettings) -> Outcome:
     latest = run.read_bytes("checkpoints/latest").decode().strip()
     names = [name for name in run.files() if name.startswith(f"checkpoints/{latest}/")]
-    records = read_metrics(Path(run.path("metrics.jsonl")))
+    records = read_metrics(run.path())
     return Outcome(
         outputs=tuple(run.record(name) for name in ["checkpoints/latest", CONFIG_FILE, *names]),
-        audit=(run.record("metrics.jsonl"),),
+        audit=(run.record(FILE),),
         facts={
             "steps": settings.steps,
             "tokens": int(records[-1].get("tokens", 0)) if records else 0,

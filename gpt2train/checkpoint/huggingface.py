@@ -23,7 +23,8 @@ from gpt2train.checkpoint.format import Device, Dtype
 from gpt2train.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer, read_tables, save_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.files import folder_whole
-from gpt2train.model.gpt2 import GPT2, Shape
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.shape import Shape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

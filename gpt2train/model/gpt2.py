@@ -11,29 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2train.model.loss import chunked_cross_entropy
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes that fix a GPT-2's parameters.
-
-    `padded_vocab` is `vocab` rounded up to a multiple of 128 so that matrix kernels and tensor-parallel shards divide
-    it; the rows above `vocab` are never a target and are cut off on export.
-    """
-
-    vocab: int
-    layers: int
-    heads: int
-    hidden: int
-    context: int
-
-    @property
-    def padded_vocab(self) -> int:
-        return -(-self.vocab // 128) * 128
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
+from gpt2train.model.shape import Shape
 
 
 @dataclass

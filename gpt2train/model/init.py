@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from gpt2train.model.gpt2 import GPT2, Shape
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.shape import Shape
 
 STD = 0.02
 

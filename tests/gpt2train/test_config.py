@@ -20,7 +20,8 @@ from gpt2train.config import (
 )
 from gpt2train.errors import UserError
 from gpt2train.metrics import parameter_count
-from gpt2train.model.gpt2 import GPT2, Shape
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.shape import Shape
 from gpt2train.schedule import learning_rate
 from gpt2train.settings import build
 

@@ -12,8 +12,9 @@ from gpt2train.checkpoint.huggingface import write_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.generate import draw, generate, generate_tokens, restrict
-from gpt2train.model.gpt2 import GPT2, Shape
+from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
+from gpt2train.model.shape import Shape
 from gpt2train.sampling import SamplingSettings
 
 SHAPE = Shape(vocab=50257, layers=2, heads=4, hidden=32, context=64)

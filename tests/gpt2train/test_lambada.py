@@ -17,8 +17,9 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.evaluate.lambada import evaluate_lambada, last_token_pairs, openai_pairs, strict_pairs
 from gpt2train.evaluate.passages import read_passages, unigram_perplexity
 from gpt2train.evaluate.scoring import Span, score
-from gpt2train.model.gpt2 import GPT2, Shape
+from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
+from gpt2train.model.shape import Shape
 
 SHAPE = Shape(vocab=50257, layers=2, heads=2, hidden=32, context=96)
 

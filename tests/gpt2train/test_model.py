@@ -6,9 +6,10 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gpt2train.config import OptimizerSettings
-from gpt2train.model.gpt2 import GPT2, Shape
+from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initial_value, initialise
 from gpt2train.model.loss import IGNORE, chunked_cross_entropy, plain_cross_entropy
+from gpt2train.model.shape import Shape
 from gpt2train.optim import clip, make_optimizer, squared_norm
 
 SHAPE = Shape(vocab=128, layers=3, heads=4, hidden=32, context=24)

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id, load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.evaluate.perplexity import detokenize_wikitext, document_perplexity, wikitext_perplexity, windows
-from gpt2train.model.gpt2 import GPT2, Shape
+from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
+from gpt2train.model.shape import Shape
 
 SHAPE = Shape(vocab=50257, layers=1, heads=2, hidden=16, context=32)
 
