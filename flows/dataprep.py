@@ -25,7 +25,7 @@ from tasks.steps import Manifest
 from tasks.storage import Folder, read_any
 from tasks.tokenize import tokenize
 from tasks.tokenizer import tokenizer
-from tasks.urls import expand, read_url_lists
+from tasks.urls import read_url_lists
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,14 @@ class Source:
     """Where the URLs come from, and which hosts are reached elsewhere than their names say."""
 
     urls: Sequence[str]
-    connect_to: Mapping[str, str] | None = None
+    connect_to: Mapping[str, str]
 
 
 @contextlib.contextmanager
 def source_of(settings: DataprepSettings) -> Iterator[Source]:
     """The user's lists, or the embedded demo site for as long as it is needed."""
     if settings.urls:
-        yield Source(settings.urls)
+        yield Source(settings.urls, settings.connect_to)
         return
     with demo_site() as site:
         yield Source([site.url_list], site.connect_to)
@@ -122,8 +122,8 @@ def check(settings: DataprepSettings) -> None:
         UserError: the output cannot be written, or an input is not there.
     """
     Folder(settings.output).check_writable()
-    for pattern in settings.urls:
-        expand(pattern)
+    if settings.urls:
+        read_url_lists(settings.urls)
     if settings.lambada:
         read_passages(read_any(settings.lambada), settings.lambada)
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from pydantic import Field, PositiveInt
 
 from gpt2train.config import TrainSettings, preset
-from gpt2train.errors import UserError
 from gpt2train.settings import Settings, build, layer, read_toml
 from tasks.blacklist import BlacklistSettings
 from tasks.clean import CleanSettings
@@ -53,6 +52,9 @@ class DataprepSettings(OutputSettings):
 
     urls: tuple[str, ...] = ()
     """Lists of URLs, one a line: files, globs, fsspec URLs; .gz .bz2 .xz .zst too. None given: the embedded demo."""
+    connect_to: dict[str, str] = {}
+    """Host pattern -> address:port that is asked instead, as curl's --connect-to: for a mirror, a proxy of your own, a
+    test. No part of any fingerprint, and no way around `download.allow_private`."""
     lambada: str | None = None
     """LAMBADA test file ({"text": …} lines): kept out of the training text, and scored. None: a cloze set in
     LAMBADA's format is drawn from the held-out test documents."""
@@ -137,20 +139,24 @@ def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] 
     Raises:
         UserError: a wrong, unknown or contradictory setting, in one line.
     """
-    given = layer(read_toml(config) if config else {}, flags or {})
+    given = layer(_concerning(model, read_toml(config)) if config else {}, flags or {})
     source = config if config and not flags else "settings"
     below: dict[str, Any] = {}
     if issubclass(model, DataprepSettings) and not given.get("urls"):
-        below = _known_to(model, demo_layer())
+        below = _concerning(model, demo_layer())
     if issubclass(model, PretrainSettings):
         chosen = layer(below, given).get("preset", PretrainSettings.model_fields["preset"].default)
         below = layer({"train": preset(str(chosen))}, below)
     return build(model, below, given, source=source)
 
 
-def _known_to(model: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a preset that concerns this command (the demo's preset serves dataprep and pipeline)."""
-    unknown = set(values) - set(PipelineSettings.model_fields)
-    if unknown:
-        raise UserError(f"deployments/demo.toml: unknown setting {min(unknown)!r}")
-    return {key: value for key, value in values.items() if key in model.model_fields}
+def _concerning(model: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's settings without those of the pipeline's other flows: one file serves them all.
+
+    What no flow knows stays, and is refused by name.
+    """
+    return {key: value for key, value in values.items() if key in model.model_fields or not _of_pipeline(key)}
+
+
+def _of_pipeline(key: str) -> bool:
+    return key in PipelineSettings.model_fields

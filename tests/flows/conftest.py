@@ -1,0 +1,56 @@
+"""The demo site, once for all tests of the flows, and one finished small run of the main job."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from flows.demo import DemoSite, demo_site
+from tests.flows.mini import Mini
+
+CONNECTS = "GPT2TRAIN_TEST_CONNECTS"
+# Imported by every Python process of a command: notes each address that a socket is connected to.
+SITECUSTOMIZE = f"""
+import os, sys
+def _note(event, arguments, path=os.environ.get({CONNECTS!r})):
+    if event == "socket.connect" and path and isinstance(arguments[1], tuple):
+        with open(path, "a") as file:
+            file.write(f"{{arguments[1][0]}}\\n")
+sys.addaudithook(_note)
+"""
+
+
+@dataclass
+class Finished:
+    """A finished run of the main job."""
+
+    mini: Mini
+    output: Path
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[DemoSite]:
+    with demo_site() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def mini(site: DemoSite, tmp_path_factory: pytest.TempPathFactory) -> Mini:
+    folder = tmp_path_factory.mktemp("flows")
+    (folder / "hook").mkdir()
+    (folder / "hook" / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    path = os.pathsep.join(filter(None, [str(folder / "hook"), os.environ.get("PYTHONPATH")]))
+    return Mini(folder, site.connect_to, {"PYTHONPATH": path, CONNECTS: str(folder / "connects")})
+
+
+@pytest.fixture(scope="session")
+def finished(mini: Mini) -> Finished:
+    """The main job, run once from nothing."""
+    output = mini.folder / "out"
+    done = mini.run("pipeline", "--output", str(output))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Finished(mini, output, done.stdout, done.stderr)

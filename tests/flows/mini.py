@@ -1,0 +1,131 @@
+"""A small main job for the tests: some pages of the demo site, a tiny model, every step the real one."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from flows.demo.catalogue import JOURNAL, REFERENCE, topics
+from flows.demo.catalogue import url_list as demo_list
+
+ODD = ("missing", "loop", "reading-notes", "essays/de", "typeset/cmd", "short-1", "private", "typeset/textwrap")
+MARK = "GPT2TRAIN_TEST_MARK"  # in the environment of a command, and so of all its children
+
+SETTINGS = """
+preset = "tiny"
+workers = 2
+[blacklist]
+shard_rows = 20
+[download]
+per_host = 8
+delay = 0
+body_deadline = 3
+backoff = 0.1
+allow_private = ["127.0.0.0/8"]
+[clean.split]
+valid = 0.1
+test = 0.2
+[shuffle]
+rows_per_cell = 16
+[tokenizer]
+vocab_size = 600
+[train]
+steps = 8
+[train.model]
+layers = 1
+heads = 2
+hidden = 32
+context = 64
+[train.schedule]
+warmup = 2
+[train.validation]
+every = 4
+samples = 8
+[train.checkpoints]
+every = 2
+[train.logging]
+every = 1
+[evaluate]
+max_documents = 3
+max_characters = 800
+[evaluate.sampling]
+max_new_tokens = 8
+[connect_to]
+"""
+
+
+def mini_urls() -> list[str]:
+    """The topics of the language reference, and some of the dirt."""
+    wanted = [f"http://{REFERENCE}/topics/{name}.html" for name in topics()]
+    lines = demo_list().split()
+    odd = [url for url in lines if JOURNAL in url and any(name in url for name in ODD)]
+    dirt = [url for url in lines if "youtube" in url or url.endswith(".pdf") or url.startswith("ftp:")]
+    return [*wanted[:40], *odd, *dirt, *wanted[40:], wanted[0]]
+
+
+@dataclass
+class Mini:
+    """A place to run commands: the site's list and settings, a Prefect home, a mark by which children are found."""
+
+    folder: Path
+    connect_to: Mapping[str, str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "urls.txt").write_text("".join(f"{url}\n" for url in mini_urls()))
+        settings = SETTINGS + "".join(f'"{host}" = "{address}"\n' for host, address in self.connect_to.items())
+        (self.folder / "mini.toml").write_text(settings)
+        self.mark = uuid.uuid4().hex
+
+    def command(self, flow: str, *flags: str) -> list[str]:
+        """The command line of a flow with the mini settings."""
+        config, urls = self.folder / "mini.toml", self.folder / "urls.txt"
+        return [sys.executable, "-m", f"flows.{flow}", "--config", str(config), "--urls", str(urls), *flags]
+
+    def environ(self, **more: str) -> dict[str, str]:
+        """The environment of a command."""
+        home = {"PREFECT_HOME": str(self.folder / "prefect"), MARK: self.mark}
+        return {**os.environ, **home, **self.environment, **more}
+
+    def run(self, flow: str, *flags: str, timeout: float = 240, **more: str) -> "subprocess.CompletedProcess[str]":
+        """Run a flow to its end."""
+        return subprocess.run(
+            self.command(flow, *flags), env=self.environ(**more), capture_output=True, text=True, timeout=timeout
+        )
+
+    def start(self, flow: str, *flags: str, **more: str) -> "subprocess.Popen[str]":
+        """Start a flow and return at once; its output goes to a file, which cannot fill up as a pipe can."""
+        with (self.folder / "started.log").open("w") as log:
+            return subprocess.Popen(
+                self.command(flow, *flags), env=self.environ(**more), stdout=log, stderr=subprocess.STDOUT, text=True
+            )
+
+    def children(self) -> list[psutil.Process]:
+        """Every living process that a command of this place started, however deep."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark
+        except psutil.Error:
+            return False
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder, by relative path."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def lines_of(output: str) -> Iterator[tuple[str, str]]:
+    """Step and the rest of its line, of a command's output."""
+    for line in output.splitlines():
+        name, _, rest = line.partition(" ")
+        yield name, rest

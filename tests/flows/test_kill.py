@@ -1,0 +1,166 @@
+"""Kill it, stop it, run it again: the same bytes, and nothing left running."""
+
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.flows.conftest import Finished
+from tests.flows.mini import Mini, hashes
+
+GONE_SECONDS = 15.0
+
+
+def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None:
+    """Wait until something holds; fail with its name when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
+        time.sleep(0.05)
+
+
+def is_training(output: Path, lines: int = 1) -> bool:
+    """Whether a run has written its first metrics."""
+    found = list(output.glob("runs/*/metrics.jsonl"))
+    return bool(found) and len(found[0].read_text().splitlines()) >= lines
+
+
+def long_training() -> list[str]:
+    return ["--train.steps", "2000", "--train.checkpoints.every", "5"]
+
+
+@pytest.mark.parametrize("moment", [0.35, 0.75])
+def test_kill_9_in_the_data_steps_then_the_same_bytes(
+    finished: Finished, site: object, tmp_path: Path, moment: float
+) -> None:
+    mini = Mini(tmp_path / "mini", finished.mini.connect_to)
+    output = tmp_path / "out"
+    kill_after(mini, output, moment)
+    on = mini.run("dataprep", "--output", str(output))
+    assert on.returncode == 0, on.stderr
+    assert hashes(output / "tokens") == hashes(finished.output / "tokens")
+
+
+def kill_after(mini: Mini, output: Path, share: float) -> None:
+    """Kill -9 the flow when this share of the data steps has begun, counted by their folders."""
+    folders = [
+        "urls",
+        "pages",
+        "documents",
+        "clean",
+        "evalset",
+        "decontaminated",
+        "dedup",
+        "shuffled",
+        "tokenizer",
+        "tokens",
+    ]
+    process = mini.start("dataprep", "--output", str(output))
+    wanted = folders[int(share * len(folders))]
+    wait_for(lambda: (output / wanted).exists() or process.poll() is not None, 120, wanted)
+    assert process.poll() is None, (mini.folder / "started.log").read_text()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_for(lambda: not mini.children(), GONE_SECONDS, "the children of a killed flow to end")
+
+
+def test_kill_9_of_the_flow_in_training_leaves_no_rank(finished: Finished, tmp_path: Path) -> None:
+    mini, output = finished.mini, finished.output
+    before = set(output.glob("runs/*"))
+    process = mini.start("pretrain", "--output", str(output), *long_training())
+    wait_for(
+        lambda: set(output.glob("runs/*/checkpoints/latest")) - {b / "checkpoints/latest" for b in before}, 90, "a save"
+    )
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_for(lambda: not mini.children(), GONE_SECONDS, "the ranks of a killed flow to end")
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(finished: Finished, tmp_path: Path) -> None:
+    mini, output = finished.mini, finished.output
+    flags = ["--output", str(output), "--train.steps", "1500", "--train.checkpoints.every", "700"]
+    before = set(output.glob("runs/*"))
+    process = mini.start("pretrain", *flags)
+    wait_for(lambda: any(is_training_run(run, 20) for run in set(output.glob("runs/*")) - before), 90, "some steps")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    wait_for(lambda: not mini.children(), GONE_SECONDS, "everything to end after Ctrl-C")
+    log = (mini.folder / "started.log").read_text()
+    assert "error: interrupted" in log and "Traceback" not in log
+    (run,) = set(output.glob("runs/*")) - before
+    saved = int((run / "checkpoints" / "latest").read_text().split("-")[1])
+    assert 20 <= saved < 700
+
+    on = mini.start("pretrain", *flags)
+    wait_for(lambda: f"going on from step {saved}" in (mini.folder / "started.log").read_text(), 60, "the resume")
+    on.send_signal(signal.SIGINT)
+    on.wait(60)
+
+
+def is_training_run(run: Path, rows: int) -> bool:
+    """Whether a run folder has this many rows of metrics."""
+    path = run / "metrics.jsonl"
+    return path.exists() and len(path.read_text().splitlines()) >= rows
+
+
+def test_a_lost_rank_fails_the_run_in_one_line(finished: Finished, tmp_path: Path) -> None:
+    mini, output = finished.mini, finished.output
+    before = set(output.glob("runs/*"))
+    process = mini.start("pretrain", "--output", str(output), *long_training(), "--train.seed", "5")
+    wait_for(lambda: any(is_training_run(run, 3) for run in set(output.glob("runs/*")) - before), 90, "some steps")
+    ranks = [child for child in mini.children() if "RANK" in child.environ()]
+    assert len(ranks) == 2
+    ranks[0].send_signal(signal.SIGKILL)
+    assert process.wait(90) == 1
+    log = (mini.folder / "started.log").read_text()
+    assert len(re.findall(r"^error: ", log, re.M)) >= 1 and "Traceback" not in log
+    assert "goes on from the last checkpoint" in log
+    wait_for(lambda: not mini.children(), GONE_SECONDS, "the other rank to end")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_kill_9_at_random_moments_then_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
+    """Killed again and again at moments of a seeded clock, until it gets through."""
+    mini, output = Mini(tmp_path / "mini", finished.mini.connect_to), tmp_path / "out"
+    moments = random.Random(7)
+    kills = 0
+    while True:
+        process = mini.start("dataprep", "--output", str(output))
+        try:
+            process.wait(7 + moments.uniform(0, 5))
+            break
+        except Exception as error:  # noqa: BLE001 - subprocess and psutil each have a TimeoutExpired of their own
+            assert type(error).__name__ == "TimeoutExpired"
+        process.kill()
+        process.wait()
+        kills += 1
+        wait_for(lambda: not mini.children(), GONE_SECONDS, "the children of a killed flow to end")
+        assert kills < 40
+    assert process.returncode == 0, (mini.folder / "started.log").read_text()
+    assert kills >= 1
+    assert hashes(output / "tokens") == hashes(finished.output / "tokens")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("workers", "seed"), [("1", "1"), ("2", "4242")])
+def test_workers_and_hash_seed_change_no_byte(finished: Finished, tmp_path: Path, workers: str, seed: str) -> None:
+    mini, output = Mini(tmp_path / "mini", finished.mini.connect_to), tmp_path / "out"
+    done = mini.run("dataprep", "--output", str(output), "--workers", workers, PYTHONHASHSEED=seed)
+    assert done.returncode == 0, done.stderr
+    assert hashes(output / "tokens") == hashes(finished.output / "tokens")
+    assert hashes(output / "evalset") == hashes(finished.output / "evalset")
+
+
+def test_psutil_sees_the_mark(finished: Finished) -> None:
+    """The check for orphans can fail: a process that carries the mark is found."""
+    process = finished.mini.start("pipeline", "--help")
+    wait_for(lambda: any(child.pid == process.pid for child in finished.mini.children()), 10, "the marked process")
+    process.wait()
+    assert psutil.pid_exists(process.pid) is False or not finished.mini.children()

@@ -1,0 +1,159 @@
+"""The main job on a small list: what it leaves, what it repeats, what it says, whom it talks to."""
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tasks.steps import read_manifest
+from tasks.storage import Folder
+from tests.flows.conftest import CONNECTS, Finished
+from tests.flows.mini import lines_of
+
+STEPS = [
+    "blacklist",
+    "download",
+    "extract",
+    "clean",
+    "cloze",
+    "decontaminate",
+    "dedup",
+    "shuffle",
+    "tokenizer",
+    "tokenize",
+    "train",
+    "merge",
+    "evaluate",
+    "report",
+]
+
+
+def cached(stderr: str) -> list[str]:
+    """Steps that a command says it did not repeat."""
+    return [name for name, rest in lines_of(stderr) if name in STEPS and re.search(r"\bcached\b", rest)]
+
+
+def test_it_ends_with_a_report_and_every_step_in_order(finished: Finished) -> None:
+    assert finished.stdout == f"report: {finished.output}/report/report.html\n"
+    assert [name for name, _ in lines_of(finished.stderr) if name in STEPS] == STEPS
+    assert cached(finished.stderr) == []
+    assert "Traceback" not in finished.stderr
+    assert "warning" not in finished.stderr.lower(), finished.stderr
+
+
+def test_the_report_is_self_contained_and_says_why_rows_were_dropped(finished: Finished) -> None:
+    page = (finished.output / "report" / "report.html").read_text()
+    assert not re.search(r"<script|<link|src=\"(?!data:)|href=\"http", page)
+    for said in ("not found", "redirect loop", "blacklisted domain", "wrong language", "data:image/png;base64,"):
+        assert said in page
+    training = next((finished.output / "runs").iterdir())
+    for manifest in (finished.output.glob("*/_manifest.json"), training.glob("*/_manifest.json")):
+        for path in manifest:
+            if path.parent.name != "report":
+                assert json.loads(path.read_text())["fingerprint"] in page, path
+
+
+def test_decontamination_cuts_the_planted_page(finished: Finished) -> None:
+    """The reading notes quote every topic, and so passages of the evaluation set."""
+    folder = Folder(finished.output / "decontaminated")
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    dropped = [pq.read_table(folder.path(record.name)) for record in manifest.outcome.rejected]
+    cuts = [pq.read_table(folder.path(record.name)) for record in manifest.outcome.audit if "cuts" in record.name]
+    touched = {url for table in (*dropped, *cuts) for url in table["url"].to_pylist()}
+    assert any("reading-notes" in url for url in touched)
+
+
+def test_the_merged_model_loads_in_transformers(finished: Finished) -> None:
+    folder = next((finished.output / "runs").iterdir()) / "model"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("The following example", return_tensors="pt").input_ids
+    assert model(ids).logits.shape[-1] == model.config.vocab_size == len(tokenizer)
+
+
+def test_scores_and_samples_are_there(finished: Finished) -> None:
+    scores = next((finished.output / "runs").iterdir()) / "eval"
+    lambada = json.loads((scores / "lambada.json").read_text())
+    assert set(lambada["definitions"]) == {"lambada_openai", "last_token", "megatron_strict"}
+    passages = (finished.output / "evalset" / "cloze.jsonl").read_text().splitlines()
+    assert lambada["passages"] == len(passages) > 5
+    assert json.loads((scores / "perplexity.json").read_text())["word_perplexity"] > 1
+    assert json.loads((scores / "samples.json").read_text())["samples"]
+
+
+def test_it_spoke_to_this_machine_only(finished: Finished) -> None:
+    addresses = set(Path(finished.mini.environment[CONNECTS]).read_text().split())
+    assert addresses, "the hook noted nothing"
+    assert addresses <= {"127.0.0.1", "::1", "localhost"}
+
+
+def test_nothing_is_left_running(finished: Finished) -> None:
+    assert finished.mini.children() == []
+
+
+def test_again_everything_is_cached_and_quick(finished: Finished) -> None:
+    before = (finished.output / "report" / "report.html").stat().st_mtime_ns
+    began = time.monotonic()
+    again = finished.mini.run("pipeline", "--output", str(finished.output))
+    seconds = time.monotonic() - began
+    assert again.returncode == 0, again.stderr
+    assert cached(again.stderr) == STEPS
+    assert (finished.output / "report" / "report.html").stat().st_mtime_ns == before
+    assert seconds < 20
+    assert _prefect_states(finished)[: len(STEPS)] == ["Cached"] * len(STEPS)
+
+
+def _prefect_states(finished: Finished) -> list[str]:
+    """State names of the last run's task runs, newest first, read from Prefect's own database."""
+    import sqlite3
+
+    home = Path(finished.mini.environ()["PREFECT_HOME"])
+    with sqlite3.connect(home / "prefect.db") as database:
+        last = "SELECT id FROM flow_run ORDER BY created DESC LIMIT 1"
+        rows = database.execute(f"SELECT state_name FROM task_run WHERE flow_run_id = ({last})").fetchall()
+    return [name for (name,) in rows]
+
+
+def test_another_dedup_threshold_repeats_dedup_and_what_follows(finished: Finished) -> None:
+    changed = finished.mini.run("dataprep", "--output", str(finished.output), "--dedup.threshold", "0.6")
+    assert changed.returncode == 0, changed.stderr
+    assert cached(changed.stderr) == ["blacklist", "download", "extract", "clean", "cloze", "decontaminate"]
+    back = finished.mini.run("dataprep", "--output", str(finished.output))
+    assert back.returncode == 0, back.stderr
+    assert cached(back.stderr) == ["blacklist", "download", "extract", "clean", "cloze", "decontaminate"]
+
+
+def test_evaluate_takes_up_a_run(finished: Finished) -> None:
+    run = next((finished.output / "runs").iterdir())
+    command = [*finished.mini.command("evaluate")[:3], "--run", str(run)]
+    import subprocess
+
+    done = subprocess.run(command, env=finished.mini.environ(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"scores: {run}/eval\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(finished: Finished, tmp_path: Path) -> None:
+    import subprocess
+
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", disk], capture_output=True).returncode:
+        pytest.skip("mounting a small disk is not allowed here")
+    try:
+        full = finished.mini.run("dataprep", "--output", str(disk / "out"))
+        assert full.returncode == 1, full.stderr
+        assert re.search(r"^error: no space left while writing .*; free some", full.stderr, re.M)
+        assert "Traceback" not in full.stderr
+        subprocess.run(["mount", "-o", "remount,size=100m", disk], check=True)
+        on = finished.mini.run("dataprep", "--output", str(disk / "out"))
+        assert on.returncode == 0, on.stderr
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)

@@ -1,0 +1,63 @@
+"""Layers of settings: defaults < preset < file < flags, and what the demo changes."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.settings import DataprepSettings, PipelineSettings, PretrainSettings, demo_layer, resolve
+from gpt2train.errors import UserError
+
+
+def test_flags_win_over_the_file_which_wins_over_the_preset(tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text('preset = "117m"\n[train]\nsteps = 7\n[train.schedule]\nwarmup = 2\n[dedup]\nthreshold = 0.7\n')
+    settings = resolve(PipelineSettings, str(config), {"urls": ["a.txt"], "dedup": {"threshold": 0.6}})
+    assert settings.dedup.threshold == 0.6
+    assert settings.train.steps == 7
+    assert settings.train.model.layers == 12
+
+
+def test_the_demo_preset_is_for_the_demo_alone() -> None:
+    assert resolve(PipelineSettings).download.allow_private == ("127.0.0.0/8",)
+    assert resolve(PipelineSettings, flags={"urls": ["a.txt"]}).download.allow_private == ()
+
+
+def test_the_demo_preset_serves_every_flow() -> None:
+    demo = demo_layer()
+    assert resolve(DataprepSettings).blacklist.shard_rows == demo["blacklist"]["shard_rows"]
+    assert resolve(PretrainSettings).preset == demo["preset"]
+
+
+def test_one_file_serves_all_flows_but_hides_no_mistake(tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text('urls = ["a.txt"]\npreset = "117m"\n[evaluate]\nmax_documents = 3\n')
+    assert resolve(DataprepSettings, str(config)).urls == ("a.txt",)
+    assert resolve(PretrainSettings, str(config)).preset == "117m"
+    config.write_text("[evalute]\nmax_documents = 3\n")
+    with pytest.raises(UserError, match="unknown setting 'evalute'"):
+        resolve(DataprepSettings, str(config))
+
+
+def test_a_preset_is_a_layer_of_its_own() -> None:
+    settings = resolve(PretrainSettings, flags={"preset": "345m", "train": {"steps": 9000}})
+    assert (settings.train.model.layers, settings.train.model.hidden, settings.train.steps) == (24, 1024, 9000)
+
+
+def test_an_unknown_key_is_refused_with_its_place() -> None:
+    with pytest.raises(UserError, match=r"unknown setting 'train.model.layer'; did you mean 'train.model.layers'"):
+        resolve(PretrainSettings, flags={"train": {"model": {"layer": 3}}})
+
+
+def test_every_field_has_a_help_text() -> None:
+    """The same text is the flag's help and the hint in the form of the Prefect UI."""
+    missing = []
+
+    def look(model: type, path: str) -> None:
+        for name, field in model.model_fields.items():  # type: ignore[attr-defined]
+            if not field.description:
+                missing.append(f"{path}.{name}")
+            if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
+                look(field.annotation, f"{path}.{name}")
+
+    look(PipelineSettings, "pipeline")
+    assert missing == []
