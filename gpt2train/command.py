@@ -28,6 +28,7 @@ def run_command(app: App, argv: Sequence[str] | None = None) -> int:
     flags = given[: given.index("--")] if "--" in given else given
     debug = "--debug" in flags
     arguments = [flag for flag in flags if flag != "--debug"] + given[len(flags) :]
+    app.suppress_keyboard_interrupt = False  # cyclopts would leave without a word
     try:
         app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

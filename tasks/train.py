@@ -195,7 +195,10 @@ def _end_group(process: "subprocess.Popen[str]", grace: float) -> None:
     """SIGTERM to torchrun, which passes it on and waits for the ranks to save; SIGKILL to whatever is left."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=grace)  # keeps reading, so that a full pipe cannot block the job's last words
+        # Keeps reading, so that a full pipe cannot block the job while it saves.
+        last_words, _ = process.communicate(timeout=grace)
+        for line in last_words.splitlines():
+            log.info(line)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -80,14 +80,17 @@ class Mini:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "urls.txt").write_text("".join(f"{url}\n" for url in mini_urls()))
-        settings = SETTINGS + "".join(f'"{host}" = "{address}"\n' for host, address in self.connect_to.items())
+        settings = (
+            f"urls = ['{self.folder / 'urls.txt'}']\n"
+            + SETTINGS
+            + "".join(f'"{host}" = "{address}"\n' for host, address in self.connect_to.items())
+        )
         (self.folder / "mini.toml").write_text(settings)
         self.mark = uuid.uuid4().hex
 
     def command(self, flow: str, *flags: str) -> list[str]:
         """The command line of a flow with the mini settings."""
-        config, urls = self.folder / "mini.toml", self.folder / "urls.txt"
-        return [sys.executable, "-m", f"flows.{flow}", "--config", str(config), "--urls", str(urls), *flags]
+        return [sys.executable, "-m", f"flows.{flow}", "--config", str(self.folder / "mini.toml"), *flags]
 
     def environ(self, **more: str) -> dict[str, str]:
         """The environment of a command."""
