@@ -1,14 +1,12 @@
 """What a person sees in the terminal: a line a step, a progress bar while they watch, no tracebacks."""
 
 import logging
-import sys
 import time
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from gpt2train.errors import RunError
 from tasks.steps import Manifest
 
 log = logging.getLogger("gpt2train")
@@ -70,15 +68,6 @@ def step_line(manifest: Manifest, seconds: float | None) -> str:
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in outcome.reasons.items())
     took = "cached" if seconds is None else f"{seconds:.1f} s"
     return f"{manifest.step:<14}{flow}  {took:>8}  {reasons}".rstrip()
-
-
-def show_error(error: BaseException, debug: bool) -> None:
-    """Print an error as one line, with the traceback only under `--debug`."""
-    if debug:
-        console.print_exception(show_locals=False)
-    text = " ".join(str(error).split()) or type(error).__name__
-    prefix = "" if isinstance(error, RunError) else f"{type(error).__name__}: "
-    print(f"error: {prefix}{text}", file=sys.stderr)
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
