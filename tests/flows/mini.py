@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -107,7 +108,12 @@ class Mini:
         """Start a flow and return at once; its output goes to a file, which cannot fill up as a pipe can."""
         with (self.folder / "started.log").open("w") as log:
             return subprocess.Popen(
-                self.command(flow, *flags), env=self.environ(**more), stdout=log, stderr=subprocess.STDOUT, text=True
+                self.command(flow, *flags),
+                env=self.environ(**more),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                preexec_fn=_heed_ctrl_c,
             )
 
     def children(self) -> list[psutil.Process]:
@@ -119,6 +125,11 @@ class Mini:
             return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark
         except psutil.Error:
             return False
+
+
+def _heed_ctrl_c() -> None:
+    """A test run in the background may have been started with SIGINT ignored, which children inherit."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def hashes(folder: Path) -> dict[str, str]:
