@@ -83,15 +83,15 @@ def funnel(manifests: Sequence[Manifest], timings: Mapping[str, Mapping[str, Any
     return rows
 
 
-def rejected_samples(root: Folder, manifest: Manifest, samples: int) -> dict[str, list[dict[str, Any]]]:
-    """The first rejected rows of each reason, in the order of the shards; reasons sorted by name."""
+def rejected_samples(root: Folder, manifest: Manifest, samples: int) -> dict[str, dict[str, Any]]:
+    """For each reason, sorted by name: the count, and the first rejected rows in the order of the shards."""
     found: dict[str, list[dict[str, Any]]] = {reason: [] for reason in sorted(manifest.outcome.reasons)}
     for record in manifest.outcome.rejected:
         for row in read_rows(root / manifest.folder, record.name):
             rows = found.setdefault(row["reason"], [])
             if len(rows) < samples:
                 rows.append(row)
-    return found
+    return {reason: {"count": manifest.outcome.reasons.get(reason), "rows": rows} for reason, rows in found.items()}
 
 
 def _training(manifest: Manifest, metrics: list[dict[str, Any]], timings: Mapping[str, Any]) -> dict[str, Any]:

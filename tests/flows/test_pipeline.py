@@ -150,7 +150,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(finished: Finished
     try:
         full = finished.mini.run("dataprep", "--output", str(disk / "out"))
         assert full.returncode == 1, full.stderr
-        assert re.search(r"^error: no space left while writing .*; free some", full.stderr, re.M)
+        assert re.search(r"^error: no space left while writing .*: free some", full.stderr, re.M)
         assert "Traceback" not in full.stderr
         subprocess.run(["mount", "-o", "remount,size=100m", disk], check=True)
         on = finished.mini.run("dataprep", "--output", str(disk / "out"))
