@@ -37,7 +37,7 @@ from gpt2train.model.loss import IGNORE
 from gpt2train.optim import clip, make_optimizer, set_learning_rate, squared_norm
 from gpt2train.parallel.fsdp import accumulate, local_gradients, materialise, replicas, reshard, shard
 from gpt2train.parallel.mesh import Place, data_mesh, from_first, join, together
-from gpt2train.rank import StopRequest, end_at_once_on_bugs, exit_code, follow_launcher, log_to, only_job_in
+from gpt2train.rank import StopRequest, end_at_once_on_bugs, exit_code, follow_launcher, leave, log_to, only_job_in
 from gpt2train.schedule import learning_rate
 
 log = logging.getLogger("gpt2train")
@@ -287,4 +287,4 @@ def _round_up(count: int, unit: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
