@@ -9,7 +9,6 @@ import contextlib
 import errno
 import functools
 import hashlib
-import os
 import secrets
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.files import fsync
 from gpt2train.settings import Settings
 
 TEMPORARY = ".tmp-"  # a killed run can leave such files behind; each step sweeps its own folder
@@ -103,10 +103,10 @@ class Folder:
             draft = (parent if self.is_local else Path(tempfile.gettempdir())) / f"{TEMPORARY}{secrets.token_hex(6)}"
             try:
                 yield draft
-                fsync_path(draft)
+                fsync(draft)
                 if self.is_local:
                     draft.replace(target)
-                    fsync_path(parent)
+                    fsync(parent)
                 else:
                     self.fs.put_file(str(draft), target)
             finally:
@@ -141,15 +141,6 @@ class Folder:
         """
         self.write_bytes(".writable", b"")
         self.remove(".writable")
-
-
-def fsync_path(path: str | Path) -> None:
-    """Force a file's bytes, or a folder's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ load them. torch's own loader takes a flipped bit without a word; here hashes ar
 
 import errno
 import hashlib
-import os
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from gpt2train.checkpoint.reader import SafeReader
 from gpt2train.errors import RunError, UserError
+from gpt2train.files import fsync
 from gpt2train.parallel.mesh import together
 from gpt2train.settings import Settings
 
@@ -231,12 +231,12 @@ def _publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int) 
     """Make a draft count: manifest, fsync, rename, `latest`; then let old ones go."""
     try:
         _write_durably(draft / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
-        _fsync(draft)
+        fsync(draft)
         if final.exists():  # a run that was sent back to an older checkpoint passes this step again
             _remove(final)
         draft.rename(final)
         _write_durably(final.parent / LATEST, final.name + "\n")
-        _fsync(final.parent)
+        fsync(final.parent)
         for old in list_checkpoints(final.parent.parent)[:-keep]:
             if old != final:
                 _remove(old)
@@ -251,19 +251,9 @@ def _remove(checkpoint: Path) -> None:
 
 def _write_durably(path: Path, text: str) -> None:
     draft = path.with_name(path.name + TEMPORARY)
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    draft.write_text(text, encoding="utf-8")
+    fsync(draft)
     draft.replace(path)
-
-
-def _fsync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sha256(path: Path) -> str:

@@ -76,9 +76,12 @@ def test_kill_9_of_the_flow_in_training_leaves_no_rank(finished: Finished, tmp_p
     wait_for(
         lambda: set(output.glob("runs/*/checkpoints/latest")) - {b / "checkpoints/latest" for b in before}, 90, "a save"
     )
+    ranks = [child for child in mini.children() if "RANK" in child.environ()]
+    assert len(ranks) == 2
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL
     wait_for(lambda: not mini.children(), GONE_SECONDS, "the ranks of a killed flow to end")
+    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(finished: Finished, tmp_path: Path) -> None:

@@ -62,8 +62,11 @@ def test_old_ones_go_and_leftovers_are_swept(tmp_path: Path) -> None:
 
 
 def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
-    save(tmp_path, 3)
-    store.verify(save(tmp_path, 3))
+    first = save(tmp_path, 3)
+    again = save(tmp_path, 3)
+    assert again == first
+    assert store.verify(again).position.step == 3
+    assert [p.name for p in store.list_checkpoints(tmp_path)] == ["step-00000003"]
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
