@@ -21,6 +21,7 @@ from prefect.tasks import Task
 
 from flows.console import StepProgress, as_table, step_line
 from gpt2train.errors import RunError, UserError
+from tasks.limits import LimitSettings
 from tasks.pictures import data_uri, loss_curve
 from tasks.pool import WorkerLost
 from tasks.runner import Runner, Work
@@ -37,8 +38,8 @@ TRANSIENT = (WorkerLost, ConnectionError, TimeoutError)
 class PrefectRunner(Runner):
     """Runs batches like the plain runner, each as a task run of the surrounding flow."""
 
-    def __init__(self, workers: int = 2, *, verify: bool = False) -> None:
-        super().__init__(workers, verify=verify)
+    def __init__(self, workers: int = 2, *, verify: bool = False, limits: LimitSettings | None = None) -> None:
+        super().__init__(workers, verify=verify, limits=limits)
         self._curve_at = 0.0
         self._training_bar: UUID | None = None
 

@@ -21,6 +21,7 @@ from tasks.dedup import DedupSettings
 from tasks.download import DownloadSettings
 from tasks.extract import ExtractSettings
 from tasks.lambada import EvaluateSettings
+from tasks.limits import LimitSettings
 from tasks.merge import MergeSettings
 from tasks.report import ReportSettings
 from tasks.shuffle import ShuffleSettings
@@ -78,6 +79,8 @@ class DataprepSettings(OutputSettings):
     """Which byte-level BPE."""
     tokenize: TokenizeSettings = TokenizeSettings()
     """Documents to token shards."""
+    limits: LimitSettings = LimitSettings()
+    """Share of its rows that each step may reject before the run stops. No part of any fingerprint."""
 
 
 class PretrainSettings(OutputSettings):

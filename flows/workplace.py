@@ -7,7 +7,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from flows.orchestrate import PrefectRunner
-from flows.settings import OutputSettings
+from flows.settings import DataprepSettings, OutputSettings
 from gpt2train.errors import UserError
 from tasks.storage import TEMPORARY, Folder
 
@@ -33,6 +33,7 @@ def workplace(settings: OutputSettings) -> Iterator[tuple[Folder, PrefectRunner]
                 raise UserError(f"another run is at work in {root.url}; {remedy}") from error
             for leftover in Path(root.path()).glob(f"{TEMPORARY}*"):
                 leftover.unlink()  # of a run that was killed while it wrote; steps sweep their own folders
-        runner = PrefectRunner(settings.workers, verify=settings.verify)
+        limits = settings.limits if isinstance(settings, DataprepSettings) else None
+        runner = PrefectRunner(settings.workers, verify=settings.verify, limits=limits)
         stack.enter_context(runner)
         yield root, runner

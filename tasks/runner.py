@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from tasks.limits import LimitSettings, Tally
 from tasks.pool import WorkerPool
 from tasks.steps import Manifest, Outcome, Step
 
@@ -24,14 +25,17 @@ class Runner:
 
     Args:
         workers: worker processes, and batches in flight at a time.
+        verify: compare the hashes of finished outputs too.
+        limits: what each step may reject; None does not look.
 
     Attributes:
         stopping: set when a batch fails or the command is interrupted; batches in threads that run long look at it.
     """
 
-    def __init__(self, workers: int = 2, *, verify: bool = False) -> None:
+    def __init__(self, workers: int = 2, *, verify: bool = False, limits: LimitSettings | None = None) -> None:
         self.workers = workers
         self.verify = verify
+        self.limits = limits
         self.skipped: set[str] = set()
         self.stopping = threading.Event()
         self._pool: WorkerPool | None = None
@@ -53,7 +57,7 @@ class Runner:
 
     def finished(self, step: Step) -> Manifest | None:
         """The manifest of a step that is already done; otherwise the step's folder is made ready."""
-        step.verify = self.verify
+        step.verify, step.limits = self.verify, self.limits
         manifest = step.finished()
         if manifest is None:
             step.begin()
@@ -80,15 +84,27 @@ class Runner:
             work: a module-level function; in a process it and its arguments are pickled.
             where: in a worker process, or in a thread of this process (work that waits, or feeds the pool itself).
             at_once: batches in flight; the number of workers where not given.
+
+        Raises:
+            RunError: the step rejects more than its limit allows; what is committed stays.
         """
         names = [f"{stage}-{index:05d}" for index in range(len(items))]
         outcomes = {name: outcome for name in names if (outcome := step.batch(name)) is not None}
+        tally = Tally(self.limits, step.name, step.folder.url, names) if self.limits is not None else None
+
+        def landed(name: str, outcome: Outcome) -> Outcome:
+            if tally is not None:
+                tally.add(name, outcome)
+            return outcome
+
+        for name, outcome in outcomes.items():
+            landed(name, outcome)
 
         def one(name: str, item: Any) -> Outcome:
             call = functools.partial(work, step.folder, name, item, *args)
             outcome = self.pool.call(call) if where == "process" else call()
             step.commit_batch(name, outcome)
-            return outcome
+            return landed(name, outcome)
 
         todo = [
             (name, functools.partial(one, name, item))

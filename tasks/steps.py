@@ -23,6 +23,7 @@ from typing import Any
 
 from gpt2train.errors import RunError
 from gpt2train.settings import Settings
+from tasks.limits import LimitSettings, judge
 from tasks.storage import FileRecord, Folder
 
 MANIFEST = "_manifest.json"
@@ -165,6 +166,7 @@ class Step:
         self.folder_name = folder or name
         self.folder = root / self.folder_name
         self.packages = packages
+        self.limits: LimitSettings | None = None  # the runner's
         self._started = time.monotonic()
 
     def finished(self) -> Manifest | None:
@@ -203,7 +205,12 @@ class Step:
             content: identity of the outputs where their bytes hold the clock (fetch times); by default the hash of
                 the files' names and hashes.
             sweep: False for a folder that holds more than this step's files (a training run's logs and curves).
+
+        Raises:
+            RunError: the step rejected more than its limit allows.
         """
+        if self.limits is not None:
+            judge(self.limits, self.name, self.folder.url, outcome.seen, outcome.reasons)
         manifest = Manifest(
             step=self.name,
             version=self.version,
