@@ -13,7 +13,8 @@ Sources: Broder 1997 (MinHash), Leskovec et al., Mining of Massive Datasets, ch.
 marin's and datatrove's, with the verification moved before the clustering.
 """
 
+from tasks.dedup.audit import Cluster, Member, largest_clusters
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup
 
-__all__ = ["DedupSettings", "dedup"]
+__all__ = ["Cluster", "DedupSettings", "Member", "dedup", "largest_clusters"]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tasks.dedup import DedupSettings, dedup
+from tasks.dedup import DedupSettings, dedup, largest_clusters
 from tasks.dedup.clusters import Edge, components_of, keepers
 from tasks.dedup.pairs import pair_up
 from tasks.dedup.shingles import WordHashes, content_hash, jaccard, normalise, shingle_set
@@ -98,6 +98,22 @@ def test_every_dropped_document_is_verified_against_a_kept_one(
     assert all(len(ids) > 1 for ids in members.values())
     assert manifest.outcome.facts["clusters"] == len(members)
     assert manifest.outcome.seen == 3000 == manifest.outcome.kept + sum(manifest.outcome.reasons.values())
+
+
+def test_the_largest_clusters_are_found_with_their_texts(
+    planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest]
+) -> None:
+    root, manifest = planted_run
+    texts = {document["id"]: document["text"] for document in planted}
+    sizes: dict[str, int] = defaultdict(int)
+    for member in audit(root, manifest, "clusters/"):
+        sizes[member["cluster"]] += 1
+    largest = largest_clusters(root / "dedup", manifest, count=7, members=3)
+    assert [(c.id, c.size) for c in largest] == sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:7]
+    for cluster in largest:
+        assert len(cluster.members) == 3 and cluster.members[0].id == cluster.id
+        assert cluster.kept and all(member.kept_id == member.id for member in cluster.kept)
+        assert all(member.excerpt == texts[member.id][:300] for member in cluster.members)
 
 
 def test_other_shards_and_workers_keep_the_same(
