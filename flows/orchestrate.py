@@ -24,8 +24,8 @@ from gpt2train.errors import RunError, UserError
 from tasks.limits import LimitSettings
 from tasks.pictures import data_uri, loss_curve
 from tasks.pool import WorkerLost
-from tasks.runner import Runner, Work
-from tasks.steps import Manifest, Outcome
+from tasks.runner import Outcomes, Runner, Stage, Work
+from tasks.steps import Manifest
 
 log = logging.getLogger("gpt2train")
 
@@ -43,8 +43,9 @@ class PrefectRunner(Runner):
         self._curve_at = 0.0
         self._training_bar: UUID | None = None
 
-    def dispatch(self, step: str, stage: str, todo: Sequence[tuple[str, Work]], at_once: int) -> dict[str, Outcome]:
+    def dispatch(self, stage: Stage, todo: Sequence[tuple[str, Work]], at_once: int) -> None:
         """Run named pieces of work as task runs, at most `at_once` at a time."""
+        step = stage.step
         batch = task(
             name=f"{step} batch",
             cache_policy=NO_CACHE,
@@ -52,7 +53,7 @@ class PrefectRunner(Runner):
             retry_delay_seconds=[1, 5],
             retry_condition_fn=_is_transient,
         )(_work)
-        self._bar = StepProgress(f"{step} {stage}" if stage != "part" else step, len(todo))
+        self._bar = StepProgress(f"{step} {stage.name}" if stage.name != "part" else step, stage.batches)
         self._artifact: UUID | None = None
         self._artifact_at = time.monotonic()
 
@@ -62,7 +63,7 @@ class PrefectRunner(Runner):
             return functools.partial(contextvars.copy_context().run, named, work)
 
         try:
-            return super().dispatch(step, stage, [(name, orchestrated(name, work)) for name, work in todo], at_once)
+            super().dispatch(stage, [(name, orchestrated(name, work)) for name, work in todo], at_once)
         finally:
             self._bar.close()
 
@@ -107,7 +108,7 @@ def _short(value: Any) -> str:
     return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def _work(work: Work) -> Outcome:
+def _work(work: Work) -> Outcomes:
     return work()
 
 

@@ -18,7 +18,7 @@ from gpt2train.errors import RunError
 from gpt2train.settings import Settings
 from tasks.download.warc import Page, read_pages
 from tasks.html import Extracted, extract_text
-from tasks.pool import WorkerPool
+from tasks.pool import WorkerPool, local_pool
 from tasks.runner import Runner
 from tasks.shards import DOCUMENT, commit_rows, rejected_row
 from tasks.steps import Manifest, Outcome, Step
@@ -61,15 +61,13 @@ def extract(root: Folder, pages: Manifest, settings: ExtractSettings, runner: Ru
     )
     if done := runner.finished(step):
         return done
-    work = functools.partial(extract_part, runner.pool, root / pages.folder, settings)
-    outcomes = runner.batches(step, "part", [record.name for record in pages.outputs], work, where="thread")
+    work = functools.partial(extract_part, root / pages.folder, settings)
+    outcomes = runner.batches(step, "part", [record.name for record in pages.outputs], work, where="node")
     return step.commit(Outcome.total(outcomes))
 
 
-def extract_part(
-    pool: WorkerPool, source: Folder, settings: ExtractSettings, folder: Folder, name: str, shard: str
-) -> Outcome:
-    """Extract one WARC shard; waits in a thread while the pool works.
+def extract_part(source: Folder, settings: ExtractSettings, folder: Folder, name: str, shard: str) -> Outcome:
+    """Extract one WARC shard; waits while the pool of this process works.
 
     Raises:
         RunError: more than `max_crashed` of the pages crashed.
@@ -77,7 +75,7 @@ def extract_part(
     kept: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
     crashes: Counter[str] = Counter()
-    for row, found in extracted(pool, read_pages(source, shard), settings):
+    for row, found in extracted(local_pool(), read_pages(source, shard), settings):
         if found.reason is None:
             identity = document_id(row["url"], found.text)
             kept.append({**row, "id": identity, "text": found.text, "title": found.title, "date": found.date})

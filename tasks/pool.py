@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import pebble
 
+from gpt2train.errors import UserError
+
 T = TypeVar("T")
 
 # One process a core is the parallelism; threads of numeric libraries inside a worker would only fight over the cores.
@@ -61,8 +63,46 @@ class WorkerPool:
 
     def close(self) -> None:
         """End all workers now."""
+        if _own.pool is self:
+            _own.pool = None
         self._pool.stop()
         self._pool.join()
+
+
+class _Own:
+    """The pool of this process."""
+
+    pool: WorkerPool | None = None
+
+
+_own = _Own()
+_making = threading.Lock()
+
+
+def adopt(pool: WorkerPool) -> WorkerPool:
+    """Make a pool the one that `local_pool` gives in this process, until it is closed."""
+    _own.pool = pool
+    return pool
+
+
+def local_pool() -> WorkerPool:
+    """The pool of the process that asks, for a batch that hands on its pieces one by one.
+
+    In a runner's process that is the runner's pool. A cluster's worker takes one batch at a time, so one process
+    beside it keeps its core busy; it is made with the first batch that needs it and stays warm for the next.
+
+    Raises:
+        UserError: this process may have no children (a Dask worker that was started as a daemon).
+    """
+    with _making:
+        if _own.pool is None:
+            if multiprocessing.current_process().daemon:
+                raise UserError(
+                    "the cluster's workers may not start processes, which the extraction needs; start them with "
+                    "DASK_DISTRIBUTED__WORKER__DAEMON=False in their environment"
+                )
+            _own.pool = WorkerPool(1)
+        return _own.pool
 
 
 def result(future: "concurrent.futures.Future[T]") -> T:

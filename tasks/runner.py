@@ -9,15 +9,72 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tasks.limits import LimitSettings, Tally
-from tasks.pool import WorkerPool
+from tasks.pool import WorkerPool, adopt
 from tasks.steps import Manifest, Outcome, Step
 
 log = logging.getLogger("gpt2train")
 
-Work = Callable[[], Outcome]
+Outcomes = dict[str, Outcome]  # by the name of the batch
+Work = Callable[[], Outcomes]
+Where = Literal["process", "node", "thread"]
+
+MOST_GROUPS = 300  # pieces of work that an orchestrator sees of one stage: thousands of task runs break a flow
+
+
+@dataclass(frozen=True)
+class Group:
+    """Batches that run one after the other, each committed as it ends; picklable, as a cluster's worker needs it.
+
+    Attributes:
+        step: the step; its folder is the first argument of `work`.
+        batches: (name, item) of each.
+        work: a module-level function.
+        args: what `work` takes after folder, name and item.
+    """
+
+    step: Step
+    batches: tuple[tuple[str, Any], ...]
+    work: Callable[..., Outcome]
+    args: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """Names of the first and last batch."""
+        first, last = self.batches[0][0], self.batches[-1][0]
+        return first if first == last else f"{first} to {last.rpartition('-')[2]}"
+
+    def run(self, call: Callable[[Callable[[], Outcome]], Outcome] | None = None) -> Outcomes:
+        """Run the batches here, or each by `call`; those that an earlier attempt committed are not run again."""
+        outcomes: Outcomes = {}
+        for name, item in self.batches:
+            outcome = self.step.batch(name)
+            if outcome is None:
+                one = functools.partial(self.work, self.step.folder, name, item, *self.args)
+                outcome = one() if call is None else call(one)
+                self.step.commit_batch(name, outcome)
+            outcomes[name] = outcome
+        return outcomes
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The batches of one stage of a step.
+
+    Attributes:
+        step: name of the step.
+        name: name of the stage.
+        batches: how many are to be run.
+        landed: takes the outcomes of batches that have ended; raises when the step is to stop.
+    """
+
+    step: str
+    name: str
+    batches: int
+    landed: Callable[[Outcomes], None]
 
 
 class Runner:
@@ -72,7 +129,7 @@ class Runner:
         items: Sequence[Any],
         work: Callable[..., Outcome],
         *args: Any,
-        where: Literal["process", "thread"] = "process",
+        where: Where = "process",
         at_once: int | None = None,
     ) -> list[Outcome]:
         """Run `work(folder, name, item, *args)` for every item and return the outcomes in the items' order.
@@ -81,8 +138,11 @@ class Runner:
             step: the step; its folder is the first argument of `work`.
             stage: prefix of the batch names (`part` -> `part-00000`, `part-00001`, …).
             items: one batch each. How items are cut must not depend on the number of workers.
-            work: a module-level function; in a process it and its arguments are pickled.
-            where: in a worker process, or in a thread of this process (work that waits, or feeds the pool itself).
+            work: a module-level function; it and its arguments are pickled, unless it runs in a thread.
+            where: `process`: in a worker process, for work that computes. `node`: in the process that stands for a
+                machine, for work that copies bytes, or hands its pieces to that process's `local_pool`: a thread of
+                this process here, a worker on a cluster. `thread`: in this process in any case, for work that needs
+                what only this process has (the memory of hosts, the user's files).
             at_once: batches in flight; the number of workers where not given.
 
         Raises:
@@ -92,44 +152,47 @@ class Runner:
         outcomes = {name: outcome for name in names if (outcome := step.batch(name)) is not None}
         tally = Tally(self.limits, step.name, step.folder.url, names) if self.limits is not None else None
 
-        def landed(name: str, outcome: Outcome) -> Outcome:
-            if tally is not None:
-                tally.add(name, outcome)
-            return outcome
+        def landed(found: Outcomes) -> None:
+            outcomes.update(found)
+            for name, outcome in found.items():
+                if tally is not None:
+                    tally.add(name, outcome)
 
-        for name, outcome in outcomes.items():
-            landed(name, outcome)
-
-        def one(name: str, item: Any) -> Outcome:
-            call = functools.partial(work, step.folder, name, item, *args)
-            outcome = self.pool.call(call) if where == "process" else call()
-            step.commit_batch(name, outcome)
-            return landed(name, outcome)
-
-        todo = [
-            (name, functools.partial(one, name, item))
-            for name, item in zip(names, items, strict=True)
-            if name not in outcomes
-        ]
-        outcomes.update(self.dispatch(step.name, stage, todo, min(at_once or self.workers, len(todo) or 1)))
+        landed(dict(outcomes))
+        todo = [(name, item) for name, item in zip(names, items, strict=True) if name not in outcomes]
+        size = -(-len(todo) // MOST_GROUPS) or 1
+        cuts = [tuple(todo[start : start + size]) for start in range(0, len(todo), size)]
+        groups = [Group(step, cut, work, args) for cut in cuts]
+        self.run_groups(Stage(step.name, stage, len(todo), landed), groups, where, at_once)
         return [outcomes[name] for name in names]
 
-    def dispatch(self, step: str, stage: str, todo: Sequence[tuple[str, Work]], at_once: int) -> dict[str, Outcome]:
+    def run_groups(self, stage: Stage, groups: Sequence[Group], where: Where, at_once: int | None) -> None:
+        """Run groups of batches: on this machine."""
+        pool = adopt(self.pool) if where != "thread" else None
+        call = pool.call if pool is not None and where == "process" else None
+        todo = [(group.name, functools.partial(group.run, call)) for group in groups]
+        self.dispatch(stage, todo, min(at_once or self.workers, len(todo) or 1))
+
+    def dispatch(self, stage: Stage, todo: Sequence[tuple[str, Work]], at_once: int) -> None:
         """Run named pieces of work, at most `at_once` at a time. The first error stops what has not begun."""
-        done: dict[str, Outcome] = {}
+        done = 0
         self.stopping.clear()
         executor = concurrent.futures.ThreadPoolExecutor(max_workers=at_once)
         try:
-            futures = {executor.submit(work): name for name, work in todo}
-            for future in concurrent.futures.as_completed(futures):
-                done[futures[future]] = future.result()
-                self.progress(step, stage, len(done), len(todo))
+            for future in concurrent.futures.as_completed([executor.submit(work) for _, work in todo]):
+                found = future.result()
+                stage.landed(found)
+                done += len(found)
+                self.progress(stage.step, stage.name, done, stage.batches)
         except BaseException:
             self.stopping.set()
+            self.interrupt()
             raise
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
-        return done
+
+    def interrupt(self) -> None:
+        """Told when a batch failed or the command was interrupted, before what is in flight is waited for."""
 
     def progress(self, step: str, stage: str, done: int, total: int) -> None:
         """Told after every batch. The plain runner logs; others draw."""

@@ -56,8 +56,8 @@ def tokenize(
     encoded = runner.batches(step, "part", shards, encode_shard, root / documents.folder, place, settings)
     dtype = token_dtype(_tokenizer(*place).get_vocab_size()).name
     names = [record.name for outcome in encoded for record in outcome.outputs]
-    # Joining copies bytes: threads are enough, and no worker has to load anything.
-    joined = runner.batches(step, "join", SPLITS, join_split, names, dtype, where="thread")
+    # Joining copies bytes: a thread is enough, and no worker has to load anything.
+    joined = runner.batches(step, "join", SPLITS, join_split, names, dtype, where="node")
     # The encoded shards were for this step alone: not named by the manifest, they are swept.
     return step.commit(Outcome.total([*(outcome.model_copy(update={"outputs": ()}) for outcome in encoded), *joined]))
 

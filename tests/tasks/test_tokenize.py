@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
-from tasks.runner import Runner
+from tasks.runner import Runner, Stage
 from tasks.shards import read_rows
 from tasks.steps import Manifest
 from tasks.storage import Folder
@@ -150,9 +150,9 @@ class Witness(Inline):
         super().__init__(workers)
         self.done: set[str] = set()
 
-    def dispatch(self, step: str, stage: str, todo: Any, at_once: int) -> Any:
-        self.done |= {name for name, _ in todo if stage == "part"}
-        return super().dispatch(step, stage, todo, at_once)
+    def dispatch(self, stage: Stage, todo: Any, at_once: int) -> None:
+        self.done |= {name for name, _ in todo if stage.name == "part"}
+        super().dispatch(stage, todo, at_once)
 
 
 def again(folder: str, bpe: str) -> None:
