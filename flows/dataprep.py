@@ -25,7 +25,7 @@ from tasks.steps import Manifest
 from tasks.storage import Folder, read_any
 from tasks.tokenize import tokenize
 from tasks.tokenizer import tokenizer
-from tasks.urls import read_url_lists
+from tasks.urls import find_url_lists
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def dataprep(settings: DataprepSettings) -> str:
 def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> Prepared:
     """The recipe of the data, step by step."""
     with source_of(settings) as source:
-        lists = read_url_lists(source.urls)
+        lists = find_url_lists(source.urls)
         urls = run_step(blacklist, root, lists, settings.blacklist, runner=runner)
         pages = run_step(download, root, urls, settings.download, runner=runner, connect_to=source.connect_to)
     documents = run_step(extract, root, pages, settings.extract, runner=runner)
@@ -123,7 +123,7 @@ def check(settings: DataprepSettings) -> None:
     """
     Folder(settings.output).check_writable()
     if settings.urls:
-        read_url_lists(settings.urls)
+        find_url_lists(settings.urls)
     if settings.lambada:
         read_passages(read_any(settings.lambada), settings.lambada)
 

@@ -1,109 +1,75 @@
-"""Lists of URLs, one a line, from files, globs and any fsspec URL, compressed or not.
+"""Lists of URLs, streamed: text, one a line, packed or not; or Parquet with a column `url`.
 
 Blank lines and lines that begin with `#` are passed over. What is kept is the line without the white space around it;
 whether it is a URL at all is the blacklist's question.
 """
 
-import bz2
-import gzip
-import hashlib
-import lzma
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from collections.abc import Iterator, Sequence
 
 import fsspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from gpt2train.errors import UserError
-from tasks.storage import read_any
+from tasks.inputs import InputFile, find_inputs, kind_of, open_input, read_lines
+
+SUFFIXES = (".txt", ".lst", ".parquet")
+LONGEST = 8192  # bytes of a URL; longer ones are traps or no URLs
+COLUMN = "url"
+ROWS = 8192  # of a Parquet file, in memory at a time
 
 
-@dataclass(frozen=True)
-class UrlList:
-    """One list.
-
-    Attributes:
-        source: base name of the file; goes into the `source` column.
-        urls: its lines, in order.
-        sha256: hash of the file as it was read, hex; part of the fingerprint.
-    """
-
-    source: str
-    urls: tuple[str, ...]
-    sha256: str
-
-
-def read_url_lists(patterns: Sequence[str]) -> list[UrlList]:
-    """Read URL lists; the order is that of the patterns, and by name within a glob.
-
-    Args:
-        patterns: files, globs, or fsspec URLs (`http://…`, `s3://…`); `.gz`, `.bz2`, `.xz` and `.zst` are decompressed.
+def find_url_lists(patterns: Sequence[str]) -> list[InputFile]:
+    """The lists that the patterns name, each looked into.
 
     Raises:
         UserError: there is no such file, it cannot be read, or it holds no URL.
     """
-    if not patterns:
-        raise UserError("no URL list was given; give one with --urls FILE")
-    return [read_url_list(place) for pattern in patterns for place in expand(pattern)]
+    lists = find_inputs(patterns, "--urls", SUFFIXES)
+    for item in lists:
+        if next(read_urls(item.place), None) is None:
+            raise UserError(f"{item.place} holds no URL; it should hold one a line")
+    return lists
 
 
-def expand(pattern: str) -> list[str]:
-    """The files that a pattern names, sorted.
-
-    Raises:
-        UserError: none.
-    """
-    protocol = pattern.partition("://")[0] if "://" in pattern else "file"
-    if protocol in ("http", "https") or not any(sign in pattern for sign in "*?["):
-        return [pattern]  # a `?` in a web address is no wildcard
-    fs, path = fsspec.core.url_to_fs(pattern)
-    found = sorted(name for name in fs.glob(path) if not fs.isdir(name))
-    if not found:
-        raise UserError(f"no file matches {pattern}; check the pattern given with --urls")
-    return [fs.unstrip_protocol(name) if protocol != "file" else name for name in found]
-
-
-def read_url_list(place: str) -> UrlList:
-    """Read one list.
+def read_urls(place: str) -> Iterator[tuple[int, str | None]]:
+    """Rows of a list with their numbers, from 1; None for one of more than `LONGEST` bytes.
 
     Raises:
-        UserError: it is not there, cannot be read, or holds no URL.
+        UserError: the file cannot be read, or is not of the kind that its name says; names the file.
     """
-    data = read_any(place)
-    text = decompress(data, place).decode("utf-8-sig", errors="replace")
-    # Not splitlines(), which also cuts at form feeds and U+2028.
-    lines = [line for row in text.split("\n") if (line := row.strip()) and not line.startswith("#")]
-    if not lines:
-        raise UserError(f"{place} holds no URL; it should hold one a line")
-    return UrlList(base_name(place), tuple(lines), hashlib.sha256(data).hexdigest())
+    return _read_parquet(place) if kind_of(place) == ".parquet" else _read_text(place)
 
 
-def base_name(place: str) -> str:
-    """The last part of a path or address, without a query."""
-    path = place.partition("?")[0] if "://" in place else place
-    return PurePosixPath(path).name or place
+def _read_text(place: str) -> Iterator[tuple[int, str | None]]:
+    with open_input(place) as stream:
+        for number, line in read_lines(stream, LONGEST):
+            if line is None:
+                yield number, None
+                continue
+            url = line.decode("utf-8-sig" if number == 1 else "utf-8", errors="replace").strip()
+            if url and not url.startswith("#"):
+                yield number, url
 
 
-def decompress(data: bytes, place: str) -> bytes:
-    """Undo the compression that a file's name ends with.
-
-    Raises:
-        UserError: the content is not what the name says.
-    """
-    suffix = PurePosixPath(base_name(place)).suffix.lower()
-    undo: Callable[[bytes], bytes] | None = _DECOMPRESS.get(suffix)
-    if undo is None:
-        return data
+def _read_parquet(place: str) -> Iterator[tuple[int, str | None]]:
+    number = 0
     try:
-        return undo(data)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise UserError(f"{place} is not a whole {suffix} file ({error}); fetch it again or rename it") from error
-
-
-def _zstd(data: bytes) -> bytes:
-    return pa.CompressedInputStream(pa.BufferReader(data), "zstd").read()
-
-
-_DECOMPRESS = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress, ".zst": _zstd}
+        with fsspec.open(place, "rb") as file:
+            table = pq.ParquetFile(file)
+            names = table.schema_arrow.names
+            if COLUMN not in names:
+                raise UserError(
+                    f"{place} has no column {COLUMN!r}, only {', '.join(names)}; rename the one with the URLs"
+                )
+            for batch in table.iter_batches(batch_size=ROWS, columns=[COLUMN]):
+                column = batch[COLUMN]
+                column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+                for value in column.cast(pa.large_binary()).to_pylist():
+                    number += 1
+                    url = (value or b"").decode("utf-8", errors="replace").strip()
+                    yield number, url if len(value or b"") <= LONGEST else None
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(
+            f"{place} is no Parquet file that can be read ({error}); fetch it again or rename it"
+        ) from error

@@ -27,7 +27,7 @@ from tasks.runner import Runner
 from tasks.shards import read_rows, write_rows
 from tasks.steps import Manifest, Outcome, Step
 from tasks.storage import Folder
-from tasks.urls import read_url_lists
+from tasks.urls import find_url_lists
 
 SAMPLE = (
     (LIBRARY, "/argparse.html"),
@@ -174,7 +174,7 @@ def test_each_kind_of_dirt_has_its_reason(tmp_path: Path) -> None:
     root = Folder(tmp_path)
     settings = DownloadSettings(delay=0, per_host=8, backoff=0.1, body_deadline=1, allow_private=("127.0.0.0/8",))
     with demo_site() as site, Runner(1) as runner:
-        lists = read_url_lists([site.url_list])
+        lists = find_url_lists([site.url_list])
         urls = blacklist(root, lists, BlacklistSettings(shard_rows=64), runner)
         pages = download(root, few(root, urls), settings, runner, site.connect_to)
     assert urls.outcome.reasons == {
@@ -210,7 +210,7 @@ def test_every_good_page_comes_and_twice_the_same(tmp_path: Path) -> None:
     for name in ("a", "b"):
         root = Folder(tmp_path / name)
         with demo_site() as site, Runner(1) as runner:
-            urls = blacklist(root, read_url_lists([site.url_list]), BlacklistSettings(shard_rows=64), runner)
+            urls = blacklist(root, find_url_lists([site.url_list]), BlacklistSettings(shard_rows=64), runner)
             runs.append(download(root, urls, settings, runner, site.connect_to))
     reasons = ("content_type", "deadline", "not_found", "redirect_loop", "robots_forbidden", "too_large")
     assert runs[0].outcome.reasons == dict.fromkeys(reasons, 1)

@@ -1,48 +1,46 @@
-"""URL lists: plain and compressed, globs, web addresses, and the mistakes that a person makes."""
+"""URL lists: text, Parquet, web addresses, and the mistakes that a person makes."""
 
-import bz2
 import gzip
 import http.server
-import lzma
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
-from tasks.urls import read_url_lists
+from tasks.urls import find_url_lists, read_urls
 
 LINES = b"# a comment\nhttp://a.example/\r\n\n  http://b.example/x y  \nhttp://a.example/\n"
 EXPECTED = ("http://a.example/", "http://b.example/x y", "http://a.example/")
 
 
-def zstd(data: bytes) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "zstd") as stream:
-        stream.write(data)
-    return bytes(sink.getvalue())
+def urls_of(place: str) -> list[str | None]:
+    return [url for _, url in read_urls(place)]
 
 
-@pytest.mark.parametrize(
-    ("suffix", "pack"),
-    [("", bytes), (".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress), (".zst", zstd)],
-)
-def test_each_compression(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
-    path = tmp_path / f"list.txt{suffix}"
-    path.write_bytes(b"" + pack(LINES))
-    (found,) = read_url_lists([str(path)])
-    assert (found.source, found.urls) == (path.name, EXPECTED)
+def test_lines_and_their_numbers(tmp_path: Path) -> None:
+    (tmp_path / "list.txt.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + LINES + b"x" * 9000))
+    (found,) = find_url_lists([str(tmp_path / "list.txt.gz")])
+    assert found.name == "list.txt.gz"
+    assert list(read_urls(found.place)) == [*zip((2, 4, 5), EXPECTED, strict=True), (6, None)]
 
 
-def test_globs_are_sorted_and_patterns_keep_their_order(tmp_path: Path) -> None:
-    for name in ("b.txt", "a.txt", "c.lst"):
-        (tmp_path / name).write_text(f"http://{name}/\n")
-    found = read_url_lists([f"{tmp_path}/c.lst", f"{tmp_path}/*.txt"])
-    assert [item.source for item in found] == ["c.lst", "a.txt", "b.txt"]
+def test_parquet_by_its_column(tmp_path: Path) -> None:
+    path = tmp_path / "list.parquet"
+    column = pa.array([*EXPECTED, None, "x" * 9000, " http://c.example/ "])
+    for values in (column, column.cast(pa.large_string()), column.dictionary_encode(), column.cast(pa.binary())):
+        pq.write_table(pa.table({"score": range(6), "url": values}), path)
+        assert urls_of(str(path)) == [*EXPECTED, "", None, "http://c.example/"]
+    pq.write_table(pa.table({"score": [1], "link": ["x"]}), path)
+    with pytest.raises(UserError, match="no column 'url', only score, link"):
+        find_url_lists([str(path)])
+    path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(UserError, match=r"list.parquet is no Parquet file that can be read"):
+        find_url_lists([str(path)])
 
 
 def test_a_list_over_http(tmp_path: Path) -> None:
@@ -58,11 +56,11 @@ def test_a_list_over_http(tmp_path: Path) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         base = f"http://127.0.0.1:{server.server_port}"
-        (found,) = read_url_lists([f"{base}/urls.txt?month=2005"])
+        (found,) = find_url_lists([f"{base}/urls.txt?month=2005"])
+        assert (found.name, tuple(urls_of(found.place))) == ("urls.txt", EXPECTED)
         with pytest.raises(UserError, match=r"gone\.txt"):
-            read_url_lists([f"{base}/gone.txt"])
+            find_url_lists([f"{base}/gone.txt"])
         server.shutdown()
-    assert (found.source, found.urls) == ("urls.txt", EXPECTED)
 
 
 @pytest.mark.parametrize(
@@ -80,16 +78,12 @@ def test_mistakes_are_one_line(tmp_path: Path, name: str, content: bytes | None,
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
-        read_url_lists([str(tmp_path / name)])
+        find_url_lists([str(tmp_path / name)])
     assert "\n" not in str(error.value)
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_give_lines_or_a_user_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_any_bytes_give_lines(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.txt"
     path.write_bytes(data)
-    try:
-        (found,) = read_url_lists([str(path)])
-    except UserError:
-        return
-    assert all(url == url.strip() and url and "\n" not in url for url in found.urls)
+    assert all(url and url == url.strip() and "\n" not in url for url in urls_of(str(path)))

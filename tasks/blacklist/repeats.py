@@ -1,0 +1,136 @@
+"""Repeated URLs over any number of lists, in bounded memory: exact up to the equality of 128-bit keys.
+
+The key of each URL that passed the rules is set down with its position, sorted into cells by its first bits. A cell
+holds all keys that are equal, so each cell is looked at by itself; what comes out is the positions of all but the first
+of equals. 10^9 URLs make 24 GB of keys, and 100 MB a cell.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.steps import Outcome
+from tasks.storage import Folder
+
+Numbers = npt.NDArray[np.uint64]
+
+KEY_BYTES = 16
+SEGMENT = 2**18  # keys that are sorted in memory at a time; some 25 MB of them
+CELL_BYTES = 64 * 2**20  # of URLs in the lists; a cell of as many has some 10^6 keys
+MOST_CELLS = 256
+LIST_SHIFT = np.uint64(40)  # position = number of the list << 40 | number of the row
+
+
+def cells_of(list_bytes: int) -> int:
+    """How many cells suit so many bytes of lists: a power of two, for speed alone. The result is the same for any."""
+    return min(MOST_CELLS, 1 << max(0, (list_bytes // CELL_BYTES).bit_length()))
+
+
+class KeyWriter:
+    """Writes the keys of one list: segments of rows (first half, second half, row), sorted by cell within each.
+
+    Use as a context manager; `index` is complete at its end: where each cell begins, a row a segment.
+    """
+
+    def __init__(self, path: Path, cells: int) -> None:
+        self.cells = cells
+        self.index: list[list[int]] = []
+        self._file: IO[bytes] = path.open("wb")
+        self._keys: list[bytes] = []
+        self._rows: list[int] = []
+        self._written = 0
+
+    def __enter__(self) -> "KeyWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self._flush()
+        self._file.close()
+
+    def add(self, key: bytes, row: int) -> None:
+        """Set one key down."""
+        self._keys.append(key)
+        self._rows.append(row)
+        if len(self._keys) == SEGMENT:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._keys:
+            return
+        halves = np.frombuffer(b"".join(self._keys), dtype="<u8").reshape(-1, 2)
+        entries = np.column_stack([halves, np.array(self._rows, dtype=np.uint64)])
+        cell = cell_numbers(halves[:, 0], self.cells)
+        order = np.argsort(cell, kind="stable")
+        starts = np.searchsorted(cell[order], np.arange(self.cells + 1)) + self._written
+        self.index.append([int(start) for start in starts])
+        self._file.write(entries[order].astype("<u8").tobytes())
+        self._written += len(entries)
+        self._keys.clear()
+        self._rows.clear()
+
+
+def cell_numbers(first: Numbers, cells: int) -> npt.NDArray[np.int64]:
+    """The cell of each key, by the first bits of its first half."""
+    bits = cells.bit_length() - 1
+    return (first >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(first), np.int64)
+
+
+def write_array(folder: Folder, name: str, values: Any) -> Outcome:
+    """Write an array as one `.npy` file."""
+    with folder.writing(name) as draft, draft.open("wb") as file:
+        np.save(file, values, allow_pickle=False)
+    return Outcome(outputs=(folder.record(name, rows=len(values)),))
+
+
+def read_array(folder: Folder, name: str) -> npt.NDArray[Any]:
+    """Read an array; mapped, not loaded, where the folder is on local disk."""
+    if folder.is_local:
+        mapped: npt.NDArray[Any] = np.load(folder.path(name), mmap_mode="r", allow_pickle=False)
+        return mapped
+    with folder.open(name) as file:
+        whole: npt.NDArray[Any] = np.load(file, allow_pickle=False)
+        return whole
+
+
+def find_repeats(folder: Folder, name: str, cell: int, lists: Sequence[tuple[str, str]]) -> Outcome:
+    """Write the sorted positions of all keys of a cell that stood before, as `work/<name>.npy`.
+
+    Args:
+        lists: names of the key file and of the index of each list, in the order of the lists.
+    """
+    parts = [_cell_of_list(folder, keys, index, cell, number) for number, (keys, index) in enumerate(lists)]
+    return write_array(folder, f"work/{name}.npy", repeats(np.concatenate(parts)))
+
+
+def repeats(entries: Numbers) -> Numbers:
+    """Positions (third column) of the rows whose key (first two) stands at an earlier position; sorted."""
+    first, second, position = entries.T
+    order = np.lexsort((position, second, first))
+    first, second, position = first[order], second[order], position[order]
+    same = (first[1:] == first[:-1]) & (second[1:] == second[:-1])
+    return np.sort(position[1:][same])
+
+
+def _cell_of_list(folder: Folder, keys: str, index: str, cell: int, number: int) -> Numbers:
+    parts = [np.zeros((0, 3), np.uint64)]
+    with folder.open(keys) as file:
+        for starts in read_array(folder, index):
+            begin, end = int(starts[cell]), int(starts[cell + 1])
+            file.seek(begin * 24)
+            parts.append(np.frombuffer(file.read((end - begin) * 24), dtype="<u8").reshape(-1, 3))
+    entries = np.concatenate(parts).astype(np.uint64)
+    entries[:, 2] |= np.uint64(number) << LIST_SHIFT
+    return entries
+
+
+def rows_between(repeated: Sequence[Numbers], number: int, begin: int, end: int) -> Iterator[int]:
+    """The repeated rows of one list from `begin` up to `end`."""
+    base = np.uint64(number) << LIST_SHIFT
+    for positions in repeated:
+        at = np.searchsorted(positions, [base | np.uint64(begin), base | np.uint64(end)])
+        yield from (int(position ^ base) for position in positions[at[0] : at[1]])
