@@ -126,8 +126,15 @@ def end_of_text_id(tokenizer: Tokenizer) -> int:
 
 
 def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Ids of each text; `<|endoftext|>` inside a text is ordinary letters, whatever the tokenizer's own setting."""
-    encoded = _ordinary(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)
+    """Ids of each text; `<|endoftext|>` inside a text is ordinary letters, whatever the tokenizer's own setting.
+
+    Raises:
+        UserError: a text holds half of a surrogate pair, which no UTF-8 can.
+    """
+    try:
+        encoded = _ordinary(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)
+    except TypeError as error:
+        raise UserError("a text holds a lone surrogate, which is no character; replace it before encoding") from error
     return [encoding.ids for encoding in encoded]
 
 

@@ -1,0 +1,141 @@
+"""The fast encoder beside the reference: equal ids for whatever text, and for any tokenizer that a run trains."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from gpt2train.data.encoder import Encoded, FastEncoder, PlainEncoder, Texts, disagreement, pieces, with_end
+from gpt2train.data.tokenizer import (
+    END_OF_TEXT,
+    build_tokenizer,
+    encode_ordinary,
+    end_of_text_id,
+    load_tokenizer,
+    parse_tokenizer,
+)
+from gpt2train.errors import UserError
+from tasks.tokenizer import train_bpe
+from tests.tasks.corpus import texts_of
+
+LICENSE = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")
+HARD = {
+    "empty": "",
+    "nul": "\x00a\x00\x00 b\x00",
+    "controls": "".join(map(chr, range(32))) * 3 + "\x7f\x1b[0m",
+    "emoji": "👩‍👩‍👧‍👦🇩🇪 e\u0301 🏳️‍🌈" * 50,
+    "right to left": "\u202eשלום\u202c مرحبا بالعالم ١٢٣",
+    "spaces": "\r\n \t\u00a0\u2028\ufeff\ufffd\U0010ffff\u0085\u180e\u200b\u3000  x   ",
+    "apostrophes": "it's I'LL don’t 'S 's's we'd'VE '",
+    "numbers": "½ ² ٣ 12345 Ⅷ 1,000.50",
+    "special": f"a{END_OF_TEXT}{END_OF_TEXT} b <|endoftext |>",
+    "unassigned": "\u0378\ue000\U000e0001\U0001fbff\u0600",
+}
+# 10 MB without a space. Quick for both: what makes a word slow is merges, and these have few.
+LONG = {"one word": "aXq9" * 2_500_000, "no words": "=-" * 5_000_000}
+
+
+@pytest.fixture(scope="module")
+def published(real_data: Path) -> Tokenizer:
+    return load_tokenizer(real_data / "bpe")
+
+
+@pytest.fixture(scope="module")
+def trained() -> Tokenizer:
+    """A small vocabulary of its own, through the text of its tokenizer.json as a run reads it."""
+    made = build_tokenizer(*train_bpe(iter([LICENSE, "übung 汉字 汉字 " * 5]), 700))
+    return parse_tokenizer(made.to_str(), "test")
+
+
+def differing(tokenizer: Tokenizer, texts: list[str]) -> list[int]:
+    return disagreement(FastEncoder(tokenizer), PlainEncoder(tokenizer), Texts.of(texts))
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_texts_with_a_trained_vocabulary(trained: Tokenizer, name: str) -> None:
+    assert differing(trained, [HARD[name], f"x{HARD[name]}y", LICENSE]) == []
+
+
+def test_hard_texts_with_the_published_vocabulary(published: Tokenizer) -> None:
+    assert differing(published, list(HARD.values())) == []
+    encoded = FastEncoder(published)(Texts.of([END_OF_TEXT]))
+    assert encoded.ids.tolist() == encode_ordinary(published, [END_OF_TEXT])[0]
+    assert end_of_text_id(published) not in encoded.ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_ten_megabytes_without_a_space(published: Tokenizer, name: str) -> None:
+    assert differing(published, [LONG[name]]) == []
+
+
+@pytest.mark.parametrize("file", ["text/imdb_dev.jsonl.gz", "lang/udhr_lang_dev.jsonl.gz", "text/reuters_dev.jsonl.gz"])
+def test_real_texts(published: Tokenizer, real_data: Path, file: str) -> None:
+    assert differing(published, texts_of(real_data / file, 400)) == []
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+SPACED = st.lists(
+    st.sampled_from([" ", "  ", "\n", "a", "é", "'s", "7", "-", "\u00a0", "汉", "\t", "The"]), max_size=40
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts=st.lists(TEXT | SPACED.map("".join), max_size=5))
+def test_any_text(trained: Tokenizer, texts: list[str]) -> None:
+    fast, plain = FastEncoder(trained)(Texts.of(texts)), PlainEncoder(trained)(Texts.of(texts))
+    assert fast.lengths.tolist() == plain.lengths.tolist()
+    assert fast.ids.tolist() == plain.ids.tolist() == [i for ids in encode_ordinary(trained, texts) for i in ids]
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=SPACED.map("".join), most=st.integers(1, 10))
+def test_cutting_a_long_text_changes_no_token(trained: Tokenizer, text: str, most: int) -> None:
+    cut = list(pieces(text, most))
+    assert "".join(cut) == text
+    assert [i for ids in encode_ordinary(trained, cut) for i in ids] == encode_ordinary(trained, [text])[0]
+
+
+def test_long_texts_are_cut_at_all() -> None:
+    assert max(map(len, pieces("word " * 1000, 64))) < 70
+    assert list(pieces("word" * 1000, 64)) == ["word" * 1000]
+    assert list(pieces("a  b\n c \u00a0d" * 9, 2)) == ["a  b\n c \u00a0d" * 9]  # no space stands alone
+
+
+@pytest.mark.parametrize("make", [FastEncoder, PlainEncoder])
+def test_columns_of_none_and_of_empty_texts(trained: Tokenizer, make: Callable[[Tokenizer], PlainEncoder]) -> None:
+    for texts in ([], [""], ["", "a", ""]):
+        encoded = make(trained)(Texts.of(texts))
+        assert encoded.lengths.tolist() == [len(text) for text in texts]
+        assert len(encoded.ids) == sum(map(len, texts))
+
+
+def test_a_difference_is_found(trained: Tokenizer) -> None:
+    plain = PlainEncoder(trained)
+
+    def wrong(texts: Texts) -> Encoded:
+        encoded = plain(texts)
+        ids = encoded.ids.copy()
+        ids[encoded.lengths[0]] += 1  # the first token of the second text
+        return Encoded(ids, encoded.lengths)
+
+    assert disagreement(wrong, plain, Texts.of(["one", "two", "three"])) == [1]
+
+
+def test_the_end_goes_after_each_text() -> None:
+    encoded = Encoded(np.array([1, 2, 3], dtype=np.uint32), np.array([2, 0, 1]))
+    ended = with_end(encoded, 9, np.dtype("<u2"))
+    assert ended.ids.tolist() == [1, 2, 9, 9, 3, 9] and ended.ids.dtype == np.dtype("<u2")
+    assert ended.lengths.tolist() == [3, 1, 2]
+    assert with_end(encoded, None, np.dtype("<i4")).ids.tolist() == [1, 2, 3]
+    with pytest.raises(UserError, match="70000"):
+        with_end(Encoded(np.array([70000]), np.array([1])), None, np.dtype("<u2"))
+
+
+def test_a_lone_surrogate_is_refused_by_name(trained: Tokenizer) -> None:
+    with pytest.raises(UserError, match="lone surrogate"):
+        encode_ordinary(trained, ["good", "\ud800"])
