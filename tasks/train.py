@@ -103,12 +103,11 @@ def write_config(data: Folder, tokens: Manifest, tokenizer: Manifest, settings: 
     """Write the run's resolved `config.toml` and return its path."""
     tokenizer_folder = (data / tokenizer.folder).path()
     token_folder = (data / tokens.folder).path()
-    named = {record.name: record for record in tokens.outputs}
-    valid = named.get("valid/tokens.bin")
+    facts = tokens.outcome.facts
     config = run_config(
         settings,
         train=f"{token_folder}/train/tokens",
-        valid=f"{token_folder}/valid/tokens" if valid is not None and valid.bytes else None,
+        valid=f"{token_folder}/valid/tokens" if facts.get("valid_tokens") else None,
         vocab=load_tokenizer(tokenizer_folder).get_vocab_size(),
         tokenizer_hash=tokenizer_hash(tokenizer_folder),
         output=run.path(),

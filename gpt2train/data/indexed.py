@@ -188,6 +188,11 @@ def idx_path(prefix: str | Path) -> Path:
     return Path(f"{prefix}.idx")
 
 
+def shard_name(name: str, number: int, of: int) -> str:
+    """Name of one shard of a data set; a single one carries no number."""
+    return name if of == 1 else f"{name}-{number:05d}-of-{of:05d}"
+
+
 def _known(dtype: npt.DTypeLike) -> np.dtype[Any]:
     kind = np.dtype(dtype).newbyteorder("<")
     if kind not in CODES:

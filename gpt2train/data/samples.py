@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2train.data.indexed import IndexedDataset
+from gpt2train.data.stream import open_tokens
 from gpt2train.errors import UserError
 
 SCAN = 1 << 24  # tokens looked at a time when a whole file is checked: 32 MB of uint16
@@ -73,7 +73,7 @@ class Samples:
     """
 
     def __init__(self, prefix: str | Path, context: int, vocab: int, seed: int | None) -> None:
-        self.dataset = IndexedDataset(prefix)
+        self.dataset = open_tokens(prefix)
         self.prefix, self.context, self.vocab, self.seed = prefix, context, vocab, seed
         bounds = np.concatenate(([0], np.cumsum(self.dataset.lengths, dtype=np.int64)))[self.dataset.documents]
         self._starts, self._lengths = bounds[:-1], np.diff(bounds)

@@ -1,0 +1,85 @@
+"""Many token files read as one: the same tokens, samples and errors as from a single pair."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2train.data.indexed import IndexedDataset, IndexedWriter, shard_name
+from gpt2train.data.samples import Samples
+from gpt2train.data.stream import Joined, open_tokens, shard_prefixes
+from gpt2train.errors import RunError, UserError
+
+DOCUMENTS = [[number] * (number % 7 + 1) for number in range(60)]
+
+
+def write(prefix: Path, documents: list[list[int]], dtype: str = "<u2") -> Path:
+    with IndexedWriter(prefix, dtype) as writer:
+        writer.add_all(documents)
+    return prefix
+
+
+def shards(folder: Path, cuts: list[int]) -> Path:
+    bounds = [0, *cuts, len(DOCUMENTS)]
+    for number in range(len(bounds) - 1):
+        name = shard_name("tokens", number, len(bounds) - 1)
+        write(folder / name, DOCUMENTS[bounds[number] : bounds[number + 1]])
+    return folder / "tokens"
+
+
+def test_many_files_are_one_stream(tmp_path: Path) -> None:
+    one = IndexedDataset(write(tmp_path / "one", DOCUMENTS))
+    many = open_tokens(shards(tmp_path, [1, 20, 20, 41]))  # one of them is empty
+    assert [ids.tolist() for ids in (many[i] for i in range(len(many)))] == DOCUMENTS
+    assert many.lengths.tolist() == one.lengths.tolist()
+    assert many.documents.tolist() == one.documents.tolist()
+    assert many.tokens[:].tolist() == one.tokens.tolist()
+    with pytest.raises(IndexError):
+        many[len(many)]
+    ours, theirs = (Samples(tmp_path / name, 4, 99, seed=3) for name in ("tokens", "one"))
+    assert np.array_equal(ours.batch(range(100)), theirs.batch(range(100)))
+    ours.check_vocabulary(1, 3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=5), data=st.data())
+def test_joined_arrays(sizes: list[int], data: st.DataObject) -> None:
+    whole = np.arange(sum(sizes), dtype=np.uint16)
+    joined = Joined(np.split(whole, np.cumsum(sizes)[:-1]))
+    start, stop = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 30))
+    assert joined[start:stop].tolist() == whole[start:stop].tolist()
+    if len(whole):
+        places = data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=6))
+        assert joined[np.array(places, dtype=np.int64)].tolist() == places
+    for beyond in (len(whole), -1):
+        with pytest.raises(IndexError):
+            joined[np.array([beyond])]
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    prefix = shards(tmp_path, [20, 40])
+    assert len(shard_prefixes(prefix)) == 3
+    (tmp_path / "tokens-00001-of-00003.idx").unlink()
+    with pytest.raises(RunError, match=r"tokens-00001-of-00003\.idx is missing, one of 3"):
+        open_tokens(prefix)
+
+
+def test_two_sets_under_one_name_are_refused(tmp_path: Path) -> None:
+    shards(tmp_path, [20, 40])
+    with pytest.raises(UserError, match=r"shards of 2 data sets"):
+        open_tokens(shards(tmp_path, [20]))
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    for prefix in (tmp_path / "tokens", tmp_path / "no/folder/tokens"):
+        with pytest.raises(UserError, match="is missing"):
+            open_tokens(prefix)
+
+
+def test_shards_of_two_dtypes(tmp_path: Path) -> None:
+    write(tmp_path / "tokens-00000-of-00002", [[1]])
+    write(tmp_path / "tokens-00001-of-00002", [[1]], "<i4")
+    with pytest.raises(RunError, match="int32, uint16"):
+        open_tokens(tmp_path / "tokens")
