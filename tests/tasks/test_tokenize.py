@@ -8,14 +8,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
+from gpt2train.data.encoder import Encoded, Encoder, Texts
 from gpt2train.data.indexed import IndexedDataset
+from gpt2train.data.stream import open_tokens
 from gpt2train.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
+from gpt2train.errors import UserError
+from tasks import tokenize as module
 from tasks.runner import Runner, Stage
 from tasks.shards import read_rows
-from tasks.steps import Manifest
+from tasks.steps import Manifest, read_manifest
 from tasks.storage import Folder
 from tasks.tokenize import TokenizeSettings, tokenize
 from tasks.tokenizer import TokenizerSettings, tokenizer
@@ -42,19 +49,27 @@ def mixed(texts: list[str]) -> list[dict[str, Any]]:
 
 
 def run(
-    place: Path, rows: list[dict[str, Any]], bpe: Path, per_shard: int = 100, workers: int = 1, **settings: bool
+    place: Path,
+    rows: list[dict[str, Any]],
+    bpe: Path | None,
+    per_shard: int = 100,
+    workers: int = 1,
+    **settings: object,
 ) -> tuple[Folder, Manifest]:
     with (Runner if workers > 1 else Inline)(workers=workers) as runner:
         return finish(place, rows, bpe, per_shard, runner, **settings)
 
 
 def finish(
-    place: Path, rows: list[dict[str, Any]], bpe: Path, per_shard: int, runner: Runner, **settings: bool
+    place: Path, rows: list[dict[str, Any]], bpe: Path | None, per_shard: int, runner: Runner, **settings: object
 ) -> tuple[Folder, Manifest]:
     root = Folder(place)
     documents = documents_of(root, rows, per_shard)
-    words = tokenizer(root, None, TokenizerSettings(name="gpt2", folder=str(bpe)), runner)
-    return root, tokenize(root, documents, words, TokenizeSettings(**settings), runner)
+    if bpe is None:  # a small vocabulary loads in no time
+        words = tokenizer(root, documents, TokenizerSettings(vocab_size=400), runner)
+    else:
+        words = tokenizer(root, None, TokenizerSettings(name="gpt2", folder=str(bpe)), runner)
+    return root, tokenize(root, documents, words, TokenizeSettings.model_validate(settings), runner)
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +191,98 @@ def test_nothing_but_what_was_asked_for_is_appended(tmp_path: Path, bpe: Path) -
     _, manifest = run(tmp_path, [row("Hello world")], bpe, append_end_of_text=False)
     assert IndexedDataset(tmp_path / "tokens/train/tokens").tokens.tolist() == [15496, 995]
     assert manifest.outcome.facts["train_tokens"] == 2
+
+
+def test_bytes_do_not_depend_on_the_engine(tmp_path: Path, news: list[dict[str, Any]]) -> None:
+    """Not even the manifest: the engine changes no byte, so it is no parameter of the work."""
+    runs = {engine: run(tmp_path / engine, news, None, engine=engine) for engine in ("auto", "gigatoken", "tokenizers")}
+    contents = {engine: content_of(*done) for engine, done in runs.items()}
+    assert contents["auto"] == contents["gigatoken"] == contents["tokenizers"]
+    assert len({manifest.fingerprint for _, manifest in runs.values()}) == 1
+    assert runs["auto"][1] == runs["tokenizers"][1]
+
+
+def one_token_off(encode: Encoder, at: str) -> Encoder:
+    """An encoder that gets texts with a certain word wrong."""
+
+    def encoder(texts: Texts) -> Encoded:
+        encoded = encode(texts)
+        ids = encoded.ids.copy()
+        ends = np.cumsum(encoded.lengths)
+        for number in range(len(texts)):
+            if at.encode() in texts[number]:
+                ids[ends[number] - 1] += 1
+        return Encoded(ids, encoded.lengths)
+
+    return encoder
+
+
+def test_an_engine_that_is_wrong_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [row(f"text {number} of one kind") for number in range(90)] + [row("a rare word")]
+    straight = content_of(*run(tmp_path / "straight", rows, None, per_shard=30))
+    wrong = lambda words: one_token_off(module.PlainEncoder(words), "rare")  # noqa: E731
+    monkeypatch.setitem(module.ENGINES, "gigatoken", wrong)
+    module._cached.cache_clear()
+    root, manifest = run(tmp_path / "wrong", rows, None, per_shard=30)
+    assert content_of(root, manifest) == straight
+    assert manifest.outcome.facts["engine_mismatches"] == 1
+    assert "different tokens for 1 of" in caplog.text
+    with pytest.raises(UserError, match=r"different tokens for 1 of .*tokenize\.engine = 'auto'"):
+        run(tmp_path / "demanded", rows, None, per_shard=30, engine="gigatoken")
+    module._cached.cache_clear()
+
+
+def test_an_engine_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    straight = content_of(*run(tmp_path / "straight", [row("a text")], None))
+    monkeypatch.setitem(sys.modules, "gigatoken", None)  # what import makes of a package that is not installed
+    module._cached.cache_clear()
+    assert content_of(*run(tmp_path / "auto", [row("a text")], None)) == straight
+    with pytest.raises(UserError, match="pip install gigatoken"):
+        run(tmp_path / "demanded", [row("a text")], None, engine="gigatoken")
+    module._cached.cache_clear()
+
+
+@pytest.mark.parametrize("shard_tokens", [1, 1000, 10**9])
+def test_many_files_hold_the_stream_of_one(tmp_path: Path, news: list[dict[str, Any]], shard_tokens: int) -> None:
+    news = news[:60]
+    run(tmp_path / "one", news, None)
+    root, manifest = run(tmp_path / "many", news, None, per_shard=20, shard_tokens=shard_tokens)
+    other = run(tmp_path / "other", news, None, per_shard=100, shard_tokens=shard_tokens)
+    assert content_of(root, manifest) == content_of(*other)
+    for split in SPLITS:
+        one = IndexedDataset(tmp_path / "one/tokens" / split / "tokens")
+        many = open_tokens(tmp_path / "many/tokens" / split / "tokens")
+        assert many.tokens[:].tolist() == one.tokens.tolist() and many.lengths.tolist() == one.lengths.tolist()
+        names = [record.name for record in manifest.outputs if record.name.startswith(f"{split}/documents")]
+        table = [found for name in names for found in read_rows(root / "tokens", name)]
+        assert table == list(read_rows(Folder(tmp_path / "one/tokens"), f"{split}/documents.parquet"))
+        bins = [record for record in manifest.outputs if record.name.startswith(split) and record.name[-4:] == ".bin"]
+        # A file ends with the document that crosses the bound.
+        longest = int(one.lengths.max())
+        assert all(record.rows and record.rows < shard_tokens + longest for record in bins)
+        if shard_tokens == 1:
+            assert len(bins) == len(one)
+    assert manifest.outcome.facts["train_tokens"] == len(IndexedDataset(tmp_path / "one/tokens/train/tokens").tokens)
+
+
+def test_text_that_is_no_utf8_is_rejected(tmp_path: Path, bpe: Path) -> None:
+    """Parquet of others can hold anything: pyarrow checks no string that it reads."""
+    root = Folder(tmp_path)
+    documents_of(root, [row("x")])
+    raw = [b"good", b"lone \xed\xa0\x80 surrogate", b"cut \xe6\xb1", b"also good"]
+    table = pq.read_table(root.path("clean/part-00000.parquet")).take([0] * len(raw))
+    offsets = np.cumsum([0, *map(len, raw)], dtype=np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(raw))]
+    text = pa.Array.from_buffers(pa.large_string(), len(raw), buffers)
+    place = table.schema.get_field_index("text")
+    pq.write_table(table.set_column(place, table.schema.field(place), text), root.path("clean/part-00000.parquet"))
+    documents = read_manifest(root / "clean")
+    assert documents is not None
+    with Inline(workers=1) as runner:
+        words = tokenizer(root, None, TokenizerSettings(name="gpt2", folder=str(bpe)), runner)
+        manifest = tokenize(root, documents, words, TokenizeSettings(), runner)
+    assert manifest.outcome.reasons == {"not_utf8": 2}
+    assert manifest.outcome.facts["train_documents"] == 2
+    assert "\ufffd" in rejected_of(root, manifest)[0]["text"]
