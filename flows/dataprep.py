@@ -10,7 +10,7 @@ from flows.command import command
 from flows.demo import demo_site
 from flows.orchestrate import run_step
 from flows.settings import DataprepSettings
-from flows.workplace import workplace
+from flows.workplace import check_place, workplace
 from gpt2train.evaluate.passages import read_passages
 from tasks.blacklist import blacklist
 from tasks.clean import clean
@@ -121,7 +121,7 @@ def check(settings: DataprepSettings) -> None:
     Raises:
         UserError: the output cannot be written, or an input is not there.
     """
-    Folder(settings.output).check_writable()
+    check_place(settings)
     if settings.urls:
         find_url_lists(settings.urls)
     if settings.lambada:

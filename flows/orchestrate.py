@@ -60,12 +60,17 @@ class PrefectRunner(Runner):
         def orchestrated(name: str, work: Work) -> Work:
             named = batch.with_options(task_run_name=f"{step} {name}")
             # A thread of ours knows nothing of the flow run: it gets a copy of this thread's context.
-            return functools.partial(contextvars.copy_context().run, named, work)
+            return functools.partial(contextvars.copy_context().run, self.start, named, work)
 
         try:
             super().dispatch(stage, [(name, orchestrated(name, work)) for name, work in todo], at_once)
         finally:
             self._bar.close()
+
+    def start(self, batch: Task[..., Any], work: Work) -> Outcomes:
+        """Run a task and wait for it: here, in the thread that asks."""
+        outcomes: Outcomes = batch(work)  # type: ignore[assignment]  # not a coroutine: `_work` is none
+        return outcomes
 
     def progress(self, step: str, stage: str, done: int, total: int) -> None:
         """Move the bar, and the progress artifact of the run page at most every two seconds."""
@@ -118,6 +123,17 @@ def _is_transient(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bo
     return isinstance(error, TRANSIENT) and not isinstance(error, UserError | RunError)
 
 
+class Held:
+    """A call that stays in this process. A batch on its way to a cluster takes along the task that surrounds it, as its
+    context; the step's arguments, the runner above all, are of no use there and do not pickle."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[type["Held"], tuple[None]]:
+        return Held, (None,)
+
+
 def run_step(function: Callable[..., Manifest], *arguments: Any, runner: Runner, **options: Any) -> Manifest:
     """Run a step function as a Prefect task named after it; shown as Cached when its manifest stands.
 
@@ -136,7 +152,8 @@ def run_step(function: Callable[..., Manifest], *arguments: Any, runner: Runner,
         return manifest
 
     # With `return_state`, since a call returns a state that its function made as it is.
-    state = task(name=name, task_run_name=name, cache_policy=NO_CACHE)(step)(return_state=True)
+    held = Held(step)
+    state = task(name=name, task_run_name=name, cache_policy=NO_CACHE)(lambda: held.call())(return_state=True)
     manifest: Manifest = state.result()
     return manifest
 

@@ -5,7 +5,7 @@ from prefect import flow
 from flows.command import command
 from flows.orchestrate import run_step
 from flows.settings import PretrainSettings
-from flows.workplace import workplace
+from flows.workplace import check_place, workplace
 from tasks.runner import Runner
 from tasks.steps import Manifest, need_manifest
 from tasks.storage import Folder
@@ -35,7 +35,7 @@ def check(settings: PretrainSettings) -> None:
         UserError: the output cannot be written, or the batch does not divide over the processes.
         RunError: there are no tokens.
     """
-    Folder(settings.output).check_writable()
+    check_place(settings)
     settings.train.batch.accumulation(settings.launch.processes)
     for step in ("tokens", "tokenizer"):
         need_manifest(Folder(settings.data or settings.output) / step)

@@ -40,7 +40,7 @@ def prefect_server() -> Iterator[str | None]:
     Raises:
         RunError: the embedded server did not come up; the message has its last words.
     """
-    if os.environ.get("PREFECT_API_URL") or _profile_names_a_server():
+    if names_a_server():
         yield None
         return
     port = _free_port()
@@ -65,6 +65,11 @@ def prefect_server() -> Iterator[str | None]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def names_a_server() -> bool:
+    """Whether the environment or the active Prefect profile names an API, so that none is embedded."""
+    return bool(os.environ.get("PREFECT_API_URL")) or _profile_names_a_server()
 
 
 def _profile_names_a_server() -> bool:

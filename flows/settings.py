@@ -7,7 +7,7 @@ preset `deployments/demo.toml`.
 import importlib.resources
 import os
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, PositiveInt
 
@@ -44,6 +44,12 @@ class OutputSettings(Settings):
     """Folder, or any fsspec URL, that holds everything: pages, documents, tokens, runs, report."""
     workers: PositiveInt = Field(default_factory=usable_cores)
     """Worker processes, and batches in flight at a time. The outputs do not depend on it."""
+    runner: Literal["local", "ray", "dask"] = "local"
+    """Where batches run: in processes of this machine, or in the workers of a Ray or Dask cluster (docs/scale.md)."""
+    cluster: str | None = None
+    """Address of a running cluster: ray://host:10001, tcp://host:8786. None starts one on this machine."""
+    shared_disk: bool = False
+    """The output's local path is the same disk on every machine of the cluster."""
     verify: bool = False
     """Compare the hashes of finished outputs too, not only their names and sizes."""
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from flows.cluster import ClusterRunner, check_cluster
 from flows.orchestrate import PrefectRunner
+from flows.server import names_a_server
 from flows.settings import DataprepSettings, OutputSettings
 from gpt2train.errors import UserError
 from tasks.storage import TEMPORARY, Folder
@@ -33,7 +35,31 @@ def workplace(settings: OutputSettings) -> Iterator[tuple[Folder, PrefectRunner]
                 raise UserError(f"another run is at work in {root.url}; {remedy}") from error
             for leftover in Path(root.path()).glob(f"{TEMPORARY}*"):
                 leftover.unlink()  # of a run that was killed while it wrote; steps sweep their own folders
-        limits = settings.limits if isinstance(settings, DataprepSettings) else None
-        runner = PrefectRunner(settings.workers, verify=settings.verify, limits=limits)
+        runner = runner_of(settings)
         stack.enter_context(runner)
         yield root, runner
+
+
+def runner_of(settings: OutputSettings) -> PrefectRunner:
+    """The runner that the settings ask for; a cluster is not joined before a batch has to run."""
+    limits = settings.limits if isinstance(settings, DataprepSettings) else None
+    if settings.runner == "local":
+        return PrefectRunner(settings.workers, verify=settings.verify, limits=limits)
+    return ClusterRunner(settings.runner, settings.cluster, settings.workers, verify=settings.verify, limits=limits)
+
+
+def check_place(settings: OutputSettings) -> None:
+    """Find before anything starts whether the output and the cluster can be used.
+
+    Raises:
+        UserError: the output cannot be written, or the runner lacks something.
+    """
+    root = Folder(settings.output)
+    check_cluster(
+        settings.runner,
+        settings.cluster,
+        local_output=root.path() if root.is_local else None,
+        shared_disk=settings.shared_disk,
+        has_api=names_a_server(),
+    )
+    root.check_writable()
