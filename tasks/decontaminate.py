@@ -26,7 +26,7 @@ from pydantic import Field
 
 from gpt2train.errors import UserError
 from gpt2train.settings import Settings
-from tasks.clean import TokenizerFile, count_tokens, tokenizer_file
+from tasks.counting import TokenizerFile, count_tokens, tokenizer_file
 from tasks.ngrams import Match, NgramIndex, word_spans
 from tasks.runner import Runner
 from tasks.shards import CLEAN, commit_rows, read_rows, read_table, rejected_row, write_rows
@@ -171,7 +171,7 @@ def cut_part(
             cuts.append({"id": row["id"], "url": row["url"], "set": evaluation_set, "row": number, **found})
         facts["matches"] += sum(cut.matches for cut in made)
         detail = f"{len(made)} cuts, the first by {places[0][0]} row {places[0][1]}"
-        tokens = count_tokens(text, tokenizer)
+        [tokens] = count_tokens([text], tokenizer)
         if len(made) > settings.max_cuts:
             rejected.append(rejected_row(row, "too_contaminated", f"{detail}; at most {settings.max_cuts} expected"))
         elif not text:
