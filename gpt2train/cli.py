@@ -19,12 +19,14 @@ DEFAULT_MERGE, DEFAULT_SAMPLING = MergeSettings(), SamplingSettings()
 
 app = App(
     name="gpt2train",
-    help="Use a GPT-2 that was trained here: merge its checkpoint, score it, let it write.",
+    help="Use a GPT-2 that was trained here: merge its checkpoint, score it, let it write, trace what it read.",
     help_epilogue=HELP_DEBUG,
     version=__version__,
 )
 evaluate = App(name="evaluate", help="Score a model folder.")
 app.command(evaluate)
+data = App(name="data", help="Token files.")
+app.command(data)
 
 
 @app.command
@@ -164,6 +166,27 @@ def generate(
 
     for answer in continue_prompts(read_model(model, device), load_tokenizer(model), prompt, sampling):
         print(f"{answer.prompt}{answer.text}\n[{len(answer.tokens)} tokens, stopped: {answer.stopped}]")
+
+
+@data.command
+def convert(source: Path, target: Path, /, *, vocab_size: int | None = None) -> None:
+    """Write token files of any kind that Megatron made (TNTIDX, MMIDIDX, shards) as one MMIDIDX pair.
+
+    Parameters
+    ----------
+    source
+        Prefix of the files, without .bin and .idx.
+    target
+        Prefix of the pair to write.
+    vocab_size
+        Tokens of the vocabulary: below 65,500 the ids take two bytes. They keep their width where not given.
+    """
+    from gpt2train.data.indexed import token_dtype
+    from gpt2train.data.legacy import convert as convert_tokens
+
+    made = convert_tokens(source, target, None if vocab_size is None else token_dtype(vocab_size))
+    print(f"{len(made):,} sequences, {len(made.tokens):,} tokens of {made.dtype.itemsize} bytes")
+    print(f"tokens: {target}")
 
 
 def read_input(path: Path) -> bytes:

@@ -140,9 +140,9 @@ class IndexedDataset:
                 raise UserError(f"{path} is missing; a token data set is a pair of .bin and .idx files")
         self.dtype, sequences, marks = _read_header(index)
         end = HEADER.size
-        self.lengths, end = _map(index, "<i4", sequences, end)
-        self.pointers, end = _map(index, "<i8", sequences, end)
-        self.documents, end = _map(index, "<i8", marks, end)
+        self.lengths, end = map_array(index, "<i4", sequences, end)
+        self.pointers, end = map_array(index, "<i8", sequences, end)
+        self.documents, end = map_array(index, "<i8", marks, end)
         self.tokens = self._map_tokens(data)
         self._check(index)
 
@@ -163,7 +163,7 @@ class IndexedDataset:
                 f"{data} {what}: {size:,} bytes, but its .idx tells of {total:,} tokens of {self.dtype.itemsize} bytes;"
                 " make the pair again"
             )
-        return _map(data, self.dtype, total, 0)[0]
+        return map_array(data, self.dtype, total, 0)[0]
 
     def _check(self, index: Path) -> None:
         """Sequences lie one after the other, documents are in order: what `tokens` and the samplers rely on."""
@@ -222,7 +222,7 @@ def _read_header(index: Path) -> tuple[np.dtype[Any], int, int]:
     return DTYPES[code], sequences, marks
 
 
-def _map(path: Path, dtype: npt.DTypeLike, count: int, offset: int) -> tuple[np.ndarray, int]:
+def map_array(path: Path, dtype: npt.DTypeLike, count: int, offset: int) -> tuple[np.ndarray, int]:
     """Map `count` items at `offset`, and where they end. An empty range cannot be mapped and needs no file."""
     kind = np.dtype(dtype)
     if count == 0:

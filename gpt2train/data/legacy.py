@@ -1,0 +1,139 @@
+"""Token files in Megatron's older format (`--dataset-impl lazy` and `cached`): `<prefix>.bin` and a `TNTIDX` index.
+
+`.bin` is the tokens of all sequences in a row. `.idx`, little endian, is
+
+    8 bytes   magic TNTIDX\\0\\0
+    u64       version, 1
+    u64, u64  dtype code, bytes of a token
+    u64       S, number of sequences
+    u64       N, number of sizes: one a sequence, for sequences of one dimension
+    u64       D, number of documents + 1
+    int64[S + 1]  first size of each sequence: 0, 1, … S
+    int64[S + 1]  first token of each sequence, in tokens
+    int64[N]      tokens of each sequence
+    int64[D]      first sequence of each document; starts with 0, ends with S
+
+(Megatron-LM's `IndexedDataset`, after fairseq.) Its own reader no longer loads with numpy 1.24 and later. It is read
+here to be converted; nothing writes it any more.
+"""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from gpt2train.data.indexed import CHECK, DTYPES, IndexedDataset, bin_path, idx_path, map_array, write_index
+from gpt2train.data.stream import TokenDataset, open_tokens
+from gpt2train.errors import RunError, UserError
+from gpt2train.files import fsync
+
+MAGIC = b"TNTIDX\x00\x00"
+HEADER = struct.Struct("<8sQQQQQQ")
+BLOCK = 1 << 22  # tokens copied at a time
+
+
+class LegacyDataset:
+    """A token data set of the older format, memory-mapped.
+
+    Attributes:
+        lengths: int64[S] tokens of each sequence.
+        documents: int64[D] first sequence of each document, and S.
+        dtype: of a token.
+        tokens: [total] all tokens in a row, read-only.
+
+    Raises:
+        UserError: a file is missing, or is not of this format.
+        RunError: the files are truncated or do not belong together.
+    """
+
+    def __init__(self, prefix: str | Path) -> None:
+        index, data = idx_path(prefix), bin_path(prefix)
+        for path in (index, data):
+            if not path.is_file():
+                raise UserError(f"{path} is missing; a token data set is a pair of .bin and .idx files")
+        with index.open("rb") as file:
+            head = file.read(HEADER.size)
+        if len(head) < HEADER.size or not head.startswith(MAGIC):
+            raise UserError(f"{index} is not an index of the TNTIDX format; give the prefix of a .bin/.idx pair")
+        _, version, code, width, sequences, sizes, marks = HEADER.unpack(head)
+        if version != 1 or code not in DTYPES or DTYPES[code].itemsize != width:
+            raise UserError(f"{index} is of version {version} with tokens of code {code}, {width} bytes; not known")
+        expected = HEADER.size + 8 * (2 * (sequences + 1) + sizes + marks)
+        if sizes != sequences or marks < 1 or index.stat().st_size != expected:
+            raise RunError(f"{index} is truncated or damaged: {index.stat().st_size:,} bytes, {expected:,} expected")
+        self.dtype = DTYPES[code]
+        _, end = map_array(index, "<i8", sequences + 1, HEADER.size)
+        starts, end = map_array(index, "<i8", sequences + 1, end)
+        self.lengths, end = map_array(index, "<i8", sequences, end)
+        self.documents, _ = map_array(index, "<i8", marks, end)
+        good = self.documents[0] == 0 and self.documents[-1] == sequences and starts[0] == 0
+        good = good and bool((np.diff(self.documents) >= 0).all())
+        for first in range(0, sequences, CHECK):
+            last = min(first + CHECK, sequences)
+            good &= bool((self.lengths[first:last] >= 0).all())
+            good &= np.array_equal(np.diff(starts[first : last + 1]), self.lengths[first:last])
+        if not good:
+            raise RunError(f"{index} is damaged: its offsets do not follow from its lengths")
+        total = int(starts[-1])
+        if data.stat().st_size != total * width:
+            raise RunError(f"{data} has {data.stat().st_size:,} bytes, {total * width:,} expected by its .idx")
+        self.tokens, _ = map_array(data, self.dtype, total, 0)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Tokens of one sequence."""
+        start = int(self.lengths[: range(len(self))[index]].sum())
+        return self.tokens[start : start + int(self.lengths[index])]
+
+
+def open_any(prefix: str | Path) -> TokenDataset:
+    """Open a token data set of either format, in one pair of files or many."""
+    index = idx_path(prefix)
+    if index.is_file():
+        with index.open("rb") as file:
+            if file.read(len(MAGIC)) == MAGIC:
+                return LegacyDataset(prefix)
+    return open_tokens(prefix)
+
+
+def convert(source: str | Path, target: str | Path, dtype: np.dtype[np.generic] | None = None) -> IndexedDataset:
+    """Write a data set of either format, or its shards, as one `.bin/.idx` pair; sequences and documents stay.
+
+    Args:
+        source: prefix of what is there.
+        target: prefix to write; its folder is made.
+        dtype: of a token in the new pair; that of the source where not given.
+
+    Returns:
+        The new pair, opened and checked.
+
+    Raises:
+        UserError: the target is there already, or an id does not fit the dtype.
+    """
+    given = open_any(source)
+    kind = np.dtype(dtype or given.tokens.dtype)
+    data, index = bin_path(target), idx_path(target)
+    for path in (data, index):
+        if path.exists():
+            raise UserError(f"{path} is there already; remove it or give another DST")
+    data.parent.mkdir(parents=True, exist_ok=True)
+    drafts = [path.with_name(f".tmp-{path.name}") for path in (data, index)]
+    try:
+        limits, total = np.iinfo(kind), len(given.tokens)
+        with drafts[0].open("wb") as file:
+            for start in range(0, total, BLOCK):
+                block = given.tokens[start : min(start + BLOCK, total)]
+                if block.size and not limits.min <= int(block.min()) <= int(block.max()) <= limits.max:
+                    raise UserError(f"{source} holds the ids {block.min()} … {block.max()}, which do not fit {kind}")
+                file.write(block.astype(kind).data)
+        write_index(drafts[1], given.lengths, kind, given.documents)
+        for draft, path in zip(drafts, (data, index), strict=True):
+            fsync(draft)
+            draft.replace(path)
+        fsync(data.parent)
+    finally:
+        for draft in drafts:
+            draft.unlink(missing_ok=True)
+    return IndexedDataset(target)
