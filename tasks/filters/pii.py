@@ -14,7 +14,7 @@ from gpt2train.settings import Settings
 
 # Runs are bounded (64 characters before the @, RFC 5321), so that a megabyte of letters takes no more than linear time.
 EMAIL = re.compile(
-    r"(?<![A-Za-z0-9_%+~-])[A-Za-z0-9_%+~-][A-Za-z0-9._%+~'-]{0,63}"
+    r"(?<![A-Za-z0-9_%+~-])[A-Za-z0-9_%+~-](?:\.?[A-Za-z0-9_%+~'-]){0,63}"
     r"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,10}[A-Za-z](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])"
 )
 IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d]|\.\d)")
@@ -51,9 +51,10 @@ def mask(text: str, settings: PiiSettings) -> tuple[str, int]:
 def is_public(address: str) -> bool:
     """Whether an IPv4 address is one of the public internet's; False for what is none."""
     try:
-        return ipaddress.ip_address(address).is_global
+        known = ipaddress.IPv4Address(address)
     except ValueError:
         return False
+    return known.is_global and not known.is_multicast
 
 
 def _replace(

@@ -11,6 +11,7 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpt2train.settings import build
 from tasks.clean import CleanSettings, clean
 from tasks.counting import PRE_TOKENIZER, count_pieces, count_tokens, tokenizer_file
 from tasks.language import LanguageSettings, detect
@@ -24,6 +25,7 @@ GERMAN = "Die Bibliothek wartet auf die Antwort des Servers und gibt auf, wenn s
 # GPT-2's pre-tokenizer as OpenAI published it.
 PIECES = regex.compile(r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""")
 
+NAMES = list(zip("abcdefghijkl", "mnopqrstuvwx", "ABCDEFGHIJKL", strict=True))
 ASCII = st.characters(max_codepoint=127)
 
 
@@ -71,6 +73,33 @@ def test_any_language_may_stay(tmp_path: Path, runner: Runner) -> None:
     settings = CleanSettings(language=LanguageSettings(keep=("any",)))
     manifest = clean(root, documents(root, [ENGLISH, GERMAN]), settings, runner)
     assert [row["language"] for row in rows_of(root, manifest)] == [None, None]
+
+
+def test_filters_count_by_reason_and_tokens_are_those_of_the_text_that_stays(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    sentences = [f"The {a} of the house and the {b} of the town have met with a {c} today." for a, b, c in NAMES]
+    prose = "\n".join(sentences * 2)
+    menu = "\n".join(["home", "shop", "about us and the rest"] * 30)
+    short = "\n".join([*sentences[:6], *(f"no end {a} {b} {c}" for a, b, c in NAMES)])
+    filters = {"c4": {"use": True}, "fineweb": {"use": True, "max_repeated_characters": 1}, "pii": {"emails": True}}
+    settings = build(CleanSettings, {"filters": filters, "language": {"keep": ["any"]}})
+    texts = [prose + "\nWrite to tom@there.org for more.\nlast line", menu, short]
+    manifest = clean(root, documents(root, texts), settings, runner)
+    [row] = rows_of(root, manifest)
+    assert row["text"] == prose + "\nWrite to email@example.com for more."
+    assert count_tokens([row["text"]]) == [row["tokens"]]
+    assert manifest.outcome.reasons == {"c4_few_sentences": 1, "too_short": 1}
+    assert manifest.outcome.facts["masked"] == 1
+    assert "masked" not in clean(root, documents(root, [ENGLISH]), CleanSettings(), runner).outcome.facts
+
+
+def test_the_language_is_asked_for_a_task_that_needs_it(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    filters = {"cleanup": {"tasks": ["remove_512_non_english"], "short_foreign": 10_000}}
+    settings = build(CleanSettings, {"filters": filters, "language": {"keep": ["any"]}})
+    manifest = clean(root, documents(root, [ENGLISH, GERMAN]), settings, runner)
+    assert [row["language"] for row in rows_of(root, manifest)] == ["en"]
+    assert manifest.outcome.reasons == {"short_not_english": 1}
 
 
 def test_tokens_of_the_published_tokenizer(tmp_path: Path, runner: Runner, real_data: Path) -> None:
