@@ -120,6 +120,7 @@ class Runner:
             step.begin()
         else:
             self.skipped.add(step.name)
+            step.forget_batches()  # of a run that was killed between the manifest and this
         return manifest
 
     def batches(

@@ -1,0 +1,173 @@
+"""kill -9 at each instant of a write, in each step: the run goes on, and every byte is that of an undisturbed run."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.mini import hashes
+from tests.tasks.deaths import INSTANTS
+from tests.tasks.site import Handler, Site, running_site
+from tests.tasks.test_cloze import story
+
+FOLDERS = (
+    "urls",
+    "pages",
+    "documents",
+    "clean",
+    "evalset",
+    "decontaminated",
+    "dedup",
+    "shuffled",
+    "tokenizer",
+    "tokens",
+)
+NAMES = ("Anna", "Bert", "Carl", "Dora", "Emil", "Fred", "Gina", "Hans", "Ines", "Jens", "Kira", "Lars", "Mona", "Nils")
+SETTINGS: dict[str, Any] = {
+    "workers": 1,
+    "blacklist": {"shard_rows": 8},
+    "download": {"delay": 0, "per_host": 8, "backoff": 0, "allow_private": ["127.0.0.0/8"]},
+    "clean": {"split": {"test": 0.3}},
+    "shuffle": {"rows_per_cell": 8},
+    "tokenizer": {"name": "train", "vocab_size": 300},
+}
+
+
+@dataclass
+class Matrix:
+    """A served list, an undisturbed run of it, and the process that runs orders."""
+
+    settings: dict[str, Any]
+    driver: "subprocess.Popen[str]"
+    errors: Path
+    straight: Path
+    writes: dict[str, list[str]] = field(default_factory=dict)
+
+    def order(self, output: Path, **more: Any) -> int:
+        """Run the recipe into a folder; the exit status, -9 when it was killed."""
+        assert self.driver.stdin and self.driver.stdout
+        order = {"settings": {**self.settings, "output": str(output)}, **more}
+        self.driver.stdin.write(json.dumps(order) + "\n")
+        self.driver.stdin.flush()
+        return int(self.driver.stdout.readline())
+
+    def check(self, output: Path, folder: str, number: int, instant: str) -> None:
+        """Kill a run that has this step before it, at this instant; run again; compare every file."""
+        shutil.copytree(self.straight, output, dirs_exist_ok=True)
+        shutil.rmtree(output / folder)
+        assert self.order(output, folder=folder, number=number, instant=instant) == -9
+        assert self.order(output) == 0, self.errors.read_text()
+        assert bytes_of(output) == bytes_of(self.straight), f"killed {instant} write {number} of {folder}"
+        shutil.rmtree(output)
+
+
+def bytes_of(output: Path) -> dict[str, str]:
+    """Hash of every file but the log of times, which says how often a step was begun."""
+    return {name: value for name, value in hashes(output).items() if name != "timings.jsonl"}
+
+
+def article(text: str) -> Any:
+    body = f"<html><head><title>A tale</title></head><body><article><p>{text}</p></article></body></html>".encode()
+
+    def answer(h: Handler) -> None:
+        h.answer(body, "text/html; charset=utf-8")
+
+    return answer
+
+
+def make_list(site: Site, path: Path) -> None:
+    """Three shards of a list: tales, a copy, one that quotes the others, a short one, and addresses that fail."""
+    tales = [story(name) for name in NAMES]
+    texts = [*tales, tales[0], " ".join(tale[:420] for tale in tales) + story("Tom", 30), "too short"]
+    for number, text in enumerate(texts):
+        site.handlers[f"/{number}"] = article(text)
+    urls = [f"http://a.test/{number}" for number in range(len(texts))]
+    path.write_text("\n".join([*urls[:5], "http://a.test/gone", "http://a.test/x.pdf", *urls[5:], urls[0]]) + "\n")
+
+
+@contextlib.contextmanager
+def started(log: Path, **environment: str) -> "Iterator[subprocess.Popen[str]]":
+    """The process that takes orders."""
+    with log.open("w") as errors:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", "from tests.tasks.kills import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONHASHSEED": "0", **environment},
+        )
+        yield driver
+        assert driver.stdin
+        driver.stdin.close()
+        driver.wait(30)
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
+    folder = tmp_path_factory.mktemp("kills")
+    with running_site() as site, started(folder / "errors.log") as driver:
+        make_list(site, folder / "list.txt")
+        settings = {**SETTINGS, "urls": [str(folder / "list.txt")], "connect_to": {"*.test": site.address}}
+        matrix = Matrix(settings, driver, folder / "errors.log", folder / "straight")
+        record = folder / "record.json"
+        assert matrix.order(matrix.straight, record=str(record)) == 0, matrix.errors.read_text()
+        by_folder = defaultdict(list)
+        for target in json.loads(record.read_text()):
+            place, _, name = target.removeprefix(f"{matrix.straight}/").partition("/")
+            by_folder[place].append(name)
+        matrix.writes = dict(by_folder)
+        yield matrix
+
+
+def test_the_matrix_knows_every_step(matrix: Matrix) -> None:
+    assert set(matrix.writes) - {"timings.jsonl"} == set(FOLDERS)
+    assert all(matrix.writes[folder][-1] == "_manifest.json" for folder in FOLDERS)
+    counts = {folder: len(matrix.writes[folder]) for folder in FOLDERS}
+    assert min(counts[folder] for folder in FOLDERS) >= 3, counts
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_killed_at_each_instant(matrix: Matrix, tmp_path: Path, folder: str) -> None:
+    """Before the first write, at the rename of one in the middle, and after the rename of the manifest."""
+    writes = len(matrix.writes[folder])
+    for instant, number in zip(INSTANTS, (0, writes // 2, writes - 1), strict=True):
+        matrix.check(tmp_path / "out", folder, number, instant)
+
+
+def test_workers_killed_at_each_instant(matrix: Matrix, tmp_path: Path) -> None:
+    """Every stage that works in processes loses one."""
+    (tmp_path / "marks").mkdir()
+    assert matrix.order(tmp_path / "out", workers=2, marks=str(tmp_path / "marks")) == 0, matrix.errors.read_text()
+    dead = [mark.name.rsplit("-", 1) for mark in (tmp_path / "marks").iterdir()]
+    assert {name.partition("-")[0] for name, _ in dead} >= {"clean", "cloze", "decontaminate", "dedup", "shuffle"}
+    assert {instant for _, instant in dead} == set(INSTANTS)
+    assert bytes_of(tmp_path / "out") == bytes_of(matrix.straight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "seed"), [(1, "1"), (2, "4242"), (4, "7")])
+def test_workers_and_hash_seed_change_no_byte(matrix: Matrix, tmp_path: Path, workers: int, seed: str) -> None:
+    with started(tmp_path / "errors.log", PYTHONHASHSEED=seed) as driver:
+        other = Matrix(matrix.settings, driver, tmp_path / "errors.log", tmp_path / "out")
+        assert other.order(tmp_path / "out", workers=workers) == 0, other.errors.read_text()
+    assert bytes_of(tmp_path / "out") == bytes_of(matrix.straight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_killed_around_every_write(matrix: Matrix, tmp_path: Path, folder: str) -> None:
+    writes = len(matrix.writes[folder])
+    for number in range(0, writes, 1 + writes // 30):  # the dedup has a hundred
+        for instant in INSTANTS[1:]:
+            matrix.check(tmp_path / "out", folder, number, instant)
