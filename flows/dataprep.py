@@ -16,7 +16,7 @@ from tasks.blacklist import blacklist
 from tasks.clean import clean
 from tasks.cloze import cloze, cloze_file
 from tasks.decontaminate import decontaminate
-from tasks.dedup import dedup
+from tasks.dedup import check_earlier, dedup
 from tasks.download import download
 from tasks.extract import extract
 from tasks.runner import Runner
@@ -124,6 +124,7 @@ def check(settings: DataprepSettings) -> None:
     check_place(settings)
     if settings.urls:
         find_url_lists(settings.urls)
+    check_earlier(settings.dedup)
     if settings.lambada:
         read_passages(read_any(settings.lambada), settings.lambada)
 

@@ -1,98 +1,90 @@
-"""Text -> the hashes of its word n-grams, and a hash of the whole.
+"""Columns of texts -> what is compared: their content hashes, and their sets of shingle hashes.
 
-Words are `\\w+` of the NFKC-normalised, casefolded text. A word's hash is BLAKE2b (64 bits); an n-gram's hash is a
-polynomial of its words' hashes, finished with MurmurHash3's fmix64. Languages without spaces between words (Chinese,
-Thai) give long words and hence few shingles.
+Words are `\\w+` of the folded text (NFKC, casefold, white space joined), characters its code points; each has a 64-bit
+hash. A shingle's hash is a polynomial of its units' hashes, finished with MurmurHash3's fmix64. Languages without
+spaces between words (Chinese, Thai) give long words and hence few shingles: take characters there.
 """
 
 import hashlib
-import re
-import unicodedata
-from collections.abc import Sequence
+import itertools
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+
+from tasks.dedup.alphabet import alphabet
+from tasks.dedup.plain import normalise
+from tasks.dedup.settings import DedupSettings
 
 Hashes = npt.NDArray[np.uint64]
-
-WORD = re.compile(r"\w+")
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, 2^64 / golden ratio
-MOST_WORDS = 1 << 20  # kept hashed at a time: about 150 MB
+Places = npt.NDArray[np.int64]
 
 
-class WordHashes(dict[str, int]):
-    """Word -> 64-bit hash, each distinct word hashed once."""
+class Texts(NamedTuple):
+    """Texts as the kernels take them."""
 
-    def __missing__(self, word: str) -> int:
-        if len(self) >= MOST_WORDS:
-            self.clear()
-        number = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
-        self[word] = number
-        return number
+    data: npt.NDArray[np.uint8]
+    """UTF-8 of all texts in a row."""
+    offsets: Places
+    """[texts + 1] where each begins, and the end."""
 
 
-def normalise(text: str) -> str:
-    """NFKC and casefold: what differs only in case or compatibility forms is the same."""
-    return unicodedata.normalize("NFKC", text).casefold()
+class Sets(NamedTuple):
+    """Sets of shingle hashes."""
+
+    values: Hashes
+    """The members of all sets in a row, ascending in each."""
+    starts: Places
+    """[sets + 1] where each begins, and the end."""
 
 
-def content_hash(normalised: str) -> bytes:
-    """128-bit hash of a normalised text, blind to how it is spaced."""
-    return hashlib.blake2b(" ".join(normalised.split()).encode(), digest_size=16).digest()
+def texts_of(column: pa.Array | pa.ChunkedArray) -> Texts:
+    """The bytes of a column of strings without nulls."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
+    array = array.cast(pa.large_string())
+    _, offsets, data = array.buffers()
+    if not len(array) or data is None:
+        return Texts(np.zeros(0, dtype=np.uint8), np.zeros(len(array) + 1, dtype=np.int64))
+    places = np.frombuffer(offsets, dtype=np.int64, count=len(array) + 1, offset=8 * array.offset)
+    return Texts(np.frombuffer(data, dtype=np.uint8), places)
 
 
-def word_hashes(normalised: str, cache: WordHashes) -> Hashes:
-    """[words] hashes of the words in order."""
-    words = WORD.findall(normalised)
-    return np.fromiter(map(cache.__getitem__, words), dtype=np.uint64, count=len(words))
+def folded(column: pa.Array | pa.ChunkedArray, settings: DedupSettings) -> Texts:
+    """Texts in the form in which they are compared."""
+    from tasks.dedup import kernels
+
+    data, offsets = texts_of(column)
+    if not settings.normalise:
+        return Texts(data[offsets[0] : offsets[-1]].copy(), offsets - offsets[0])
+    table = alphabet()
+    sizes = kernels.survey(data, offsets, table.kinds, table.starts)
+    ready = sizes < 0  # what the table does not know: normalised by Python one by one
+    if ready.any():
+        texts = [
+            normalise(text) if by_python else text
+            for text, by_python in zip(column.to_pylist(), ready.tolist(), strict=True)
+        ]
+        data, offsets = texts_of(pa.array(texts, pa.large_string()))
+        sizes = np.where(ready, np.diff(offsets), sizes)
+    return Texts(*kernels.fold(data, offsets, ready, *table, int(sizes.sum())))
 
 
-def ngram_hashes(words: Hashes, ngram: int) -> Hashes:
-    """[max(words - ngram + 1, 0)] hashes of all runs of `ngram` words in order, repeated ones included."""
-    count = max(len(words) - ngram + 1, 0)
-    total = words[:count].copy()
-    for shift in range(1, ngram):
-        total *= MULTIPLIER
-        total += words[shift : shift + count]
-    return fmix64(total)
+def content_hashes(texts: Texts) -> pa.Array:
+    """[texts] 128-bit hashes of texts as they are compared: equal ones are exact duplicates."""
+    pieces = itertools.pairwise(texts.offsets.tolist())
+    hashes = [hashlib.blake2b(texts.data[start:end].data, digest_size=16).digest() for start, end in pieces]
+    return pa.array(hashes, pa.binary(16))
 
 
-def shingle_set(text: str, ngram: int, cache: WordHashes) -> Hashes:
-    """Sorted distinct n-gram hashes of a whole text."""
-    return np.unique(ngram_hashes(word_hashes(normalise(text), cache), ngram))
+def shingle_sets(column: pa.Array | pa.ChunkedArray, settings: DedupSettings) -> Sets:
+    """The sets of shingles of whole texts."""
+    from tasks.dedup import kernels
 
-
-def shingles_of_many(words: Sequence[Hashes], ngram: int) -> tuple[Hashes, npt.NDArray[np.int64]]:
-    """n-gram hashes of several documents in a row, computed in one go.
-
-    Args:
-        words: word hashes of each document; each has at least `ngram`.
-
-    Returns:
-        hashes [total] and where each document starts in them [documents].
-    """
-    counts = np.array([len(one) - ngram + 1 for one in words], dtype=np.int64)
-    hashes = ngram_hashes(np.concatenate(words), ngram)
-    # n-grams that reach over the end of a document: the ngram - 1 places after its last one.
-    inside = np.ones(len(hashes), dtype=bool)
-    ends = np.cumsum([len(one) for one in words])[:-1]
-    for back in range(1, ngram):
-        inside[ends - back] = False
-    return hashes[inside], np.cumsum(counts) - counts
-
-
-def jaccard(one: Hashes, other: Hashes) -> float:
-    """Jaccard similarity of two sorted sets; 0 where both are empty."""
-    common = len(np.intersect1d(one, other, assume_unique=True))
-    union = len(one) + len(other) - common
-    return common / union if union else 0.0
-
-
-def fmix64(hashes: Hashes) -> Hashes:
-    """MurmurHash3's 64-bit finaliser, in place: every bit of the input reaches every bit of the output."""
-    hashes ^= hashes >> np.uint64(33)
-    hashes *= np.uint64(0xFF51AFD7ED558CCD)
-    hashes ^= hashes >> np.uint64(33)
-    hashes *= np.uint64(0xC4CEB9FE1A85EC53)
-    hashes ^= hashes >> np.uint64(33)
-    return hashes
+    texts = folded(column, settings)
+    values, starts = kernels.shingle_texts(*texts, settings.shingle == "words", settings.ngram, alphabet().kinds)
+    for start, end in itertools.pairwise(starts.tolist()):
+        values[start:end].sort()  # numpy's sort of integers is vectorised, numba's is not
+    return Sets(*kernels.distinct(values, starts))

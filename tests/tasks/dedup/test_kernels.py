@@ -1,76 +1,89 @@
-"""The fast kernels equal their plain twins, and the signatures equal datasketch's."""
+"""The compiled kernels equal their plain twins, and the signatures equal datasketch's."""
 
-import hashlib
-import re
-import unicodedata
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pytest
+import pyarrow as pa
 from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.dedup import kernels, plain
+from tasks.dedup.alphabet import KNOWN, SPACE, TABLED, WORD, alphabet
+from tasks.dedup.collect import Numbered
 from tasks.dedup.settings import DedupSettings
-from tasks.dedup.shingles import (
-    WordHashes,
-    content_hash,
-    jaccard,
-    ngram_hashes,
-    normalise,
-    shingle_set,
-    shingles_of_many,
-    word_hashes,
+from tasks.dedup.shingles import Sets, Texts, content_hashes, folded, shingle_sets
+from tasks.dedup.sketch import minhash, sign, sketch_texts
+from tasks.dedup.verify import compare
+from tests.tasks.corpus import read_jsonl
+
+# Letters that change their number, fold to several, compose, reorder, are no letters, or are white space only to some.
+HARD = (
+    "aZ09_ \t\n\x0b\x1c\x1f\x85\xa0é\u0301\u0327ßẞİıſﬁ½ªµ…·’“—™①Ⅷ㎏㍿ﷺ\u1680\u2003\u2028\u3000\u200b\u00ad"
+    "한\u1112\u1161\u11ab語ﾊﾟ\u3099ゔ\U0001d15e𝔸𝟗😀👩\u200d🚀🅰\u0345ΐς\u1fb3\u0f73\U000e0041\ufeff\x00"
 )
-from tasks.dedup.sketch import AT_ONCE, band_hashes, minhash, sketch_words
-
-WORDS = st.lists(st.sampled_from(["a", "b", "the", "straße", "x1", "é", "ﬁne"]), max_size=30)
-MASK = 2**64 - 1
+TEXTS = st.lists(st.text() | st.text(st.sampled_from(HARD)) | st.text(st.sampled_from("ab cd. ")), max_size=6)
+SHINGLES = st.sampled_from(["words", "characters"])
 
 
-def plain_mix(number: int) -> int:
-    number ^= number >> 33
-    number = number * 0xFF51AFD7ED558CCD & MASK
-    number ^= number >> 33
-    number = number * 0xC4CEB9FE1A85EC53 & MASK
-    return number ^ number >> 33
+def column(texts: list[str]) -> pa.Array:
+    return pa.array(texts, pa.large_string())
 
 
-def plain_shingles(text: str, ngram: int) -> list[int]:
-    """n-gram hashes in order, one at a time in plain integers."""
-    words = re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold())
-    numbers = [int.from_bytes(hashlib.blake2b(w.encode(), digest_size=8).digest(), "little") for w in words]
-    result = []
-    for start in range(len(numbers) - ngram + 1):
-        total = 0
-        for number in numbers[start : start + ngram]:
-            total = (total * 0x9E3779B97F4A7C15 + number) & MASK
-        result.append(plain_mix(total))
-    return result
+def strings(texts: Texts) -> list[str]:
+    return [bytes(texts.data[a:b]).decode() for a, b in pairwise(texts.offsets.tolist())]
 
 
-@given(st.text() | WORDS.map(" ".join), st.integers(1, 7))
+@given(TEXTS)
 @settings(deadline=None)
-def test_shingles_equal_the_plain_twin(text: str, ngram: int) -> None:
-    plain = plain_shingles(text, ngram)
-    assert ngram_hashes(word_hashes(normalise(text), WordHashes()), ngram).tolist() == plain
-    assert shingle_set(text, ngram, WordHashes()).tolist() == sorted(set(plain))
+def test_folding_equals_python(texts: list[str]) -> None:
+    assert strings(folded(column(texts), DedupSettings())) == [plain.folded(text) for text in texts]
+    assert strings(folded(column(texts), DedupSettings(normalise=False))) == texts
 
 
-@given(st.lists(st.lists(st.integers(0, MASK), min_size=3, max_size=12), min_size=1, max_size=8), st.integers(1, 3))
+def test_every_code_point_folds_as_python_does() -> None:
+    """Alone, and between others that could compose with it."""
+    letters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    texts = ["".join(letters[start : start + 997]) for start in range(0, len(letters), 997)]
+    tabled = [chr(code) for span in TABLED for code in span]
+    texts += [f"e{letter}a {letter}\u0301{letter}" for letter in tabled] + tabled
+    assert strings(folded(column(texts), DedupSettings())) == [plain.folded(text) for text in texts]
+
+
+def test_the_table_says_what_letters_are() -> None:
+    table = alphabet()
+    for code in (*range(0x3200), *range(0xD7F0, 0xE010), *range(0x1F000, 0x20010), 0x10FFFF):
+        letter, kind = chr(code), int(table.kinds[code])
+        assert bool(kind & WORD) == (letter.isalnum() or letter == "_"), hex(code)
+        assert bool(kind & SPACE) == letter.isspace(), hex(code)
+    assert all(table.kinds[ord(letter)] & KNOWN for letter in "aéßЖλ…“—€½\xa0😀")
+    assert not any(table.kinds[ord(letter)] & KNOWN for letter in "\u0301\u1161語한")
+
+
+@given(TEXTS, st.integers(1, 7), SHINGLES)
 @settings(deadline=None)
-def test_many_documents_at_once_equal_one_by_one(documents: list[list[int]], ngram: int) -> None:
-    words = [np.array(one, dtype=np.uint64) for one in documents]
-    hashes, starts = shingles_of_many(words, ngram)
-    bounds = [*starts.tolist(), len(hashes)]
-    assert [hashes[a:b].tolist() for a, b in pairwise(bounds)] == [ngram_hashes(w, ngram).tolist() for w in words]
+def test_shingles_equal_the_plain_twin(texts: list[str], ngram: int, shingle: Any) -> None:
+    chosen = DedupSettings(shingle=shingle, ngram=ngram)
+    sets = shingle_sets(column(texts), chosen)
+    plainly = [plain.shingle_hashes(plain.folded(text), shingle == "words", ngram) for text in texts]
+    assert [some.tolist() for some in np.split(sets.values, sets.starts[1:-1])][: len(texts)] == [
+        sorted(set(hashes)) for hashes in plainly
+    ]
 
 
-@given(st.sets(st.text(max_size=3), max_size=20), st.sets(st.text(max_size=3), max_size=20))
-def test_jaccard_equals_sets(one: set[str], other: set[str]) -> None:
-    cache = WordHashes()
-    hashed = [np.unique(np.array([cache[word] for word in words], dtype=np.uint64)) for words in (one, other)]
-    assert jaccard(*hashed) == (len(one & other) / len(one | other) if one | other else 0.0)
+@given(TEXTS, st.integers(1, 6), SHINGLES, st.integers(1, 40))
+@settings(deadline=None)
+def test_texts_are_signed_as_their_shingles_are(texts: list[str], ngram: int, shingle: Any, limit: int) -> None:
+    chosen = DedupSettings(shingle=shingle, ngram=ngram, sketch_characters=limit, seed=7)
+    signed = sign(folded(column(texts), chosen), chosen)
+    for text, signature, units in zip(texts, signed.signatures, signed.units, strict=True):
+        head = plain.folded(text)[:limit]
+        hashes = plain.shingle_hashes(head, shingle == "words", ngram)
+        assert units == len(plain.unit_hashes(head, shingle == "words"))
+        low = [number & plain.MASK32 for number in hashes]
+        assert signature.tolist() == (datasketch_signature(low, 128, 7) if low else [plain.MASK32] * 128)
 
 
 def datasketch_signature(values: list[int], count: int, seed: int) -> list[int]:
@@ -86,49 +99,73 @@ def datasketch_signature(values: list[int], count: int, seed: int) -> list[int]:
 )
 @settings(deadline=None, max_examples=80)
 def test_signatures_equal_datasketch(documents: list[list[int]], count: int, seed: int) -> None:
-    starts = np.cumsum([0, *(len(one) for one in documents[:-1])])
+    starts = np.cumsum([0, *map(len, documents)])
     hashes = np.array([value for one in documents for value in one], dtype=np.uint32)
     ours = minhash(hashes, starts, count, seed)
     assert ours.dtype == np.uint32
     assert ours.tolist() == [datasketch_signature(one, count, seed) for one in documents]
 
 
-@pytest.mark.parametrize(
-    "lengths", [[1, AT_ONCE - 1, 1], [AT_ONCE, AT_ONCE], [3 * AT_ONCE + 5, 7], [5, 2 * AT_ONCE, 1]]
-)
-def test_documents_over_the_edges_of_a_piece(lengths: list[int]) -> None:
-    random = np.random.default_rng(0)
-    documents = [random.integers(0, 2**32, length, dtype=np.uint32) for length in lengths]
-    ours = minhash(np.concatenate(documents), np.cumsum([0, *lengths[:-1]]), 16, 1)
-    assert ours.tolist() == [datasketch_signature(one.tolist(), 16, 1) for one in documents]
+def test_real_texts_are_signed_as_datasketch_does(real_data: Path) -> None:
+    texts = [found["text"] for found in read_jsonl(real_data / "neardup/planted_dev/docs.jsonl.gz")][:200]
+    chosen = DedupSettings()
+    signed = sign(folded(column(texts), chosen), chosen)
+    shingles = [plain.shingle_hashes(plain.folded(text), True, 5) for text in texts]
+    low = [[number & plain.MASK32 for number in hashes] for hashes in shingles]
+    expected = MinHash.bulk(low, num_perm=128, seed=1, scheme="affine32", hashfunc=lambda value: value)
+    assert signed.signatures.tolist() == [sketch.hashvalues.tolist() for sketch in expected]
 
 
 def test_bands_agree_exactly_where_the_rows_do() -> None:
     random = np.random.default_rng(0)
     signatures = random.integers(0, 2, (200, 12), dtype=np.uint32)
-    bands = band_hashes(signatures, 4, 3)
+    bands = kernels.band_hashes(signatures, 4, 3)
     rows = signatures.reshape(200, 4, 3)
     for band in range(4):
         same = (rows[:, None, band] == rows[None, :, band]).all(axis=2)
-        assert ((bands[:, None, band] == bands[None, :, band]) == same).all()
+        assert ((bands[band][:, None] == bands[band][None, :]) == same).all()
 
 
 def test_short_documents_have_no_bands() -> None:
-    words = [np.arange(n, dtype=np.uint64) for n in (4, 5, 0, 9)]
-    bands, missing = sketch_words(words, DedupSettings())
-    assert missing.tolist() == [True, False, True, False]
-    assert not bands[missing].any() and bands[~missing].all()
-    assert sketch_words([], DedupSettings())[0].shape == (0, 16)
+    sketch = sketch_texts(column(["one two three four", "a b c d e", "", "a b c d e f g"]), DedupSettings())
+    assert sketch["units"].to_pylist() == [4, 5, 0, 7]
+    assert sketch["band_00"].is_valid().to_pylist() == sketch["band_15"].is_valid().to_pylist() == [False, True] * 2
+    assert len(sketch_texts(column([]), DedupSettings())["band_15"]) == 0
 
 
-def test_the_cache_of_words_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.dedup.shingles.MOST_WORDS", 3)
-    cache = WordHashes()
-    numbers = [cache[word] for word in "abcdefg"]
-    assert len(cache) <= 3
-    assert numbers == [WordHashes()[word] for word in "abcdefg"]
+@given(
+    st.lists(st.sets(st.integers(0, 30), max_size=20), min_size=1, max_size=5),
+    st.lists(st.sets(st.integers(0, 30), max_size=20), min_size=1, max_size=5),
+)
+@settings(deadline=None)
+def test_similarities_equal_sets(ones: list[set[int]], others: list[set[int]]) -> None:
+    pairs = np.array([(a, b) for a in range(len(ones)) for b in range(len(others))])
+    by_kind = {
+        kind: compare(packed(ones), packed(others), pairs[:, 0], pairs[:, 1], DedupSettings(jaccard=kind)).tolist()
+        for kind in ("union", "min", "max")
+    }
+    for place, (a, b) in enumerate(pairs.tolist()):
+        one, other = ones[a], others[b]
+        assert by_kind["union"][place] == plain.jaccard(one, other)
+        for kind, size in (("min", min(len(one), len(other))), ("max", max(len(one), len(other)))):
+            assert by_kind[kind][place] == (len(one & other) / size if size else 0.0)
+
+
+def packed(sets: list[set[int]]) -> Numbered:
+    values = np.array([value for one in sets for value in sorted(one)], dtype=np.uint64)
+    return Numbered(np.arange(len(sets)), Sets(values, np.cumsum([0, *map(len, sets)])))
 
 
 def test_content_hash_ignores_case_forms_and_space() -> None:
-    assert content_hash(normalise("Ｈello\n\tWORLD ")) == content_hash(normalise("hello world"))
-    assert content_hash(normalise("C++")) != content_hash(normalise("C"))
+    same = content_hashes(folded(column(["Ｈello\n\tWORLD ", "hello world", "C++", "C"]), DedupSettings())).to_pylist()
+    assert same[0] == same[1] and len(set(same)) == 3
+    raw = content_hashes(folded(column(["A", "a", "a"]), DedupSettings(normalise=False))).to_pylist()
+    assert raw[0] != raw[1] == raw[2]
+
+
+def test_a_slice_of_a_column_is_what_it_shows() -> None:
+    texts = ["one two three four five", "Six seven EIGHT nine ten", "x", "é" * 9]
+    whole, part = column(texts), column(texts)[1:3]
+    for chosen in (DedupSettings(), DedupSettings(normalise=False, shingle="characters")):
+        assert strings(folded(part, chosen)) == strings(folded(whole, chosen))[1:3]
+        assert sketch_texts(part, chosen)["band_03"].equals(sketch_texts(whole, chosen)["band_03"][1:3])

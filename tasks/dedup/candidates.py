@@ -1,0 +1,95 @@
+"""Which documents may be near duplicates: those that have a band in common."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.dedup.exact import in_part, run_starts
+from tasks.dedup.groups import Group, Numbers, by_rank, first_earlier, look_up, member, read_sketch, write_numbers
+from tasks.dedup.sketch import band_name
+from tasks.shards import read_table
+from tasks.steps import Outcome
+from tasks.storage import Folder
+
+CANDIDATE = pa.schema([("first", pa.int64()), ("second", pa.int64())])
+MOST_PAIRS = 1 << 22  # of one bucket
+
+Pairs = np.ndarray
+"""[pairs, 2] numbers of documents."""
+
+
+def find_candidates(
+    folder: Folder,
+    name: str,
+    item: tuple[int, int],
+    parts: int,
+    groups: Sequence[Group],
+    exact: Sequence[str],
+    pivots: int,
+) -> Outcome:
+    """Pair documents that share one band, for one range of its hashes.
+
+    Writes `candidates/band-NN-NNNNN.parquet`: each pair in both directions, ascending, so that a reader who wants the
+    partners of some documents finds them in a row. Pairs of two documents of earlier crawls are left out.
+    """
+    band, part = item
+    found = [_band(folder, group, band, part, parts) for group in groups]
+    numbers = np.concatenate([numbers for numbers, _ in found])
+    keys = np.concatenate([keys for _, keys in found])
+    gone = np.sort(np.concatenate([read_table(folder, copies, ["dropped"])["dropped"].to_numpy() for copies in exact]))
+    usable = ~member(numbers, gone)
+    numbers, keys = numbers[usable], keys[usable]
+    order = np.lexsort((numbers, keys))
+    starts = run_starts(keys[order])
+    small, hot = pair_up_all(numbers[order], starts, pivots)
+    pairs = [small]
+    if hot:
+        members = np.sort(np.concatenate(hot))
+        ranked = by_rank(groups, members, look_up(folder, groups, members, ["id", "length"]))
+        rank = np.empty(len(members), dtype=np.int64)
+        rank[ranked] = np.arange(len(members))
+        pairs += [pair_with_pivots(b[np.argsort(rank[np.searchsorted(members, b)])], pivots) for b in hot]
+    both = np.concatenate(pairs)
+    both = both[(both < first_earlier(groups)).any(axis=1)]
+    both = np.concatenate([both, both[:, ::-1]])
+    both = both[np.lexsort((both[:, 1], both[:, 0]))]
+    table = pa.table({"first": both[:, 0], "second": both[:, 1]}, schema=CANDIDATE)
+    record = write_numbers(folder, f"candidates/band-{band:02d}-{part:05d}.parquet", table)
+    return Outcome(outputs=(record,), facts={"hot_buckets": len(hot)})
+
+
+def pair_up_all(numbers: Numbers, starts: Numbers, pivots: int) -> tuple[Pairs, list[Numbers]]:
+    """All pairs of each bucket of up to `pivots + 1` documents, and the larger buckets as they are.
+
+    Args:
+        numbers: of the documents, bucket by bucket.
+        starts: where each bucket begins, and the end.
+        pivots: see `DedupSettings`.
+    """
+    sizes = np.diff(starts)
+    pairs = [np.empty((0, 2), dtype=np.int64)]
+    for size in np.unique(sizes[(sizes > 1) & (sizes <= pivots + 1)]).tolist():
+        buckets = numbers[starts[:-1][sizes == size][:, None] + np.arange(size)]
+        one, other = np.triu_indices(size, 1)
+        pairs.append(np.stack([buckets[:, one].ravel(), buckets[:, other].ravel()], axis=1))
+    hot = [numbers[starts[place] : starts[place + 1]] for place in np.flatnonzero(sizes > pivots + 1)]
+    return np.concatenate(pairs), hot
+
+
+def pair_with_pivots(ranked: Numbers, pivots: int) -> Pairs:
+    """The pairs of a large bucket, best rank first, with at least one of its best members: linear in its size."""
+    few = max(1, min(pivots, MOST_PAIRS // len(ranked)))
+    return np.concatenate(
+        [np.stack([np.full(len(ranked) - p - 1, ranked[p]), ranked[p + 1 :]], axis=1) for p in range(few)]
+    )
+
+
+def _band(folder: Folder, group: Group, band: int, part: int, parts: int) -> tuple[Numbers, np.ndarray]:
+    """Numbers and hashes of one band, of a group's documents that have it and lie in the range."""
+    numbers, table = read_sketch(folder, group, [band_name(band)])
+    column = table[band_name(band)]
+    there = np.asarray(column.is_valid())
+    keys = column.fill_null(0).to_numpy()
+    inside = there & in_part(keys, part, parts)
+    return numbers[inside], keys[inside]

@@ -1,0 +1,72 @@
+"""Documents of equal content: all but the best-ranked copy go before anything else is compared."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.dedup.groups import Group, Numbers, by_rank, first_earlier, look_up, read_sketch, write_numbers
+from tasks.dedup.shingles import Hashes
+from tasks.steps import Outcome
+from tasks.storage import Folder
+
+EXACT = pa.schema([("dropped", pa.int64()), ("kept", pa.int64())])
+
+
+def in_part(keys: Hashes, part: int, parts: int) -> np.ndarray:
+    """Which keys fall into one of `parts` equal ranges; a power of two."""
+    bits = parts.bit_length() - 1
+    return keys >> np.uint64(64 - bits) == np.uint64(part) if bits else np.ones(len(keys), dtype=bool)
+
+
+def run_starts(*ordered: np.ndarray) -> Numbers:
+    """Where runs of equal keys begin in sorted keys, and the end."""
+    if not len(ordered[0]):
+        return np.zeros(1, dtype=np.int64)
+    new = np.zeros(len(ordered[0]), dtype=bool)
+    new[0] = True
+    for keys in ordered:
+        new[1:] |= keys[1:] != keys[:-1]
+    return np.append(np.flatnonzero(new), len(new))
+
+
+def find_exact(folder: Folder, name: str, part: int, parts: int, groups: Sequence[Group]) -> Outcome:
+    """Lead each repetition to the best-ranked copy, for one range of content hashes.
+
+    Writes `exact/part-NNNNN.parquet`, ascending by the dropped number; documents of earlier crawls are not dropped.
+    """
+    found = [_contents(folder, group, part, parts) for group in groups]
+    numbers = np.concatenate([numbers for numbers, _ in found])
+    keys = np.concatenate([keys for _, keys in found])
+    order = np.lexsort((keys[:, 1], keys[:, 0]))
+    starts = run_starts(keys[order, 0], keys[order, 1])
+    run = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    repeated = np.diff(starts)[run] > 1
+    members, run = numbers[order[repeated]], run[repeated]
+    kept = members.copy()
+    if len(members):
+        ascending = np.sort(members)
+        ranked = by_rank(groups, ascending, look_up(folder, groups, ascending, ["id", "length"]))
+        rank = np.empty(len(members), dtype=np.int64)
+        rank[ranked] = np.arange(len(members))
+        own = rank[np.searchsorted(ascending, members)]
+        first = np.flatnonzero(np.append(True, run[1:] != run[:-1]))
+        best = np.minimum.reduceat(own, first)
+        kept = ascending[ranked[np.repeat(best, np.diff(np.append(first, len(members))))]]
+    goes = np.flatnonzero((members != kept) & (members < first_earlier(groups)))
+    goes = goes[np.argsort(members[goes])]
+    table = pa.table({"dropped": members[goes], "kept": kept[goes]}, schema=EXACT)
+    return Outcome(outputs=(write_numbers(folder, f"exact/part-{part:05d}.parquet", table),))
+
+
+def _contents(folder: Folder, group: Group, part: int, parts: int) -> tuple[Numbers, Hashes]:
+    """Numbers and content hashes [documents, 2] of a group's documents in one range."""
+    numbers, table = read_sketch(folder, group, ["content"])
+    chunks = [chunk for chunk in table["content"].chunks if len(chunk)]
+    pieces = [
+        np.frombuffer(chunk.buffers()[1], dtype=">u8", count=2 * len(chunk), offset=16 * chunk.offset)
+        for chunk in chunks
+    ]
+    keys = np.concatenate([np.zeros(0, dtype=np.uint64), *pieces]).astype(np.uint64).reshape(-1, 2)
+    inside = in_part(keys[:, 0], part, parts)
+    return numbers[inside], keys[inside]

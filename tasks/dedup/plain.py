@@ -1,0 +1,61 @@
+"""What the kernels compute, said in plain Python: slow, and what the tests hold them against."""
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+MASK64, MASK32 = 2**64 - 1, 2**32 - 1
+MULTIPLIER = 0x9E3779B97F4A7C15
+
+
+def normalise(text: str) -> str:
+    """NFKC and casefold: what differs only in case or compatibility forms is the same."""
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
+def folded(text: str) -> str:
+    """The normalised text with its white space joined to single spaces; equal ones are exact duplicates."""
+    return " ".join(normalise(text).split())
+
+
+def unit_hashes(text: str, words: bool) -> list[int]:
+    """A 64-bit hash for each word (`\\w+`) or character of a text."""
+    if not words:
+        return [fmix64((ord(letter) + MULTIPLIER) & MASK64) for letter in text]
+    return [word_hash(word.encode()) for word in re.findall(r"\w+", text)]
+
+
+def word_hash(word: bytes) -> int:
+    """Eight bytes at a time, and the length."""
+    total, whole = 0, len(word) // 8 * 8
+    for start in range(0, whole, 8):
+        total = (total ^ int.from_bytes(word[start : start + 8], "big")) * MULTIPLIER & MASK64
+        total ^= total >> 33
+    return fmix64(((total ^ int.from_bytes(word[whole:], "big")) * MULTIPLIER + len(word)) & MASK64)
+
+
+def shingle_hashes(text: str, words: bool, ngram: int) -> list[int]:
+    """Hashes of all runs of `ngram` units in order, repeated ones included."""
+    units = unit_hashes(text, words)
+    result = []
+    for start in range(len(units) - ngram + 1):
+        total = 0
+        for unit in units[start : start + ngram]:
+            total = (total * MULTIPLIER + unit) & MASK64
+        result.append(fmix64(total))
+    return result
+
+
+def jaccard(one: Iterable[int], other: Iterable[int]) -> float:
+    """Jaccard similarity of two sets; 0 where both are empty."""
+    left, right = set(one), set(other)
+    return len(left & right) / len(left | right) if left | right else 0.0
+
+
+def fmix64(number: int) -> int:
+    """MurmurHash3's 64-bit finaliser."""
+    number ^= number >> 33
+    number = number * 0xFF51AFD7ED558CCD & MASK64
+    number ^= number >> 33
+    number = number * 0xC4CEB9FE1A85EC53 & MASK64
+    return number ^ number >> 33
