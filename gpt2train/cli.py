@@ -3,10 +3,12 @@
 import hashlib
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
 from gpt2train import __version__
 from gpt2train.checkpoint.format import Device, MergeSettings
@@ -168,6 +170,57 @@ def generate(
         print(f"{answer.prompt}{answer.text}\n[{len(answer.tokens)} tokens, stopped: {answer.stopped}]")
 
 
+@app.command
+def trace(
+    *,
+    sample: int,
+    data: Path | None = None,
+    run: Path | None = None,
+    split: Literal["train", "valid", "test"] = "train",
+    seq_length: Annotated[int | None, Parameter(validator=Number(gte=2))] = None,
+    seed: int | None = None,
+    excerpt: Annotated[int, Parameter(validator=Number(gte=0))] = 300,
+    json_: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """Lead from a training sample back to the documents and pages that it came from.
+
+    Parameters
+    ----------
+    sample
+        Global index of the sample, from 0: step x global batch + place in the batch.
+    data
+        Output folder of the data steps, which holds tokens/; that of the run where not given.
+    run
+        Run folder: takes sequence length and seed from it.
+    split
+        Which tokens.
+    seq_length
+        Inputs of a sample, where no run is given; 1,024 by default.
+    seed
+        Of the run's shuffles, where no run is given; a run's default if not said.
+    excerpt
+        Characters shown of each document's share.
+    json_
+        Print JSON, with the whole text.
+    """
+    from gpt2train.trace import trace as trace_sample
+
+    found = trace_sample(data, sample, split=split, run=run, context=seq_length, seed=seed)
+    if json_:
+        print(json.dumps(asdict(found), ensure_ascii=False, indent=1))
+        return
+    order = "order of the file" if found.seed is None else f"epoch {found.epoch}, seed {found.seed}"
+    print(f"{split} sample {sample:,} ({order}): {found.context} + 1 tokens of {len(found.parts)} documents")
+    for part in found.parts:
+        print(f"\n{_printable(part.url)}")
+        print(f"  id {part.doc_id}, its tokens {part.start:,}-{part.end:,} of {part.tokens:,}")
+        if part.text is not None:
+            shown = _printable(" ".join(part.text.split()))
+            print(f"  | {shown[:excerpt]}{'…' if len(shown) > excerpt else ''}")
+        for place in part.found:
+            print(f"  {place}")
+
+
 @data.command
 def convert(source: Path, target: Path, /, *, vocab_size: int | None = None) -> None:
     """Write token files of any kind that Megatron made (TNTIDX, MMIDIDX, shards) as one MMIDIDX pair.
@@ -187,6 +240,11 @@ def convert(source: Path, target: Path, /, *, vocab_size: int | None = None) -> 
     made = convert_tokens(source, target, None if vocab_size is None else token_dtype(vocab_size))
     print(f"{len(made):,} sequences, {len(made.tokens):,} tokens of {made.dtype.itemsize} bytes")
     print(f"tokens: {target}")
+
+
+def _printable(text: str) -> str:
+    """Text of others without what would command the terminal."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def read_input(path: Path) -> bytes:

@@ -92,15 +92,20 @@ class Samples:
         Raises:
             UserError: a token is outside the vocabulary.
         """
+        places = self.places(indices)
+        tokens = self.dataset.tokens[places].astype(np.int64)
+        self._check(int(tokens.min()), int(tokens.max()))
+        return tokens
+
+    def places(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Where the tokens of these samples lie in the file: int64 [len(indices), context + 1]."""
         wanted = np.asarray(indices, dtype=np.int64)
         numbers, slots = np.divmod(wanted, self.per_epoch)
         places = np.empty((len(wanted), self.context + 1), dtype=np.int64)
         for number in np.unique(numbers):
             here = numbers == number
             places[here] = self._epoch(int(number)).places(slots[here])
-        tokens = self.dataset.tokens[places].astype(np.int64)
-        self._check(int(tokens.min()), int(tokens.max()))
-        return tokens
+        return places
 
     def check_vocabulary(self, part: int = 0, parts: int = 1) -> None:
         """Look at every token of one share of the file.

@@ -1,0 +1,136 @@
+"""`gpt2train trace`: a sample leads to the very documents, rows and pages that its tokens came from."""
+
+import json
+import re
+import zlib
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2train.cli import app
+from gpt2train.command import run_command
+from gpt2train.config import CONFIG_FILE, TrainSettings, run_config, to_toml
+from gpt2train.data.samples import Samples
+from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.trace import trace
+from tasks.download.step import LEDGER
+from tasks.download.warc import Page, read_pages, write_pages
+from tasks.shards import CLEAN, commit_rows, read_rows, write_rows
+from tasks.steps import Outcome, Step
+from tasks.storage import Folder
+from tasks.tokenize import TokenizeSettings, tokenize
+from tasks.tokenizer import TokenizerSettings, tokenizer
+from tests.tasks.corpus import Inline, documents_of, row
+
+CONTEXT = 16
+ROWS = [
+    row(f"Document {number} says: {'word ' * (number % 9 + 3)}{number}.", split=("train", "train", "valid")[number % 3])
+    for number in range(40)
+]
+
+
+@pytest.fixture(scope="module", params=[1 << 30, 100], ids=["one file", "many files"])
+def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokens, the documents that they were made of, and pages."""
+    place = tmp_path_factory.mktemp("traced")
+    folder = Folder(place)
+    with Inline(workers=1) as runner:
+        documents = documents_of(folder, ROWS, per_shard=15)
+        words = tokenizer(folder, documents, TokenizerSettings(vocab_size=300), runner)
+        tokenize(folder, documents, words, TokenizeSettings(shard_tokens=request.param), runner)
+    step = Step(folder, "extract", version=1, parameters={}, inputs={}, folder="documents")
+    backwards = [{key: found.get(key) for key in CLEAN.names} for found in reversed(ROWS)]
+    step.commit(commit_rows(step.folder, "part-00000.parquet", backwards, [], CLEAN))
+    _write_pages(folder)
+    return place
+
+
+def _write_pages(root: Folder) -> None:
+    step = Step(root, "download", version=1, parameters={}, inputs={}, folder="pages")
+    outcomes = []
+    for number in range(2):
+        rows = ROWS[number * 20 : number * 20 + 20]
+        pages = [
+            Page(
+                r["url"], r["url"], "text/html", "utf-8", body, "2020-01-01T00:00:00Z", sha256(body).hexdigest(), "list"
+            )
+            for r in rows
+            if (body := r["text"].encode())
+        ]
+        with step.folder.writing(f"part-{number}.warc.gz") as draft:
+            write_pages(draft, pages)
+        ledger: list[dict[str, Any]] = [
+            {"url": r["url"], "status": "ok", "reason": "", "retryable": False, "bytes": len(r["text"])} for r in rows
+        ]
+        table = write_rows(step.folder, f"ledger/part-{number}.parquet", ledger, LEDGER)
+        outcomes.append(Outcome(outputs=(step.folder.record(f"part-{number}.warc.gz"),), audit=(table,)))
+    step.commit(Outcome.total(outcomes))
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_every_sample_leads_to_its_documents(root: Path, split: Any) -> None:
+    samples = Samples(root / "tokens" / split / "tokens", CONTEXT, 300, 7 if split == "train" else None)
+    words = load_tokenizer(root / "tokenizer")
+    texts = {found["id"]: found["text"] for found in ROWS}
+    urls = {found["id"]: found["url"] for found in ROWS}
+    several = 0
+    for sample in range(samples.per_epoch * (2 if split == "train" else 1)):
+        found = trace(root, sample, split=split, context=CONTEXT, seed=7)
+        tokens = samples.batch([sample])[0].tolist()
+        assert "".join(str(part.text) for part in found.parts) == words.decode(tokens, skip_special_tokens=False)
+        several += len(found.parts) > 1
+        for part in found.parts:
+            assert part.url == urls[part.doc_id]
+            ids = [*words.encode(texts[part.doc_id]).ids, words.token_to_id("<|endoftext|>")]
+            assert part.tokens == len(ids)
+            assert words.decode(ids[part.start : part.end], skip_special_tokens=False) == part.text
+    assert several
+
+
+def test_places_are_where_they_say(root: Path) -> None:
+    part = trace(root, 3, context=CONTEXT, seed=7).parts[0]
+    files = dict(place.split(" row ") for place in part.found if "; " not in place)
+    assert len(files) == 2  # clean and documents: the others are not there
+    for name, number in files.items():
+        folder, _, shard = name.partition("/")
+        assert list(read_rows(Folder(root / folder), shard))[int(number)]["id"] == part.doc_id
+    place = re.fullmatch(r"pages/(.*) record (\d+), byte ([\d,]+), fetched 2020.*; .* row (\d+)", part.found[-1])
+    assert place is not None
+    page = list(read_pages(Folder(root / "pages"), place[1]))[int(place[4])]
+    assert page.url == part.url and int(place[2]) == int(place[4]) + 1
+    member = (root / "pages" / place[1]).read_bytes()[int(place[3].replace(",", "")) :]
+    assert page.body in zlib.decompressobj(31).decompress(member)
+
+
+def test_a_run_knows_its_settings(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = TrainSettings.model_validate({"model": {"context": CONTEXT}, "seed": 7})
+    prefix = f"{root}/tokens/train/tokens"
+    config = run_config(settings, train=prefix, valid=None, vocab=300, tokenizer_hash=None, output=str(tmp_path))
+    (tmp_path / CONFIG_FILE).write_text(to_toml(config))
+    assert run_command(app, ["trace", "--run", str(tmp_path), "--sample", "5", "--json"]) == 0
+    by_run = json.loads(capsys.readouterr().out)
+    flags = ["--data", str(root), "--seq-length", str(CONTEXT), "--seed", "7", "--json"]
+    assert run_command(app, ["trace", "--sample", "5", *flags]) == 0
+    assert json.loads(capsys.readouterr().out) == by_run
+    assert run_command(app, ["trace", "--run", str(tmp_path), "--sample", "5", "--excerpt", "10"]) == 0
+    shown = capsys.readouterr().out
+    assert by_run["parts"][0]["url"] in shown and "seed 7" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--sample", "1"], "give --data"),
+        (["--data", "ROOT", "--sample", "-1"], "counted from 0"),
+        (["--data", "ROOT/none", "--sample", "1"], "tokens.idx is missing"),
+        (["--data", "ROOT", "--sample", "9999", "--split", "valid", "--seq-length", "16"], "valid has the samples 0"),
+        (["--data", "ROOT", "--sample", "1", "--split", "test"], "fewer than one sample"),
+        (["--run", "ROOT/none", "--sample", "1"], "none/config.toml"),
+    ],
+)
+def test_mistakes_are_one_line(root: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(app, ["trace", *(flag.replace("ROOT", str(root)) for flag in flags)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.splitlines()) == 1
