@@ -64,7 +64,8 @@ def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> Prepare
     with source_of(settings) as source:
         lists = find_url_lists(source.urls)
         urls = run_step(blacklist, root, lists, settings.blacklist, runner=runner)
-        pages = run_step(download, root, urls, settings.download, runner=runner, connect_to=source.connect_to)
+        options = {"connect_to": source.connect_to, "retry_failed": settings.retry_failed}
+        pages = run_step(download, root, urls, settings.download, runner=runner, **options)
     documents = run_step(extract, root, pages, settings.extract, runner=runner)
     # The published tokenizer counts a document's tokens; one that has yet to be trained on the documents cannot.
     published = settings.tokenizer.name != "train"

@@ -62,6 +62,8 @@ class DataprepSettings(OutputSettings):
     connect_to: dict[str, str] = {}
     """Host pattern -> address:port that is asked instead, as curl's --connect-to: for a mirror, a proxy of your own, a
     test. No part of any fingerprint, and no way around `download.allow_private`."""
+    retry_failed: bool = False
+    """Ask once more for the pages of a finished download that failed for a reason that may pass; keep the others."""
     lambada: str | None = None
     """LAMBADA test file ({"text": …} lines): kept out of the training text, and scored. None: a cloze set in
     LAMBADA's format is drawn from the held-out test documents."""

@@ -1,77 +1,123 @@
-"""One shard of URLs, fetched at once within the limits, written in the order of the list.
+"""One event loop and one fetcher for a whole download; shards of URLs go through it side by side.
 
-Pages arrive in any order. Each is compressed as it comes and set aside in a spool file, and the spool is copied in the
-list's order at the end: what is held in memory is bounded by the requests in flight, not by the shard.
+Each host has a lane: its pages are fetched one after the other, at the pace that suits it. So a slow host holds back
+the shards that name it and no others. What is in memory is bounded by the lanes, not by the list: a page goes to the
+journal of its shard as it comes.
 """
 
 import asyncio
-import tempfile
+import concurrent.futures
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
 
 from gpt2train.errors import RunError
 from tasks.download.fetch import Fetched, Fetcher
-from tasks.download.hosts import HostMemory
+from tasks.download.journal import Journal
 from tasks.download.settings import DownloadSettings
-from tasks.download.warc import EMPTY, Page, encode_record
+from tasks.download.warc import Page, encode_record
 
 STOP_SECONDS = 0.2  # how often a crawl looks whether it should stop
+LANES = 16  # for each request that may be in flight: most lanes wait for their host's next turn
+LARGE = 2**15  # bytes of a page that is compressed in a thread: zlib lets other threads run
+
+Wanted = tuple[int, str, str]  # index in the shard, URL, source
 
 
-def crawl(
-    wanted: Sequence[tuple[str, str]],
-    path: Path,
-    settings: DownloadSettings,
-    connect_to: Mapping[str, str],
-    memory: HostMemory,
-    stopping: threading.Event,
-) -> list[dict[str, Any]]:
-    """Fetch (url, source) pairs into one WARC file and return the ledger, both in the given order.
+class Crawler:
+    """Fetches shards for threads that wait for them; use as a context manager.
 
-    Raises:
-        RunError: `stopping` was set; nothing is lost but this shard.
+    Args:
+        connect_to: host pattern -> `address:port` to connect to instead.
+        stopping: set when the run is to end.
     """
-    memory.prune()
-    with tempfile.TemporaryFile() as spool:
-        results = asyncio.run(_crawl(wanted, settings, connect_to, memory, stopping, spool))
-        with path.open("wb") as file:
-            for _, (offset, length) in results:
-                spool.seek(offset)
-                file.write(spool.read(length))
-            if not file.tell():
-                file.write(EMPTY)
-    return [row for row, _ in results]
 
+    def __init__(self, settings: DownloadSettings, connect_to: Mapping[str, str], stopping: threading.Event) -> None:
+        self._settings, self._connect_to, self._stopping = settings, connect_to, stopping
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="crawl", daemon=True)
+        # A look-up that hangs takes a thread: as many as there may be requests, or dead names hold back the rest.
+        self._names = concurrent.futures.ThreadPoolExecutor(settings.concurrency, thread_name_prefix="names")
+        self._packers = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="pack")
 
-async def _crawl(
-    wanted: Sequence[tuple[str, str]],
-    settings: DownloadSettings,
-    connect_to: Mapping[str, str],
-    memory: HostMemory,
-    stopping: threading.Event,
-    spool: IO[bytes],
-) -> list[tuple[dict[str, Any], tuple[int, int]]]:
-    """(ledger row, (offset, length) in the spool) of each URL."""
-    async with Fetcher(settings, connect_to, memory) as fetcher:
+    def __enter__(self) -> "Crawler":
+        self._loop.set_default_executor(self._names)
+        self._thread.start()
+        self._fetcher, self._lanes = asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
+        return self
 
-        async def one(url: str, source: str) -> tuple[dict[str, Any], tuple[int, int]]:
-            fetched = await fetcher.fetch(url, source)
-            row = ledger_row(fetched)
-            if fetched.body is None:
-                return row, (0, 0)
-            offset = spool.tell()
-            spool.write(encode_record(_page(fetched)))
-            return row, (offset, spool.tell() - offset)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        for executor in (self._names, self._packers):
+            executor.shutdown(wait=False, cancel_futures=True)
 
-        work = asyncio.gather(*(one(url, source) for url, source in wanted))
-        while not work.done():
-            await asyncio.wait([work], timeout=STOP_SECONDS)
-            if stopping.is_set():
+    def __reduce__(self) -> Any:
+        raise TypeError("a crawler stays in its process")
+
+    def fetch(self, wanted: Sequence[Wanted], journal: Journal) -> None:
+        """Fetch URLs into a journal, and wait until all are done.
+
+        Raises:
+            RunError: the run is to end; what is in the journal is not lost.
+        """
+        ended = threading.Event()
+        work = asyncio.run_coroutine_threadsafe(self._shard(wanted, journal, ended), self._loop)
+        while True:
+            done, _ = concurrent.futures.wait([work], STOP_SECONDS)
+            if done:
+                return work.result()
+            if self._stopping.is_set():
                 work.cancel()
+                ended.wait(STOP_SECONDS)  # the journal is closed after this: its lanes are to have ended
                 raise RunError("the download was stopped; run again to go on")
-        return work.result()
+
+    async def _begin(self) -> tuple[Fetcher, asyncio.Semaphore]:
+        fetcher = Fetcher(self._settings, self._connect_to)
+        return fetcher, asyncio.Semaphore(self._settings.concurrency * LANES)
+
+    async def _end(self) -> None:
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        await self._fetcher.close()
+
+    async def _shard(self, wanted: Sequence[Wanted], journal: Journal, ended: threading.Event) -> None:
+        hosts: dict[str, deque[Wanted]] = {}
+        for item in wanted:
+            hosts.setdefault(_host_of(item[1]), deque()).append(item)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for queue in hosts.values():
+                    for _ in range(min(self._settings.per_host, len(queue))):
+                        await self._lanes.acquire()
+                        group.create_task(self._lane(queue, journal))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            ended.set()
+
+    async def _lane(self, queue: "deque[Wanted]", journal: Journal) -> None:
+        try:
+            while queue:
+                index, url, source = queue.popleft()
+                fetched = await self._fetcher.fetch(url, source)
+                journal.add(index, ledger_row(fetched), await self._pack(fetched))
+        finally:
+            self._lanes.release()
+
+    async def _pack(self, fetched: Fetched) -> bytes:
+        if fetched.body is None:
+            return b""
+        if len(fetched.body) < LARGE:
+            return encode_record(_page(fetched))
+        return await self._loop.run_in_executor(self._packers, encode_record, _page(fetched))
 
 
 def ledger_row(fetched: Fetched) -> dict[str, Any]:
@@ -89,6 +135,7 @@ def ledger_row(fetched: Fetched) -> dict[str, Any]:
         "charset": fetched.charset and _text(fetched.charset),
         "bytes": len(fetched.body or b""),
         "sha256": fetched.sha256,
+        "ip": fetched.ip,
         "fetched_at": fetched.fetched_at,
         "elapsed_ms": fetched.elapsed_ms,
         "attempts": fetched.attempts,
@@ -106,7 +153,16 @@ def _page(fetched: Fetched) -> Page:
         fetched_at=fetched.fetched_at,
         sha256=fetched.sha256,
         source=fetched.source,
+        ip=fetched.ip,
+        content_language=_text(fetched.content_language),
     )
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _text(value: str) -> str:

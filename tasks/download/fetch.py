@@ -7,6 +7,7 @@ import email.utils
 import hashlib
 import itertools
 import random
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -17,8 +18,8 @@ import aiohttp
 from yarl import URL
 
 from tasks.download.body import Refused, read_body
-from tasks.download.guard import GuardedResolver, NotPublic, refuse
-from tasks.download.hosts import ROBOTS_BYTES, HostMemory, Hosts
+from tasks.download.guard import GuardedResolver, Lookup, NotPublic, refuse, system_lookup
+from tasks.download.hosts import ROBOTS_BYTES, Hosts
 from tasks.download.settings import DownloadSettings
 from tasks.download.warc import parse_content_type
 
@@ -27,6 +28,7 @@ T = TypeVar("T")
 REDIRECTS = (301, 302, 303, 307, 308)
 BUSY = (408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524)  # the last five are Cloudflare's
 ACCEPT = "text/html, application/xhtml+xml;q=0.9, */*;q=0.1"
+LANGUAGES = re.compile(r"[A-Za-z0-9-]{1,40}(?:, ?[A-Za-z0-9-]{1,40}){0,9}")
 MAX_URL = 8192  # longer redirect targets are traps
 
 
@@ -41,7 +43,8 @@ class Fetched:
         detail: what was found and what was expected.
         retryable: a later run may fare better.
         http_status: of the last response; None where there was none.
-        content_type, charset: of the last response.
+        content_type, charset, content_language: of the last response.
+        ip: the address that gave it.
         body: the decoded page; None when it is not kept.
         sha256: of the body, hex.
         fetched_at: UTC, ISO 8601.
@@ -58,6 +61,8 @@ class Fetched:
     http_status: int | None = None
     content_type: str = ""
     charset: str | None = None
+    content_language: str = ""
+    ip: str = ""
     body: bytes | None = field(default=None, repr=False)
     sha256: str = ""
     fetched_at: str = ""
@@ -101,14 +106,16 @@ class Clock:
 
 
 class Fetcher:
-    """Fetches pages within one event loop; use as `async with`."""
+    """Fetches pages within one event loop; use as `async with`, or close it."""
 
-    def __init__(self, settings: DownloadSettings, connect_to: Mapping[str, str], memory: HostMemory) -> None:
+    def __init__(
+        self, settings: DownloadSettings, connect_to: Mapping[str, str], lookup: Lookup = system_lookup
+    ) -> None:
         self.settings = settings
-        self.hosts = Hosts(settings, memory, self._robots)
-        # use_dns_cache off: what is connected to is what the guard judged, in the same call.
+        self.hosts = Hosts(settings, self._robots)
+        # use_dns_cache off: the guard keeps the answers, and what is connected to is what it judged, in the same call.
         self._connector = aiohttp.TCPConnector(
-            resolver=GuardedResolver(settings.allowed, connect_to),
+            resolver=GuardedResolver(settings.allowed, connect_to, lookup),
             use_dns_cache=False,
             limit=0,
         )
@@ -125,22 +132,31 @@ class Fetcher:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Drop all connections."""
         await self._session.close()
 
     async def fetch(self, url: str, source: str) -> Fetched:
         """Fetch one page. Never raises for what a server does: the reason stands in the result."""
         page = Fetched(url, source, final_url=url)
+        asked: list[URL] = []
         clock = Clock(self.settings.deadline, "the page")
         try:
             start = parse(url)
 
             async def attempt() -> None:
                 page.attempts += 1
-                await self._follow(start, page, clock)
+                await self._follow(start, page, clock, asked)
 
             await self._attempts(url, attempt)
+            ending = None
         except Refused as refused:
             page.reason, page.detail, page.retryable = refused.reason, refused.detail, refused.retryable
+            ending = refused
+        if asked:
+            self.hosts.note(asked[-1], ending)
         page.fetched_at = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         page.elapsed_ms = round(clock.used * 1000)
         return page
@@ -160,13 +176,14 @@ class Fetcher:
                 await asyncio.sleep(wait)
         raise AssertionError("the count does not end")
 
-    async def _follow(self, url: URL, page: Fetched, clock: Clock) -> None:
-        """Ask for a URL and follow its redirects by hand, each hop judged like the first."""
+    async def _follow(self, url: URL, page: Fetched, clock: Clock, asked: list[URL]) -> None:
+        """Ask for a URL and follow its redirects by hand, each hop judged like the first; notes the hops in `asked`."""
         visited = {url}
         while True:
             page.final_url, page.http_status = str(url), None
             self._refuse(url)
             delay = await self.hosts.check(url)
+            asked.append(url)
             target = await self._request(url, page, clock, delay)
             if target is None:
                 return
@@ -180,11 +197,18 @@ class Fetcher:
     async def _request(self, url: URL, page: Fetched, clock: Clock, delay: float) -> URL | None:
         """One request: fills in the page, or returns where it redirects to."""
         async with self.hosts.turn(url, delay), clock.running(), self._asking(url) as response:
-            page.http_status = response.status
+            page.http_status, page.ip = response.status, peer(response)
             if response.status in REDIRECTS and "Location" in response.headers:
                 return join(url, response.headers["Location"])
-            check_status(response)
+            try:
+                check_status(response)
+            except _Again as again:
+                if again.wait is not None and again.wait <= self.settings.max_wait:
+                    self.hosts.hold_off(url, again.wait)  # the host asked for it, not the page
+                raise
             page.content_type, page.charset = parse_content_type(response.headers.get("Content-Type"))
+            language = response.headers.get("Content-Language", "")
+            page.content_language = language if LANGUAGES.fullmatch(language) else ""
             if page.content_type not in self.settings.content_types:
                 raise Refused("content_type", page.content_type[:80] or "none given")
             page.body = await self._body(response, self.settings.max_wire_bytes, self.settings.max_bytes)
@@ -254,6 +278,13 @@ class Fetcher:
                 max_bytes=max_bytes,
                 max_ratio=self.settings.max_ratio,
             )
+
+
+def peer(response: aiohttp.ClientResponse) -> str:
+    """The address that a response comes from; empty where the connection is closed already."""
+    transport = response.connection.transport if response.connection else None
+    name = transport.get_extra_info("peername") if transport else None
+    return str(name[0]) if name else ""
 
 
 def check_status(response: aiohttp.ClientResponse) -> None:

@@ -10,6 +10,8 @@ import asyncio
 import fnmatch
 import ipaddress
 import socket
+import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -26,6 +28,9 @@ UNICAST = ipaddress.IPv6Network("2000::/3")  # all that IANA has given out
 SPECIAL = [ipaddress.IPv6Network(block) for block in ("2001::/23", "2001:db8::/32", "3fff::/20")]
 # Likewise for IPv4: protocol assignments, 6to4 relays, direct delegation and AS112.
 SPECIAL_V4 = [ipaddress.IPv4Network(block) for block in ("192.0.0.0/24", "192.88.99.0/24", "192.175.48.0/24")]
+
+KNOWN_NAMES = 50_000  # answers kept; the name unused for longest goes first
+NAME_SECONDS = 300.0  # how long an answer counts; a name server that says less is asked no more often
 
 
 class NotPublic(OSError):
@@ -107,13 +112,14 @@ class GuardedResolver(AbstractResolver):
         allowed: networks that may be asked although they are not public.
         connect_to: host pattern (`*.example`) -> `address:port` to connect to instead, as curl's `--connect-to`;
             the URL and the Host header stay. The address is judged like any other.
-        lookup: name -> addresses in text.
+        lookup: name -> addresses in text. What it answers is kept for five minutes; failures are not.
     """
 
     def __init__(
         self, allowed: Sequence[Network], connect_to: Mapping[str, str], lookup: Lookup = system_lookup
     ) -> None:
         self.allowed, self.connect_to, self.lookup = allowed, connect_to, lookup
+        self._known: OrderedDict[str, tuple[float, Sequence[str]]] = OrderedDict()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -130,10 +136,7 @@ class GuardedResolver(AbstractResolver):
             addresses: Sequence[str] = [address.strip("[]")]
             port = int(number)
         else:
-            try:
-                addresses = await self.lookup(host)
-            except (OSError, UnicodeError) as error:
-                raise NoSuchHost(f"{host}: {getattr(error, 'strerror', None) or error}") from error
+            addresses = await self._addresses(host)
         if not addresses:
             raise NoSuchHost(f"{host}: no address")
         for address in addresses:
@@ -150,6 +153,19 @@ class GuardedResolver(AbstractResolver):
             )
             for address in addresses
         ]
+
+    async def _addresses(self, host: str) -> Sequence[str]:
+        until, addresses = self._known.get(host, (0.0, ()))
+        if until < time.monotonic():
+            try:
+                addresses = await self.lookup(host)
+            except (OSError, UnicodeError) as error:
+                raise NoSuchHost(f"{host}: {getattr(error, 'strerror', None) or error}") from error
+            self._known[host] = time.monotonic() + NAME_SECONDS, addresses
+        self._known.move_to_end(host)
+        while len(self._known) > KNOWN_NAMES:
+            self._known.popitem(last=False)
+        return addresses
 
     async def close(self) -> None:
         """Nothing is held."""

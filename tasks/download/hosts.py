@@ -1,7 +1,7 @@
-"""Manners towards one host: how many requests at a time, how far apart, and what its robots.txt says.
+"""Manners towards hosts: how many requests at a time, how far apart, what robots.txt says, when to give up.
 
-`HostMemory` outlives the batches of a step, so that the pauses hold from one to the next and robots.txt is asked for
-once; the locks belong to one event loop and are made anew.
+One `Hosts` serves a whole download, so that the pauses hold from one shard to the next, robots.txt is asked for once,
+and a host that fails again and again is given up for all of its pages. The hosts unused for longest are forgotten.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tasks.download.body import Refused
 from tasks.download.settings import DownloadSettings
 
 ROBOTS_BYTES = 500 * 1024  # what RFC 9309 asks a crawler to read at least
-KNOWN_HOSTS = 100_000  # rules kept in memory; the host unused for longest goes first
+KNOWN_HOSTS = 50_000  # some 10 KB each with an ordinary robots.txt
 
 # Fetches a robots.txt: its status and text. Raises Refused when there is no answer.
 FetchRobots = Callable[[URL], Awaitable[tuple[int, str]]]
@@ -38,77 +38,104 @@ class Rules:
 
 
 @dataclass
-class HostMemory:
-    """What is known about hosts, across batches.
+class Host:
+    """What is known about one host.
 
     Attributes:
-        next_turn: host -> time (monotonic seconds) before which it is not asked again.
-        rules: scheme, host and port -> what its robots.txt says.
+        slots: one for each request that may be in flight.
+        users: requests that hold a slot or wait for one; a host in use is not forgotten.
+        next_turn: time (monotonic seconds) before which it is not asked again.
+        failures: pages in a row that failed for a reason that may pass.
+        last: the last such reason.
+        rules: origin (scheme, host, port) -> what its robots.txt says.
     """
 
-    next_turn: dict[str, float] = field(default_factory=dict)
-    rules: "OrderedDict[str, Rules]" = field(default_factory=OrderedDict)
-
-    def prune(self) -> None:
-        """Forget pauses that are over, hosts that could not be asked, and the rules beyond the limit."""
-        now = time.monotonic()
-        self.next_turn = {host: at for host, at in self.next_turn.items() if at > now}
-        for origin in [origin for origin, rules in self.rules.items() if rules.refusal is not None]:
-            del self.rules[origin]
-        while len(self.rules) > KNOWN_HOSTS:
-            self.rules.popitem(last=False)
+    slots: asyncio.Semaphore
+    users: int = 0
+    next_turn: float = 0.0
+    failures: int = 0
+    last: str = ""
+    rules: "dict[str, asyncio.Task[Rules]]" = field(default_factory=dict)
 
 
 class Hosts:
     """Turns and rules of all hosts, within one event loop."""
 
-    def __init__(self, settings: DownloadSettings, memory: HostMemory, fetch_robots: FetchRobots) -> None:
-        self._settings, self._memory, self._fetch_robots = settings, memory, fetch_robots
-        self._slots: dict[str, asyncio.Semaphore] = {}
-        self._asking: dict[str, asyncio.Task[Rules]] = {}
+    def __init__(self, settings: DownloadSettings, fetch_robots: FetchRobots) -> None:
+        self._settings, self._fetch_robots = settings, fetch_robots
+        self._known: OrderedDict[str, Host] = OrderedDict()
         self._total = asyncio.Semaphore(settings.concurrency)
         self._agent = settings.user_agent.partition("/")[0].strip()
+
+    def _host(self, url: URL) -> Host:
+        name = url.raw_host or ""
+        host = self._known.get(name)
+        if host is None:
+            host = self._known[name] = Host(asyncio.Semaphore(self._settings.per_host))
+            if len(self._known) > KNOWN_HOSTS:
+                self._forget()
+        self._known.move_to_end(name)
+        return host
+
+    def _forget(self) -> None:
+        """Drop a tenth of the hosts: those unused for longest, and neither in use nor to be waited for."""
+        now, wanted = time.monotonic(), len(self._known) // 10
+        idle = (name for name, host in self._known.items() if not host.users and host.next_turn <= now)
+        for name in [name for name, _ in zip(idle, range(wanted), strict=False)]:
+            del self._known[name]
 
     @contextlib.asynccontextmanager
     async def turn(self, url: URL, delay: float = 0.0) -> AsyncIterator[None]:
         """Wait until the host may be asked, and hold one of its slots for the length of one request.
 
         The host's slot comes first: whoever waits for a busy host keeps none of the slots that all hosts share.
-        """
-        host = url.raw_host or ""
-        async with self._slots.setdefault(host, asyncio.Semaphore(self._settings.per_host)):
-            now = time.monotonic()
-            at = max(now, self._memory.next_turn.get(host, 0.0))
-            pause = max(delay, self._settings.delay)
-            if pause:
-                self._memory.next_turn[host] = at + pause
-            if at > now:
-                await asyncio.sleep(at - now)
-            async with self._total:
-                yield
-
-    async def rules(self, url: URL) -> Rules:
-        """The host's rules, asked for once however many pages wait for them."""
-        origin = str(url.origin())
-        known = self._memory.rules.get(origin)
-        if known is not None:
-            self._memory.rules.move_to_end(origin)
-            return known
-        if origin not in self._asking:
-            self._asking[origin] = asyncio.ensure_future(self._ask(url.origin() / "robots.txt"))
-        rules = await asyncio.shield(self._asking[origin])
-        self._memory.rules[origin] = rules
-        return rules
-
-    async def check(self, url: URL) -> float:
-        """Ask robots.txt whether a page may be fetched; returns the Crawl-delay, in seconds.
 
         Raises:
-            Refused: `robots_forbidden`; or, where robots.txt cannot be read, why.
+            Refused: `host_given_up`.
         """
+        host = self._host(url)
+        host.users += 1
+        try:
+            async with host.slots:
+                self._refuse_dead(host)  # whoever waited may have waited for pages that failed
+                now = time.monotonic()
+                at = max(now, host.next_turn)
+                host.next_turn = at + max(delay, self._settings.delay)
+                if at > now:
+                    await asyncio.sleep(at - now)
+                async with self._total:
+                    yield
+        finally:
+            host.users -= 1
+
+    def hold_off(self, url: URL, seconds: float) -> None:
+        """Let no page of this host be asked for before so many seconds have passed: it said so."""
+        host = self._host(url)
+        host.next_turn = max(host.next_turn, time.monotonic() + seconds)
+
+    def note(self, url: URL, refused: Refused | None) -> None:
+        """Take notice of how a page ended."""
+        host = self._host(url)
+        if refused is None or not refused.retryable:
+            host.failures = 0
+        elif refused.reason != "host_given_up":
+            host.failures += 1
+            host.last = refused.reason
+
+    async def check(self, url: URL) -> float:
+        """Ask whether a page may be fetched: by what its host did so far, and by its robots.txt.
+
+        Returns:
+            The Crawl-delay, in seconds.
+
+        Raises:
+            Refused: `host_given_up`; `robots_forbidden`; or, where robots.txt cannot be read, why.
+        """
+        host = self._host(url)
+        self._refuse_dead(host)
         if not self._settings.obey_robots:
             return 0.0
-        rules = await self.rules(url)
+        rules = await self._rules(host, url)
         if rules.refusal is not None:
             raise Refused(rules.refusal.reason, rules.refusal.detail, rules.refusal.retryable)
         if rules.parsed is None:
@@ -116,6 +143,22 @@ class Hosts:
         if not rules.parsed.can_fetch(str(url), self._agent):
             raise Refused("robots_forbidden", f"by {url.origin()}/robots.txt")
         return min(float(rules.parsed.crawl_delay(self._agent) or 0.0), self._settings.max_crawl_delay)
+
+    def _refuse_dead(self, host: Host) -> None:
+        if host.failures >= self._settings.give_up:
+            detail = f"after {host.failures} pages in a row that failed, the last by {host.last}"
+            raise Refused("host_given_up", detail, retryable=True)
+
+    async def _rules(self, host: Host, url: URL) -> Rules:
+        """The host's rules, asked for once however many pages wait for them."""
+        origin = str(url.origin())
+        if origin not in host.rules:
+            host.rules[origin] = asyncio.ensure_future(self._ask(url.origin() / "robots.txt"))
+        host.users += 1
+        try:
+            return await asyncio.shield(host.rules[origin])
+        finally:
+            host.users -= 1
 
     async def _ask(self, url: URL) -> Rules:
         """RFC 9309: no such file allows all; a server that errs, or cannot be reached, forbids all."""

@@ -1,11 +1,25 @@
 """Settings of the download."""
 
 import ipaddress
+from typing import Any
 
 from pydantic import Field, field_validator
 
 from gpt2train import __version__
 from gpt2train.settings import Settings
+
+PACE = {
+    "concurrency",
+    "per_host",
+    "delay",
+    "max_crawl_delay",
+    "attempts",
+    "backoff",
+    "max_wait",
+    "give_up",
+    "shards_at_once",
+    "seed",
+}
 
 
 class DownloadSettings(Settings):
@@ -33,6 +47,11 @@ class DownloadSettings(Settings):
     """Seconds before the second attempt, doubled for each further one, times a random 0.5 to 1.5."""
     max_wait: float = Field(60.0, ge=0, le=3600)
     """Longest Retry-After that is waited for, in seconds; a longer one ends the attempts."""
+    give_up: int = Field(5, ge=1)
+    """Pages of one host that fail in a row, for a reason that may pass, before the rest of its pages are left alone
+    for this run. With `deadline` it bounds the time that a dead host can take."""
+    shards_at_once: int = Field(16, ge=1, le=256)
+    """URL shards in flight: a slow host holds back its own shards, and so many of them."""
     max_redirects: int = Field(5, ge=0, le=20)
     """Redirects followed for one page."""
     max_wire_bytes: int = Field(8 * 2**20, ge=1)
@@ -49,6 +68,11 @@ class DownloadSettings(Settings):
     """Networks that may be asked although they are not public, as `127.0.0.0/8`."""
     seed: int = 0
     """Of the random part of the waiting times."""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What the outputs depend on. The pace is no part of it: to slow a crawl down must not begin it anew."""
+        return self.model_dump(mode="json", exclude=PACE)
 
     @field_validator("allow_private")
     @classmethod

@@ -3,49 +3,30 @@
     pages/part-00000.warc.gz                the pages, in the order of the URL list
     pages/ledger/part-00000.parquet         one row a URL: what was asked, what came, why it was not kept
     pages/rejected/part-00000.parquet       the URLs without a page, with their reasons
+    pages/hosts.parquet                     one row a host: its pages, how many failed and of what, the time it took
+    pages/_journal/                         what is fetched of the shards in flight
 
-A batch is one URL shard, one at a time, so that the limits per host hold exactly. Two runs may fetch different bytes:
-the manifest's content is the hash of what was kept, without times, so that later steps go by what came.
+A batch is one URL shard. Several are in flight over one event loop, which keeps to the limits per host exactly. Two
+runs may fetch different bytes: the manifest's content is the hash of what was kept, without times, so that later steps
+go by what came.
 """
 
-import hashlib
-import threading
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from gpt2train.errors import RunError
+from tasks.download.journal import Journal, clear_journals, journal_folder, remove_journal
+from tasks.download.ledger import LEDGER, LEDGERS, Row, content_of, counts_of, ledgers_of, rejected_rows
 from tasks.download.settings import DownloadSettings
+from tasks.download.tally import HOSTS_FILE, tally_hosts
+from tasks.download.warc import EMPTY, encode_head
 from tasks.runner import Runner
-from tasks.shards import REJECTED, read_rows, rejected_row, write_rows
-from tasks.steps import Manifest, Outcome, Step, canonical
+from tasks.shards import REJECTED, read_rows, write_rows, write_table
+from tasks.steps import Manifest, Outcome, Step
 from tasks.storage import Folder
 
 if TYPE_CHECKING:
-    from tasks.download.hosts import HostMemory
-
-LEDGER = pa.schema(
-    [
-        pa.field("url", pa.string(), nullable=False),
-        pa.field("source", pa.string()),
-        pa.field("final_url", pa.string()),
-        pa.field("status", pa.string(), nullable=False),  # ok, failed
-        pa.field("reason", pa.string(), nullable=False),  # a code; empty when ok
-        pa.field("detail", pa.string()),
-        pa.field("retryable", pa.bool_(), nullable=False),
-        pa.field("http_status", pa.int32()),
-        pa.field("content_type", pa.string()),
-        pa.field("charset", pa.string()),
-        pa.field("bytes", pa.int64(), nullable=False),  # of the decoded page
-        pa.field("sha256", pa.string()),
-        pa.field("fetched_at", pa.string()),  # UTC, ISO 8601
-        pa.field("elapsed_ms", pa.int64()),
-        pa.field("attempts", pa.int32()),
-    ]
-)
-CONTENT = ["url", "final_url", "reason", "content_type", "charset", "sha256"]  # what later steps depend on
+    from tasks.download.crawl import Crawler
 
 
 def download(
@@ -54,12 +35,14 @@ def download(
     settings: DownloadSettings,
     runner: Runner,
     connect_to: Mapping[str, str] | None = None,
+    retry_failed: bool = False,
 ) -> Manifest:
     """Fetch each URL of the list: politely, within bounds, and from public addresses only.
 
     Args:
         connect_to: host pattern -> `address:port` to connect to instead, as curl's `--connect-to`; no part of the
             fingerprint. The address must be public or lie in `settings.allow_private`.
+        retry_failed: ask once more for the pages of a finished download that failed for a reason that may pass.
 
     Raises:
         RunError: not one page could be fetched; the message counts the reasons.
@@ -67,62 +50,79 @@ def download(
     step = Step(
         root,
         "download",
-        version=1,
-        parameters=settings,
+        version=2,
+        parameters=settings.parameters,
         inputs={"blacklist": urls},
         folder="pages",
         packages=("aiohttp", "protego", "warcio"),
     )
-    if done := runner.finished(step):
+    done = runner.finished(step)
+    if done and not (retry_failed and done.outcome.facts.get("retryable")):
         return done
-    from tasks.download.hosts import HostMemory  # aiohttp's import costs workers that only read pages 0.3 s
+    from tasks.download.crawl import Crawler  # aiohttp's import costs workers that only read pages 0.3 s
 
-    names = [record.name for record in urls.outputs]
-    given = (root / urls.folder, settings, dict(connect_to or {}), HostMemory(), runner.stopping)
-    total = Outcome.total(runner.batches(step, "part", names, download_part, *given, where="thread", at_once=1))
+    with Crawler(settings, connect_to or {}, runner.stopping) as crawler:
+        if done:
+            from tasks.download.retry import retry
+
+            return retry(step, done, runner, crawler, settings.shards_at_once)
+        given = (root / urls.folder, crawler, step.fingerprint)
+        names = [record.name for record in urls.outputs]
+        at_once = settings.shards_at_once
+        batches = runner.batches(step, "part", names, download_part, *given, where="thread", at_once=at_once)
+    return finish(step, Outcome.total(batches))
+
+
+def finish(step: Step, total: Outcome, hosts_name: str = HOSTS_FILE) -> Manifest:
+    """Add the table of hosts, and write the manifest."""
     if not total.kept:
         step.forget_batches()  # or the next run would believe them
+        clear_journals(step.folder)
         counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items())
         raise RunError(f"none of the {total.seen} pages could be fetched ({counts}); check the network and run again")
-    return step.commit(total, content=content_of(step.folder, total))
+    ledgers = ledgers_of(total.audit)
+    hosts = write_table(step.folder, f"{hosts_name}.parquet", tally_hosts(step.folder, ledgers))
+    total = total.model_copy(update={"audit": (*total.audit, hosts)})
+    manifest = step.commit(total, content=content_of(step.folder, ledgers))
+    clear_journals(step.folder)
+    return manifest
 
 
-def content_of(folder: Folder, outcome: Outcome) -> str:
-    """Hash of what the ledgers say was fetched, times left out."""
-    state = hashlib.blake2b(digest_size=16)
-    for record in outcome.audit:
-        for row in read_rows(folder, record.name, CONTENT):
-            state.update(canonical([row[name] for name in CONTENT]) + b"\n")
-    return state.hexdigest()
-
-
-def download_part(
-    folder: Folder,
-    name: str,
-    shard: str,
-    urls: Folder,
-    settings: DownloadSettings,
-    connect_to: Mapping[str, str],
-    memory: "HostMemory",
-    stopping: threading.Event,
-) -> Outcome:
+def download_part(folder: Folder, name: str, shard: str, urls: Folder, crawler: "Crawler", key: str) -> Outcome:
     """Fetch one URL shard and commit its pages, ledger and rejected rows."""
-    from tasks.download.crawl import crawl
+    wanted = [(index, row["url"], row["source"]) for index, row in enumerate(read_rows(urls, shard))]
+    _tidy(folder)
+    with Journal(journal_folder(folder) / name, key, [url for _, url, _ in wanted]) as journal:
+        crawler.fetch([item for item in wanted if item[0] not in journal.done], journal)
+        rows = journal.rows()
+        return write_part(folder, name, [row for row, _, _ in rows], (journal.page(*at) for _, *at in rows))
 
-    wanted = [(row["url"], row["source"]) for row in read_rows(urls, shard)]
-    pages = f"{name}.warc.gz"
-    with folder.writing(pages) as draft:
-        rows = crawl(wanted, draft, settings, connect_to, memory, stopping)
-    ledger = write_rows(folder, f"ledger/{name}.parquet", rows, LEDGER)
-    dropped = [row for row in rows if row["reason"]]
-    kept = len(rows) - len(dropped)
-    rejected = [rejected_row(row, row["reason"], row["detail"]) for row in dropped]
-    return Outcome(
-        outputs=(folder.record(pages, rows=kept),),
-        rejected=(write_rows(folder, f"rejected/{name}.parquet", rejected, REJECTED),) if rejected else (),
-        audit=(ledger,),
-        seen=len(rows),
-        kept=kept,
-        reasons=dict(sorted(Counter(row["reason"] for row in dropped).items())),
-        facts={"bytes": sum(row["bytes"] for row in rows)},
+
+def write_part(folder: Folder, name: str, rows: Sequence[Row], pages: Iterable[bytes]) -> Outcome:
+    """Write the archive, the ledger and the rejected rows of one shard.
+
+    Args:
+        rows: of the ledger, in the order of the list.
+        pages: the WARC record of each row; empty where it has none.
+    """
+    dates = [row["fetched_at"] for row in rows if not row["reason"]]
+    archive = f"{name}.warc.gz"
+    with folder.writing(archive) as draft, draft.open("wb") as file:
+        file.write(encode_head(archive, min(dates)) if dates else EMPTY)
+        file.writelines(pages)
+    rejected = rejected_rows(rows)
+    return counts_of(rows).model_copy(
+        update={
+            "outputs": (folder.record(archive, rows=len(dates)),),
+            "audit": (write_rows(folder, f"{LEDGERS}{name}.parquet", rows, LEDGER),),
+            "rejected": (write_rows(folder, f"rejected/{name}.parquet", rejected, REJECTED),) if rejected else (),
+        }
     )
+
+
+def _tidy(folder: Folder) -> None:
+    """Remove the journals of shards that are committed."""
+    journals = journal_folder(folder)
+    for path in journals.glob("*.rows"):
+        if folder.size(f"_batches/{path.stem}.json") is not None:
+            remove_journal(journals, path.stem)

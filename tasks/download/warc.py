@@ -20,6 +20,7 @@ from warcio.recordloader import ArcWarcRecord
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
+from gpt2train import __version__
 from gpt2train.errors import RunError
 from tasks.storage import Folder
 
@@ -42,6 +43,8 @@ class Page:
         sha256: of the body, hex.
         source: name of the list or archive that the page comes from.
         truncated: True when the body was cut at the reader's cap.
+        ip: the address that the page came from; empty where it is not known.
+        content_language: as the HTTP header says; empty where it does not.
     """
 
     url: str
@@ -53,6 +56,8 @@ class Page:
     sha256: str
     source: str
     truncated: bool = False
+    ip: str = ""
+    content_language: str = ""
 
 
 def read_pages(folder: Folder, name: str, *, max_bytes: int = MAX_BYTES) -> Iterator[Page]:
@@ -94,6 +99,8 @@ def write_pages(path: Path, pages: Iterable[Page]) -> int:
 def encode_record(page: Page) -> bytes:
     """One page as a gzip member that holds one WARC response record."""
     headers = [("Content-Type", _content_type(page)), ("Content-Length", str(len(page.body)))]
+    if page.content_language:
+        headers.insert(1, ("Content-Language", page.content_language))
     buffer = io.BytesIO()
     writer = WARCWriter(buffer, gzip=False, warc_version="1.1")
     record = writer.create_warc_record(
@@ -105,9 +112,30 @@ def encode_record(page: Page) -> bytes:
         warc_headers_dict={
             "WARC-Record-ID": f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, page.url + ' ' + page.sha256)}>",
             "WARC-Date": page.fetched_at,
+            **({"WARC-IP-Address": page.ip} if page.ip else {}),
             "WARC-Payload-Digest": f"sha256:{page.sha256}",
             "X-List-URL": page.url,
             "X-List-Source": page.source,
+        },
+    )
+    writer.write_record(record)
+    return _member(buffer.getvalue())
+
+
+def encode_head(name: str, date: str) -> bytes:
+    """The record that an archive begins with: what wrote it, and how."""
+    software = f"software: gpt2train/{__version__}\r\nformat: WARC File Format 1.1\r\nisPartOf: {name}\r\n"
+    buffer = io.BytesIO()
+    writer = WARCWriter(buffer, gzip=False, warc_version="1.1")
+    record = writer.create_warc_record(
+        "",
+        "warcinfo",
+        payload=io.BytesIO(software.encode()),
+        warc_content_type="application/warc-fields",
+        warc_headers_dict={
+            "WARC-Record-ID": f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'warcinfo {name} {date}')}>",
+            "WARC-Date": date,
+            "WARC-Filename": name,
         },
     )
     writer.write_record(record)
@@ -156,6 +184,8 @@ def _page(record: ArcWarcRecord, name: str, max_bytes: int, place: str) -> Page 
         sha256=sha256,
         source=fields.get("X-List-Source") or name,
         truncated=truncated,
+        ip=fields.get("WARC-IP-Address", "") or "",
+        content_language=record.http_headers.get_header("Content-Language") or "",
     )
 
 

@@ -23,6 +23,7 @@ from flows.demo.render import blocks, module_article, topic_article
 from gpt2train.errors import RunError
 from tasks.blacklist import URLS, BlacklistSettings, blacklist
 from tasks.download import DownloadSettings, download
+from tasks.download.ledger import ledgers_of
 from tasks.runner import Runner
 from tasks.shards import read_rows, write_rows
 from tasks.steps import Manifest, Outcome, Step
@@ -185,7 +186,7 @@ def test_each_kind_of_dirt_has_its_reason(tmp_path: Path) -> None:
         "duplicate": 4,
     }
     assert len(urls.outputs) > 5
-    ledger = [row for record in pages.outcome.audit for row in read_rows(root / "pages", record.name)]
+    ledger = [row for record in ledgers_of(pages.outcome.audit) for row in read_rows(root / "pages", record.name)]
     reasons = {row["url"].removeprefix(f"http://{JOURNAL}/"): row["reason"] for row in ledger if row["reason"]}
     assert reasons == {
         "missing.html": "not_found",

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import http.server
+import socket
 import threading
 import time
 import zlib
@@ -150,20 +151,21 @@ HANDLERS: dict[str, Callable[[Handler], None]] = {
 
 
 @contextlib.contextmanager
-def running_site() -> Iterator[Site]:
-    """Serve until the block ends."""
+def running_site(host: str = "127.0.0.1", port: int = 0) -> Iterator[Site]:
+    """Serve at a loopback address until the block ends."""
     site = Site(handlers=dict(HANDLERS))
     handler = type("BoundHandler", (Handler,), {"site": site})
 
     class Server(http.server.ThreadingHTTPServer):
         daemon_threads = True
         request_queue_size = 128
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         def handle_error(self, *args: object) -> None:
             pass
 
-    with Server(("127.0.0.1", 0), handler) as server:
-        site.address = f"127.0.0.1:{server.server_port}"
+    with Server((host, port), handler) as server:
+        site.address = f"{host}:{server.server_port}"
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield site
         server.shutdown()

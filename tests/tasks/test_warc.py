@@ -1,8 +1,10 @@
 """WARC in and out: what is written is read back, archives made elsewhere are read, damage is named."""
 
+import dataclasses
 import gzip
 import hashlib
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
 from gpt2train.errors import RunError
-from tasks.download.warc import Page, encode_record, parse_content_type, read_pages, write_pages
+from tasks.download.warc import Page, encode_head, encode_record, parse_content_type, read_pages, write_pages
 from tasks.storage import Folder
 
 
@@ -47,6 +49,31 @@ def test_peers_read_it_and_the_digests_hold(tmp_path: Path) -> None:
     with (tmp_path / "p.warc.gz").open("rb") as file:
         records = ArchiveIterator(file, check_digests="raise")
         assert [record.content_stream().read() for record in records] == [b"<p>one", b"<p>two"]
+
+
+def test_records_as_the_standard_wants_them(tmp_path: Path) -> None:
+    page = dataclasses.replace(make_page(b"<p>x"), ip="192.0.2.7", content_language="de, en")
+    data = encode_head("p.warc.gz", page.fetched_at) + encode_record(page)
+    (tmp_path / "p.warc.gz").write_bytes(data)
+    assert list(read_pages(Folder(tmp_path), "p.warc.gz")) == [page]
+    with (tmp_path / "p.warc.gz").open("rb") as file:
+        fields = []
+        for record in ArchiveIterator(file, check_digests="raise"):
+            record.content_stream().read()
+            fields.append({name: record.rec_headers.get_header(name) for name, _ in record.rec_headers.headers})
+    head, response = fields
+    assert (head["WARC-Type"], head["WARC-Filename"]) == ("warcinfo", "p.warc.gz")
+    assert response["WARC-Type"] == "response"
+    assert response["WARC-Target-URI"] == page.final_url
+    assert response["X-List-URL"] == page.url
+    assert response["WARC-IP-Address"] == "192.0.2.7"
+    assert response["WARC-Date"] == page.fetched_at
+    assert response["WARC-Payload-Digest"] == f"sha256:{page.sha256}"
+    assert response["WARC-Block-Digest"].startswith("sha1:")
+    assert response["Content-Type"] == "application/http; msgtype=response"
+    for found in fields:  # ids are of the content, not drawn
+        assert re.fullmatch(r"<urn:uuid:[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f-]{21}>", found["WARC-Record-ID"])
+    assert encode_head("p.warc.gz", page.fetched_at) == data[: len(encode_head("p.warc.gz", page.fetched_at))]
 
 
 def test_an_archive_made_elsewhere(tmp_path: Path) -> None:

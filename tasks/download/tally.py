@@ -1,0 +1,94 @@
+"""How each host behaved, from the ledgers: which sites cost a crawl its pages and its time.
+
+In bounded memory: of more than `KNOWN` hosts, those with the fewest failures and pages are added up in one row.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from tasks.shards import read_rows
+from tasks.storage import FileRecord, Folder
+
+HOSTS_FILE = "hosts"  # and its round, and .parquet
+HOSTS = pa.schema(
+    [
+        pa.field("host", pa.string(), nullable=False),
+        pa.field("urls", pa.int64(), nullable=False),
+        pa.field("ok", pa.int64(), nullable=False),
+        pa.field("failed", pa.int64(), nullable=False),
+        pa.field("top_reason", pa.string()),  # the most frequent one; None where nothing failed
+        pa.field("seconds", pa.float64(), nullable=False),  # of requests, added up
+    ]
+)
+KNOWN = 200_000
+OTHERS = "(other hosts)"
+
+
+@dataclass
+class Host:
+    """Counts of one host."""
+
+    urls: int = 0
+    milliseconds: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def failed(self) -> int:
+        return self.reasons.total()
+
+    def add(self, other: "Host") -> None:
+        """Take in the counts of another."""
+        self.urls += other.urls
+        self.milliseconds += other.milliseconds
+        self.reasons.update(other.reasons)
+
+
+def tally_hosts(folder: Folder, ledgers: Iterable[FileRecord], known: int = KNOWN) -> pa.Table:
+    """A table of schema `HOSTS`: the hosts with the most failures first."""
+    hosts: dict[str, Host] = {}
+    others = Host()
+    for record in ledgers:
+        for row in read_rows(folder, record.name, ["url", "reason", "elapsed_ms"]):
+            host = hosts.setdefault(_host_of(row["url"]), Host())
+            host.urls += 1
+            host.milliseconds += row["elapsed_ms"] or 0
+            if row["reason"]:
+                host.reasons[row["reason"]] += 1
+        if len(hosts) > 2 * known:
+            for name in _ranked(hosts)[known:]:
+                others.add(hosts.pop(name))
+    for name in _ranked(hosts)[known:]:
+        others.add(hosts.pop(name))
+    entries = [(name, hosts[name]) for name in _ranked(hosts)] + ([(OTHERS, others)] if others.urls else [])
+    rows = [
+        {
+            "host": name,
+            "urls": host.urls,
+            "ok": host.urls - host.failed,
+            "failed": host.failed,
+            "top_reason": min(host.reasons, key=lambda reason: (-host.reasons[reason], reason), default=None),
+            "seconds": host.milliseconds / 1000,
+        }
+        for name, host in entries
+    ]
+    return pa.Table.from_pylist(rows, schema=HOSTS)
+
+
+def hosts_file(audit: Iterable[FileRecord]) -> FileRecord | None:
+    """The table of hosts among the files of a download."""
+    return next((record for record in audit if record.name.startswith(HOSTS_FILE)), None)
+
+
+def _ranked(hosts: dict[str, Host]) -> list[str]:
+    return sorted(hosts, key=lambda name: (-hosts[name].failed, -hosts[name].urls, name))
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
