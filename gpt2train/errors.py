@@ -1,9 +1,25 @@
 """The two errors a person sees; both are one line that names the thing, the place and the remedy."""
 
+import re
 
-class UserError(Exception):
+# An address may carry a password before its host, or a signature in its query: neither belongs into a log.
+_PASSWORD = re.compile(r"(?<=://)[^\s/@'\"]+@")
+_QUERY = re.compile(r"(://[^\s?'\"]+)\?[^\s'\"]*")
+
+
+def redact(text: str) -> str:
+    """The text with the user part and the query of each address in it replaced by an ellipsis."""
+    return _QUERY.sub(r"\1?…", _PASSWORD.sub("…@", text))
+
+
+class _Told(Exception):
+    def __init__(self, message: str) -> None:
+        super().__init__(redact(message))
+
+
+class UserError(_Told):
     """A mistake of the user: a wrong setting, a missing file. The command ends with exit code 2."""
 
 
-class RunError(Exception):
+class RunError(_Told):
     """A failure while running: a full disk, a rank that died. The command ends with exit code 1."""

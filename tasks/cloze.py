@@ -265,4 +265,4 @@ def is_whole(sentence: str) -> bool:
 
 def cloze_file(root: Folder, manifest: Manifest) -> str:
     """Path of the passages that the step wrote."""
-    return (root / manifest.folder).path(CLOZE)
+    return (root / manifest.folder).place(CLOZE)

@@ -150,7 +150,7 @@ class Runner:
             RunError: the step rejects more than its limit allows; what is committed stays.
         """
         names = [f"{stage}-{index:05d}" for index in range(len(items))]
-        outcomes = {name: outcome for name in names if (outcome := step.batch(name)) is not None}
+        outcomes = step.batches(names)
         tally = Tally(self.limits, step.name, step.folder.url, names) if self.limits is not None else None
 
         def landed(found: Outcomes) -> None:

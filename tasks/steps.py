@@ -174,7 +174,7 @@ class Step:
         manifest = read_manifest(self.folder)
         if manifest is None or manifest.fingerprint != self.fingerprint:
             return None
-        return manifest if self._intact(manifest.outcome) else None
+        return manifest if self._intact(manifest.outcome, self.folder.sizes()) else None
 
     def begin(self) -> None:
         """Make the folder ready: a manifest of other work goes first, before any of its files is replaced."""
@@ -184,13 +184,25 @@ class Step:
     def batch(self, batch: str) -> Outcome | None:
         """What this batch committed in an earlier, unfinished run of the same work; else None."""
         try:
-            record = json.loads(self.folder.read_bytes(f"_batches/{batch}.json"))
-            if record["fingerprint"] != self.fingerprint:
-                return None
-            outcome = Outcome.model_validate(record["outcome"])
-        except (FileNotFoundError, ValueError, KeyError):
-            return None  # not there, or of another format: do the batch again
-        return outcome if self._intact(outcome) else None
+            outcome = self._committed(self.folder.read_bytes(f"_batches/{batch}.json"))
+        except FileNotFoundError:
+            return None
+        return outcome if outcome is not None and self._intact(outcome) else None
+
+    def batches(self, names: Sequence[str]) -> dict[str, Outcome]:
+        """`batch` of many, by one listing: those that are committed."""
+        sizes = self.folder.sizes()
+        records = [name for name in names if f"_batches/{name}.json" in sizes]
+        texts = self.folder.read_all([f"_batches/{name}.json" for name in records])
+        found = {name: self._committed(texts[f"_batches/{name}.json"]) for name in records}
+        return {name: outcome for name, outcome in found.items() if outcome and self._intact(outcome, sizes)}
+
+    def _committed(self, text: bytes) -> Outcome | None:
+        try:
+            record = json.loads(text)
+            return Outcome.model_validate(record["outcome"]) if record["fingerprint"] == self.fingerprint else None
+        except (ValueError, KeyError):
+            return None  # of another format: do the batch again
 
     def commit_batch(self, batch: str, outcome: Outcome) -> None:
         """Record a batch whose files are written."""
@@ -223,9 +235,9 @@ class Step:
             versions={package: importlib.metadata.version(package) for package in sorted(self.packages)},
         )
         named = {record.name for record in outcome.files}
-        for name in self.folder.files() if sweep else ():
-            if name not in named and name != MANIFEST and not name.startswith("_batches/"):
-                self.folder.remove(name)
+        found = self.folder.files() if sweep else []
+        keep = {*named, MANIFEST}
+        self.folder.remove(*(name for name in found if name not in keep and not name.startswith("_batches/")))
         text = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False)
         self.folder.write_bytes(MANIFEST, text.encode() + b"\n")
         self.forget_batches()
@@ -234,13 +246,13 @@ class Step:
 
     def forget_batches(self) -> None:
         """Remove the records of committed batches: the step is finished, or what they did is not to be built on."""
-        for name in (self.folder / "_batches").files():
-            self.folder.remove(f"_batches/{name}")
+        self.folder.remove(*(f"_batches/{name}" for name in (self.folder / "_batches").files()))
 
-    def _intact(self, outcome: Outcome) -> bool:
+    def _intact(self, outcome: Outcome, sizes: Mapping[str, int] | None = None) -> bool:
         """Whether every file that the outcome names is there, with its size (and hash, with `verify`)."""
         for record in outcome.files:
-            if self.folder.size(record.name) != record.bytes:
+            size = self.folder.size(record.name) if sizes is None else sizes.get(record.name)
+            if size != record.bytes:
                 return False
             if self.verify and self.folder.record(record.name).sha256 != record.sha256:
                 return False
