@@ -2,18 +2,13 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from flows.cluster import ClusterRunner, check_cluster
 from flows.orchestrate import PrefectRunner
 from flows.server import names_a_server
 from flows.settings import DataprepSettings, OutputSettings
-from gpt2train.errors import UserError
-from tasks.storage import TEMPORARY, Folder
-
-LOCK = ".lock"
+from tasks.lock import locked
+from tasks.storage import Folder
 
 
 @contextlib.contextmanager
@@ -25,18 +20,8 @@ def workplace(settings: OutputSettings) -> Iterator[tuple[Folder, PrefectRunner]
     """
     root = Folder(settings.output)
     root.check_writable()
-    with contextlib.ExitStack() as stack:
-        if root.is_local:
-            lock = FileLock(root.path(LOCK))
-            try:
-                stack.enter_context(lock.acquire(timeout=0))
-            except Timeout as error:
-                remedy = "wait for it to end, or give another --output"
-                raise UserError(f"another run is at work in {root.url}; {remedy}") from error
-            for leftover in Path(root.path()).glob(f"{TEMPORARY}*"):
-                leftover.unlink()  # of a run that was killed while it wrote; steps sweep their own folders
-        runner = runner_of(settings)
-        stack.enter_context(runner)
+    runner = runner_of(settings)
+    with locked(root, lost=runner.stop), runner:
         yield root, runner
 
 

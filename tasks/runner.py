@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gpt2train.errors import RunError
 from tasks.limits import LimitSettings, Tally
 from tasks.pool import WorkerPool, adopt
 from tasks.steps import Manifest, Outcome, Step
@@ -95,6 +96,7 @@ class Runner:
         self.limits = limits
         self.skipped: set[str] = set()
         self.stopping = threading.Event()
+        self._stopped = False
         self._pool: WorkerPool | None = None
 
     @property
@@ -178,10 +180,12 @@ class Runner:
         """Run named pieces of work, at most `at_once` at a time. The first error stops what has not begun."""
         done = 0
         self.stopping.clear()
+        self._check_stopped()
         executor = concurrent.futures.ThreadPoolExecutor(max_workers=at_once)
         try:
             for future in concurrent.futures.as_completed([executor.submit(work) for _, work in todo]):
                 found = future.result()
+                self._check_stopped()
                 stage.landed(found)
                 done += len(found)
                 self.progress(stage.step, stage.name, done, stage.batches)
@@ -191,6 +195,15 @@ class Runner:
             raise
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
+
+    def stop(self) -> None:
+        """Let nothing more begin, from any thread: the output folder is another run's by now."""
+        self._stopped = True
+        self.stopping.set()
+
+    def _check_stopped(self) -> None:
+        if self._stopped:
+            raise RunError("another run took the output folder over while this one was cut off from it; run again")
 
     def interrupt(self) -> None:
         """Told when a batch failed or the command was interrupted, before what is in flight is waited for."""

@@ -85,7 +85,7 @@ class Folder:
     def size(self, name: str) -> int | None:
         """Size of a file in bytes, or None when it is not there."""
         try:
-            with self._clear(name):
+            with self.clear(name):
                 return int(self.fs.size(self.path(name)))
         except FileNotFoundError:
             return None
@@ -93,21 +93,21 @@ class Folder:
     def sizes(self) -> dict[str, int]:
         """Size of every file below this folder, sorted by name, by one listing."""
         root = self.path()
-        with self._clear():
+        with self.clear():
             found = self.fs.find(root, detail=True) if not self.is_local or self.fs.exists(root) else {}
         below = {path.removeprefix(root).lstrip("/"): int(info["size"]) for path, info in found.items()}
         return dict(sorted(below.items()))
 
     def open(self, name: str) -> IO[bytes]:
         """Open a file for reading, in binary."""
-        with self._clear(name):
+        with self.clear(name):
             if self.is_local:
                 return self.fs.open(self.path(name), "rb")
             return self.fs.open(self.path(name), "rb", block_size=BLOCK, cache_type="readahead")
 
     def read_bytes(self, name: str) -> bytes:
         """The whole content of a file."""
-        with self._clear(name):
+        with self.clear(name):
             data: bytes = self.fs.cat_file(self.path(name))
             return data
 
@@ -115,7 +115,7 @@ class Folder:
         """The whole content of many small files; from a store many at a time."""
         if self.is_local or len(names) < 2:
             return {name: self.read_bytes(name) for name in names}
-        with self._clear():
+        with self.clear():
             found = self.fs.cat([self.path(name) for name in names])
         return {name: found[self.path(name)] for name in names}
 
@@ -150,7 +150,7 @@ class Folder:
         with draft.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = draft.stat().st_size
-        with self._clear(name):
+        with self.clear(name):
             self.fs.put_file(str(draft), self.path(name))
         if (there := self.size(name)) != size:
             raise ConnectionError(f"{self.url}/{name} holds {there} bytes after an upload of {size}; run again")
@@ -159,7 +159,7 @@ class Folder:
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write a small file, whole or not at all."""
         if not self.is_local:
-            with _clear_write_errors(f"{self.url}/{name}", False), self._clear(name):
+            with _clear_write_errors(f"{self.url}/{name}", False), self.clear(name):
                 self.fs.pipe_file(self.path(name), data)
             return
         with self.writing(name) as draft:
@@ -175,7 +175,7 @@ class Folder:
 
     def remove(self, *names: str) -> None:
         """Remove files; missing ones are fine."""
-        with self._clear():
+        with self.clear():
             if self.is_local or len(names) == 1:
                 for name in names:
                     with contextlib.suppress(FileNotFoundError):
@@ -198,7 +198,7 @@ class Folder:
         self.remove(".writable")
 
     @contextlib.contextmanager
-    def _clear(self, name: str = "") -> Iterator[None]:
+    def clear(self, name: str = "") -> Iterator[None]:
         """Errors of a store in one line; those of the local disk as they are."""
         if self.is_local:
             yield
