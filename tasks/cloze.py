@@ -142,7 +142,7 @@ def copies_part(folder: Folder, name: str, part: str, source: Folder, candidates
     documents: Counter[int] = Counter()
     for row in read_rows(source, part, ["text", "split"]):
         if row["split"] != "test":
-            documents.update({p for match in index.matches(row["text"]) for p in index.sources[match.gram]})
+            documents.update({p for match in index.matches(row["text"]) for p in index.sources(match.gram)})
     rows = [{"passage": passage, "documents": count} for passage, count in sorted(documents.items())]
     return Outcome(audit=(write_rows(folder, f"copies/{name}.parquet", rows, COPIES),))
 

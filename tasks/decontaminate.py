@@ -165,7 +165,7 @@ def cut_part(
         if not made:
             kept.append(row)
             continue
-        places = [origin[index.sources[cut.gram][0]] for cut in made]
+        places = [origin[index.sources(cut.gram)[0]] for cut in made]
         for cut, (evaluation_set, number) in zip(made, places, strict=True):
             found = {"round": cut.round, "start": cut.start, "end": cut.end, "matches": cut.matches}
             cuts.append({"id": row["id"], "url": row["url"], "set": evaluation_set, "row": number, **found})

@@ -218,7 +218,7 @@ def test_real_lambada_against_planted_passages(real_data: Path) -> None:
     draw = random.Random(0)
     for number in draw.sample(range(len(passages)), 40):
         text = f"{FILLER}\n{passages[number].upper()}\n{FILLER}"
-        holders = {source for match in index.matches(text) for source in index.sources[match.gram]}
+        holders = {source for match in index.matches(text) for source in index.sources(match.gram)}
         assert number in holders
         left, cuts = remove(text, index, DecontaminateSettings())
         assert index.matches(left) == []
