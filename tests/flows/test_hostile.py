@@ -1,0 +1,194 @@
+"""The whole data flow over a corpus that is made to do harm: it ends, says why each page went, and stays small."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.shards import read_rows
+from tasks.steps import read_manifest
+from tasks.storage import Folder
+from tests.flows.conftest import CONNECTS, SITECUSTOMIZE
+from tests.flows.mini import Mini
+from tests.tasks.hostile import KEPT, SECRET, Case, answers, article, bodies, html
+from tests.tasks.site import running_site
+
+GOOD = 24
+MEGABYTES = 2000  # all processes of the flow together, Prefect's server (250) among them
+# A name server that changes its mind: the first answer may be asked, the next may not; and one that mixes both.
+RESOLVER = """
+import socket
+_count = {}
+def _answer(host, port, *args, **options):
+    _count[host] = _count.get(host, 0) + 1
+    if str(host).startswith("rebind"):
+        found = ["127.0.0.1"] if _count[host] == 1 else ["169.254.169.254"]
+    elif str(host).startswith("mixed"):
+        found = ["127.0.0.1", "169.254.169.254"]
+    elif host in ("127.0.0.1", "localhost", "0.0.0.0", None):
+        found = ["127.0.0.1"]
+    else:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port or 0)) for address in found]
+socket.getaddrinfo = _answer
+"""
+SETTINGS = """
+workers = 2
+[blacklist]
+shard_rows = 40
+[download]
+per_host = 4
+delay = 0
+deadline = 4
+body_deadline = 2
+backoff = 0
+attempts = 2
+allow_private = ["127.0.0.1/32"]
+[extract]
+deadline = 10
+memory_mb = 400
+[tokenizer]
+vocab_size = 600
+"""
+
+
+class Peak(threading.Thread):
+    """Watches the memory of a command and its children: what each has for itself, added up."""
+
+    def __init__(self, mini: Mini) -> None:
+        super().__init__(daemon=True)
+        self.mini, self.bytes, self.done = mini, 0, threading.Event()
+
+    def run(self) -> None:
+        while not self.done.wait(0.25):
+            self.bytes = max(self.bytes, sum(map(own_memory, self.mini.children())))
+
+
+def own_memory(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().uss)
+    except psutil.Error:
+        return 0
+
+
+def write_settings(mini: Mini, port: int, source: str) -> None:
+    """The list, the evaluation set and the settings of a hostile run."""
+    passages = "".join(f'{{"text": "the harbour number {n} was never seen by the harbour"}}\n' for n in range(3))
+    (mini.folder / "lambada.jsonl").write_text(passages)
+    (mini.folder / "mini.toml").write_text(
+        f"{source}\nlambada = '{mini.folder}/lambada.jsonl'\n"
+        + SETTINGS.replace("allow_private", f"ports = [80, 443, {port}]\nallow_private")
+        + f"[connect_to]\n'*.hostile.test' = '127.0.0.1:{port}'\n'inside.test' = '169.254.169.254:80'\n"
+    )
+
+
+def ended_with(output: Path) -> dict[str, str]:
+    """URL -> the reason it was rejected with, or KEPT for what stands in the tokens; each URL once."""
+    found: dict[str, str] = {}
+    for manifest_path in sorted(output.glob("*/_manifest.json")):
+        folder = Folder(manifest_path.parent)
+        manifest = read_manifest(folder)
+        assert manifest is not None
+        if manifest.step == "cloze":
+            continue
+        for record in manifest.outcome.rejected:
+            for row in read_rows(folder, record.name):
+                name = row["url"] or row["detail"].partition(":")[0]  # the place, where there is no URL to name
+                assert name not in found, row
+                found[name] = row["reason"]
+        if manifest.step == "tokenize":
+            for record in manifest.outcome.files:
+                if record.name.endswith("documents.parquet"):
+                    found.update(dict.fromkeys((row["url"] for row in read_rows(folder, record.name)), KEPT))
+    return found
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Mini]:
+    """A place whose commands cannot resolve a name, and note whom they connect to."""
+    mini = Mini(tmp_path / "mini", {})
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(SITECUSTOMIZE + RESOLVER)
+    path = os.pathsep.join(filter(None, [str(tmp_path / "hook"), os.environ.get("PYTHONPATH")]))
+    mini.environment = {"PYTHONPATH": path, CONNECTS: str(tmp_path / "connects")}
+    yield mini
+    assert mini.children() == []
+
+
+def run(mini: Mini, output: Path) -> "tuple[subprocess.CompletedProcess[str], float]":
+    """Run the data flow; also the most memory that it took, in MB."""
+    peak = Peak(mini)
+    peak.start()
+    done = mini.run("dataprep", "--output", str(output), timeout=200)
+    peak.done.set()
+    peak.join()
+    return done, peak.bytes / 2**20
+
+
+def check_silence(mini: Mini, done: "subprocess.CompletedProcess[str]") -> None:
+    """Nothing of a text was printed, nor told to Prefect, and nobody outside was spoken to."""
+    assert "Traceback" not in done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    home = Path(mini.environ()["PREFECT_HOME"])
+    for file in home.rglob("*"):
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
+    connects = set(Path(mini.environment[CONNECTS]).read_text().split())
+    assert connects and connects <= {"127.0.0.1", "::1", "localhost"}, connects
+
+
+def check_reasons(found: dict[str, str], expected: dict[str, tuple[str, ...]]) -> None:
+    """Every row ended, none twice, each with a reason that is right for it."""
+    assert found.keys() == expected.keys()
+    wrong = [f"{name}: {found[name]!r}, not in {expected[name]}" for name in found if found[name] not in expected[name]]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_over_http(place: Mini, tmp_path: Path) -> None:
+    cases: dict[str, Case] = dict(answers())
+    for name, (body, reasons) in bodies().items():
+        cases[f"body-{name}"] = Case(lambda h, body=body: h.answer(body), reasons)  # type: ignore[misc]
+    expected: dict[str, tuple[str, ...]] = {}
+    with running_site() as site:
+        port = int(site.address.rpartition(":")[2])
+        for name, case in cases.items():
+            site.handlers[f"/{name}"] = case.send
+            expected[f"http://{name}.hostile.test/{name}"] = case.reasons
+        for number in range(GOOD):
+            page = html(article(100 + number))
+            site.handlers[f"/good-{number}"] = lambda h, page=page: h.answer(page, Connection="close")  # type: ignore[misc]
+            expected[f"http://good.hostile.test/good-{number}"] = (KEPT,)
+        # The connection is closed, so that the name is looked up again, when it has another address.
+        site.handlers["/to-itself"] = lambda h: h.answer(b"", status=302, Location="/rebound", Connection="close")
+        rebound = html(article(99))
+        site.handlers["/rebound"] = lambda h: h.answer(rebound)
+        expected |= {
+            f"http://rebind.test:{port}/to-itself": ("not_public_address", KEPT),  # kept: from the first address
+            f"http://mixed.test:{port}/good-0": ("not_public_address",),
+            "http://inside.test/": ("not_public_address",),
+            "http://169.254.169.254/latest/meta-data/": ("not_public_address",),
+            "http://[fd00:ec2::254]/latest/": ("not_public_address",),
+            "http://nowhere.invalid/page": ("dns_failed",),
+            "file:///etc/passwd": ("malformed",),
+            "http://0x7f.1/": ("malformed",),
+            "http://good.hostile.test/\udcff": ("malformed",),
+            "http://good.hostile.test/" + "a" * 100_000: ("too_long",),
+        }
+        (place.folder / "urls.txt").write_text("".join(f"{url}\n" for url in expected), errors="surrogateescape")
+        write_settings(place, port, f"urls = ['{place.folder}/urls.txt']")
+        began = time.monotonic()
+        done, megabytes = run(place, tmp_path / "out")
+        print(f"{time.monotonic() - began:.1f} s, {megabytes:.0f} MB", file=sys.stderr)
+    assert done.returncode == 0, done.stderr
+    check_silence(place, done)
+    found = ended_with(tmp_path / "out")
+    expected["row 73"] = expected.pop("http://good.hostile.test/" + "a" * 100_000)
+    expected["http://good.hostile.test/\ufffd"] = expected.pop("http://good.hostile.test/\udcff")
+    check_reasons(found, expected)
+    assert megabytes < MEGABYTES
