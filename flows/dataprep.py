@@ -1,6 +1,7 @@
 """URLs -> token shards. Run it with `python -m flows.dataprep`; the recipe is `prepare`."""
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -19,6 +20,7 @@ from tasks.decontaminate import decontaminate
 from tasks.dedup import check_earlier, dedup
 from tasks.download import download
 from tasks.extract import extract
+from tasks.report import REPORT, report
 from tasks.runner import Runner
 from tasks.shuffle import shuffle
 from tasks.steps import Manifest
@@ -26,6 +28,8 @@ from tasks.storage import Folder, read_any
 from tasks.tokenize import tokenize
 from tasks.tokenizer import tokenizer
 from tasks.urls import find_url_lists
+
+log = logging.getLogger("gpt2train")
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,9 @@ def dataprep(settings: DataprepSettings) -> str:
     """From lists of URLs to token shards. Returns the folder of the tokens."""
     with workplace(settings) as (root, runner):
         prepared = prepare(root, settings, runner)
+        # Beside the report of a training on the same data, which has a folder of its own.
+        page = run_step(report, root, prepared.manifests(), settings.report, "data-report", runner=runner)
+        log.info("report: %s", (root / page.folder).path(REPORT))
         return (root / prepared.tokenize.folder).url
 
 

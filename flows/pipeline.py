@@ -26,7 +26,7 @@ def pipeline(settings: PipelineSettings) -> str:
         model, scores = judge(root, training, data.tokenizer, data.lambada, data.shuffle, settings, runner)
         manifests = [*data.manifests(), training, model, scores]
         page = run_step(report, root, manifests, settings.report, runner=runner)
-        facts = gather(root, manifests, settings.report.samples)
+        facts = gather(root, manifests)
         create_markdown_artifact(summary(facts), key="report", description="what came of it")
         return (root / page.folder).path(REPORT)
 

@@ -87,6 +87,8 @@ class DataprepSettings(OutputSettings):
     """Which byte-level BPE."""
     tokenize: TokenizeSettings = TokenizeSettings()
     """Documents to token shards."""
+    report: ReportSettings = ReportSettings()
+    """The report."""
     limits: LimitSettings = LimitSettings()
     """Share of its rows that each step may reject before the run stops. No part of any fingerprint."""
 
@@ -128,9 +130,6 @@ class ScoreSettings(JudgeSettings):
 
 class PipelineSettings(DataprepSettings, PretrainSettings, JudgeSettings):
     """The main job: from lists of URLs to an evaluated model and a report."""
-
-    report: ReportSettings = ReportSettings()
-    """The report."""
 
 
 def demo_layer() -> dict[str, Any]:

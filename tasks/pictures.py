@@ -5,7 +5,9 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-INK, TRAIN, VALID = "#1f2430", "#3b6fb6", "#d1495b"
+import numpy as np
+
+INK, TRAIN, VALID, SOFT = "#1f2430", "#3b6fb6", "#d1495b", "#c3c9d4"
 
 
 def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None) -> bytes:
@@ -15,14 +17,7 @@ def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None) -> b
         records: lines of `metrics.jsonl`: `step`, `loss`, and `valid_loss` where it was measured.
         steps: last step of the run; fixes the axis while the run is going on.
     """
-    # Imported here: matplotlib takes half a second, and most commands draw nothing. The figure is made without
-    # pyplot, whose global state is not safe in the thread that follows a running job.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 3.4), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    axes = _axes(3.4)
     trained = [(r["step"], r["loss"]) for r in records if r.get("loss") is not None]
     valid = [(r["step"], r["valid_loss"]) for r in records if r.get("valid_loss") is not None]
     if trained:
@@ -34,12 +29,49 @@ def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None) -> b
         axes.set_xlim(0, steps)
     axes.set_xlabel("step", color=INK)
     axes.set_ylabel("loss, nats per token", color=INK)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
     if trained or valid:
         axes.legend(frameon=False)
+    return _png(axes)
+
+
+def length_histogram(series: Sequence[tuple[str, np.ndarray]]) -> bytes:
+    """Histogram of document lengths on a logarithmic axis, one over the other, as PNG.
+
+    Args:
+        series: name and lengths in characters; at most three.
+    """
+    axes = _axes(2.9)
+    longest = max((int(sizes.max()) for _, sizes in series if len(sizes)), default=1)
+    edges = np.logspace(1, max(2.0, np.log10(longest + 1)), 41)
+    for (name, sizes), color in zip(series, (SOFT, TRAIN, VALID), strict=False):
+        axes.hist(np.maximum(sizes, 10), bins=edges, color=color, alpha=0.85, label=f"{name}: {len(sizes):,}")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_xlabel("characters of a document", color=INK)
+    axes.set_ylabel("documents", color=INK)
+    axes.legend(frameon=False)
+    return _png(axes)
+
+
+def _axes(height: float) -> Any:
+    """Empty axes of 7.2 inches by `height`."""
+    # Imported here: matplotlib takes half a second, and most commands draw nothing. The figure is made without
+    # pyplot, whose global state is not safe in the thread that follows a running job.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def _png(axes: Any) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
+    axes.figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 

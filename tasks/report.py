@@ -14,9 +14,9 @@ from pydantic import PositiveInt
 
 from gpt2train.metrics import read_metrics
 from gpt2train.settings import Settings
+from tasks.findings import findings
 from tasks.pictures import data_uri, loss_curve
 from tasks.runner import Runner
-from tasks.shards import read_rows
 from tasks.steps import Manifest, Outcome, Step, read_timings
 from tasks.storage import Folder
 
@@ -30,19 +30,21 @@ class ReportSettings(Settings):
     """Rejected rows shown for each reason of each step."""
 
 
-def report(root: Folder, manifests: Sequence[Manifest], settings: ReportSettings, *, runner: Runner) -> Manifest:
+def report(
+    root: Folder, manifests: Sequence[Manifest], settings: ReportSettings, folder: str = "report", *, runner: Runner
+) -> Manifest:
     """Write `report/report.html` about the given finished steps, in the order of the recipe."""
     inputs = {manifest.step: manifest for manifest in manifests}
-    step = Step(root, "report", version=1, parameters=settings, inputs=inputs, packages=("matplotlib",))
+    step = Step(root, "report", version=2, parameters=settings, inputs=inputs, folder=folder, packages=("matplotlib",))
     if done := runner.finished(step):
         return done
-    facts = gather(root, manifests, settings.samples)
+    facts = {**gather(root, manifests), "data": findings(root, inputs, settings.samples)}
     step.folder.write_bytes(REPORT, render(facts).encode())
     return step.commit(Outcome(outputs=(step.folder.record(REPORT),)))
 
 
-def gather(root: Folder, manifests: Sequence[Manifest], samples: int) -> dict[str, Any]:
-    """Everything that the page shows, as plain values."""
+def gather(root: Folder, manifests: Sequence[Manifest]) -> dict[str, Any]:
+    """What the page and the summary show, as plain values; `findings` has the rest of the page."""
     by_step = {manifest.step: manifest for manifest in manifests}
     timings = read_timings(root)
     training = by_step.get("train")
@@ -50,7 +52,6 @@ def gather(root: Folder, manifests: Sequence[Manifest], samples: int) -> dict[st
     evaluation = by_step.get("evaluate")
     return {
         "funnel": funnel(manifests, timings),
-        "rejected": {m.step: rejected_samples(root, m, samples) for m in manifests if m.outcome.rejected},
         "training": _training(training, metrics, timings) if training else None,
         "curve": data_uri(loss_curve(metrics)) if metrics else None,
         "evaluation": _evaluation(root, evaluation) if evaluation else {},
@@ -64,6 +65,7 @@ def gather(root: Folder, manifests: Sequence[Manifest], samples: int) -> dict[st
 def funnel(manifests: Sequence[Manifest], timings: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row for each step that counts rows: in, kept, share, reasons (most frequent first), seconds."""
     rows = []
+    most = max((manifest.outcome.seen for manifest in manifests), default=0)
     for manifest in manifests:
         outcome = manifest.outcome
         if not outcome.seen:
@@ -75,23 +77,14 @@ def funnel(manifests: Sequence[Manifest], timings: Mapping[str, Mapping[str, Any
                 "seen": outcome.seen,
                 "kept": outcome.kept,
                 "share": outcome.kept / outcome.seen,
+                "kept_of_most": outcome.kept / most,
+                "dropped_of_most": (outcome.seen - outcome.kept) / most,
                 "reasons": reasons,
                 "facts": outcome.facts,
                 "seconds": timings.get(manifest.step, {}).get("seconds"),
             }
         )
     return rows
-
-
-def rejected_samples(root: Folder, manifest: Manifest, samples: int) -> dict[str, dict[str, Any]]:
-    """For each reason, sorted by name: the count, and the first rejected rows in the order of the shards."""
-    found: dict[str, list[dict[str, Any]]] = {reason: [] for reason in sorted(manifest.outcome.reasons)}
-    for record in manifest.outcome.rejected:
-        for row in read_rows(root / manifest.folder, record.name):
-            rows = found.setdefault(row["reason"], [])
-            if len(rows) < samples:
-                rows.append(row)
-    return {reason: {"count": manifest.outcome.reasons.get(reason), "rows": rows} for reason, rows in found.items()}
 
 
 def _training(manifest: Manifest, metrics: list[dict[str, Any]], timings: Mapping[str, Any]) -> dict[str, Any]:
