@@ -5,11 +5,12 @@ preset `deployments/demo.toml`.
 """
 
 import importlib.resources
+import ipaddress
 import os
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from gpt2train.config import TrainSettings, preset
 from gpt2train.settings import Settings, build, layer, read_toml
@@ -40,7 +41,7 @@ def usable_cores() -> int:
 class OutputSettings(Settings):
     """Where the work lies and how it is run; nothing here changes a result."""
 
-    output: str = "out"
+    output: str = Field("out", min_length=1)
     """Folder, or any fsspec URL, that holds everything: pages, documents, tokens, runs, report."""
     workers: PositiveInt = Field(default_factory=usable_cores)
     """Worker processes, and batches in flight at a time. The outputs do not depend on it."""
@@ -91,6 +92,19 @@ class DataprepSettings(OutputSettings):
     """The report."""
     limits: LimitSettings = LimitSettings()
     """Share of its rows that each step may reject before the run stops. No part of any fingerprint."""
+
+    @field_validator("connect_to")
+    @classmethod
+    def _addresses(cls, value: dict[str, str]) -> dict[str, str]:
+        for host, target in value.items():
+            address, _, port = target.rpartition(":")
+            try:
+                ipaddress.ip_address(address.strip("[]"))
+            except ValueError:
+                address = ""
+            if not address or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise ValueError(f"{host!r} leads to {target!r}, expected address:port as '127.0.0.1:8080'")
+        return value
 
 
 class PretrainSettings(OutputSettings):

@@ -130,7 +130,10 @@ class Folder:
         target = self.path(name)
         with _clear_write_errors(f"{self.url}/{name}", self.is_local):
             parent = Path(target).parent if self.is_local else Path(tempfile.gettempdir())
-            parent.mkdir(parents=True, exist_ok=True)
+            try:
+                parent.mkdir(parents=True, exist_ok=True)
+            except (FileNotFoundError, ValueError) as error:  # /proc/x; a NUL in the path
+                raise UserError(f"cannot make the folder {parent}: {error}; give another --output") from error
             draft = parent / f"{TEMPORARY}{secrets.token_hex(6)}"
             if not self.is_local:
                 draft = parent / f"{DRAFT}{os.getpid()}-{secrets.token_hex(6)}"
@@ -227,7 +230,7 @@ def _clear_write_errors(place: str, local: bool) -> Iterator[None]:
             raise RunError(
                 f"no space left while writing {place}: free some, or {remedy}; run again to go on"
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
             raise UserError(f"cannot write {place}: {error.strerror}; give another --output") from error
         raise
 

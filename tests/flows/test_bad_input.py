@@ -1,9 +1,19 @@
 """Mistakes of the user: one line that names the thing and the remedy, exit code 2, nothing started."""
 
+import gzip
+import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flows.dataprep import check
+from flows.settings import DataprepSettings, resolve
+from gpt2train.errors import UserError
 from tests.flows.mini import Mini
 
 
@@ -105,3 +115,87 @@ def test_two_runs_on_one_output(mini: Mini, tmp_path: Path) -> None:
         done = mini.run("dataprep", "--output", str(tmp_path))
     assert done.returncode == 2
     assert "another run is at work" in done.stderr
+
+
+# What the checks before the start find, in this process: a command would take seconds for each. `{}` is the folder.
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of files that are not what they should be."""
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "urls.txt").write_text("http://a.example/page\n")
+    (folder / "cut.txt.gz").write_bytes(gzip.compress(b"http://a.example/page\n" * 1000)[:-9])
+    (folder / "plain.txt.gz").write_text("http://a.example/page\n")
+    (folder / "no.parquet").write_text("no Parquet file")
+    pq.write_table(pa.table({"address": ["http://a.example/"]}), folder / "other.parquet")
+    pq.write_table(pa.table({"url": [1]}), folder / "numbers.parquet")
+    (folder / "empty").mkdir()
+    (folder / "none.jsonl").write_text("")
+    (folder / "broken.jsonl").write_text('{"text": "a b"}\n{broken\n')
+    (folder / "number.jsonl").write_text('{"text": "a b"}\n\n{"text": 5}\n')
+    (folder / "binary.jsonl").write_bytes(random.Random(0).randbytes(300))
+    (folder / "latin.jsonl").write_bytes('{"text": "un café noir"}\n'.encode("latin-1"))
+    (folder / "type.toml").write_text("workers = 'two'\n")
+    (folder / "binary.toml").write_bytes(b"\xff\xfe\0")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"urls": ["{}/cut.txt.gz"]}, ["cut.txt.gz", "not a whole .gz file", "fetch it again"]),
+        ({"urls": ["{}/plain.txt.gz"]}, ["plain.txt.gz", "not a whole .gz file", "rename it"]),
+        ({"urls": ["{}/no.parquet"]}, ["no.parquet", "no Parquet file"]),
+        ({"urls": ["{}/other.parquet"]}, ["other.parquet", "no column 'url'", "address"]),
+        ({"urls": ["{}/numbers.parquet"]}, ["numbers.parquet", "int64"]),
+        ({"urls": ["{}/empty"]}, ["empty", ".txt", "--urls"]),
+        ({"urls": ["{}/*.lst"]}, ["*.lst", "--urls"]),
+        ({"urls": ["nope://a/urls.txt"]}, ["nope"]),
+        ({"urls": ["http://127.0.0.1:1/urls.txt"]}, ["127.0.0.1:1", "cannot read"]),
+        ({"lambada": "{}/none"}, ["none", "check the path"]),
+        ({"lambada": "{}/empty"}, ["empty", "directory"]),
+        ({"lambada": "{}/none.jsonl"}, ["none.jsonl", "holds no passage", '{"text"']),
+        ({"lambada": "{}/broken.jsonl"}, ["broken.jsonl line 2", '{"text"', "mend or remove"]),
+        ({"lambada": "{}/number.jsonl"}, ["number.jsonl line 3", "no string", "mend or remove"]),
+        ({"lambada": "{}/binary.jsonl"}, ["binary.jsonl line 1", "mend or remove"]),
+        ({"lambada": "{}/latin.jsonl"}, ["latin.jsonl line 1", "mend or remove"]),
+        ({"config": "{}/type.toml"}, ["workers", "two"]),
+        ({"config": "{}/binary.toml"}, ["binary.toml", "not valid TOML"]),
+        ({"config": "{}/empty"}, ["empty", "directory"]),
+        ({"config": "{}/none.toml"}, ["none.toml", "check the path"]),
+        ({"output": ""}, ["output", "at least 1 character"]),
+        ({"output": "{}/urls.txt"}, ["urls.txt", "give another --output"]),
+        ({"output": "{}/a\0b"}, ["null byte", "give another --output"]),
+        ({"output": "{}/" + "n" * 300}, ["too long", "give another --output"]),
+        ({"output": "/proc/nowhere"}, ["/proc/nowhere", "give another --output"]),
+        ({"output": "nope://bucket/out"}, ["nope"]),
+        ({"runner": "rya"}, ["runner", "'ray'", "rya"]),
+        ({"workers": 0}, ["workers", "greater than 0"]),
+        ({"connect_to": {"a.test": "b.test"}}, ["connect_to", "'a.test'", "'b.test'", "address:port"]),
+        ({"connect_to": {"a.test": "127.0.0.1:x"}}, ["connect_to", "address:port"]),
+        ({"download": {"allow_private": ["home"]}}, ["allow_private", "home"]),
+        ({"clean": {"language": {"keep": ["zh-cn"]}}}, ["keep", "zh-cn"]),
+        ({"clean": {"split": {"valid": 0.7, "test": 0.6}}}, ["0.7", "0.6", "less than 1"]),
+        ({"limits": {"clena": 0.5}}, ["limits.clena", "'limits.clean'"]),
+        ({"limits": {"clean": 1.5}}, ["limits.clean", "less than or equal to 1"]),
+    ],
+)
+def test_found_before_anything_starts(inputs: Path, tmp_path: Path, flags: dict[str, Any], said: list[str]) -> None:
+    def filled(value: Any) -> Any:
+        if isinstance(value, list):
+            return [filled(item) for item in value]
+        return value.replace("{}", str(inputs)) if isinstance(value, str) else value
+
+    given = {"urls": ["{}/urls.txt"], "output": str(tmp_path / "out"), **flags}
+    given = {name: filled(value) for name, value in given.items()}
+    with pytest.raises(UserError) as raised:
+        check(resolve(DataprepSettings, given.pop("config", None), given))
+    for part in said:
+        assert part in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_good_input_passes(inputs: Path, tmp_path: Path) -> None:
+    given = {"urls": [str(inputs / "urls.txt")], "output": str(tmp_path / "out")}
+    check(resolve(DataprepSettings, None, {**given, "connect_to": {"a.test": "127.0.0.1:80", "b.test": "[::1]:443"}}))
