@@ -1,0 +1,148 @@
+"""Deduplicate a million synthetic documents of 300 words: seconds a stage, memory, and what was found.
+
+`python -m benchmarks.dedup [--documents N] [--workers N] [--folder DIR]`
+"""
+
+import argparse
+import tempfile
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+
+from benchmarks.pairs import machine
+from benchmarks.synthetic import COPIES, HUNDRED, ORIGINALS, SIMILARITIES, documents, mix, plan
+from tasks.dedup import DedupSettings, dedup
+from tasks.runner import Runner
+from tasks.steps import Manifest, Outcome, Step
+from tasks.storage import Folder
+
+GIGA = 2**30
+
+
+class Timed(Runner):
+    """Notes how long each stage takes."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.seconds: dict[str, float] = {}
+
+    def batches(self, step: Step, stage: str, *args: Any, **options: Any) -> list[Outcome]:
+        started = time.perf_counter()
+        try:
+            return super().batches(step, stage, *args, **options)
+        finally:
+            self.seconds[stage] = time.perf_counter() - started
+
+
+class Memory(threading.Thread):
+    """Watches the memory of this process and all below it; shared pages count in each."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most = 0
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        me = psutil.Process()
+        while not self.over.wait(0.2):
+            total = 0
+            for process in (me, *me.children(recursive=True)):
+                try:
+                    total += process.memory_info().rss
+                except psutil.Error:
+                    continue
+            self.most = max(self.most, total)
+
+
+def measure(folder: Folder, count: int, workers: int, settings: DedupSettings) -> Manifest:
+    """Generate, deduplicate, print."""
+    with Timed(workers) as runner:
+        started = time.perf_counter()
+        source = documents(folder, count, runner)
+        size = sum(record.bytes for record in source.outputs)
+        print(
+            f"{count:,} documents generated in {time.perf_counter() - started:.0f} s: {size / GIGA:.2f} GiB of Parquet"
+        )
+    with Timed(workers) as runner:
+        memory = Memory()
+        memory.start()
+        started = time.perf_counter()
+        manifest = dedup(folder, source, settings, runner)
+        seconds = time.perf_counter() - started
+        memory.over.set()
+        stages = ", ".join(f"{stage} {taken:.0f}" for stage, taken in runner.seconds.items())
+    print(f"deduplicated in {seconds:.0f} s ({stages}), {memory.most / GIGA:.2f} GiB over all processes")
+    print(f"  {1e6 * seconds * workers / count:,.0f} core-microseconds a document; {manifest.outcome.reasons}")
+    for kind in ("sketch/", "pairs/", "clusters/", "dropped/"):
+        total = sum(record.bytes for record in manifest.outcome.audit if record.name.startswith(kind))
+        print(f"  {kind:<10} {total / count:8.1f} bytes a document")
+    print(f"  facts: {manifest.outcome.facts}")
+    return manifest
+
+
+def recall(folder: Folder, manifest: Manifest, count: int, settings: DedupSettings) -> None:
+    """Print how many of the planted pairs of each similarity were found, beside what the S-curve promises.
+
+    Left out are pairs of which an exact copy took one member's place.
+    """
+    numbers = np.arange(count)
+    ids = mix(numbers.astype(np.uint64))
+    originals, _ = plan(numbers, count, 1)
+    whole = np.flatnonzero(numbers % HUNDRED < ORIGINALS + COPIES)
+    whole = whole[np.lexsort((ids[whole], originals[whole]))]
+    stays = np.ones(count, dtype=bool)
+    stays[whole[1:][originals[whole[1:]] == originals[whole[:-1]]]] = False
+    reasons = manifest.outcome.reasons
+    print(
+        f"  exact copies: {np.count_nonzero(~stays):,} planted, {reasons.get('exact_duplicate', 0):,} dropped as such"
+    )
+    of_id = np.argsort(ids)
+    found = np.zeros(count, dtype=bool)
+    accepted = wrong = 0
+    for record in manifest.outcome.audit:
+        if not record.name.startswith("pairs/"):
+            continue
+        with (folder / "dedup").open(record.name) as file:
+            table = pq.read_table(file, columns=["first_id", "second_id", "jaccard"])
+        ends = [
+            np.array([int(text, 16) for text in table[name].to_pylist()], np.uint64) for name in table.column_names[:2]
+        ]
+        one, other = (of_id[np.searchsorted(ids, end, sorter=of_id)] for end in ends)
+        jaccard = table["jaccard"].to_numpy()
+        accepted += int((jaccard >= settings.threshold).sum())
+        for copy, original in ((one, other), (other, one)):
+            planted = (copy % HUNDRED >= ORIGINALS + COPIES) & (originals[copy] == original)
+            expected = np.array(SIMILARITIES)[copy[planted] % HUNDRED - ORIGINALS - COPIES]
+            wrong += int((abs(jaccard[planted] - expected) > 0.01).sum())
+            found[copy[planted]] = True
+    print(f"  accepted pairs: {accepted:,}; planted pairs whose Jaccard is not as planted: {wrong}")
+    for level, similarity in enumerate(SIMILARITIES):
+        copies = numbers[numbers % HUNDRED == ORIGINALS + COPIES + level]
+        copies = copies[stays[originals[copies]]]
+        curve = 1 - (1 - similarity**settings.rows) ** settings.bands
+        print(
+            f"  Jaccard {similarity:.2f}: {found[copies].mean():.4f} of {len(copies):,} compared, S-curve {curve:.4f}"
+        )
+
+
+def main() -> None:
+    """Read the arguments and measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--folder", help="keep the files here")
+    given = parser.parse_args()
+    print(machine())
+    settings = DedupSettings()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Folder(given.folder or temporary)
+        manifest = measure(folder, given.documents, given.workers, settings)
+        recall(folder, manifest, given.documents, settings)
+
+
+if __name__ == "__main__":
+    main()
