@@ -4,6 +4,7 @@
 """
 
 import argparse
+import resource
 import tempfile
 import threading
 import time
@@ -58,6 +59,12 @@ class Memory(threading.Thread):
             self.most = max(self.most, total)
 
 
+def cpu_seconds() -> float:
+    """CPU time of this process and of those below it that have ended."""
+    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(use.ru_utime + use.ru_stime for use in uses)
+
+
 def measure(folder: Folder, count: int, workers: int, settings: DedupSettings) -> Manifest:
     """Generate, deduplicate, print."""
     with Timed(workers) as runner:
@@ -70,13 +77,14 @@ def measure(folder: Folder, count: int, workers: int, settings: DedupSettings) -
     with Timed(workers) as runner:
         memory = Memory()
         memory.start()
-        started = time.perf_counter()
+        started, spent = time.perf_counter(), cpu_seconds()
         manifest = dedup(folder, source, settings, runner)
         seconds = time.perf_counter() - started
         memory.over.set()
         stages = ", ".join(f"{stage} {taken:.0f}" for stage, taken in runner.seconds.items())
+    spent = cpu_seconds() - spent  # the workers have ended and are counted
     print(f"deduplicated in {seconds:.0f} s ({stages}), {memory.most / GIGA:.2f} GiB over all processes")
-    print(f"  {1e6 * seconds * workers / count:,.0f} core-microseconds a document; {manifest.outcome.reasons}")
+    print(f"  {spent:,.0f} core-seconds: {1e6 * spent / count:,.0f} us a document; {manifest.outcome.reasons}")
     for kind in ("sketch/", "pairs/", "clusters/", "dropped/"):
         total = sum(record.bytes for record in manifest.outcome.audit if record.name.startswith(kind))
         print(f"  {kind:<10} {total / count:8.1f} bytes a document")

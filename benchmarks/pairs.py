@@ -15,7 +15,12 @@ from flows.settings import usable_cores
 
 
 def compare(
-    title: str, unit: str, amount: float, contestants: Mapping[str, Callable[[], Any]], rounds: int = 5
+    title: str,
+    unit: str,
+    amount: float,
+    contestants: Mapping[str, Callable[[], Any]],
+    rounds: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Run every contestant once to warm up, then `rounds` times in turn; print amounts a second and ratios.
 
@@ -25,6 +30,7 @@ def compare(
         amount: how much one call does.
         contestants: name -> call. The first is ours; the ratio of each other is ours over it.
         rounds: measured calls of each.
+        clock: seconds; `time.process_time` for what computes on one core of a machine that others use too.
 
     Returns:
         Median amount a second, by name.
@@ -32,10 +38,10 @@ def compare(
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(rounds + 1):
         for name, call in contestants.items():
-            started = time.perf_counter()
+            started = clock()
             call()
             if turn:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(clock() - started)
     rates = {name: amount / statistics.median(taken) for name, taken in seconds.items()}
     ours, *_ = contestants
     print(f"{title} ({amount:,.6g} {unit} a call, {rounds} rounds)")
