@@ -5,8 +5,9 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from flows.pace import Pace, clock
 from tasks.steps import Manifest
 
 log = logging.getLogger("gpt2train")
@@ -29,31 +30,33 @@ class ConsoleHandler(logging.Handler):
 
 
 class StepProgress:
-    """A progress bar for the batches of one step; silent where nobody watches (a pipe, a log file)."""
+    """A progress bar for the batches of one stage; silent where nobody watches (a pipe, a log file)."""
 
-    def __init__(self, label: str, total: int) -> None:
-        self.done = 0
-        self.total = total
-        self.started = time.monotonic()
+    def __init__(self, label: str, pace: Pace) -> None:
+        self.pace = pace
         self._bar: Progress | None = None
         if console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description:<14}"),
                 BarColumn(),
                 MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
                 TimeElapsedColumn(),
-                TimeRemainingColumn(),
+                TextColumn("{task.fields[left]}"),
                 console=console,
                 transient=True,
             )
-            self._task = self._bar.add_task(label, total=total)
+            self._task = self._bar.add_task(label, total=pace.total, rate="", left="")
             self._bar.start()
 
-    def update(self, done: int) -> None:
-        """Show that `done` of `total` are finished."""
-        self.done = done
+    def update(self) -> None:
+        """Show how far the stage has come."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=done)
+            now = time.monotonic()
+            left = self.pace.left(now)
+            # Not rich's own estimate: it looks at the last few updates, and batches in flight end in bursts.
+            shown = "" if left is None else f"{clock(left)} left"
+            self._bar.update(self._task, completed=self.pace.done, rate=self.pace.rate(now), left=shown)
 
     def close(self) -> None:
         """Remove the bar."""

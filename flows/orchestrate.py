@@ -7,6 +7,7 @@ manifest says is done ends in Prefect's own state name `Cached`, so that no seco
 import contextvars
 import functools
 import logging
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from prefect.states import Completed
 from prefect.tasks import Task
 
 from flows.console import StepProgress, as_table, step_line
+from flows.pace import UNITS, Pace, clock
 from gpt2train.errors import RunError, UserError
 from tasks.limits import LimitSettings
 from tasks.pictures import data_uri, loss_curve
@@ -53,7 +55,8 @@ class PrefectRunner(Runner):
             retry_delay_seconds=[1, 5],
             retry_condition_fn=_is_transient,
         )(_work)
-        self._bar = StepProgress(f"{step} {stage.name}" if stage.name != "part" else step, stage.batches)
+        self._pace = Pace(UNITS.get(step, "documents"), stage.batches)
+        self._bar = StepProgress(f"{step} {stage.name}" if stage.name != "part" else step, self._pace)
         self._artifact: UUID | None = None
         self._artifact_at = time.monotonic()
 
@@ -72,19 +75,21 @@ class PrefectRunner(Runner):
         outcomes: Outcomes = batch(work)  # type: ignore[assignment]  # not a coroutine: `_work` is none
         return outcomes
 
-    def progress(self, step: str, stage: str, done: int, total: int) -> None:
+    def progress(self, stage: Stage, done: int, rows: int) -> None:
         """Move the bar, and the progress artifact of the run page at most every two seconds."""
-        self._bar.update(done)
+        self._pace.done, self._pace.rows = done, rows
+        self._bar.update()
         now = time.monotonic()
-        if now - self._artifact_at < ARTIFACT_SECONDS and not (done == total and self._artifact):
+        if now - self._artifact_at < ARTIFACT_SECONDS and not (done == stage.batches and self._artifact):
             return
         self._artifact_at = now
-        percent = 100.0 * done / total
+        percent = 100.0 * done / stage.batches
+        words = f"{stage.step} {stage.name}: {self._pace.words(now)}"
         if self._artifact is None:
-            created = create_progress_artifact(percent, key=f"{step}-progress", description=f"{step}: {stage} batches")
+            created = create_progress_artifact(percent, key=f"{stage.step}-progress", description=words)
             self._artifact = created if isinstance(created, UUID) else None
         else:
-            update_progress_artifact(self._artifact, percent)
+            update_progress_artifact(self._artifact, percent, description=words)
 
     def training(self, records: Sequence[dict[str, Any]], steps: int) -> None:
         """Draw the loss curve and the last metrics on the run page, at most every ten seconds and at the end."""
@@ -101,11 +106,24 @@ class PrefectRunner(Runner):
             description=f"training: step {records[-1]['step']} of {steps}",
         )
         percent = 100.0 * records[-1]["step"] / steps
+        words = f"training: {_training_words(records, steps)}"
         if self._training_bar is None:
-            created = create_progress_artifact(percent, key="training-progress", description="training: steps")
+            created = create_progress_artifact(percent, key="training-progress", description=words)
             self._training_bar = created if isinstance(created, UUID) else None
         else:
-            update_progress_artifact(self._training_bar, percent)
+            update_progress_artifact(self._training_bar, percent, description=words)
+
+
+def _training_words(records: Sequence[dict[str, Any]], steps: int) -> str:
+    """Steps done of the total, speed and time left, from the metrics so far."""
+    last = records[-1]
+    parts = [f"step {last['step']:,} of {steps:,}"]
+    recent = [record["seconds"] for record in records[-10:] if record.get("seconds")]
+    if last.get("tokens_per_second"):
+        parts.append(f"{last['tokens_per_second']:,.0f} tokens/s")
+    if recent and last["step"] < steps:
+        parts.append(f"{clock(statistics.median(recent) * (steps - last['step']))} left")
+    return ", ".join(parts)
 
 
 def _short(value: Any) -> str:

@@ -178,7 +178,7 @@ class Runner:
 
     def dispatch(self, stage: Stage, todo: Sequence[tuple[str, Work]], at_once: int) -> None:
         """Run named pieces of work, at most `at_once` at a time. The first error stops what has not begun."""
-        done = 0
+        done = rows = 0
         self.stopping.clear()
         self._check_stopped()
         executor = concurrent.futures.ThreadPoolExecutor(max_workers=at_once)
@@ -188,7 +188,8 @@ class Runner:
                 self._check_stopped()
                 stage.landed(found)
                 done += len(found)
-                self.progress(stage.step, stage.name, done, stage.batches)
+                rows += sum(outcome.seen for outcome in found.values())
+                self.progress(stage, done, rows)
         except BaseException:
             self.stopping.set()
             self.interrupt()
@@ -208,9 +209,9 @@ class Runner:
     def interrupt(self) -> None:
         """Told when a batch failed or the command was interrupted, before what is in flight is waited for."""
 
-    def progress(self, step: str, stage: str, done: int, total: int) -> None:
-        """Told after every batch. The plain runner logs; others draw."""
-        log.debug("%s: %s %d of %d", step, stage, done, total)
+    def progress(self, stage: Stage, done: int, rows: int) -> None:
+        """Told after every group of batches how many ended, and how many rows came in. The plain runner logs."""
+        log.debug("%s: %s %d of %d, %d rows", stage.step, stage.name, done, stage.batches, rows)
 
     def training(self, records: Sequence[dict[str, Any]], steps: int) -> None:
         """Told of a training run's metrics so far, every few seconds. The plain runner lets them pass."""

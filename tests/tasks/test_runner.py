@@ -52,14 +52,14 @@ class Counting(Runner):
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
         self.pieces: list[str] = []
-        self.steps: list[tuple[int, int]] = []
+        self.steps: list[tuple[int, int, int]] = []
 
     def dispatch(self, stage: Stage, todo: Any, at_once: int) -> None:
         self.pieces += [name for name, _ in todo]
         super().dispatch(stage, todo, at_once)
 
-    def progress(self, step: str, stage: str, done: int, total: int) -> None:
-        self.steps.append((done, total))
+    def progress(self, stage: Stage, done: int, rows: int) -> None:
+        self.steps.append((done, stage.batches, rows))
 
 
 def test_many_batches_go_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_many_batches_go_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         outcomes = runner.batches(step, "part", range(10), note, where="thread")
     assert [outcome.seen for outcome in outcomes] == list(range(10))
     assert runner.pieces == [f"part-{a:05d} to {b:05d}" for a, b in [(0, 2), (3, 5), (6, 8)]] + ["part-00009"]
-    assert runner.steps[-1] == (10, 10)
+    assert runner.steps[-1] == (10, 10, sum(range(10)))
     assert all(step.batch(f"part-{number:05d}") == outcomes[number] for number in range(10))
 
 

@@ -1,0 +1,65 @@
+"""What a progress line says: done of total, rate, time left; and that a person at a terminal sees it."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.orchestrate import _training_words
+from flows.pace import Pace, clock
+
+ROOT = Path(__file__).parents[2]
+DRAW = """
+from flows.console import StepProgress
+from flows.pace import Pace
+import time
+pace = Pace("pages", 8, started=time.monotonic() - 30)
+bar = StepProgress("download", pace)
+pace.done, pace.rows = 2, 6000
+bar.update()
+time.sleep(0.3)
+bar.close()
+"""
+
+
+def test_words_of_a_stage() -> None:
+    pace = Pace("pages", 10, started=100.0)
+    assert pace.words(100.0) == "0 of 10 batches"
+    pace.done, pace.rows = 4, 3000
+    assert pace.words(120.0) == "4 of 10 batches, 3,000 pages, 150 pages/s, 0:30 left"
+    pace.done, pace.rows = 10, 30
+    assert pace.words(3800.0) == "10 of 10 batches, 30 pages, 0.0 pages/s, took 1:01:40"
+    assert Pace("documents", 3, done=1, started=0.0).words(9.0) == "1 of 3 batches, 0:18 left"
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (7384, "2:03:04")])
+def test_clock(seconds: float, said: str) -> None:
+    assert clock(seconds) == said
+
+
+def test_words_of_a_training() -> None:
+    records = [{"step": step, "seconds": 2.0, "tokens_per_second": 12345.6} for step in range(1, 41)]
+    assert _training_words(records, 100) == "step 40 of 100, 12,346 tokens/s, 2:00 left"
+    assert _training_words([*records, {"step": 100, "seconds": None}], 100) == "step 100 of 100"
+
+
+def test_a_terminal_shows_rate_and_time_left() -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", DRAW], stderr=theirs, env=environment, check=True, timeout=60)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            block = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not block:
+            break
+        shown += block
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert re.search(r"download .* 2/8 (199|200) pages/s 0:00:\d\d 1:3\d left", plain), plain
