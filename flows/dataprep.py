@@ -19,6 +19,7 @@ from tasks.cloze import cloze, cloze_file
 from tasks.decontaminate import decontaminate
 from tasks.dedup import check_earlier, dedup
 from tasks.download import download
+from tasks.evaluation import check_sets
 from tasks.extract import extract
 from tasks.report import REPORT, report
 from tasks.runner import Runner
@@ -133,6 +134,7 @@ def check(settings: DataprepSettings) -> None:
     if settings.urls:
         find_url_lists(settings.urls)
     check_earlier(settings.dedup)
+    check_sets(settings.decontaminate.against, settings.decontaminate.key)
     if settings.lambada:
         read_passages(read_any(settings.lambada), settings.lambada)
 

@@ -4,35 +4,37 @@
 row of which set; `evaluation.parquet` holds the sets as they were. The rule is that of Megatron-LM's
 `tools/openwebtext/filter_ngrams.py` (13-grams, 200 characters to each side, sentence ends) with its errors mended:
 
-* places are those of the text itself, not of its lower-cased copy, and the matched span is cut, not a span as long as
-  the words joined by single spaces;
+* places are those of the text itself, not of its lower-cased copy, which can be longer;
+* the matched span is cut, not a span as long as the words joined by single spaces;
 * a document of fewer than 13 words, or of just 13, is checked as well, and the tail of every document;
 * what is joined after a cut is checked again, so that no n-gram forms across the seam.
 
-The promise: no indexed n-gram is left in any document outside the exempt split.
+The promise: no indexed n-gram is left in any document outside the exempt split. It is checked on what is written: the
+facts `matches_before` and `matches_after` count the n-grams of the sets in all these documents before and after, and
+`matches_after` is 0. Where `key_threshold` is set the promise holds for the n-grams that are rarer than that, and
+`matches_after` is how many places of common ones are left.
 """
 
 import functools
-import hashlib
-import json
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from gpt2train.errors import UserError
+from gpt2train.errors import RunError
 from gpt2train.settings import Settings
 from tasks.counting import TokenizerFile, count_tokens, tokenizer_file
+from tasks.evaluation import find_sets, passages
 from tasks.ngrams import Match, NgramIndex, word_spans
 from tasks.runner import Runner
 from tasks.shards import CLEAN, commit_rows, read_rows, read_table, rejected_row, write_rows
 from tasks.split import Split
 from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import FileRecord, Folder, read_any
+from tasks.storage import FileRecord, Folder
 
 EVALUATION = pa.schema([("set", pa.string()), ("row", pa.int32()), ("text", pa.large_string())])
 CUTS = pa.schema(
@@ -69,6 +71,17 @@ class DecontaminateSettings(Settings):
     key_threshold: int = Field(0, ge=0)
     """N-grams seen this often in the corpus count as common phrases and stay (Megatron: 10). 0, the default, removes
     them too: else an evaluation passage that is copied often enough would stay in the training text."""
+    against: tuple[str, ...] = ()
+    """Further evaluation sets to keep out (WikiText, a benchmark of your own): files, globs, folders or fsspec URLs of
+    .jsonl, .parquet and plain text, packed (.gz .bz2 .xz .zst) or not."""
+    key: str = "text"
+    """Column, or key of each JSON line, that holds the passage, in the files of `against`."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest {self.shortest} is more than longest {self.longest}; give at most as much")
+        return self
 
 
 class EvaluationFile(NamedTuple):
@@ -97,8 +110,7 @@ def decontaminate(
     Args:
         root: the output URL.
         clean: of the cleaning; its `min_tokens` holds here as well.
-        evaluation: (name, path or URL) of each set: `.jsonl` with a `text` in each row, or plain text, a passage a
-            line; `.gz` and the like are unpacked.
+        evaluation: (name, path or URL) of the flow's own sets; those of `settings.against` come behind them.
         settings: the rule.
         runner: where the batches run.
         exempt: documents of this split stay as they are. The test documents are the source of the embedded evaluation
@@ -108,24 +120,22 @@ def decontaminate(
     Raises:
         UserError: an evaluation file is missing, empty or not what its name says.
     """
-    sets = [(name, url, read_any(url, compression="infer")) for name, url in evaluation]
-    hashes = {f"evaluation:{name}": hashlib.sha256(data).hexdigest() for name, _, data in sets}
-    if len(hashes) < len(sets):
-        raise UserError(f"two evaluation sets have one name: {', '.join(sorted(n for n, _, _ in sets))}; rename one")
-    inputs: dict[str, Manifest | str] = {"clean": clean, **hashes}
+    sets = find_sets(evaluation, settings.against, settings.key)
+    inputs: dict[str, Manifest | str] = {"clean": clean}
+    inputs |= {f"evaluation:{item.name}": f"{item.file.identity} {item.key}" for item in sets}
     if tokenizer:
         inputs["tokenizer"] = tokenizer
     step = Step(
         root,
         "decontaminate",
-        version=1,
-        parameters={**settings.model_dump(mode="json"), "exempt": exempt},
+        version=2,
+        parameters={**settings.model_dump(mode="json", exclude={"against", "key"}), "exempt": exempt},
         inputs=inputs,
         folder="decontaminated",
     )
     if done := runner.finished(step):
         return done
-    rows = [row for name, url, data in sets for row in evaluation_rows(name, url, data)]
+    rows = [row for item in sets for row in passages(item)]
     known = EvaluationFile(step.folder, write_rows(step.folder, "evaluation.parquet", rows, EVALUATION))
     parts, source = [record.name for record in clean.outputs], root / clean.folder
     common: frozenset[int] = frozenset()
@@ -135,6 +145,8 @@ def decontaminate(
     lengths = (int(clean.parameters.get("min_tokens", 0)), tokenizer_file(root, tokenizer))
     outcomes = runner.batches(step, "part", parts, cut_part, source, settings, exempt, known, common, lengths)
     total = Outcome.total(outcomes)
+    if left := 0 if settings.key_threshold else total.facts.get("matches_after", 0):
+        raise RunError(f"{left:,} n-grams of the evaluation sets are left in {step.folder.url}; please report this")
     return step.commit(total.model_copy(update={"audit": (known.record, *total.audit)}))
 
 
@@ -155,21 +167,23 @@ def cut_part(
     kept: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
     cuts: list[dict[str, Any]] = []
-    facts = Counter(matches=0, documents_cut=0, documents_exempt=0, characters_removed=0)
+    facts = Counter(matches_before=0, matches_after=0, documents_cut=0, documents_exempt=0, characters_removed=0)
     for row in read_rows(source, part):
         if exempt is not None and row["split"] == exempt:
             facts["documents_exempt"] += 1
             kept.append(row)
             continue
-        text, made = remove(row["text"], index, settings, common)
+        before = len(index.matches(row["text"]))
+        facts["matches_before"] += before
+        text, made = remove(row["text"], index, settings, common) if before else (row["text"], [])
         if not made:
+            facts["matches_after"] += before  # of common n-grams
             kept.append(row)
             continue
         places = [origin[index.sources(cut.gram)[0]] for cut in made]
         for cut, (evaluation_set, number) in zip(made, places, strict=True):
             found = {"round": cut.round, "start": cut.start, "end": cut.end, "matches": cut.matches}
             cuts.append({"id": row["id"], "url": row["url"], "set": evaluation_set, "row": number, **found})
-        facts["matches"] += sum(cut.matches for cut in made)
         detail = f"{len(made)} cuts, the first by {places[0][0]} row {places[0][1]}"
         [tokens] = count_tokens([text], tokenizer)
         if len(made) > settings.max_cuts:
@@ -181,6 +195,7 @@ def cut_part(
         else:
             facts["documents_cut"] += 1
             facts["characters_removed"] += len(row["text"]) - len(text)
+            facts["matches_after"] += len(index.matches(text))
             kept.append({**row, "text": text, "tokens": tokens})
     outcome = commit_rows(folder, f"{name}.parquet", kept, rejected, CLEAN, dict(facts))
     audit = (write_rows(folder, f"cuts/{name}.parquet", cuts, CUTS),) if cuts else ()
@@ -267,30 +282,6 @@ def _common(folder: Folder, counted: Sequence[Outcome], threshold: int) -> froze
         for record in outcome.audit:
             total.update({row["gram"]: row["count"] for row in read_rows(folder, record.name)})
     return frozenset(gram for gram, count in total.items() if count >= threshold)
-
-
-def evaluation_rows(name: str, url: str, data: bytes) -> list[dict[str, Any]]:
-    """Passages of one evaluation file as rows (set, row, text); rows count from 1.
-
-    Raises:
-        UserError: it holds no passage, or a line is not what the file's name says.
-    """
-    jsonl = re.search(r"\.jsonl?(\.\w+)?$", url) is not None
-    texts: list[Any] = []
-    try:
-        for line in data.decode("utf-8-sig").split("\n"):
-            texts.append(json.loads(line)["text"] if jsonl and line.strip() else line)
-    except UnicodeDecodeError as error:
-        raise UserError(f"the evaluation set {url} is not UTF-8: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        found = f"{url}, row {len(texts) + 1} ({type(error).__name__})"
-        raise UserError(f'{found}: expected {{"text": …}}, as in each row of a .jsonl file') from error
-    rows = [
-        {"set": name, "row": n, "text": t} for n, t in enumerate(texts, start=1) if isinstance(t, str) and t.strip()
-    ]
-    if not rows:
-        raise UserError(f"the evaluation set {url} holds no passage; give another file")
-    return rows
 
 
 def load_index(known: EvaluationFile, settings: DecontaminateSettings) -> tuple[NgramIndex, list[tuple[str, int]]]:

@@ -6,24 +6,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
-from tasks.decontaminate import DecontaminateSettings, decontaminate, evaluation_rows, plan_cuts, remove
+from gpt2train.settings import build
+from tasks.decontaminate import DecontaminateSettings, decontaminate, plan_cuts, remove
 from tasks.ngrams import NgramIndex, word_spans, words_of
 from tasks.runner import Runner
 from tasks.shards import CLEAN, read_rows, write_rows
 from tasks.steps import Manifest, Outcome, Step
 from tasks.storage import Folder
+from tests.tasks.corpus import texts_of
 
 FILLER = " ".join(f"Sentence number {n} says something about topic {n * 7}." for n in range(40))
 PASSAGE = "She walked down to the old harbour at night and waited there until the last boat came in."
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def runner() -> Iterator[Runner]:
+    NgramIndex(["one two"], 2, 2)  # compile before any test is timed
     with Runner(workers=2) as runner:
         yield runner
 
@@ -107,7 +112,8 @@ def test_the_step(tmp_path: Path, runner: Runner) -> None:
     }
     assert manifest.outcome.facts["documents_cut"] == 2
     assert manifest.outcome.facts["documents_exempt"] == 1
-    assert manifest.outcome.facts["matches"] == 6 * (13 + 4)
+    assert manifest.outcome.facts["matches_before"] == 6 * (13 + 4)
+    assert manifest.outcome.facts["matches_after"] == 0
     cuts = [
         row for r in manifest.outcome.audit if "cuts" in r.name for row in read_rows(root / manifest.folder, r.name)
     ]
@@ -137,8 +143,10 @@ def test_common_phrases_stay_where_asked(tmp_path: Path, runner: Runner) -> None
     evaluation = [("set", jsonl(tmp_path / "set.jsonl", PASSAGE))]
     stay = decontaminate(root, clean, evaluation, DecontaminateSettings(key_threshold=3), runner)
     assert [row["text"] for row in rows_of(root, stay)] == [planted] * 4
+    assert stay.outcome.facts["matches_before"] == stay.outcome.facts["matches_after"] == 3 * 6
     go = decontaminate(root, clean, evaluation, DecontaminateSettings(key_threshold=4), runner)
     assert go.outcome.facts["documents_cut"] == 3
+    assert go.outcome.facts["matches_after"] == 0
 
 
 def test_same_bytes_for_one_and_two_workers(tmp_path: Path, runner: Runner) -> None:
@@ -227,27 +235,78 @@ def test_real_lambada_against_planted_passages(real_data: Path) -> None:
     assert index.matches(FILLER) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "message"),
-    [
-        ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', r"row 2 \(KeyError\)"),
-        ("a.jsonl", b'{"text": "x"}\nplain\n', r"row 2 \(JSONDecodeError\)"),
-        ("a.jsonl", b"[]", r"row 1 \(TypeError\)"),
-        ("a.txt", b"\xff\xfe", "not UTF-8"),
-        ("a.jsonl", b"\n\n", "holds no passage"),
-    ],
-)
-def test_evaluation_files_that_are_none(name: str, data: bytes, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        evaluation_rows("set", name, data)
+def test_no_ngram_of_lambada_and_wikitext_survives_in_real_texts(
+    tmp_path: Path, real_data: Path, runner: Runner
+) -> None:
+    """Passages planted in reviews, news and novels; the twin counts what is left by tuples in a Python set."""
+    root = Folder(tmp_path)
+    lambada, wikitext = real_data / "lambada" / "lambada_test.jsonl", real_data / "wikitext" / "wiki.test.head20.raw"
+    passages = [json.loads(line)["text"] for line in lambada.open(encoding="utf-8")]
+    paragraphs = [line for line in wikitext.read_text(encoding="utf-8").split("\n") if len(words_of(line)) >= 13]
+    texts = texts_of(real_data / "text" / "imdb_dev.jsonl.gz", 150)
+    texts += texts_of(real_data / "text" / "reuters_dev.jsonl.gz", 150)
+    texts += [text[50_000:90_000] for text in texts_of(real_data / "text" / "novels_dev.jsonl.gz", 5)]
+    draw = random.Random(1)
+    for number in draw.sample(range(len(texts)), 60):
+        at = draw.randrange(len(texts[number]))
+        planted = draw.choice(passages if number % 2 else paragraphs)
+        texts[number] = f"{texts[number][:at]} {planted.upper() if number % 3 else planted} {texts[number][at:]}"
+    clean = cleaned(root, [(text, "train") for text in texts[::2]], [(text, "valid") for text in texts[1::2]])
+    settings = DecontaminateSettings(against=(str(wikitext),))
+    manifest = decontaminate(root, clean, [("lambada", str(lambada))], settings, runner)
+    known = {
+        tuple(words[i : i + min(13, len(words))])
+        for words in map(words_of, [*passages, *wikitext.read_text(encoding="utf-8").split("\n")])
+        if len(words) >= 8
+        for i in range(max(1, len(words) - 12))
+    }
+
+    def count(kept: Sequence[str]) -> int:
+        return sum(
+            tuple(words[i : i + n]) in known
+            for words in map(words_of, kept)
+            for n in range(8, 14)
+            for i in range(len(words) - n + 1)
+        )
+
+    assert manifest.outcome.facts["matches_before"] >= count(texts) > 1000  # there are some over line ends, too
+    assert manifest.outcome.facts["matches_after"] == 0
+    assert count([row["text"] for row in rows_of(root, manifest)]) == 0
+    found = manifest.outcome.facts["documents_cut"] + sum(manifest.outcome.reasons.values())
+    assert found >= 60
+    names = {
+        row["set"]
+        for r in manifest.outcome.audit
+        if "cuts" in r.name
+        for row in read_rows(root / manifest.folder, r.name)
+    }
+    assert names == {"lambada", "wiki"}
 
 
-def test_evaluation_files(tmp_path: Path) -> None:
-    assert evaluation_rows("s", "a.jsonl.gz", b'{"text": "x y"}\n\n{"text": "z"}') == [
-        {"set": "s", "row": 1, "text": "x y"},
-        {"set": "s", "row": 3, "text": "z"},
-    ]
-    assert [row["text"] for row in evaluation_rows("s", "a.txt", "\ufeffone\n\ntwo\n".encode())] == ["one", "two"]
+def test_the_user_s_sets(tmp_path: Path, runner: Runner) -> None:
+    """A Parquet file with a key of its own and a plain text whose line ends stand elsewhere."""
+    root = Folder(tmp_path)
+    other = "Nobody had ever told the old man that the mill would be sold in the spring of that year."
+    clean = cleaned(root, [(f"{FILLER} {PASSAGE} {FILLER}", "train"), (f"{FILLER} {other} {FILLER}", "train")])
+    folder = tmp_path / "sets"
+    folder.mkdir()
+    pq.write_table(pa.table({"question": [PASSAGE]}), folder / "qa.parquet")
+    settings = DecontaminateSettings(against=(str(folder),), key="question")
+    first = decontaminate(root, clean, [], settings, runner)
+    assert first.outcome.facts["documents_cut"] == 1
+    (folder / "story.txt").write_text(other.replace(" the ", " the\n"))
+    second = decontaminate(root, clean, [], settings, runner)
+    assert second.outcome.facts["documents_cut"] == 2
+    assert second.outcome.facts["matches_after"] == 0
+    (folder / "elsewhere").mkdir()
+    for file in folder.glob("*.*"):
+        file.rename(folder / "elsewhere" / file.name)
+    assert decontaminate(root, clean, [], settings, runner) == second  # the content counts, not the place
+
+
+def test_contradicting_lengths_are_refused() -> None:
+    with pytest.raises(UserError, match="shortest 9 is more than longest 8; give at most as much"):
+        build(DecontaminateSettings, {"longest": 8, "shortest": 9})
 
 
 def test_a_missing_evaluation_file_is_named(tmp_path: Path, runner: Runner) -> None:

@@ -30,7 +30,7 @@ if __name__ == "__main__":
         cleaned = clean(root, documents, settings, runner)
         drawn = cloze(root, cleaned, ClozeSettings(), runner)
         left = decontaminate(root, cleaned, [("cloze", cloze_file(root, drawn))], DecontaminateSettings(), runner)
-    assert drawn.outcome.kept > 0 and left.outcome.facts["matches"] > 0
+    assert drawn.outcome.kept > 0 and left.outcome.facts["matches_before"] > 0
 """
 
 
