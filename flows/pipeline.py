@@ -11,7 +11,7 @@ from flows.command import command
 from flows.dataprep import prepare
 from flows.evaluate import judge
 from flows.orchestrate import run_step
-from flows.pretrain import learn
+from flows.pretrain import check_local, learn
 from flows.settings import PipelineSettings
 from flows.workplace import workplace
 from tasks.report import REPORT, gather, report, summary
@@ -37,6 +37,7 @@ def check(settings: PipelineSettings) -> None:
     Raises:
         UserError: an input is missing, the output cannot be written, or the batch does not divide.
     """
+    check_local(settings.output)
     dataprep.check(settings)
     settings.train.batch.accumulation(settings.launch.processes)
 

@@ -6,6 +6,8 @@ from flows.command import command
 from flows.orchestrate import run_step
 from flows.settings import PretrainSettings
 from flows.workplace import check_place, workplace
+from gpt2train.errors import UserError
+from tasks.fetch import on_local_disk
 from tasks.runner import Runner
 from tasks.steps import Manifest, need_manifest
 from tasks.storage import Folder
@@ -18,6 +20,7 @@ def pretrain(settings: PretrainSettings) -> str:
     data = Folder(settings.data or settings.output)
     tokens, bpe = need_manifest(data / "tokens"), need_manifest(data / "tokenizer")
     with workplace(settings) as (root, runner):
+        data = on_local_disk(data, [tokens, bpe], root)
         return (root / learn(root, data, tokens, bpe, settings, runner).folder).url
 
 
@@ -28,13 +31,27 @@ def learn(
     return run_step(train, root, data, tokens, bpe, settings.train, settings.launch, settings.preset, runner=runner)
 
 
+def check_local(output: str) -> None:
+    """Training maps tokens into memory and renames checkpoints: it needs a disk.
+
+    Raises:
+        UserError: the output is in an object store.
+    """
+    if not Folder(output).is_local:
+        raise UserError(
+            f"training writes to a local disk, not to {output}; run flows.dataprep --output {output}, then "
+            f"flows.pretrain --data {output} --output FOLDER"
+        )
+
+
 def check(settings: PretrainSettings) -> None:
     """Find before anything starts what would stop the flow later.
 
     Raises:
-        UserError: the output cannot be written, or the batch does not divide over the processes.
+        UserError: the output cannot be written or is not local, or the batch does not divide over the processes.
         RunError: there are no tokens.
     """
+    check_local(settings.output)
     check_place(settings)
     settings.train.batch.accumulation(settings.launch.processes)
     for step in ("tokens", "tokenizer"):

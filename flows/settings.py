@@ -111,7 +111,8 @@ class PretrainSettings(OutputSettings):
     """From token shards to checkpoints."""
 
     data: str | None = None
-    """Output folder of a finished dataprep; None takes `output` itself."""
+    """Output folder of a finished dataprep; from an object store the tokens are first fetched to `output`. None takes
+    `output` itself."""
     preset: str = "tiny"
     """Model and recipe: tiny, 117m, 345m, 762m, 1542m; `train` changes single values of it."""
     train: TrainSettings = TrainSettings()
