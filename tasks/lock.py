@@ -15,6 +15,7 @@ import secrets
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tasks.stores import abort_uploads, is_alive
 
 LOCK = ".lock"
 BEAT = 10.0  # seconds between two signs of life
+LOOK = 0.5  # seconds between two looks at another's lock
 LEASE = 60.0  # seconds without one after which a run counts as dead
 
 
@@ -67,7 +69,7 @@ def _lock_file(root: Folder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock_object(root: Folder, lost: Callable[[], None]) -> Iterator[None]:
-    mine = {"token": secrets.token_hex(8), "host": socket.gethostname(), "pid": os.getpid()}
+    mine = {"token": secrets.token_hex(8), "host": socket.gethostname(), "machine": _machine(), "pid": os.getpid()}
     _take(root, mine)
     stop, gone = threading.Event(), threading.Event()
     beating = threading.Thread(target=_beat, args=(root, mine, stop, gone, lost), daemon=True)
@@ -87,29 +89,40 @@ def _take(root: Folder, mine: dict[str, Any]) -> None:
     """Make the lock; where there is one, watch it until it moves or its lease is over."""
     seen: dict[str, Any] = {}
     since = time.monotonic()
-    while not _make(root, mine):
+    while True:
         found = _holder(root)
-        if found != seen and seen and found:
+        if not found and _make(root, mine):
+            return
+        if found and seen and found != seen:
             raise UserError(_busy(root, f" (process {found.get('pid')} on {found.get('host')})"))
         if found != seen:
             seen, since = found, time.monotonic()
-        ours = found.get("host") == mine["host"] and isinstance(found.get("pid"), int)
-        if (ours and not is_alive(found["pid"])) or time.monotonic() - since > LEASE:
+        dead = found.get("machine") == mine["machine"] and not is_alive(int(found.get("pid", 0)))
+        if found and (dead or time.monotonic() - since > LEASE):
             if _holder(root) == found:
                 root.remove(LOCK)
             continue
-        time.sleep(min(BEAT, 1.0))
+        time.sleep(LOOK)
+
+
+def _machine() -> str:
+    """What tells one set of process ids from another: names of hosts repeat, in containers above all."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - no path, a name of the kernel's
+    except OSError:
+        return f"{uuid.getnode():x}"
 
 
 def _make(root: Folder, mine: dict[str, Any]) -> bool:
     """Write the lock unless there is one."""
     data = json.dumps({**mine, "beat": 0}).encode()
     try:
-        with root.clear(LOCK):
+        with root.clear(LOCK, writing=True):
             root.fs.pipe_file(root.path(LOCK), data, mode="create")
     except (FileExistsError, ValueError):
         return False
-    # A store that knows no conditional write, or two that took over the same dead lock: the last to write has it.
+    # Of two in a store that knows no conditional write, the last to write has it.
     return _holder(root).get("token") == mine["token"]
 
 

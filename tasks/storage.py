@@ -153,7 +153,7 @@ class Folder:
         with draft.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = draft.stat().st_size
-        with self.clear(name):
+        with self.clear(name, writing=True):
             self.fs.put_file(str(draft), self.path(name))
         if (there := self.size(name)) != size:
             raise ConnectionError(f"{self.url}/{name} holds {there} bytes after an upload of {size}; run again")
@@ -162,7 +162,7 @@ class Folder:
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write a small file, whole or not at all."""
         if not self.is_local:
-            with _clear_write_errors(f"{self.url}/{name}", False), self.clear(name):
+            with self.clear(name, writing=True):
                 self.fs.pipe_file(self.path(name), data)
             return
         with self.writing(name) as draft:
@@ -201,12 +201,12 @@ class Folder:
         self.remove(".writable")
 
     @contextlib.contextmanager
-    def clear(self, name: str = "") -> Iterator[None]:
+    def clear(self, name: str = "", writing: bool = False) -> Iterator[None]:
         """Errors of a store in one line; those of the local disk as they are."""
         if self.is_local:
             yield
             return
-        with clear_store_errors(f"{self.url}/{name}".rstrip("/")):
+        with clear_store_errors(f"{self.url}/{name}".rstrip("/"), writing):
             yield
 
 

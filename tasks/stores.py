@@ -21,6 +21,8 @@ ATTEMPTS = 8  # of a request, with exponential backoff and jitter by botocore: a
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 BUSY = (errno.EBUSY, errno.ETIMEDOUT, errno.EIO)  # as s3fs translates throttling and a server's own errors
+# gcsfs would ask by gRPC what kind a bucket is, a minute long where only HTTP is spoken. Flat buckets are all we need.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 MODULES = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google")
 
 
@@ -59,7 +61,7 @@ def _options(protocol: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def clear_store_errors(place: str) -> Iterator[None]:
+def clear_store_errors(place: str, writing: bool = False) -> Iterator[None]:
     """Turn a store's refusals into one line that says what to do. What may pass by itself becomes `ConnectionError`.
 
     Raises:
@@ -73,7 +75,7 @@ def clear_store_errors(place: str) -> Iterator[None]:
             f"the store refuses {place} ({_said(error)}); check the credentials and their rights"
         ) from error
     except FileNotFoundError as error:
-        if "bucket" in str(error).lower() and "exist" in str(error).lower():
+        if writing or "bucket does not exist" in str(error):
             raise UserError(f"the bucket of {place} does not exist; make it, or give another URL") from error
         raise
     except OSError as error:
