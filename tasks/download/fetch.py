@@ -105,6 +105,21 @@ class Clock:
             self.left = max(0.0, self.left - spent)
 
 
+class Response(aiohttp.ClientResponse):
+    """A response that knows the address it comes from.
+
+    A short one is over, and its connection given back, before whoever asked for it can look.
+    """
+
+    peer = ""
+
+    async def start(self, connection: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
+        """Note the address, then read the head."""
+        name = connection.transport.get_extra_info("peername") if connection.transport else None
+        self.peer = str(name[0]) if name else ""
+        return await super().start(connection)
+
+
 class Fetcher:
     """Fetches pages within one event loop; use as `async with`, or close it."""
 
@@ -126,6 +141,7 @@ class Fetcher:
             trust_env=False,  # a proxy would connect where the guard cannot see
             timeout=aiohttp.ClientTimeout(total=None),
             headers={"User-Agent": settings.user_agent, "Accept": ACCEPT, "Accept-Encoding": "gzip, deflate"},
+            response_class=Response,
         )
 
     async def __aenter__(self) -> "Fetcher":
@@ -197,7 +213,7 @@ class Fetcher:
     async def _request(self, url: URL, page: Fetched, clock: Clock, delay: float) -> URL | None:
         """One request: fills in the page, or returns where it redirects to."""
         async with self.hosts.turn(url, delay), clock.running(), self._asking(url) as response:
-            page.http_status, page.ip = response.status, peer(response)
+            page.http_status, page.ip = response.status, response.peer if isinstance(response, Response) else ""
             if response.status in REDIRECTS and "Location" in response.headers:
                 return join(url, response.headers["Location"])
             try:
@@ -278,13 +294,6 @@ class Fetcher:
                 max_bytes=max_bytes,
                 max_ratio=self.settings.max_ratio,
             )
-
-
-def peer(response: aiohttp.ClientResponse) -> str:
-    """The address that a response comes from; empty where the connection is closed already."""
-    transport = response.connection.transport if response.connection else None
-    name = transport.get_extra_info("peername") if transport else None
-    return str(name[0]) if name else ""
 
 
 def check_status(response: aiohttp.ClientResponse) -> None:

@@ -21,6 +21,7 @@ from flows.dataprep import prepare
 from flows.settings import DataprepSettings
 from tasks.download.fetch import Fetched, Fetcher
 from tasks.pool import WorkerLost, WorkerPool, adopt
+from tasks.report import report
 from tasks.runner import Runner
 from tasks.steps import Step
 from tasks.storage import Folder
@@ -86,7 +87,8 @@ def run(order: dict[str, Any]) -> None:
         if "folder" in order:
             kill_at(root, order["folder"], order["number"], order["instant"])
         runner = stack.enter_context(runner_of(order))
-        prepare(root, settings, runner)
+        prepared = prepare(root, settings, runner)
+        report(root, prepared.manifests(), settings.report, runner=runner)
 
 
 def runner_of(order: dict[str, Any]) -> Runner:
