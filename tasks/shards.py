@@ -78,6 +78,31 @@ def read_rows(folder: Folder, name: str, columns: list[str] | None = None) -> It
         yield from batch.to_pylist()
 
 
+def in_groups(records: Sequence[FileRecord], most_rows: int, most_bytes: int, most_groups: int) -> list[range]:
+    """Cut shards into groups of neighbours, by their rows and bytes alone.
+
+    Args:
+        records: the shards.
+        most_rows: in a group.
+        most_bytes: in a group. A shard that alone is larger is a group of its own.
+        most_groups: about so many at most: from there on the groups grow.
+
+    Returns:
+        Places of the shards of each group; one group at least.
+    """
+    most_rows = max(most_rows, -(-sum(record.rows or 0 for record in records) // most_groups))
+    most_bytes = max(most_bytes, -(-sum(record.bytes for record in records) // most_groups))
+    groups: list[range] = []
+    start = rows = size = 0
+    for place, record in enumerate(records):
+        if place > start and (rows + (record.rows or 0) > most_rows or size + record.bytes > most_bytes):
+            groups.append(range(start, place))
+            start, rows, size = place, 0, 0
+        rows += record.rows or 0
+        size += record.bytes
+    return [*groups, range(start, len(records))]
+
+
 def rejected_row(row: dict[str, Any], reason: str, detail: str = "") -> dict[str, Any]:
     """A row for the rejected twin of a shard."""
     text = row.get("text")

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.shards import read_table
+from tasks.shards import in_groups, read_table
 from tasks.storage import FileRecord, Folder
 
 Numbers = npt.NDArray[np.int64]
@@ -63,18 +63,8 @@ class Group:
 
 def cut(documents: Folder, records: Sequence[FileRecord]) -> list[Group]:
     """Cut the shards of this crawl into groups, by their rows and bytes alone."""
-    total = sum(record.rows or 0 for record in records)
-    most_rows = max(GROUP_ROWS, -(-total // MOST_GROUPS))
-    most_bytes = max(GROUP_BYTES, -(-sum(record.bytes for record in records) // MOST_GROUPS))
-    groups: list[Group] = []
-    start, rows, size = 0, 0, 0
-    for place, record in enumerate(records):
-        if place > start and (rows + (record.rows or 0) > most_rows or size + record.bytes > most_bytes):
-            groups.append(Group(documents, tuple(r.name for r in records[start:place]), start))
-            start, rows, size = place, 0, 0
-        rows += record.rows or 0
-        size += record.bytes
-    return [*groups, Group(documents, tuple(record.name for record in records[start:]), start)]
+    cuts = in_groups(records, GROUP_ROWS, GROUP_BYTES, MOST_GROUPS)
+    return [Group(documents, tuple(records[place].name for place in places), places.start) for places in cuts]
 
 
 def numbered(shard: int, row: int, count: int) -> Numbers:

@@ -19,9 +19,9 @@ from tasks.dedup.candidates import pair_up_all, pair_with_pivots
 from tasks.dedup.clusters import Edges, components_of, keepers
 from tasks.dedup.sketch import band_name, sketch_texts
 from tasks.runner import Runner
-from tasks.shards import read_rows
+from tasks.shards import in_groups, read_rows
 from tasks.steps import Manifest
-from tasks.storage import Folder
+from tasks.storage import FileRecord, Folder
 from tests.tasks.corpus import Inline, content_of, documents_of, read_jsonl, rejected_of, row, rows_of
 
 TEXT = " ".join(f"word{i:02d}" for i in range(100))
@@ -318,3 +318,66 @@ def test_keepers(graph: list[tuple[int, int]], fixed: int) -> None:
     for node, other in enumerate(chosen):
         expected = 1.0 if other == node else weight.get((other, node))
         assert similarity[node] == expected or (expected is None and np.isnan(similarity[node]))
+
+
+def test_groups_of_shards() -> None:
+    def record(rows: int, size: int = 1) -> FileRecord:
+        return FileRecord(name="x", bytes=size, sha256="", rows=rows)
+
+    def cut(*records: FileRecord) -> list[list[int]]:
+        return [list(places) for places in in_groups(records, 10, 100, 4)]
+
+    assert cut() == [[]]
+    assert cut(record(11)) == [[0]]
+    assert cut(*[record(4)] * 5) == [[0, 1], [2, 3], [4]]
+    assert cut(record(1, 60), record(1, 60), record(1, 40)) == [[0], [1, 2]]
+    assert cut(*[record(10)] * 16) == [[n, n + 1, n + 2, n + 3] for n in (0, 4, 8, 12)]
+
+
+@pytest.mark.parametrize("policy", ["greedy", "connected"])
+def test_small_groups_ranges_and_pieces_give_the_same(
+    planted: list[dict[str, Any]],
+    planted_run: tuple[Folder, Manifest],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: Any,
+) -> None:
+    """What a hundred million documents would do to the files: many groups, ranges of hashes, sets in pieces."""
+    settings = DedupSettings(policy=policy)
+    expected = run(tmp_path / "expected", planted, settings, 200)
+    monkeypatch.setattr("tasks.dedup.groups.GROUP_ROWS", 400)
+    monkeypatch.setattr("tasks.dedup.step.KEYS_AT_ONCE", 1000)
+    monkeypatch.setattr("tasks.dedup.collect.MOST_HASHES", 3000)
+    monkeypatch.setattr("tasks.dedup.verify.MOST_HASHES", 3000)
+    done = run(tmp_path / "small", planted, settings, 200)
+    assert len([r for r in done[1].outcome.audit if r.name.startswith("sketch/")]) == 8
+    assert rejected_of(*done) == rejected_of(*expected)
+    pairs = [sorted((p["first"], p["second"], p["jaccard"]) for p in audit(*d, "pairs/")) for d in (done, expected)]
+    assert pairs[0] == pairs[1]
+    assert audit(*done, "clusters/") == audit(*expected, "clusters/")
+
+
+def test_boilerplate_in_a_hot_bucket(tmp_path: Path) -> None:
+    """3,000 pages that differ in one word of two hundred: one stays, and the pairs are linear in their number."""
+    words = " ".join(f"word{number:03d}" for number in range(200))
+    rows = [row(f"{words} page{number:05d}", document_id=f"{number:05d}") for number in range(3000)]
+    root, manifest = run(tmp_path, rows, DedupSettings(pivots=8))
+    assert [r["id"] for r in rows_of(root, manifest)] == ["00000"]
+    assert manifest.outcome.facts["hot_buckets"] == 16
+    assert manifest.outcome.facts["candidate_pairs"] <= 2 * 8 * 3000  # not every page is in each of the buckets
+
+
+def test_parity_fills_what_is_not_given() -> None:
+    settings = DedupSettings(parity="megatron", rows=9)
+    assert (settings.shingle, settings.bands, settings.rows, settings.threshold) == ("characters", 10, 9, 0.7)
+    assert DedupSettings(**settings.model_dump()) == settings
+    assert DedupSettings().bands == 16
+
+
+def test_megatron_leaves_the_last_shingle_in(tmp_path: Path) -> None:
+    """Five letters are one shingle: Megatron's `range(0, len - 5)` had none."""
+    rows = [row("abcde", document_id="a"), row("abcde", document_id="b"), row("abcdf", document_id="c")]
+    root, manifest = run(tmp_path, rows, DedupSettings(parity="megatron"))
+    assert [r["id"] for r in rows_of(root, manifest)] == ["a", "c"]
+    sketch = audit(root, manifest, "sketch/")
+    assert all(r["band_00"] is not None for r in sketch) and sketch[0]["band_00"] != sketch[2]["band_00"]
