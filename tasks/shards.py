@@ -22,6 +22,7 @@ DOCUMENT = pa.schema(
         pa.field("text", pa.large_string(), nullable=False),
         pa.field("title", pa.string()),
         pa.field("date", pa.string()),
+        pa.field("language_hint", pa.string()),  # as the page states it, ISO 639
         pa.field("source", pa.string()),  # the list, archive or file that named it
     ]
 )

@@ -1,0 +1,134 @@
+"""Pages that a server sends with status 200 although there is nothing: soft 404s, parked domains, placeholders.
+
+All rules want little text, and a title, heading or phrase that says it in so many words: on the test pages (3,679, all
+real content) none of them fires. A line is compared as its words in small letters (`Oops! Can't find it` is
+`oops can t find it`).
+"""
+
+import re
+from itertools import islice
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from lxml.html import HtmlElement
+
+MOST = 1500  # characters of main text from which a page is taken for content, whatever its title says
+MOST_PARKED = 700  # characters from which a phrase in the text is taken for part of a story about domains
+LINE = 200  # characters of a heading that are looked at
+SEGMENT = re.compile(r"\s+[-–—|·•»:]+\s+|[|»:]\s*")  # "Page not found | Example"
+NOT_WORDS = re.compile(r"[\W_]+")
+
+THING = "(?:page|file|url|document|resource|article|content|item|post|product|topic|entry|site)"
+GONE = (
+    "(?:not found|not available|unavailable|missing|gone|no longer (?:available|exists?|here)|removed|deleted|"
+    "(?:cannot|can t|could not|couldn t) be (?:found|displayed)|(?:does not|doesn t|did not|didn t) exist)"
+)
+# What a page with nothing calls itself: a whole title, a part of it between dashes, or a whole heading.
+MISSING = (
+    f"(?:http |error |status |oops )*(?:404|410)(?: error| http| status| oops| sorry| the| {THING})*(?: {GONE})?",
+    f"(?:oops |sorry |error |the |this |that |your |requested )*{THING}(?: you(?: \\w+){{1,6}})?"
+    f"(?: is| was| has| has been)? {GONE}",
+    f"(?:we |sorry |oops )*(?:can t|cannot|could not|couldn t) (?:seem to )?find (?:that|this|the|your) {THING}"
+    ".{0,40}",
+    "not found",
+    "nothing found",
+    "(?:die |diese )?seite (?:wurde )?(?:leider )?nicht gefunden",
+    "(?:la |cette )?page (?:est )?(?:introuvable|non trouvée|inexistante)",
+    "página (?:no encontrada|não encontrada|no existe|não existe)",
+    "pagina (?:non trovata|niet gevonden)",
+    "sidan (?:kunde inte hittas|hittades inte)",
+    "nie znaleziono strony|strona nie (?:została znaleziona|istnieje)",
+    "страница не (?:найдена|существует)",
+    "(?:お探しの)?ページが見つかりません(?:でした)?",
+    "页面不存在|找不到(?:该)?页面|页面未找到|頁面不存在|找不到網頁",
+)
+# What is found in the title, a heading or the few words of a parked domain.
+PARKED = (
+    r"(?:this|the) (?:web ?)?(?:domain|site)(?: name)?(?: \S+ \S+)? (?:is|may be) (?:currently |now )?"
+    "(?:for sale|parked|available for (?:sale|purchase))",
+    "(?:buy|purchase|own|lease|inquire about|enquire about) this domain",
+    "domain(?: name)? (?:is|may be) for sale",
+    r"(?:this|the) domain(?: name)?(?: \S+ \S+)? (?:has expired|expired on|has (?:recently )?been registered|"
+    "was recently registered|is pending renewal)",
+    "(?:web ?)?(?:page|site|domain) is parked|parked (?:free|page|domain|courtesy of|by)",
+    "future home of something",
+    "diese domain (?:steht zum verkauf|ist (?:zu verkaufen|geparkt))",
+    r"(?:ce|le) (?:nom de )?domaine (?:\S+ \S+ )?est (?:à vendre|en vente)",
+    "este dom[ií]nio está (?:en venta|à venda)",
+    "questo dominio è in vendita",
+    "домен (?:продаётся|продается|припаркован)",
+)
+# What the page of a fresh or closed server calls itself.
+PLACEHOLDER = (
+    "welcome to (?:nginx|openresty|caddy).{0,30}",
+    "(?:apache2?|nginx|centos|rocky|red hat|fedora|ubuntu|debian).{0,50} (?:default|test) page.{0,30}",
+    "(?:test|default) page for .{0,60}",
+    "iis(?: ?(?:7|8|10))?(?: windows(?: server)?)?",
+    "it works",
+    "(?:this )?(?:account|site|website)(?: has been| is)?(?: currently| temporarily)? suspended.{0,40}",
+    "(?:default|domain default)(?: \\w+){0,3} page",
+    "(?:website |site |page )?(?:is )?(?:coming soon|under construction)",
+)
+# Hosts from which parked pages load what they show. A link to one says nothing; a script or frame does.
+PARKING_HOSTS = """
+above.com afternic.com bodis.com cashparking.com dan.com domainmarket.com domainnamesales.com hugedomains.com
+namebright.com parkingcrew.net parklogic.com sedo.com sedoparking.com skenzo.com smartname.com undeveloped.com
+uniregistry.com voodoo.com
+"""
+_HOSTS = frozenset(PARKING_HOSTS.split())
+_MISSING, _PARKED, _PLACEHOLDER = (re.compile("|".join(one)) for one in (MISSING, PARKED, PLACEHOLDER))
+
+
+class Flag(NamedTuple):
+    """Why a page is no content."""
+
+    reason: str
+    detail: str
+
+
+class Marks(NamedTuple):
+    """What the rules look at beside the text; read before the extraction, which changes the tree."""
+
+    title: str
+    headings: tuple[str, ...]
+    hosts: tuple[str, ...]
+
+
+def marks_of(tree: HtmlElement, title: str | None) -> Marks:
+    """Title, first headings, and the hosts of scripts and frames."""
+    headings = (" ".join(element.text_content()[:LINE].split()) for element in islice(tree.iter("h1", "h2"), 2))
+    hosts = (_host(element.get("src") or "") for element in tree.iter("script", "frame", "iframe"))
+    return Marks(title or "", tuple(filter(None, headings)), tuple(filter(None, hosts)))
+
+
+def flag(marks: Marks, text: str) -> Flag | None:
+    """Whether a page with this main text is a soft 404 (`soft_404`), a parked domain (`parked`) or a server's default
+    page (`placeholder`); None for content."""
+    if len(text) >= MOST:
+        return None
+    size = f"{len(text):,} characters of text"
+    named = [marks.title[:LINE], *marks.headings]
+    for line in named:
+        if any(_MISSING.fullmatch(_words(part)) for part in (line, *SEGMENT.split(line))):
+            return Flag("soft_404", f"the page calls itself {line!r} in {size}")
+    for line in (*named, text if len(text) < MOST_PARKED else ""):
+        if found := _PARKED.search(_words(line)):
+            return Flag("parked", f"{found.group()!r} in {size}")
+    for host in marks.hosts:
+        if ".".join(host.split(".")[-2:]) in _HOSTS:
+            return Flag("parked", f"shows what {host} sends, in {size}")
+    for line in named:
+        if _PLACEHOLDER.fullmatch(_words(line)):
+            return Flag("placeholder", f"the page calls itself {line!r} in {size}")
+    return None
+
+
+def _words(line: str) -> str:
+    return NOT_WORDS.sub(" ", line.lower()).strip()
+
+
+def _host(address: str) -> str:
+    try:
+        return (urlsplit(address).hostname or "") if "//" in address else ""
+    except ValueError:
+        return ""

@@ -1,0 +1,83 @@
+"""What a page says about itself: title, language, date."""
+
+import datetime
+import re
+
+from lxml.html import HtmlElement
+
+from tasks.html.decode import storable
+
+TITLE_LENGTH = 500
+LANGUAGE = re.compile(r"\s*([a-z]{2,3})(?![a-z])", re.IGNORECASE)
+XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+DATE = re.compile(r"\s*((?:19|20)\d\d)-?(\d\d)-?(\d\d)(?!\d)")
+# Names under which pages state when they were published, the most exact first.
+DATES = (
+    "article:published_time",
+    "datepublished",
+    "og:article:published_time",
+    "dc.date.issued",
+    "dcterms.issued",
+    "dc.date",
+    "dcterms.date",
+    "citation_publication_date",
+    "parsely-pub-date",
+    "sailthru.date",
+    "pubdate",
+    "date",
+)
+
+
+def page_title(tree: HtmlElement) -> str | None:
+    """The `<title>` of a page on one line, else its `og:title`, else its first heading; None where it has none."""
+    heading = tree.find(".//h1")
+    for title in (
+        tree.findtext(".//title"),
+        next((meta.get("content") for meta in tree.iterfind(".//meta[@property='og:title']")), None),
+        None if heading is None else heading.text_content(),
+    ):
+        if line := " ".join(storable(title or "").split())[:TITLE_LENGTH]:
+            return line
+    return None
+
+
+def language_hint(tree: HtmlElement, header: str | None = None) -> str | None:
+    """The language that a page says it is in (ISO 639, lower case, `en` for `en-US`); it may be wrong.
+
+    Args:
+        tree: the page; its `lang` attribute comes first, then its meta tags.
+        header: Content-Language of the HTTP answer, the last to be believed: servers send one for all pages.
+    """
+    stated = [tree.get("lang"), tree.get(XML_LANG), tree.get("xml:lang")]
+    for meta in tree.iter("meta"):
+        if (meta.get("http-equiv") or "").lower() == "content-language" or meta.get("property") == "og:locale":
+            stated.append(meta.get("content"))
+    for value in (*stated, header):
+        if found := LANGUAGE.match(value or ""):
+            return found.group(1).lower()
+    return None
+
+
+def stated_date(tree: HtmlElement, latest: str) -> str | None:
+    """The day (ISO) on which a page says it was published, up to `latest`; None where its tags do not state one."""
+    stated: dict[str, str] = {}
+    for element in tree.iter("meta", "time"):
+        name = (element.get("property") or element.get("name") or element.get("itemprop") or "").lower()
+        value = element.get("content") or element.get("datetime")
+        if name in DATES and value:
+            stated.setdefault(name, value)
+    for name in DATES:
+        if (
+            (found := DATE.match(stated.get(name, "")))
+            and (day := _day("-".join(found.groups())))
+            and day <= latest[:10]
+        ):
+            return day
+    return None
+
+
+def _day(text: str) -> str | None:
+    try:
+        return datetime.date.fromisoformat(text).isoformat()
+    except ValueError:
+        return None
