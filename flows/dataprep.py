@@ -74,7 +74,7 @@ def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> Prepare
         urls = run_step(blacklist, root, lists, settings.blacklist, runner=runner)
         options = {"connect_to": source.connect_to, "retry_failed": settings.retry_failed}
         pages = run_step(download, root, urls, settings.download, runner=runner, **options)
-    documents = run_step(extract, root, pages, settings.extract, runner=runner)
+    documents = run_step(extract, root, pages, settings.extract, runner=runner, clean=settings.clean)
     # The published tokenizer counts a document's tokens; one that has yet to be trained on the documents cannot.
     published = settings.tokenizer.name != "train"
     bpe = run_step(tokenizer, root, None, settings.tokenizer, runner=runner) if published else None

@@ -1,30 +1,29 @@
-"""Bytes to text, and a pool that outlives its pages."""
+"""Pages to documents, and a pool that outlives its pages."""
 
 import gzip
 import hashlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trafilatura
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpt2train.errors import RunError
+from tasks.clean import CleanSettings
 from tasks.download.warc import Page, write_pages
 from tasks.extract import ExtractSettings, document_id, extract, extracted
-from tasks.html import Extracted, codec_name, decode, extract_text, storable
+from tasks.html.page import Extracted, Recipe, extract_pages
 from tasks.pool import WorkerPool
 from tasks.runner import Runner
 from tasks.shards import read_rows
 from tasks.steps import Manifest, Outcome, Step
 from tasks.storage import Folder
 
+GROWN: list[bytearray] = []
 PARAGRAPH = "The library waits for the reply of the server, and it gives up when the reply does not come in time. "
 ARTICLE = f"<html><head><title> A  title\n</title></head><body><article><p>{PARAGRAPH * 4}</p></article></body></html>"
 
@@ -33,22 +32,26 @@ def page(body: bytes, url: str = "http://a.example/x", charset: str | None = Non
     return Page(url, url, "text/html", charset, body, "2026-01-01T00:00:00Z", hashlib.sha256(body).hexdigest(), "list")
 
 
-def answer(body: bytes, *args: Any) -> Extracted:
+def answer(pages: Sequence[Page], recipe: Recipe) -> list[Extracted]:
     """The extraction, but for pages that do to their worker what hostile pages do."""
-    if b"DIE" in body:
+    bodies = b" ".join(page.body for page in pages)
+    if b"DIE" in bodies:
         os.kill(os.getpid(), signal.SIGKILL)
-    if b"HANG" in body:
+    if b"HANG" in bodies:
         time.sleep(600)
-    if b"RAISE" in body:
+    if b"RAISE" in bodies:
         raise RecursionError("too deep")
-    return extract_text(body, *args)
+    found = extract_pages(pages, recipe)
+    if b"GROW" in bodies:
+        GROWN.append(bytearray(b"x") * (100 * 2**20))
+    return found
 
 
 class HostilePool(WorkerPool):
     """A real pool whose workers meet hostile pages."""
 
     def submit(self, function: Any, *args: Any, timeout: float | None = None) -> "Future[Any]":
-        return super().submit(answer, *args, timeout=timeout)
+        return super().submit(answer if function is extract_pages else function, *args, timeout=timeout)
 
 
 @pytest.fixture(scope="module")
@@ -94,25 +97,47 @@ def hostile() -> Iterator[HostilePool]:
 
 def test_a_poison_page_costs_itself_alone(hostile: HostilePool) -> None:
     good = [page(ARTICLE.encode(), f"http://a.example/{n}") for n in range(3)]
-    found = list(extracted(hostile, [good[0], page(b"DIE"), good[1], page(b"RAISE"), good[2]], ExtractSettings()))
-    assert [one.reason for _, one in found] == [None, "extract_crashed", None, "extract_crashed", None]
-    assert found[3][1].detail == "RecursionError on 5 bytes: too deep"
-    assert "exit code -9" in found[1][1].detail
+    pages = [good[0], page(b"DIE"), good[1], page(b"RAISE"), good[2]]
+    found = [one for _, one in extracted(hostile, pages, Recipe(), 30)]
+    assert [one.reason for one in found] == [None, "extract_crashed", None, "extract_crashed", None]
+    assert found[3].detail == "RecursionError on 5 bytes: too deep"
+    assert "exit code -9" in found[1].detail
 
 
 def test_a_hanging_page_is_given_up(hostile: HostilePool) -> None:
-    [(_, hung)] = extracted(hostile, [page(b"HANG")], ExtractSettings(deadline=0.5))
-    assert (hung.reason, hung.detail) == ("extract_timeout", "no text from 4 bytes after 0.5 s")
-    [(_, next_one)] = extracted(hostile, [page(ARTICLE.encode())], ExtractSettings())
-    assert next_one.reason is None
+    pages = [page(ARTICLE.encode()), page(b"HANG"), page(ARTICLE.encode())]
+    list(extracted(hostile, pages[:1], Recipe(), 30))  # the worker has started
+    found = [one for _, one in extracted(hostile, pages, Recipe(), 1.5)]
+    assert [one.reason for one in found] == [None, "extract_timeout", None]
+    assert found[1].detail == "no text from 4 bytes after 1.5 s"
+
+
+def test_a_worker_that_has_grown_is_replaced_and_no_page_is_lost(hostile: HostilePool) -> None:
+    pages = [page(ARTICLE.replace("library", word).encode()) for word in ("library", "GROW", "archive")]
+    recipe = Recipe(worn_mb=64)
+    workers = [hostile.call(os.getpid)]
+    for one in pages:  # the second page grows the worker, which the third one's call finds worn
+        [(_, found)] = extracted(hostile, [one], recipe, 30)
+        assert found.reason is None
+        workers.append(hostile.call(os.getpid))
+    assert workers[0] == workers[1] == workers[2] != workers[3]
 
 
 def test_a_page_that_needs_too_much_memory_is_refused(runner: Runner) -> None:
     pages = [page(b"<p>hello world</p>" * 400_000), page(ARTICLE.encode())]
-    found = [one for _, one in extracted(runner.pool, pages, ExtractSettings(memory_mb=256))]
+    found = [one for _, one in extracted(runner.pool, pages, Recipe(memory_mb=256), 30)]
     assert found[0].reason == "extract_crashed"
     assert found[0].detail.startswith("MemoryError")
     assert found[1].reason is None
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_how_pages_are_grouped_changes_nothing(runner: Runner, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    pages = [page(ARTICLE.replace("library", f"library {n}").encode(), f"http://a.example/{n}") for n in range(7)]
+    monkeypatch.setattr("tasks.extract.GROUP", size)
+    found = list(extracted(runner.pool, pages, Recipe(), 30))
+    assert [row["url"] for row, _ in found] == [one.url for one in pages]
+    assert [f"library {n}" in one.text for n, (_, one) in enumerate(found)] == [True] * 7
 
 
 def test_a_broken_installation_stops_the_step(tmp_path: Path) -> None:
@@ -124,68 +149,22 @@ def test_a_broken_installation_stops_the_step(tmp_path: Path) -> None:
             extract(root, pages, ExtractSettings(), runner)
 
 
-def test_text_is_what_trafilatura_gives_on_real_pages(real_data: Path, tmp_path: Path) -> None:
-    import tarfile
-
-    with tarfile.open(real_data / "html_gold" / "scrapinghub.tar.xz") as archive:
-        members = [member for member in archive.getmembers() if member.name.endswith((".html", ".htm"))][:12]
-        bodies = [archive.extractfile(member).read() for member in members]  # type: ignore[union-attr]
-    assert len(bodies) == 12
-    for body in bodies:
-        theirs = trafilatura.extract(body, include_comments=False)
-        ours = extract_text(body, None, "http://a.example/")
-        assert ours.text == storable(theirs or "").strip()
+def test_pages_that_cleaning_would_drop_are_not_extracted(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    long = ARTICLE.replace(PARAGRAPH, PARAGRAPH * 10)
+    pages = download(
+        root, [page(ARTICLE.encode(), "http://a.example/short"), page(long.encode(), "http://a.example/long")]
+    )
+    short = extract(root, pages, ExtractSettings(), runner, clean=CleanSettings(min_tokens=400))
+    assert short.outcome.reasons == {"early_short": 1}
+    assert short.parameters["wanted"] == {"min_tokens": 400, "languages": ["en"], "share": 0.1}
+    both = extract(root, pages, ExtractSettings(early=False), runner, clean=CleanSettings(min_tokens=400))
+    assert (both.outcome.kept, both.parameters["wanted"]) == (2, None)
+    # Without early rejection nothing of the cleaning is in the fingerprint; with it, what decides is.
+    assert extract(root, pages, ExtractSettings(early=False), runner, clean=CleanSettings()) == both
+    assert extract(root, pages, ExtractSettings(), runner, clean=CleanSettings()).fingerprint != short.fingerprint
 
 
 def test_archives_in_a_body_are_not_unpacked() -> None:
     bomb = gzip.compress(b"<p>" + b"word " * 2_000_000 + b"</p>")
-    assert extract_text(bomb, None, "http://a.example/").reason in ("undecodable", "no_text")
-
-
-@pytest.mark.parametrize(
-    ("text", "encoding", "charset", "meta"),
-    [
-        ("naïve café — “quoted”", "utf-8", None, None),
-        ("naïve café — “quoted”", "utf-8", "iso-8859-1", None),  # a server's wrong default
-        ("naïve café — “quoted”", "cp1252", "iso-8859-1", None),  # as browsers read Latin-1
-        ("naïve café — “quoted”", "cp1252", None, "windows-1252"),
-        ("naïve café — “quoted”", "utf-8-sig", "cp1252", None),
-        ("naïve café — “quoted”", "utf-16", "cp1252", None),
-        ("naïve café — “quoted”", "utf-16-le", "utf-16le", None),
-        ("Ελληνικά κείμενα", "iso8859_7", None, "ISO-8859-7"),
-        ("Русский текст", "koi8_r", "KOI8-R", "utf-8"),
-        ("日本語の文章", "iso2022_jp", "iso-2022-jp", None),
-        ("日本語の文章", "shift_jis", None, "shift_jis"),
-        ("한국어 문서입니다", "euc_kr", "euc-kr", None),
-    ],
-)
-def test_encodings(text: str, encoding: str, charset: str | None, meta: str | None) -> None:
-    tag = f'<meta charset="{meta}">' if meta else ""
-    assert decode(f"{tag}<p>{text}</p>".encode(encoding), charset)[0] == f"{tag}<p>{text}</p>"
-
-
-def test_an_undeclared_encoding_is_detected() -> None:
-    text = "Съешь же ещё этих мягких французских булок, да выпей чаю. " * 20
-    assert decode(text.encode("cp1251"))[0] == text
-
-
-@pytest.mark.parametrize(
-    "label", [None, "", "none", "x-unknown", "base64", "rot13", "zip", "idna", "undefined", "a\0b"]
-)
-def test_labels_that_name_no_text_encoding(label: str | None) -> None:
-    assert codec_name(label) is None
-
-
-@given(st.binary(max_size=300), st.none() | st.text(max_size=20) | st.sampled_from(["utf-16", "utf-7", "gbk", "hz"]))
-def test_decoding_never_fails(body: bytes, charset: str | None) -> None:
-    text, encoding = decode(body, charset)
-    assert isinstance(text, str)
-    assert encoding
-
-
-@given(st.text(st.characters()) | st.text(st.sampled_from("a\0\ud800\udfff\U0001f600")))
-def test_storable_text_can_be_stored(text: str) -> None:
-    kept = storable(text)
-    kept.encode()
-    assert "\0" not in kept
-    assert storable(kept) == kept
+    assert extract_pages([page(bomb)], Recipe())[0].reason in ("undecodable", "no_text")
