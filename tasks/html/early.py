@@ -2,7 +2,7 @@
 
 The look is at the text of the whole page, menus and all, of which the main text is a part. A page goes only where the
 case is clear: its whole text cannot be as many tokens as cleaning wants, or no place in it could be a language that
-stays. Over the test pages (3,679 of them, 18 languages) this drops DROPPED.
+stays. Of 3,679 test pages in 20 languages this drops 732, and none of the 2,193 that cleaning keeps.
 """
 
 import html as entities

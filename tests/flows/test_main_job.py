@@ -17,7 +17,8 @@ BYTES = 6e9
 DIRT = {
     "blacklist": {"blacklisted_domain", "duplicate", "forbidden_extension", "malformed", "too_short"},
     "download": {"content_type", "deadline", "not_found", "redirect_loop", "robots_forbidden", "too_large"},
-    "clean": {"too_short", "wrong_language"},
+    "extract": {"early_language", "early_short"},
+    "clean": {"too_short"},
     "dedup": {"exact_duplicate", "near_duplicate"},
 }
 
