@@ -52,11 +52,11 @@ class KeyWriter:
             self._flush()
         self._file.close()
 
-    def add(self, key: bytes, row: int) -> None:
-        """Set one key down."""
-        self._keys.append(key)
-        self._rows.append(row)
-        if len(self._keys) == SEGMENT:
+    def add(self, keys: Sequence[bytes], rows: Sequence[int]) -> None:
+        """Set keys down, with the number of the row of each."""
+        self._keys += keys
+        self._rows += rows
+        if len(self._keys) >= SEGMENT:
             self._flush()
 
     def _flush(self) -> None:

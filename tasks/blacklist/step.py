@@ -7,6 +7,7 @@ Three stages. `read`: each list is streamed and judged row by row, and the key o
 keys are found, cell by cell. `write`: the lists are gone through once more, in order. No stage holds a list in memory.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -73,27 +74,24 @@ def read_list(folder: Folder, name: str, item: InputFile, rules: Rules, cells: i
     judge = Judge(rules)
     target, keys = f"work/{name}.parquet", f"work/{name}.keys"
     count = 0
-    block: list[tuple[str | None, str, str]] = []
     with (
         folder.writing(target) as rows_draft,
         folder.writing(keys) as keys_draft,
-        pq.ParquetWriter(rows_draft, JUDGED, compression="zstd") as writer,
+        pq.ParquetWriter(rows_draft, JUDGED, compression="lz4", use_dictionary=["reason"]) as writer,
         KeyWriter(keys_draft, cells) as scatter,
     ):
-        for number, url in read_urls(item.place):
-            if url is None:
-                verdict = "too_long", f"row {number}: more than {LONGEST} bytes"
-            else:
-                reason, detail, key = judge(url)
-                verdict = reason, f"row {number}: {detail}" if reason == "malformed" else detail
-                if not reason:
-                    scatter.add(key, count)
-            block.append((url, *verdict))
-            count += 1
-            if len(block) == BLOCK_ROWS:
-                writer.write_table(_table(block))
-                block.clear()
-        writer.write_table(_table(block))
+        rows = read_urls(item.place)
+        while block := list(itertools.islice(rows, BLOCK_ROWS)):
+            verdicts = [_too_long(number) if url is None else judge(url) for number, url in block]
+            good = [(key, row) for row, (_, _, key) in enumerate(verdicts, start=count) if key]
+            scatter.add([key for key, _ in good], [row for _, row in good])
+            details = [
+                f"row {number}: {detail}" if reason == "malformed" else detail
+                for (number, _), (reason, detail, _) in zip(block, verdicts, strict=True)
+            ]
+            columns = [[url for _, url in block], [reason for reason, _, _ in verdicts], details]
+            writer.write_table(pa.table([pa.array(column, pa.string()) for column in columns], schema=JUDGED))
+            count += len(block)
     index = np.array(scatter.index, dtype=np.int64).reshape(-1, cells + 1)
     records = (folder.record(target, rows=count), folder.record(keys))
     return Outcome(outputs=(*records, *write_array(folder, f"work/{name}.index.npy", index).outputs))
@@ -166,9 +164,8 @@ class Shards:
         self._records.append(write_table(self._folder, name, table.combine_chunks()))
 
 
-def _table(rows: Sequence[tuple[str | None, str, str]]) -> pa.Table:
-    columns = zip(*rows, strict=True) if rows else ((), (), ())
-    return pa.table([pa.array(column, pa.string()) for column in columns], schema=JUDGED)
+def _too_long(number: int) -> tuple[str, str, bytes]:
+    return "too_long", f"row {number}: more than {LONGEST} bytes", b""
 
 
 def _columns(batch: Any, schema: pa.Schema, source: str) -> pa.Table:

@@ -22,7 +22,7 @@ from tasks.download.warc import Page, encode_record
 
 STOP_SECONDS = 0.2  # how often a crawl looks whether it should stop
 LANES = 16  # for each request that may be in flight: most lanes wait for their host's next turn
-LARGE = 2**15  # bytes of a page that is compressed in a thread: zlib lets other threads run
+LARGE = 2**13  # bytes of a page that is packed in a thread: zlib lets other threads run
 
 Wanted = tuple[int, str, str]  # index in the shard, URL, source
 

@@ -19,7 +19,7 @@ from gpt2train.errors import UserError
 from tasks.blacklist import BlacklistSettings, blacklist
 from tasks.blacklist.listed import Listed, pack, read_listed
 from tasks.blacklist.repeats import KeyWriter, cells_of, repeats
-from tasks.blacklist.rules import EXTENSIONS, Judge, Rules, blocked_names, site_name
+from tasks.blacklist.rules import EXTENSIONS, PLAIN, Judge, Rules, blocked_names, site_name
 from tasks.shards import read_rows
 from tasks.steps import Manifest
 from tasks.storage import Folder
@@ -149,6 +149,25 @@ def test_any_text_gets_a_verdict(url: str) -> None:
     assert judge(url) == verdict  # what it remembers of the host changes nothing
 
 
+WORDS = """http https ftp :// : / // ? # @ . .. - _ [ ] ! ~ % %41 \\ ; & = google good.example bad.example www. a.b
+reddit.com .co.uk com example 1.2.3.4 0x7f A é .pdf .PDF .7z .tar.gz pdf /bad /dir/ q?id=1 :80 :0 x.y http:// https://a."""
+PARTS = st.sampled_from([*WORDS.split(), " ", "\t", "\x00", "a" * 64, "abcd." * 50])
+
+
+@settings(max_examples=1000)
+@given(
+    st.lists(PARTS, max_size=8).map("".join)
+    | st.lists(PARTS, max_size=6).map(lambda p: "http://good.example" + "".join(p))
+)
+def test_the_short_way_is_the_long_way(url: str) -> None:
+    assert Judge(RULES)(url) == Judge(RULES).judge_any(url)
+
+
+def test_the_short_way_is_taken() -> None:
+    assert PLAIN.fullmatch("http://a-b.good.example/x.html?y=1&z#top")
+    assert not PLAIN.fullmatch("http://good.example:80/") and not PLAIN.fullmatch("http://me@good.example/")
+
+
 def test_site_names() -> None:
     hosts = ["maps.google.co.uk", "me.blogspot.com", "reddit.example", "example", "1.2.3.4"]
     assert [site_name(host) for host in hosts] == ["google", "blogspot", "reddit", "", ""]
@@ -223,7 +242,7 @@ def test_repeats_are_those_of_a_set(tmp_path_factory: pytest.TempPathFactory, nu
     expected = [row for row, number in enumerate(numbers) if number in seen or seen.add(number)]  # type: ignore[func-returns-value]
     with KeyWriter(path, cells) as writer:
         for row, number in enumerate(numbers):
-            writer.add(bytes([number * 25]) * 16, row)
+            writer.add([bytes([number * 25]) * 16], [row])
     entries = np.fromfile(path, dtype="<u8").reshape(-1, 3)
     assert repeats(entries).tolist() == expected
     found = []
