@@ -17,5 +17,5 @@ class BlacklistSettings(Settings):
     domain_lists: tuple[str, ...] = ()
     """Further lists of your own, packed or not: files of domains, one a line, sub-domains included; or folders as UT1
     lays them out (`<category>/domains`, `<category>/urls` with host and beginning of the path, or `<category>.txt`)."""
-    shard_rows: int = Field(10_000, ge=1)
+    shard_rows: int = Field(10_000, ge=1, le=100_000)
     """URLs a file; a file is what the download fetches, and repeats when killed, at a time."""

@@ -51,7 +51,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         site.at_once[host] = max(site.at_once[host], site._open[host])
         try:
             with contextlib.suppress(ConnectionError):
-                if path == "/robots.txt":
+                if path == "/robots.txt" and path not in site.handlers:
                     status, text = site.robots.get(host, (404, ""))
                     self.answer(text.encode(), "text/plain", status)
                 else:

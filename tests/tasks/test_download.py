@@ -114,6 +114,21 @@ def test_attempts_are_counted_and_capped(site: Site) -> None:
     assert page.attempts == 1
 
 
+def test_waits_grow_from_one_attempt_to_the_next(site: Site) -> None:
+    """Exponential, with jitter: 0.5 to 1.5 times 0.1 s, then twice that."""
+    (page,) = fetch(site, ["http://a.test/broken"], obey_robots=False, backoff=0.1, deadline=5)
+    first, second, third = [at for _, at in site.starts]
+    assert (page.reason, page.attempts) == ("http_error", 3)
+    assert second - first > 0.05 and third - second > 0.1
+
+
+def test_robots_go_through_the_same_guard(site: Site) -> None:
+    site.handlers["/robots.txt"] = site.handlers["/inside"]
+    (page,) = fetch(site, ["http://a.test/page"])
+    assert (page.reason, page.detail) == ("not_public_address", "169.254.169.254")
+    assert site.hits["a.test", "/page"] == 0
+
+
 def test_one_host_at_a_time_and_apart(site: Site) -> None:
     fetch(site, [f"http://a.test/{n}" for n in range(4)] + ["http://b.test/0"], per_host=1, delay=0.1)
     assert site.at_once["a.test"] == 1
@@ -562,7 +577,7 @@ print(manifest.outcome.kept, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss 
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_pages(site: Site, tmp_path: Path) -> None:
-    """400 MB of pages in two shards: the process stays within 100 MB of one that fetches two pages."""
+    """200 MB of pages in two shards: the process stays within 100 MB of one that fetches two pages."""
     site.handlers["/large"] = lambda h: h.answer(b"<p>" + os.urandom(400_000), "text/html")
 
     def peak(pages: int) -> int:
@@ -574,4 +589,4 @@ def test_memory_does_not_grow_with_the_pages(site: Site, tmp_path: Path) -> None
         assert int(kept) == 2 * pages
         return int(mib)
 
-    assert peak(500) - peak(1) < 100
+    assert peak(250) - peak(1) < 100
