@@ -1,0 +1,84 @@
+"""English or not: the fast detector (with langdetect where it is unsure) against langdetect on the whole text.
+
+`python -m benchmarks.language [--count N] [--shown N]`
+
+Texts: all passages of the declaration of human rights (many languages), reviews, news, speeches, pieces of novels, and
+all that stands in documentation pages. Speed is that of all texts long enough to pass the length test (500 characters).
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable
+
+from benchmarks.corpora import pages, texts
+from benchmarks.pairs import compare, machine
+from tasks.language import LanguageSettings, decided, detect, langdetected, ranking
+
+FAST = LanguageSettings()
+WHOLE = LanguageSettings(detector="langdetect", head=10_000)  # langdetect itself reads no more
+LONG = 500
+
+
+def main() -> None:
+    """Read the arguments and measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000, help="reviews, news and pages of each")
+    parser.add_argument("--shown", type=int, default=0, help="disagreements to print (corpus, both answers, beginning)")
+    given = parser.parse_args()
+    corpora = {
+        "passages": texts("lang/udhr_lang_dev"),
+        "reviews": texts("text/imdb_dev", given.count),
+        "news": texts("text/reuters_dev", given.count),
+        "speeches": texts("text/speeches_dev"),
+        "novels": [
+            text[start : start + 4000] for text in texts("text/novels_dev") for start in range(0, len(text), 80_000)
+        ],
+        "pages": pages(given.count),
+    }
+    print(machine())
+    agreement(corpora, given.shown)
+    for name, chosen in (
+        ("all but pages", [text for corpus, found in corpora.items() if corpus != "pages" for text in found]),
+        ("pages", corpora["pages"]),
+    ):
+        long = [text for text in chosen if len(text) >= LONG]
+        calls: dict[str, Callable[[], object]] = {
+            "ours": lambda long=long: [detect(text, FAST) for text in long],  # type: ignore[misc]
+            "langdetect, whole text": lambda long=long: [langdetected(text, WHOLE) for text in long],  # type: ignore[misc]
+        }
+        compare(f"Language of a text, {name}", "texts", len(long), calls, rounds=3)
+
+
+def agreement(corpora: dict[str, list[str]], shown: int) -> None:
+    """Print how often both say English or both do not, and how often langdetect was asked."""
+    total: Counter[str] = Counter()
+    for name, corpus in corpora.items():
+        counts: Counter[str] = Counter()
+        for text in corpus:
+            guesses = ranking(text, FAST.fast_head)
+            sure = decided(guesses, FAST) is not None
+            ours, theirs = detect(text, FAST), langdetected(text, WHOLE)
+            for size in ("all", "long") if len(text) >= LONG else ("all",):
+                counts[f"{size}"] += 1
+                counts[f"{size} asked"] += not sure
+                counts[f"{size} equal"] += (ours == "en") == (theirs == "en")
+            if (ours == "en") != (theirs == "en") and shown > 0:
+                shown -= 1
+                print(f"  {name}: {guesses[0]}, langdetect {theirs}: {text[:100]!r}")
+        _print(name, counts)
+        if name != "pages":
+            total += counts
+    _print("all but pages", total)
+
+
+def _print(name: str, counts: Counter[str]) -> None:
+    for size in ("all", "long"):
+        n = counts[size]
+        print(
+            f"{name:<14} {size:<5} {n:>6,} texts: {counts[f'{size} equal'] / n:8.3%} agree, "
+            f"{counts[f'{size} asked'] / n:6.2%} put to langdetect"
+        )
+
+
+if __name__ == "__main__":
+    main()
