@@ -1,0 +1,153 @@
+"""The same bytes from a Ray or a Dask cluster, started here or joined, and also when a worker is lost."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.cluster import _installed, check_cluster, is_remote
+from gpt2train.errors import UserError
+from tests.flows.conftest import Finished
+from tests.flows.mini import Mini, hashes
+from tests.flows.test_kill import GONE_SECONDS, wait_for
+
+# As an operator would start one: scheduler and workers apart from the command, ended from outside.
+DASK = """
+import dask, distributed, sys
+dask.config.set({"distributed.worker.daemon": False})
+if __name__ == "__main__":
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", memory_limit=0
+    )
+    print(cluster.scheduler_address, flush=True)
+    sys.stdin.read()
+    cluster.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "remote"),
+    [
+        ("ray://head.example:10001", True),
+        ("tcp://10.0.0.7:8786", True),
+        ("10.0.0.7:6379", True),
+        ("tls://[2001:db8::1]:8786", True),
+        ("tcp://127.0.0.1:8786", False),
+        ("ray://localhost:10001", False),
+        ("127.0.0.1:6379", False),
+        ("tcp://[::1]:8786", False),
+        ("auto", False),
+    ],
+)
+def test_which_addresses_are_elsewhere(address: str, remote: bool) -> None:
+    assert is_remote(address) is remote
+
+
+def test_what_a_cluster_needs_is_said_before_anything_starts() -> None:
+    pytest.importorskip("prefect_dask")
+    away = "tcp://10.0.0.7:8786"
+    with pytest.raises(UserError, match="needs --runner ray or --runner dask"):
+        check_cluster("local", away, "/out", False, True)
+    with pytest.raises(UserError, match=r"cannot write /out on this machine.*s3://.*--shared-disk"):
+        check_cluster("dask", away, "/out", False, True)
+    with pytest.raises(UserError, match="set PREFECT_API_URL"):
+        check_cluster("dask", away, None, False, False)
+    check_cluster("dask", away, "/out", True, True)
+    check_cluster("dask", away, None, False, True)
+    check_cluster("dask", None, "/out", False, False)
+    with pytest.raises(UserError, match=r"--runner ray needs .*no module nowhere_at_all.*install gpt2train\[ray\]"):
+        _installed("ray", "nowhere_at_all")
+
+
+def test_a_cluster_that_is_not_there_is_one_line(finished: Finished, tmp_path: Path) -> None:
+    pytest.importorskip("prefect_dask")
+    refused = finished.mini.run("dataprep", "--output", str(tmp_path), "--cluster", "tcp://127.0.0.1:1")
+    assert refused.returncode == 2 and "--cluster tcp://127.0.0.1:1 needs --runner" in refused.stderr
+
+
+@contextlib.contextmanager
+def running_dask(folder: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    script = folder / "cluster.py"
+    script.write_text(DASK)
+    process = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdin is not None
+        yield process.stdout.readline().strip(), process
+        process.stdin.close()
+        process.wait(30)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def kill_one(candidates: list[psutil.Process]) -> None:
+    """Kill -9 the youngest that is there."""
+    assert candidates
+    max(candidates, key=lambda process: process.pid).send_signal(signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_joined_dask_cluster_that_loses_a_worker_gives_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
+    pytest.importorskip("prefect_dask")
+    mini, output = Mini(tmp_path / "mini", finished.mini.connect_to), tmp_path / "out"
+    with running_dask(tmp_path) as (address, cluster):
+        process = mini.start("dataprep", "--output", str(output), "--runner", "dask", "--cluster", address)
+        wait_for(lambda: (output / "documents").exists() or process.poll() is not None, 120, "the extraction")
+        time.sleep(1)
+        nannied = [
+            child for child in psutil.Process(cluster.pid).children() if "spawn_main" in " ".join(child.cmdline())
+        ]
+        kill_one(nannied)
+        assert process.wait(200) == 0, (mini.folder / "started.log").read_text()
+        assert hashes(output / "tokens") == hashes(finished.output / "tokens")
+        assert hashes(output / "evalset") == hashes(finished.output / "evalset")
+        wait_for(lambda: not mini.children(), GONE_SECONDS, "the command's processes to end")
+        assert cluster.poll() is None  # a cluster that was joined is left running
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_ray_cluster_of_its_own_that_loses_a_worker_gives_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
+    pytest.importorskip("prefect_ray")
+    mini, output = Mini(tmp_path / "mini", finished.mini.connect_to), tmp_path / "out"
+    process = mini.start("dataprep", "--output", str(output), "--runner", "ray", RAY_TMPDIR=_short())
+    busy: list[psutil.Process] = []
+
+    def begun() -> bool:
+        busy[:] = [child for child in mini.children() if any("ray::" in part for part in child.cmdline()[:1])]
+        busy[:] = [child for child in busy if "IDLE" not in child.cmdline()[0]]
+        return bool(busy) or process.poll() is not None
+
+    wait_for(begun, 120, "a batch in a worker of Ray")
+    kill_one(busy)
+    assert process.wait(200) == 0, (mini.folder / "started.log").read_text()
+    assert hashes(output / "tokens") == hashes(finished.output / "tokens")
+    wait_for(lambda: not mini.children(), GONE_SECONDS, "Ray's processes to end")
+
+
+def _short() -> str:
+    """Ray's sockets lie below this folder, and the path of a socket may have 107 characters."""
+    return os.environ.get("RAY_TMPDIR", "/tmp")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["dask", "ray"])
+def test_ctrl_c_leaves_nothing_of_a_cluster(finished: Finished, tmp_path: Path, kind: str) -> None:
+    pytest.importorskip(f"prefect_{kind}")
+    mini, output = Mini(tmp_path / "mini", finished.mini.connect_to), tmp_path / "out"
+    process = mini.start("dataprep", "--output", str(output), "--runner", kind)
+    wait_for(lambda: (output / "documents").exists() or process.poll() is not None, 120, "the extraction")
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    wait_for(lambda: not mini.children(), GONE_SECONDS, "everything to end after Ctrl-C")
+    assert "error: interrupted" in (mini.folder / "started.log").read_text()
