@@ -62,6 +62,8 @@ def largest_clusters(folder: Folder, manifest: Manifest, count: int = 10, member
     sizes = pa.Table.from_struct_array(pc.value_counts(names))
     sizes = sizes.sort_by([("counts", "descending"), ("values", "ascending")]).slice(0, count)
     order = sizes["values"].to_pylist()
+    if not order:  # Parquet's filter takes no empty set
+        return []
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in order}
     for part in parts:
         with folder.open(part) as file:
