@@ -22,7 +22,7 @@ TAG = re.compile(r"<[^<>]*>")  # stops at the next bracket: many `<` without `>`
 # trafilatura falls back on texts in these, which nobody sees on the page
 EMBEDDED = re.compile(r"ld\+json|data-preloaded", re.IGNORECASE)
 SMALL = 20_000  # characters of markup below which a page could be too short; a larger one is looked at in places
-CHARACTERS_PER_TOKEN = 3  # of ASCII; English has 4.3, source code 3. Of other characters each byte may be a token
+CHARACTERS_PER_TOKEN = 2  # of ASCII; English has 4.3, Polish 2.1. Of other characters each byte may be a token
 PLACES = 12
 PLACE = 400  # characters of text that are read at each place
 MARKUP = 3000  # characters of markup that these are taken from

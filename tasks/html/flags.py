@@ -25,7 +25,8 @@ GONE = (
 )
 # What a page with nothing calls itself: a whole title, a part of it between dashes, or a whole heading.
 MISSING = (
-    f"(?:http |error |status |oops )*(?:404|410)(?: error| http| status| oops| sorry| the| {THING})*(?: {GONE})?",
+    "(?:http |error |status |oops )*"
+    f"(?:404|410)(?: error| http| status| oops| sorry| the| {THING})*(?: {GONE})?(?: \\d+)?",
     f"(?:oops |sorry |error |the |this |that |your |requested )*{THING}(?: you(?: \\w+){{1,6}})?"
     f"(?: is| was| has| has been)? {GONE}",
     f"(?:we |sorry |oops )*(?:can t|cannot|could not|couldn t) (?:seem to )?find (?:that|this|the|your) {THING}"

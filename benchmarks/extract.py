@@ -1,0 +1,134 @@
+"""Extraction: ours against trafilatura called page by page, at the same kept set.
+
+    python -m benchmarks.extract
+
+Needs the test data: the gold pages and the documentation pages. First every page once by both, one after the other:
+the texts, what cleaning keeps of them, what the early look drops, and how well the gold texts fit. Then a third of the
+pages in turn, each side with empty caches at the start, as in a fresh worker. One process, one core.
+"""
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import trafilatura
+from trafilatura.meta import reset_caches
+
+from benchmarks.gold import documentation_pages, fit, gold_pages
+from benchmarks.pairs import compare, machine
+from gpt2train.data.tokenizer import build_tokenizer, read_tables
+from tasks.clean import CleanSettings, judge
+from tasks.download.warc import Page
+from tasks.extract import ExtractSettings, extracted
+from tasks.html.decode import decode, storable
+from tasks.html.early import Wanted, early_reason
+from tasks.html.page import Extracted, Recipe, extract_pages
+from tasks.html.shortcuts import forget
+from tasks.pool import WorkerPool
+from tasks.repair import repair
+
+DATA = Path(os.environ.get("GPT2TRAIN_TEST_DATA", "../shared/data")).resolve()
+SHARE = 3  # one page in so many is timed
+CLEAN = CleanSettings()
+WANTED = Wanted(CLEAN.min_tokens, CLEAN.language.keep, ExtractSettings().early_share)
+
+
+def as_page(url: str, body: bytes) -> Page:
+    """A page as the download leaves it, without a charset from the server."""
+    return Page(url, url, "text/html", None, body, "2026-01-01T00:00:00Z", "", "benchmark")
+
+
+def theirs(pages: Sequence[Page], *, fast: bool = False) -> list[str]:
+    """trafilatura, page by page, on text that is decoded as ours is."""
+    reset_caches()
+    return [
+        storable(
+            trafilatura.extract(decode(page.body)[0], include_comments=False, include_tables=True, fast=fast) or ""
+        ).strip()
+        for page in pages
+    ]
+
+
+def ours(pages: Sequence[Page], recipe: Recipe) -> list[Extracted]:
+    """Ours, in this process."""
+    reset_caches()
+    forget()
+    return extract_pages(pages, recipe)
+
+
+def echo(pages: Sequence[Page], _recipe: Recipe) -> list[Extracted]:
+    """What a worker would do that has nothing to do."""
+    return [Extracted(text="x" * 4000) for _ in pages]
+
+
+class EchoPool(WorkerPool):
+    """A pool whose workers have nothing to do."""
+
+    def submit(self, function: Any, *args: Any, timeout: float | None = None) -> "Future[Any]":
+        """Send the same arguments, and call `echo`."""
+        return super().submit(echo, *args, timeout=timeout)
+
+
+def messages(pages: Sequence[Page]) -> float:
+    """Seconds a page that the way to a worker and back takes."""
+    pool = EchoPool(1)
+    try:
+        list(extracted(pool, pages[:100], Recipe(), 30))
+        started = time.perf_counter()
+        list(extracted(pool, pages, Recipe(), 30))
+        return (time.perf_counter() - started) / len(pages)
+    finally:
+        pool.close()
+
+
+def main() -> None:
+    """Print sets, F and rates."""
+    print(machine())
+    gold = list(gold_pages(DATA))
+    pages = [as_page(page.url, page.body) for page in gold]
+    pages += [as_page(f"http://docs.example/{name}", body) for name, body in documentation_pages(DATA)]
+
+    plain, mine = theirs(pages), ours(pages, Recipe())
+    flags = Counter(one.reason for one in mine if one.reason not in (None, "no_text"))
+    same = sum(a == b.text for a, b in zip(plain, mine, strict=True))
+    print(f"same text as trafilatura: {same:,} of {len(pages):,} pages; flags on real content: {dict(flags)}")
+    for name, texts in (("trafilatura", plain), ("ours", [one.text for one in mine])):
+        scores = {corpus: round(value, 4) for corpus, value in fit(gold, texts[: len(gold)]).items()}
+        print(f"  F1 {name:<12}", scores)
+
+    tokenizer = build_tokenizer(*read_tables(DATA / "bpe"))
+    repaired = [repair(text, straight_quotes=CLEAN.straight_quotes) for text in plain]
+    counts = [len(one.ids) for one in tokenizer.encode_batch_fast(repaired, add_special_tokens=False)]
+    kept = {i for i, text in enumerate(repaired) if judge(text, counts[i], CLEAN)[1] is None}
+    early = {i: early_reason(decode(page.body)[0], WANTED) for i, page in enumerate(pages)}
+    dropped = {i for i, reason in early.items() if reason}
+    print(
+        f"cleaning keeps {len(kept):,}; the early look drops {len(dropped):,} of the {len(pages) - len(kept):,} others"
+    )
+    print(f"  {dict(Counter(reason[0] for reason in early.values() if reason))}")
+    print(f"  falsely dropped: {len(kept & dropped)} of {len(kept):,} ({len(kept & dropped) / len(kept):.3%})")
+
+    some = random.Random(1).sample(pages, len(pages) // SHARE)
+    rates = compare(
+        "extraction, one core, the same kept set",
+        "pages",
+        len(some),
+        {
+            "ours": lambda: ours(some, Recipe(wanted=WANTED, memory_mb=2048, worn_mb=1024)),
+            "ours, early = false": lambda: ours(some, Recipe()),
+            "trafilatura": lambda: theirs(some),
+            "trafilatura, fast": lambda: theirs(some, fast=True),
+        },
+        rounds=3,
+    )
+    way = messages(some)
+    print(f"the way to a worker and back: {way * 1e6:,.0f} µs a page, {way * rates['ours']:.2%} of its extraction")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""The shortcuts against plain trafilatura: the same elements from every expression, the same text of every page."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trafilatura
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lxml import etree
+from lxml.html import HtmlElement, document_fromstring
+from trafilatura import core, utils, xpaths
+from trafilatura.external import try_readability
+from trafilatura.utils import load_html, trim
+
+from benchmarks.gold import documentation_pages, fit, gold_pages
+from tasks.download.warc import Page
+from tasks.html import shortcuts as module
+from tasks.html.decode import decode, storable
+from tasks.html.page import Recipe, extract_page
+from tasks.html.shortcuts import FAMILIES, Parsed, forget, shortcuts, text_bound
+
+ARTICLE = "<p>It waits for the reply of the server, and gives up when none comes in time, as the manual says.</p>" * 9
+
+
+def page(body: bytes) -> Page:
+    return Page("http://a.example/", "http://a.example/", "text/html", None, body, "2026-01-01T00:00:00Z", "", "list")
+
+
+def plain_text(html: str, **options: Any) -> str:
+    text = trafilatura.extract(html, include_comments=False, **options)
+    return storable(text or "").strip()
+
+
+def our_text(html: str, **options: Any) -> str:
+    with shortcuts():
+        tree = load_html(html)
+        text = None if tree is None else trafilatura.extract(Parsed(tree), include_comments=False, **options)
+    return storable(text or "").strip()
+
+
+class Checked(module.Member):
+    """A member that asks the plain expression too."""
+
+    asked = 0
+
+    def __call__(self, tree: HtmlElement) -> list[HtmlElement]:
+        found, plain = super().__call__(tree), list(self.family.plain[self.number](tree))
+        assert found == (plain[:1] if self.family.first else plain)
+        Checked.asked += 1
+        return found
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every expression is compared with the plain one, wherever trafilatura asks it."""
+    members = {plain: Checked(*fast) for plain, fast in module.FAST.items()}
+    monkeypatch.setattr(module, "FAST", members)
+    lists = tuple(tuple(members[plain] for plain in plain_ones) for plain_ones in module.PLAIN_LISTS)
+    monkeypatch.setattr(module, "FAST_LISTS", lists)
+    Checked.asked = 0
+    yield
+
+
+@pytest.mark.usefixtures("checked")
+def test_expressions_find_the_same_on_real_pages(real_data: Path) -> None:
+    bodies = [one.body for one in gold_pages(real_data, every=19)]
+    bodies += [body for _, body in documentation_pages(real_data, limit=20)]
+    for body in bodies:
+        html, _ = decode(body)
+        assert our_text(html) == plain_text(html)
+    assert Checked.asked > 8 * len(bodies)
+
+
+TAGS = "article aside dd div footer h1 item li list main ol p section span style table template ul"
+NAMES = "aria-hidden class data-component id itemprop role style"
+VALUES = """
+post entry articleBody article-content story main content main-content footer sidebar nav-menu teaser caption hidden
+display:none comment-list comments cookie-notice cookie infinite-scroll reply-1 share tags true
+"""
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> HtmlElement:
+    """Trees of the tags and attributes that the expressions look at."""
+    root = document_fromstring("<html><body></body></html>")
+    places = [root[0]]
+    for _ in range(draw(st.integers(0, 25))):
+        element = etree.SubElement(draw(st.sampled_from(places)), draw(st.sampled_from(TAGS.split())))
+        for name in draw(st.lists(st.sampled_from(NAMES.split()), max_size=3)):
+            element.set(name, " ".join(draw(st.lists(st.sampled_from(VALUES.split()), min_size=1, max_size=2))))
+        places.append(element)
+    return root
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees())
+def test_expressions_find_the_same_on_any_tree(tree: HtmlElement) -> None:
+    for family in FAMILIES:
+        for member in family.members():
+            plain = list(member.family.plain[member.number](tree))
+            assert member(tree) == (plain[:1] if family.first else plain)
+
+
+def test_elements_that_were_removed_are_not_found_again() -> None:
+    tree = document_fromstring(
+        "<div class=sidebar><p class=teaser>in it</p></div><p class=teaser>beside</p><p class=caption>x</p>"
+    )
+    first, _, caption, teaser = module.DISCARD.members()
+    [sidebar] = first(tree)
+    sidebar.drop_tree()
+    assert [element.text for element in teaser(tree)] == ["beside"]
+    assert [element.text for element in caption(tree)] == ["x"]
+
+
+def test_attributes_that_cannot_be_written_are_left_to_the_plain_expression() -> None:
+    tree = document_fromstring("<div id='a&#1;'>x</div><div class=sidebar>y</div>")
+    assert [element.text for element in module.DISCARD.members()[0](tree)] == ["y"]
+
+
+def test_little_is_remembered_of_hostile_attributes() -> None:
+    forget()
+    tree = document_fromstring("".join(f"<div class='{'x' * 400}{n}'>a</div>" for n in range(50)))
+    module.BODY.members()[0](tree)
+    assert len(module.BODY.known) == 0
+
+
+PARTS = (
+    *("<p>a few words here</p>", "<div>loose, text", "</div>", "<script>var x = 1</script>", "<style>p{}</style>"),
+    *("<iframe src='//youtube.com/x'></iframe>", "<pre>\n two\n</pre>", ARTICLE, "<br>", "text ", "<table><td>c"),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(PARTS), max_size=12))
+def test_readability_never_finds_more_than_the_bound(parts: list[str]) -> None:
+    tree = document_fromstring("<html><body>" + "".join(parts) + "</body></html>")
+    bound = text_bound(tree)
+    found = etree.tostring(try_readability(tree), method="text", encoding="utf-8").decode()
+    assert len(trim(found)) <= bound
+
+
+@pytest.mark.parametrize("options", [{}, {"fast": True}, {"include_tables": False}])
+def test_short_and_odd_pages_have_the_same_text(options: dict[str, Any]) -> None:
+    bodies = [
+        "",
+        f"<article>{ARTICLE}</article>",
+        f"<div class=content><p>short</p></div><div>{ARTICLE}</div>",
+        f"{'<div>loose words in a row, ' * 40}",
+        f"<table>{'<tr><td>one cell of many<td>and the next' * 30}</table><form>{ARTICLE}</form>",
+        f"<nav>{'<a href=x>link</a> ' * 40}</nav><ul>{'<li><a href=y>item</a> words' * 40}</ul>",
+        f'<script type="application/ld+json">{{"articleBody": "{"told in a script, " * 40}"}}</script>',
+    ]
+    pages = ["", "no markup", *(f"<html><body>{body}</body></html>" for body in bodies)]
+    for html in pages:
+        assert our_text(html, **options) == plain_text(html, **options)
+
+
+def test_everything_is_put_back_even_after_an_error() -> None:
+    before = [core.load_html, core._prepare_tree, core._extract_and_compare, list(xpaths.BODY_XPATH)]
+    with pytest.raises(RecursionError), shortcuts():
+        assert core.load_html is not before[0]
+        raise RecursionError
+    assert [core.load_html, core._prepare_tree, core._extract_and_compare, list(xpaths.BODY_XPATH)] == before
+    assert type(load_html("<html><body><form><input></form></body></html>").find(".//form")).__name__ == "FormElement"
+    assert utils.load_html is load_html
+
+
+def same_and_fit(data: Path, every: int) -> None:
+    """The gate of the design: F within 0.002 of trafilatura called directly, here by the very same text."""
+    pages = list(gold_pages(data, every=every))
+    plain = [plain_text(decode(one.body)[0]) for one in pages]
+    ours = [extract_page(page(one.body), Recipe()).text for one in pages]
+    assert [one.name for one, a, b in zip(pages, plain, ours, strict=True) if a != b] == []
+    expected, found = fit(pages, plain), fit(pages, ours)
+    assert all(abs(found[corpus] - expected[corpus]) <= 0.002 for corpus in expected)
+    assert found["all"] > 0.8  # the yardstick measures something
+
+
+def test_gold_pages_fit_as_well_as_trafilatura_on_a_sample(real_data: Path) -> None:
+    same_and_fit(real_data, every=14)
+
+
+@pytest.mark.slow
+def test_gold_pages_fit_as_well_as_trafilatura(real_data: Path) -> None:
+    same_and_fit(real_data, every=1)
+
+
+@pytest.mark.slow
+def test_documentation_pages_have_the_same_text(real_data: Path) -> None:
+    for number, (name, body) in enumerate(documentation_pages(real_data)):
+        if number % 5 == 0:
+            assert extract_page(page(body), Recipe(flags=False)).text == plain_text(decode(body)[0]), name
