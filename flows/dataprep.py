@@ -1,26 +1,21 @@
-"""URLs -> token shards. Run it with `python -m flows.dataprep`; the recipe is `prepare`."""
+"""URLs, archives or texts -> token shards. Run it with `python -m flows.dataprep`; the recipe is `prepare`."""
 
-import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from prefect import flow
 
 from flows.command import command
-from flows.demo import demo_site
 from flows.orchestrate import run_step
 from flows.settings import DataprepSettings
+from flows.sources import check_sources, documents_of
 from flows.workplace import check_place, workplace
 from gpt2train.evaluate.passages import read_passages
-from tasks.blacklist import blacklist
 from tasks.clean import clean
 from tasks.cloze import cloze, cloze_file
 from tasks.decontaminate import decontaminate
 from tasks.dedup import check_earlier, dedup
-from tasks.download import download
 from tasks.evaluation import check_sets
-from tasks.extract import extract
 from tasks.report import REPORT, report
 from tasks.runner import Runner
 from tasks.shuffle import shuffle
@@ -28,7 +23,6 @@ from tasks.steps import Manifest
 from tasks.storage import Folder, read_any
 from tasks.tokenize import tokenize
 from tasks.tokenizer import tokenizer
-from tasks.urls import find_url_lists
 
 log = logging.getLogger("gpt2train")
 
@@ -37,9 +31,8 @@ log = logging.getLogger("gpt2train")
 class Prepared:
     """The manifests of the data steps, in the order of the recipe."""
 
-    blacklist: Manifest
-    download: Manifest
-    extract: Manifest
+    sources: tuple[Manifest, ...]
+    """Of the steps that brought the documents, by the sources that were given."""
     clean: Manifest
     cloze: Manifest | None
     decontaminate: Manifest
@@ -53,12 +46,12 @@ class Prepared:
     def manifests(self) -> list[Manifest]:
         """All manifests, in the order of the recipe."""
         values = [getattr(self, field.name) for field in fields(self)]
-        return [value for value in values if isinstance(value, Manifest)]
+        return [*self.sources, *(value for value in values if isinstance(value, Manifest))]
 
 
 @flow(name="dataprep")
 def dataprep(settings: DataprepSettings) -> str:
-    """From lists of URLs to token shards. Returns the folder of the tokens."""
+    """From lists of URLs, web archives or texts to token shards. Returns the folder of the tokens."""
     with workplace(settings) as (root, runner):
         prepared = prepare(root, settings, runner)
         # Beside the report of a training on the same data, which has a folder of its own.
@@ -69,12 +62,7 @@ def dataprep(settings: DataprepSettings) -> str:
 
 def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> Prepared:
     """The recipe of the data, step by step."""
-    with source_of(settings) as source:
-        lists = find_url_lists(source.urls)
-        urls = run_step(blacklist, root, lists, settings.blacklist, runner=runner)
-        options = {"connect_to": source.connect_to, "retry_failed": settings.retry_failed}
-        pages = run_step(download, root, urls, settings.download, runner=runner, **options)
-    documents = run_step(extract, root, pages, settings.extract, runner=runner, clean=settings.clean)
+    documents, sources = documents_of(root, settings, runner)
     # The published tokenizer counts a document's tokens; one that has yet to be trained on the documents cannot.
     published = settings.tokenizer.name != "train"
     bpe = run_step(tokenizer, root, None, settings.tokenizer, runner=runner) if published else None
@@ -92,9 +80,7 @@ def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> Prepare
     bpe = bpe or run_step(tokenizer, root, shuffled, settings.tokenizer, runner=runner)
     tokens = run_step(tokenize, root, shuffled, bpe, settings.tokenize, runner=runner)
     return Prepared(
-        blacklist=urls,
-        download=pages,
-        extract=documents,
+        sources=tuple(sources),
         clean=cleaned,
         cloze=drawn,
         decontaminate=decontaminated,
@@ -106,24 +92,6 @@ def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> Prepare
     )
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where the URLs come from, and which hosts are reached elsewhere than their names say."""
-
-    urls: Sequence[str]
-    connect_to: Mapping[str, str]
-
-
-@contextlib.contextmanager
-def source_of(settings: DataprepSettings) -> Iterator[Source]:
-    """The user's lists, or the embedded demo site for as long as it is needed."""
-    if settings.urls:
-        yield Source(settings.urls, settings.connect_to)
-        return
-    with demo_site() as site:
-        yield Source([site.url_list], site.connect_to)
-
-
 def check(settings: DataprepSettings) -> None:
     """Find before anything starts what would stop the flow later.
 
@@ -131,8 +99,7 @@ def check(settings: DataprepSettings) -> None:
         UserError: the output cannot be written, or an input is not there.
     """
     check_place(settings)
-    if settings.urls:
-        find_url_lists(settings.urls)
+    check_sources(settings)
     check_earlier(settings.dedup)
     check_sets(settings.decontaminate.against, settings.decontaminate.key)
     if settings.lambada:

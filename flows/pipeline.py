@@ -1,6 +1,6 @@
-"""The main job: URLs -> tokens -> checkpoints -> a merged and scored model -> a report.
+"""The main job: URLs, archives or texts -> tokens -> checkpoints -> a merged and scored model -> a report.
 
-Run it with `python -m flows.pipeline`; without a list of URLs it runs the embedded demo.
+Run it with `python -m flows.pipeline`; without any source it runs the embedded demo.
 """
 
 from prefect import flow
@@ -19,7 +19,7 @@ from tasks.report import REPORT, gather, report, summary
 
 @flow(name="pipeline")
 def pipeline(settings: PipelineSettings) -> str:
-    """From lists of URLs to an evaluated model. Returns the path of the report."""
+    """From lists of URLs, web archives or texts to an evaluated model. Returns the path of the report."""
     with workplace(settings) as (root, runner):
         data = prepare(root, settings, runner)
         training = learn(root, root, data.tokenize, data.tokenizer, settings, runner)

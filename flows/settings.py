@@ -1,6 +1,6 @@
 """The settings of the flows: what each room declares, put together, and nothing declared twice.
 
-Precedence: defaults < preset < `--config FILE.toml` < flags. Without a list of URLs the embedded demo runs, with the
+Precedence: defaults < preset < `--config FILE.toml` < flags. Without any source the embedded demo runs, with the
 preset `deployments/demo.toml`.
 """
 
@@ -26,11 +26,15 @@ from tasks.limits import LimitSettings
 from tasks.merge import MergeSettings
 from tasks.report import ReportSettings
 from tasks.shuffle import ShuffleSettings
+from tasks.sources.texts import TextsSettings
+from tasks.sources.warcs import WarcSettings
+from tasks.sources.webpages import WebpagesSettings
 from tasks.tokenize import TokenizeSettings
 from tasks.tokenizer import TokenizerSettings
 from tasks.train import LaunchSettings
 
 S = TypeVar("S", bound=Settings)
+SOURCES = ("urls", "warcs", "documents")
 
 
 def usable_cores() -> int:
@@ -56,10 +60,18 @@ class OutputSettings(Settings):
 
 
 class DataprepSettings(OutputSettings):
-    """From lists of URLs to token shards."""
+    """From lists of URLs, web archives or texts to token shards."""
 
     urls: tuple[str, ...] = ()
-    """Lists of URLs, one a line: files, globs, fsspec URLs; .gz .bz2 .xz .zst too. None given: the embedded demo."""
+    """Lists of URLs, one a line: files, globs, fsspec URLs; .gz .bz2 .xz .zst too. Without any source: the embedded
+    demo."""
+    warcs: tuple[str, ...] = ()
+    """Web archives (.warc, .warc.gz, .warc.zst), as Common Crawl publishes them: files, folders, globs, fsspec URLs."""
+    documents: tuple[str, ...] = ()
+    """Text of your own: JSON lines, Parquet, WET, and .txt .md .html files of one document each; files, folders, globs,
+    fsspec URLs; packed or not."""
+    json_key: str = Field("text", min_length=1)
+    """Name of the text in JSON lines and Parquet."""
     connect_to: dict[str, str] = {}
     """Host pattern -> address:port that is asked instead, as curl's --connect-to: for a mirror, a proxy of your own, a
     test. No part of any fingerprint, and no way around `download.allow_private`."""
@@ -72,6 +84,12 @@ class DataprepSettings(OutputSettings):
     """Which URLs are not worth a request."""
     download: DownloadSettings = DownloadSettings()
     """How pages are fetched."""
+    warc: WarcSettings = WarcSettings()
+    """Which pages of web archives are taken."""
+    webpages: WebpagesSettings = WebpagesSettings()
+    """Which HTML files are taken."""
+    texts: TextsSettings = TextsSettings()
+    """How texts are read from files."""
     extract: ExtractSettings = ExtractSettings()
     """How the text is taken out of a page."""
     clean: CleanSettings = CleanSettings()
@@ -105,6 +123,11 @@ class DataprepSettings(OutputSettings):
             if not address or not port.isdecimal() or not 0 < int(port) < 65536:
                 raise ValueError(f"{host!r} leads to {target!r}, expected address:port as '127.0.0.1:8080'")
         return value
+
+    @property
+    def has_source(self) -> bool:
+        """Whether any source is given; without one the embedded demo runs."""
+        return any(getattr(self, name) for name in SOURCES)
 
 
 class PretrainSettings(OutputSettings):
@@ -144,7 +167,7 @@ class ScoreSettings(JudgeSettings):
 
 
 class PipelineSettings(DataprepSettings, PretrainSettings, JudgeSettings):
-    """The main job: from lists of URLs to an evaluated model and a report."""
+    """The main job: from lists of URLs, web archives or texts to an evaluated model and a report."""
 
 
 def demo_layer() -> dict[str, Any]:
@@ -167,7 +190,7 @@ def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] 
     given = layer(_concerning(model, read_toml(config)) if config else {}, flags or {})
     source = config if config and not flags else "settings"
     below: dict[str, Any] = {}
-    if issubclass(model, DataprepSettings) and not given.get("urls"):
+    if issubclass(model, DataprepSettings) and not any(map(given.get, SOURCES)):
         below = _concerning(model, demo_layer())
     if issubclass(model, PretrainSettings):
         chosen = layer(below, given).get("preset", PretrainSettings.model_fields["preset"].default)

@@ -19,10 +19,11 @@ from pydantic import Field
 from gpt2train.errors import RunError
 from gpt2train.settings import Settings
 from tasks.clean import CleanSettings
-from tasks.download.warc import Page, read_pages
+from tasks.download.warc import Page
 from tasks.html.early import Wanted
 from tasks.html.page import Extracted, Recipe, extract_pages
 from tasks.html.sandbox import WORN
+from tasks.pages import read_pages
 from tasks.pool import WorkerPool, local_pool
 from tasks.runner import Runner
 from tasks.shards import DOCUMENT, commit_rows, rejected_row

@@ -33,7 +33,7 @@ class InputFile:
 
     Attributes:
         place: path or URL, as `open_input` takes it.
-        name: base name; goes into the `source` column.
+        name: base name, or the path below the folder that was given; goes into the `source` column.
         bytes: size as it lies there, packed; None where the store does not tell.
         identity: what a step's fingerprint takes of it: the hash of its content, or size and tag of a store that
             tells them. The same wherever the file lies on local disk.
@@ -59,8 +59,11 @@ def find_inputs(patterns: Sequence[str], flag: str, suffixes: Sequence[str]) -> 
     """
     if not patterns:
         raise UserError(f"no file was given; give one with {flag}")
-    places = dict.fromkeys(place for pattern in patterns for place in _expand(pattern, flag, suffixes))
-    return [_describe(place, flag) for place in places]
+    found: dict[str, str] = {}
+    for pattern in patterns:
+        for place, name in _expand(pattern, flag, suffixes):
+            found.setdefault(place, name)
+    return [_describe(place, name, flag) for place, name in found.items()]
 
 
 @contextlib.contextmanager
@@ -114,38 +117,47 @@ def kind_of(place: str) -> str:
     return PurePosixPath(name.stem).suffix if name.suffix in PACKED else name.suffix
 
 
-def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[str]:
-    """The places that a pattern names, sorted."""
+def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str, str]]:
+    """The places that a pattern names, sorted, each with its name."""
     if pattern.startswith(("http://", "https://")):
-        return [pattern]  # a `?` in a web address is no wildcard, and the web has no folders
+        return [(pattern, base_name(pattern))]  # a `?` in a web address is no wildcard, and the web has no folders
+    folder = ""
     with _clear_errors(pattern):
         fs, path = fsspec.core.url_to_fs(pattern)
         if fs.isdir(path):
+            folder = f"{path.rstrip('/')}/"
             names = [name for name in fs.find(path) if kind_of(name) in suffixes]
             missing = f"no file in {pattern} ends in {', '.join(suffixes)}; check the folder given with {flag}"
         elif not any(sign in pattern for sign in "*?[") or fs.exists(path):
-            return [pattern]
+            return [(pattern, base_name(pattern))]
         else:
             names = [name for name in fs.glob(path) if not fs.isdir(name)]
             missing = f"no file matches {pattern}; check the pattern given with {flag}"
     if not names:
         raise UserError(missing)
-    return [name if isinstance(fs, LocalFileSystem) else str(fs.unstrip_protocol(name)) for name in sorted(names)]
+    local = isinstance(fs, LocalFileSystem)
+    return [
+        (
+            name if local else str(fs.unstrip_protocol(name)),
+            name.removeprefix(folder) if folder else base_name(name),  # two folders may hold a file of the same name
+        )
+        for name in sorted(names)
+    ]
 
 
-def _describe(place: str, flag: str) -> InputFile:
+def _describe(place: str, name: str, flag: str) -> InputFile:
     with _clear_errors(place, f"check the path given with {flag}"):
         fs, path = fsspec.core.url_to_fs(place)
         if isinstance(fs, LocalFileSystem):
             stat = Path(path).stat()
-            return InputFile(place, base_name(place), stat.st_size, _hash_once(path, stat.st_size, stat.st_mtime_ns))
+            return InputFile(place, name, stat.st_size, _hash_once(path, stat.st_size, stat.st_mtime_ns))
         info: dict[str, Any] = fs.info(path)
         size = info.get("size")
         tags = [f"{name}={info[name]}" for name in TAGS if info.get(name)]
         if size is not None and tags:
-            return InputFile(place, base_name(place), size, f"size={size} {' '.join(tags)}")
+            return InputFile(place, name, size, f"size={size} {' '.join(tags)}")
         with fs.open(path, "rb") as file:
-            return InputFile(place, base_name(place), size, hash_of(file))
+            return InputFile(place, name, size, hash_of(file))
 
 
 @functools.lru_cache(maxsize=100_000)

@@ -31,6 +31,12 @@ class LimitSettings(Settings):
     """URLs. Raw lists of submissions lose a tenth to a half."""
     download: float = Field(0.95, ge=0, le=1)
     """Pages. An old list loses three of four to dead links."""
+    warcs: float = Field(0.95, ge=0, le=1)
+    """Responses in archives. A crawl of everything holds pictures and error pages too."""
+    webpages: float = Field(0.5, ge=0, le=1)
+    """Files of HTML. They were put there on purpose."""
+    texts: float = Field(0.5, ge=0, le=1)
+    """Records of JSON lines, Parquet and text files. They were written on purpose."""
     extract: float = Field(0.95, ge=0, le=1)
     """Pages without a text, or of another kind than wanted."""
     clean: float = Field(0.95, ge=0, le=1)

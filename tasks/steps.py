@@ -24,7 +24,7 @@ from typing import Any
 from gpt2train.errors import RunError
 from gpt2train.settings import Settings
 from tasks.limits import LimitSettings, judge
-from tasks.storage import FileRecord, Folder
+from tasks.storage import TEMPORARY, FileRecord, Folder
 
 MANIFEST = "_manifest.json"
 TIMINGS = "timings.jsonl"
@@ -236,8 +236,9 @@ class Step:
         )
         named = {record.name for record in outcome.files}
         found = self.folder.files() if sweep else []
-        keep = {*named, MANIFEST}
-        self.folder.remove(*(name for name in found if name not in keep and not name.startswith("_batches/")))
+        # A name that begins with `_` is a note of the step itself: its manifest, its batches, where its inputs lie.
+        notes = {name for name in found if name.startswith("_") and TEMPORARY not in name}
+        self.folder.remove(*(name for name in found if name not in named and name not in notes))
         text = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False)
         self.folder.write_bytes(MANIFEST, text.encode() + b"\n")
         self.forget_batches()

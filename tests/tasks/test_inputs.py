@@ -41,7 +41,13 @@ def test_files_globs_and_folders(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
     assert names([f"{tmp_path}/c.lst", f"{tmp_path}/*.txt"]) == ["c.lst", "b.txt", "odd[1].txt"]
     assert names([f"{tmp_path}/odd[1].txt"]) == ["odd[1].txt"]  # a file that is there is no pattern
-    assert names([str(tmp_path)], ".txt", ".parquet") == ["a.TXT", "b.txt", "odd[1].txt", "d.txt.gz", "e.parquet"]
+    assert names([str(tmp_path)], ".txt", ".parquet") == [
+        "a.TXT",
+        "b.txt",
+        "odd[1].txt",
+        "sub/d.txt.gz",
+        "sub/deep/e.parquet",
+    ]
     assert names([f"{tmp_path}/b.txt", f"{tmp_path}/?.txt"]) == ["b.txt"]  # each file once
 
 

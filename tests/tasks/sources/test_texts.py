@@ -1,0 +1,348 @@
+"""Texts of the user: every kind of file, every fault a reason with its row, what a file holds and not what it is."""
+
+import bz2
+import gzip
+import json
+import lzma
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2train.errors import UserError
+from tasks.extract import ExtractSettings, document_id, extract
+from tasks.runner import Runner
+from tasks.shards import read_rows
+from tasks.sources.documents import find_documents
+from tasks.sources.rows import json_item
+from tasks.sources.texts import TextsSettings, grouped, texts
+from tasks.sources.together import together
+from tasks.sources.warcs import WarcSettings, find_warcs, warcs
+from tasks.sources.webpages import WebpagesSettings, webpages
+from tasks.steps import Manifest
+from tasks.storage import Folder
+from tests.tasks.corpus import Inline, content_of, rejected_of, rows_of
+from tests.tasks.sources.archives import members, record, response, url
+
+PARAGRAPH = "The library waits for the reply of the server, and it gives up when the reply does not come in time. "
+PAGE = f"<html><head><title>A title</title></head><body><article><p>{PARAGRAPH * 4}</p></article></body></html>"
+
+
+def zstd(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return bytes(sink.getvalue())
+
+
+PACKS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
+
+
+def read(root: Path, *places: Path, key: str = "text", runner: Runner | None = None, **chosen: Any) -> Manifest:
+    settings = TextsSettings(**chosen)
+    found = find_documents([str(place) for place in places], key, settings.max_bytes)
+    return texts(Folder(root), found.texts, key, settings, runner or Inline())
+
+
+def write(path: Path, *lines: Any) -> Path:
+    """JSON lines; bytes as they are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(
+        b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
+    )
+    return path
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_json_lines_packed_or_not(tmp_path: Path, pack: str) -> None:
+    """As Megatron's and ColossalAI's tools write them."""
+    lines = [{"text": f"words {n}", "url": f"http://a.example/{n}"} for n in range(5)]
+    path = tmp_path / f"raw.json{pack}"
+    path.write_bytes(PACKS[pack](b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
+    rows = rows_of(Folder(tmp_path / "out"), read(tmp_path / "out", path, shard_rows=2))
+    assert [(row["text"], row["url"]) for row in rows] == [(line["text"], line["url"]) for line in lines]
+    assert rows[0]["id"] == document_id("http://a.example/0", "words 0")
+    assert {row["source"] for row in rows} == {path.name}
+
+
+def test_what_comes_along_and_how_a_record_without_a_url_is_called(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "in" / "a.jsonl",
+        {"body": "one", "url": "http://a.example/", "title": "T\x00", "date": "2020-01-02", "id": "x", "more": [1]},
+        b"",
+        {"body": "two", "id": 7, "title": ["no", "string"], "score": float("nan")},
+        {"body": "three\u2028still\x85three"},
+    )
+    rows = rows_of(Folder(tmp_path / "out"), read(tmp_path / "out", path, key="body"))
+    assert [(row["url"], row["title"], row["date"]) for row in rows] == [
+        ("http://a.example/", "T", "2020-01-02"),
+        ("a.jsonl#7", None, None),
+        ("a.jsonl#4", None, None),
+    ]
+    assert rows[2]["text"] == "three\u2028still\x85three"
+
+
+BAD = {
+    "broken": (b'{"text": "a", ', "broken_json", "end of data"),
+    "no JSON": (b"hello", "broken_json", "unexpected"),
+    "too deep": (b"[" * 100_000, "broken_json", "depth"),
+    "a list": (b"[1, 2]", "wrong_type", "list, an object expected"),
+    "a number": (b"12", "wrong_type", "int, an object expected"),
+    "text is a list": ({"text": ["a"]}, "wrong_type", "'text' is list, a string expected"),
+    "text is a number": ({"text": 3}, "wrong_type", "'text' is int"),
+    "no text": ({"words": "a"}, "no_text", "no key 'text'"),
+    "null": ({"text": None}, "no_text", "'text' is null"),
+    "empty": ({"text": ""}, "empty", "no characters"),
+    "spaces": ({"text": " \n\t"}, "empty", "spaces"),
+    "no UTF-8": (b'{"text": "caf\xe9"}', "invalid_utf8", "byte 13"),
+    "UTF-8 surrogate": (b'{"text": "\xed\xa0\x80"}', "invalid_utf8", "byte 10"),
+    "a lone surrogate": (b'{"text": "ab\\ud800"}', "lone_surrogate", "character 2"),
+    "a NUL": ({"text": "ab\0c"}, "nul", "character 2"),
+    "a bare NUL": (b'{"text": "ab\0c"}', "broken_json", "control character"),
+    "too long": ({"text": "x" * 200_000}, "too_large", "more than 100,000 bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_line_has_a_reason_and_its_row(tmp_path: Path, kind: str) -> None:
+    line, reason, said = BAD[kind]
+    path = write(tmp_path / "in" / "b.jsonl", {"text": "before"}, line, {"text": "after"})
+    manifest = read(tmp_path / "out", path, max_bytes=100_000)
+    assert [row["text"] for row in rows_of(Folder(tmp_path / "out"), manifest)] == ["before", "after"]
+    (bad,) = rejected_of(Folder(tmp_path / "out"), manifest)
+    assert bad["reason"] == reason
+    assert bad["detail"].startswith("b.jsonl, row 2: ") and said in bad["detail"]
+    assert (bad["text"] or "") == ""  # nothing of the document, which may be anything
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_record_or_a_reason(line: bytes) -> None:
+    _, item = json_item(2, line, "text", 1000)
+    assert bool(item.text) != bool(item.reason)
+
+
+@given(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1))
+def test_any_text_comes_through_as_it_is(text: str) -> None:
+    _, item = json_item(2, json.dumps({"text": text}).encode(), "text", 10_000)
+    assert item.text == text if text.strip() else item.reason == "empty"
+
+
+MEMORY = """
+import resource, sys
+from tasks.sources.documents import find_documents
+from tasks.sources.texts import TextsSettings, texts_part
+from tasks.storage import Folder
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = find_documents([sys.argv[1]], "text", 2**24)
+outcome = texts_part(Folder(sys.argv[2]), "part-00000", found.texts, "text", TextsSettings())
+print(outcome.kept, dict(outcome.reasons), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_line_of_a_gigabyte_is_not_held(tmp_path: Path) -> None:
+    """Sparse on disk: a gigabyte of NULs between two lines."""
+    with (tmp_path / "long.jsonl").open("wb") as file:
+        file.write(b'{"text": "before"}\n{"text": "')
+        file.seek(2**30)
+        file.write(b'"}\n{"text": "after"}\n')
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "long.jsonl"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2 {'too_large': 1} ")
+    grown = int(done.stdout.split()[-1])
+    assert grown < 120 * 1024, f"{grown / 1024:.0f} MB"
+
+
+def test_parquet(tmp_path: Path) -> None:
+    columns = {
+        "text": pa.array([b"one", b"caf\xe9", None, b"a\0b", b"five", b"x" * 2000], pa.binary()).view(pa.string()),
+        "url": ["http://a.example/1", "2", "3", "4", None, "6"],
+        "date": pa.array([0, 1, 2, 3, 4, 5], pa.date32()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    manifest = read(tmp_path / "out", tmp_path / "a.parquet", max_bytes=1000)
+    rows = rows_of(Folder(tmp_path / "out"), manifest)
+    assert [(row["text"], row["url"], row["date"]) for row in rows] == [
+        ("one", "http://a.example/1", "1970-01-01"),
+        ("five", "a.parquet#5", "1970-01-05"),
+    ]
+    found = [(row["reason"], row["detail"].split(":")[0]) for row in rejected_of(Folder(tmp_path / "out"), manifest)]
+    assert found == [
+        ("invalid_utf8", "a.parquet, row 2"),
+        ("no_text", "a.parquet, row 3"),
+        ("nul", "a.parquet, row 4"),
+        ("too_large", "a.parquet, row 6"),
+    ]
+
+
+def test_parquet_of_other_types(tmp_path: Path) -> None:
+    for number, kind in enumerate([pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.binary()]):
+        array = (
+            pa.array(["a b", "c", "a b"]).cast(pa.binary()) if kind == pa.binary() else pa.array(["a b", "c", "a b"])
+        )
+        pq.write_table(pa.table({"text": array.cast(kind)}), tmp_path / f"{number}.parquet")
+        rows = rows_of(Folder(tmp_path / "out"), read(tmp_path / "out", tmp_path / f"{number}.parquet"))
+        assert [row["text"] for row in rows] == ["a b", "c", "a b"], kind
+
+
+def test_a_folder_is_one_record_a_file_and_html_goes_through_the_extraction(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    (source / "deep").mkdir(parents=True)
+    (source / "one.txt").write_text("first line\nsecond line\n")
+    (source / "deep" / "one.txt").write_bytes("other\n".encode("utf-16"))
+    (source / "notes.md").write_bytes(b"\xef\xbb\xbf# Notes\n")
+    (source / "latin.txt").write_bytes(b"caf\xe9")
+    (source / "empty.txt").write_text("")
+    (source / "page.html").write_text(PAGE)
+    (source / "deep" / "page.htm.gz").write_bytes(gzip.compress(PAGE.replace("library", "bakery").encode()))
+    (source / "blank.html").write_text("\n")
+    (source / "picture.png").write_bytes(b"\x89PNG")
+    found = find_documents([str(source)], "text", 2**20)
+    root = Folder(tmp_path / "out")
+    manifest = texts(root, found.texts, "text", TextsSettings(), Inline())
+    assert {row["url"]: row["text"] for row in rows_of(root, manifest)} == {
+        "one.txt": "first line\nsecond line\n",
+        "deep/one.txt": "other\n",
+        "notes.md": "# Notes\n",
+    }
+    reasons = [(row["reason"], row["detail"].split(":")[0]) for row in rejected_of(root, manifest)]
+    assert reasons == [("empty", "empty.txt"), ("invalid_utf8", "latin.txt")]
+    pages = webpages(root, found.pages, WebpagesSettings(), Inline())
+    assert pages.outcome.reasons == {"empty": 1}
+    with Runner(workers=1) as runner:
+        documents = extract(root, pages, ExtractSettings(), runner)
+    rows = {row["url"]: row for row in rows_of(root, documents)}
+    assert rows.keys() == {"page.html", "deep/page.htm.gz"}
+    assert rows["page.html"]["title"] == "A title"
+    assert (
+        rows["deep/page.htm.gz"]["text"]
+        == PARAGRAPH.replace("library", "bakery") * 3 + PARAGRAPH.replace("library", "bakery").strip()
+    )
+
+
+def test_extracted_texts_of_common_crawl(tmp_path: Path) -> None:
+    records = [record("warcinfo", 0, b"x"), record("conversion", 1, "Ein schöner Text".encode())]
+    records += [record("conversion", 2, b"\xff\xfe"), b"nonsense\r\n\r\n", record("conversion", 4, b"The end")]
+    path = tmp_path / "cc.warc.wet.gz"
+    path.write_bytes(members(records))
+    manifest = read(tmp_path / "out", path)
+    rows = rows_of(Folder(tmp_path / "out"), manifest)
+    assert [(row["url"], row["text"]) for row in rows] == [(url(1), "Ein schöner Text"), (url(4), "The end")]
+    assert manifest.outcome.reasons == {"broken_record": 1, "invalid_utf8": 1}
+
+
+NO_SUCH = {
+    "an array": (b'[\n{"text": "a"},\n{"text": "b"}\n]\n', "x.json", r"x\.json, row 1: .*one JSON object a line.*jq"),
+    "a page": (b"<html>\n<p>hello\n", "x.jsonl", r"x\.jsonl, row 1: broken_json .*one JSON object a line"),
+    "packed": (gzip.compress(b'{"text": "a"}'), "x.jsonl", r"x\.jsonl, row 1: invalid_utf8 .*rename the file"),
+    "another key": (b'{"body": "a", "u": 1}\n', "x.jsonl", r"row 1: no key 'text'; it has 'body', 'u'; .*--json-key"),
+    "a wrong type": (b'{"text": {"a": 1}}\n', "x.jsonl", r"row 1: 'text' is dict, .*--json-key"),
+    "no gzip": (b'{"text": "a"}', "x.jsonl.gz", r"x\.jsonl\.gz is not a whole \.gz file .*rename"),
+    "no Parquet": (b'{"text": "a"}', "x.parquet", r"x\.parquet is no whole Parquet file"),
+    "an unknown ending": (b"a", "x.pdf", r"x\.pdf: its ending is none of \.jsonl .*rename"),
+    "an archive": (b"a", "x.warc.gz", r"x\.warc\.gz: its ending .*--warcs"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_SUCH)
+def test_a_file_that_is_not_what_its_name_says(tmp_path: Path, kind: str) -> None:
+    data, name, said = NO_SUCH[kind]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=said):
+        find_documents([str(tmp_path / name)], "text", 2**20)
+
+
+def test_a_parquet_file_without_the_column(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"body": ["a"], "n": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"no column 'text'; it has 'body', 'n'; name it with --json-key"):
+        find_documents([str(tmp_path)], "text", 2**20)
+    with pytest.raises(UserError, match=r"column 'n' of .* holds int64, strings expected"):
+        find_documents([str(tmp_path)], "n", 2**20)
+
+
+def test_a_cut_parquet_file_is_named_by_the_step(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["words " * 50] * 1000}), tmp_path / "a.parquet", compression="none")
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    data[4:60] = b"\xff" * 56  # the first page's header
+    (tmp_path / "a.parquet").write_bytes(bytes(data))
+    with pytest.raises(UserError, match=r"a\.parquet is no whole Parquet file after row 0 "):
+        find_documents([str(tmp_path)], "text", 2**20)
+
+
+def test_a_later_file_is_checked_as_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.sources.documents.LOOK", 1)
+    files = [write(tmp_path / "1.jsonl", {"text": "a"}), write(tmp_path / "2.jsonl", {"body": "a"})]
+    with pytest.raises(UserError, match=r"2\.jsonl, row 1: no key 'text'; it has 'body'"):
+        read(tmp_path / "out", *files)
+
+
+def test_small_files_go_together_and_large_ones_alone(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{n}.jsonl", {"text": "x" * size}) for n, size in enumerate([10, 10, 900, 10, 10, 10])]
+    found = find_documents([str(path) for path in paths], "text", 2**20)
+    assert [len(group) for group in grouped(found.texts, 2, 800)] == [2, 1, 2, 1]
+    assert [len(group) for group in grouped(found.texts, 9, 20)] == [1] * 6
+    assert grouped([], 2, 800) == []
+
+
+def test_the_same_bytes_for_one_and_two_workers_and_wherever_the_files_lie(tmp_path: Path) -> None:
+    found = []
+    for workers, place in ((1, tmp_path / "a"), (2, tmp_path / "b" / "deeper")):
+        for number in range(3):
+            write(place / f"{number}.jsonl", *({"text": f"{number} {n}"} for n in range(50)), b"broken")
+        root = tmp_path / f"out{workers}"
+        with Runner(workers=workers) as runner:
+            manifest = read(root, place, runner=runner, shard_rows=20)
+        found.append((manifest, content_of(Folder(root), manifest)))
+    assert found[0] == found[1]
+    assert (manifest.outcome.kept, manifest.outcome.reasons) == (150, {"broken_json": 3})
+
+
+def test_several_sources_are_one_input(tmp_path: Path) -> None:
+    """Pages of archives and of files through one extraction; its documents and loose texts through what follows."""
+    (tmp_path / "a.warc.gz").write_bytes(members([response(1, PAGE.encode()), response(2, b"<html></html>")]))
+    (tmp_path / "page.html").write_text(PAGE.replace("library", "bakery"))
+    write(tmp_path / "a.jsonl", {"text": "loose words", "url": "http://b.example/"})
+    root = Folder(tmp_path / "out")
+    loose = find_documents([f"{tmp_path}/*.html", f"{tmp_path}/*.jsonl"], "text", 2**20)
+    with Runner(workers=1) as runner:
+        archives = warcs(root, find_warcs([f"{tmp_path}/*.warc.gz"]), WarcSettings(), runner)
+        files = webpages(root, loose.pages, WebpagesSettings(), runner)
+        pages = together([archives, files])
+        documents = extract(root, pages, ExtractSettings(), runner)
+        assert documents.outcome.seen == 3
+        words = texts(root, loose.texts, "text", TextsSettings(), runner)
+        assert extract(root, together([archives, files]), ExtractSettings(), runner) == documents
+        assert "extract" in runner.skipped
+    both = together([documents, words])
+    rows = [row for found in both.outputs for row in read_rows(root / both.folder, found.name)]
+    assert [row["url"] for row in rows] == [url(1), "page.html", "http://b.example/"]
+    assert together([words]) is words
+    assert both.identity != together([words, documents]).identity
+
+
+def test_killed_and_run_again_the_same_bytes(tmp_path: Path) -> None:
+    for number in range(4):
+        write(tmp_path / "in" / f"{number}.jsonl", *({"text": f"{number} {n} " * 20} for n in range(4000)))
+    chosen = {"shard_bytes": 100_000}
+    whole = read(tmp_path / "whole", tmp_path / "in", **chosen)
+    code = (
+        "import sys; from tests.tasks.sources.test_texts import read; from pathlib import Path; "
+        "read(Path(sys.argv[1]), Path(sys.argv[2]), shard_bytes=100_000)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "out"), str(tmp_path / "in")])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out/texts/_batches/part-00000.json").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "out/texts/_manifest.json").exists()
+    assert read(tmp_path / "out", tmp_path / "in", **chosen) == whole

@@ -1,0 +1,372 @@
+"""Archives made elsewhere: every page is found and found again, every fault is named, and costs itself alone."""
+
+import bz2
+import gzip
+import lzma
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import brotli
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from warcio.archiveiterator import ArchiveIterator
+
+from gpt2train.errors import RunError, UserError
+from tasks.download.warc import Page
+from tasks.pages import read_pages
+from tasks.runner import Runner
+from tasks.sources.warcs import WarcSettings, find_warcs, warcs
+from tasks.steps import Manifest
+from tasks.storage import Folder
+from tests.tasks.corpus import Inline, content_of, rejected_of
+from tests.tasks.sources.archives import chunked, members, record, response, url, zeros
+
+BODY = b"<html><body>" + b"<p>a paragraph of some words</p>" * 40
+INFO = record("warcinfo", 0, b"software: none\r\n")
+
+
+def zstd(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return bytes(sink.getvalue())
+
+
+PACKS = {
+    "members.warc.gz": members,
+    "plain.warc": b"".join,
+    "one_stream.warc.gz": lambda records: gzip.compress(b"".join(records)),
+    "frames.warc.zst": lambda records: b"".join(map(zstd, records)),
+    "stream.warc.zst": lambda records: zstd(b"".join(records)),
+    "stream.warc.xz": lambda records: lzma.compress(b"".join(records)),
+    "stream.warc.bz2": lambda records: bz2.compress(b"".join(records)),
+}
+
+
+def index(root: Path, *files: Path, runner: Runner | None = None, **chosen: object) -> Manifest:
+    return warcs(Folder(root), find_warcs([str(file) for file in files]), WarcSettings(**chosen), runner or Inline())
+
+
+def pages_of(root: Path, manifest: Manifest) -> list[Page]:
+    folder = Folder(root) / manifest.folder
+    return [page for output in manifest.outputs for page in read_pages(folder, output.name)]
+
+
+def faults_of(root: Path, manifest: Manifest) -> list[tuple[str, str, str]]:
+    rows = rejected_of(Folder(root), manifest)
+    return [(row["url"], row["reason"], row["detail"]) for row in rows]
+
+
+def archive(folder: Path, data: bytes, name: str = "a.warc.gz") -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def numbered(number: int) -> bytes:
+    return BODY + str(number).encode()
+
+
+@pytest.mark.parametrize("name", PACKS)
+def test_every_packing_is_read_and_read_again(tmp_path: Path, name: str) -> None:
+    records = [INFO]
+    for number in range(1, 8):
+        records += [record("request", number, b"GET / HTTP/1.1\r\n\r\n"), response(number, numbered(number))]
+        records += [record("metadata", number, b"fetchTimeMs: 7")]
+    path = archive(tmp_path, PACKS[name](records), name)
+    manifest = index(tmp_path / "out", path, shard_rows=2)
+    pages = pages_of(tmp_path / "out", manifest)
+    assert [(page.url, page.body) for page in pages] == [(url(n), numbered(n)) for n in range(1, 8)]
+    assert {(page.source, page.charset, page.fetched_at) for page in pages} == {(name, "utf-8", "2026-01-02T03:04:05Z")}
+    assert (manifest.outcome.seen, manifest.outcome.kept, manifest.outcome.reasons) == (7, 7, {})
+    # A record can be reached from anywhere where each is packed alone, or none is packed.
+    assert len(manifest.outputs) == (1 if "stream" in name or "zst" in name else 4)
+
+
+@pytest.mark.parametrize("name", ["one_stream.warc.gz", "stream.warc.zst"])
+def test_a_large_archive_in_one_stream_is_cut_all_the_same(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.sources.warcs.FURTHER", 3)
+    path = archive(tmp_path, PACKS[name]([response(n, numbered(n)) for n in range(7)]), name)
+    manifest = index(tmp_path / "out", path, shard_rows=1)
+    assert [output.rows for output in manifest.outputs] == [3, 3, 1]
+    assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(n) for n in range(7)]
+
+
+def test_the_same_pages_as_warcio(tmp_path: Path) -> None:
+    """A twin on sound archives; the archives of `test_warc` are warcio's own."""
+    records = [response(n, numbered(n) * (n + 1), "Content-Language: en") for n in range(20)]
+    path = archive(tmp_path, members([INFO, *records]))
+    with path.open("rb") as file:
+        theirs = [
+            (one.rec_headers.get_header("WARC-Target-URI"), one.content_stream().read())
+            for one in ArchiveIterator(file)
+            if one.rec_type == "response"
+        ]
+    ours = pages_of(tmp_path / "out", index(tmp_path / "out", path))
+    assert [(page.url, page.body) for page in ours] == theirs
+
+
+BODIES = {
+    "plain": (BODY, []),
+    "chunked": (chunked(BODY), ["Transfer-Encoding: chunked"]),
+    "unchunked already": (BODY, ["Transfer-Encoding: chunked"]),
+    "gzip": (gzip.compress(BODY), ["Content-Encoding: gzip"]),
+    "gzip in members": (gzip.compress(BODY[:50]) + gzip.compress(BODY[50:]), ["Content-Encoding: x-gzip"]),
+    "gzip in chunks": (chunked(gzip.compress(BODY), 33), ["Transfer-Encoding: chunked", "Content-Encoding: GZIP"]),
+    "unpacked already": (BODY, ["Content-Encoding: gzip"]),
+    "deflate": (zlib.compress(BODY), ["Content-Encoding: deflate"]),
+    "bare deflate": (zlib.compress(BODY, wbits=-15), ["Content-Encoding: deflate"]),
+    "brotli": (brotli.compress(BODY), ["Content-Encoding: br"]),
+    "no brotli any more": (BODY, ["Content-Encoding: br"]),
+    "identity": (BODY, ["Content-Encoding: identity"]),
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_bodies_as_crawlers_store_them(tmp_path: Path, kind: str) -> None:
+    body, headers = BODIES[kind]
+    path = archive(tmp_path, members([response(1, body, *headers)]))
+    (page,) = pages_of(tmp_path / "out", index(tmp_path / "out", path))
+    assert page.body == BODY
+
+
+REFUSED = {
+    "a picture": (response(1, b"\x89PNG", content_type="image/png"), "content_type", "image/png"),
+    "no type": (response(1, BODY, content_type=""), "content_type", "none"),
+    "not found": (response(1, BODY, status="404 Not Found"), "http_status", "404"),
+    "no status": (response(1, BODY, status=""), "http_status", "none"),
+    "nothing": (response(1, b""), "empty", "no bytes"),
+    "not HTTP": (record("response", 1, b"\x00\x01\x02"), "broken_record", "no HTTP head"),
+    "endless HTTP head": (record("response", 1, b"HTTP/1.1 200 OK\r\n" + b"x" * 10**5), "broken_record", "no HTTP"),
+    "cut gzip": (response(1, gzip.compress(BODY)[:-20], "Content-Encoding: gzip"), "content_encoding", "end too soon"),
+    "cut brotli": (response(1, brotli.compress(BODY)[:-9], "Content-Encoding: br"), "content_encoding", "too soon"),
+    "no brotli": (response(1, b"\xff" * 99, "Content-Encoding: br"), "content_encoding", "not the brotli"),
+    "an encoding of the future": (response(1, BODY, "Content-Encoding: zz"), "content_encoding", "'zz'"),
+    "cut chunks": (response(1, chunked(BODY)[:-700], "Transfer-Encoding: chunked"), "transfer_encoding", "longer"),
+    "odd chunks": (
+        response(1, b"5\r\nabcde\r\nhello", "Transfer-Encoding: chunked"),
+        "transfer_encoding",
+        "no chunk begins at byte 10",
+    ),
+    "negative chunk": (
+        response(1, b"3\r\nabc\r\n-5\r\nab", "Transfer-Encoding: chunked"),
+        "transfer_encoding",
+        "byte 8",
+    ),
+    "gzip bomb": (response(1, zeros(15 * 2**20), "Content-Encoding: gzip"), "compression_ratio", "100 times"),
+    "deflate bomb": (
+        response(1, zeros(15 * 2**20, -15), "Content-Encoding: deflate"),
+        "compression_ratio",
+        "100 times",
+    ),
+    "brotli bomb": (
+        response(1, brotli.compress(bytes(15 * 2**20), quality=5), "Content-Encoding: br"),
+        "compression_ratio",
+        "100 times",
+    ),
+    "too large": (response(1, b"<p>" + os.urandom(2**16)), "too_large", "longer than the bound"),
+    "a length that is none": (record("response", 1, BODY).replace(b"Length: ", b"Length: x"), "broken_record", "'x"),
+    "a negative length": (response(1, BODY, length=-5), "broken_record", "'-5'"),
+    "no length": (record("response", 1, BODY).replace(b"Content-Length", b"Content-Breadth"), "broken_record", "''"),
+    "a length too large": (response(1, BODY, length=10**6), "broken_record", "ends after"),
+    "a length too small": (response(1, BODY, length=100), "broken_record", "goes on after"),
+    "no head": (b"<html>what is this</html>\r\n\r\n", "broken_record", "no record begins"),
+    "a head without end": (b"WARC/1.0\r\nX: " + b"y" * 10**5 + b"\r\n\r\n", "broken_record", "longer than 65,536"),
+}
+
+
+@pytest.mark.parametrize("pack", ["members.warc.gz", "plain.warc", "one_stream.warc.gz", "frames.warc.zst"])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_fault_has_a_reason_and_costs_itself_alone(tmp_path: Path, kind: str, pack: str) -> None:
+    bad, reason, said = REFUSED[kind]
+    good = [response(n, numbered(n)) for n in (2, 3, 4)]
+    path = archive(tmp_path, PACKS[pack]([INFO, good[0], bad, good[1], good[2]]), pack)
+    manifest = index(tmp_path / "out", path, max_record=50_000 if kind == "too large" else 2**20)
+    found = [page.url for page in pages_of(tmp_path / "out", manifest)]
+    # What a wrong length swallows can be looked through again, unless the packing allows no way back.
+    lost = [url(3), url(4)] if kind == "a length too large" and "zst" in pack else []
+    assert found == [url(n) for n in (2, 3, 4) if url(n) not in lost]
+    (fault,) = faults_of(tmp_path / "out", manifest)
+    assert fault[0] in (url(1), "")
+    assert fault[1] in (reason, "truncated_record")
+    assert fault[1] == reason or kind == "a length too large"
+    assert said in fault[2]
+    assert fault[2].startswith(f"{pack}, byte ")
+    if pack == "members.warc.gz":
+        offset = int(fault[2].split("byte ")[1].split(":")[0].replace(",", ""))
+        assert offset == len(members([INFO, good[0]]))
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_a_flipped_byte_costs_at_most_what_it_hits(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("flip")
+    packed = [members([response(n, b"%032x" % random.Random(n).getrandbits(128) + BODY)]) for n in range(5)]
+    whole = bytearray(b"".join(packed))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] ^= data.draw(st.integers(1, 255))
+    hit = next(n for n in range(5) if at < sum(map(len, packed[: n + 1])))
+    manifest = index(folder / "out", archive(folder, members([INFO]) + bytes(whole)))
+    found = [page.url for page in pages_of(folder / "out", manifest)]
+    assert set(found) >= {url(n) for n in range(5)} - {url(hit)}
+    if url(hit) not in found:
+        assert manifest.outcome.reasons.keys() & {"broken_record", "truncated_record"}
+    # A flip that changes nothing of the record (in the time of the gzip header, say) may leave it as it is.
+    for page in pages_of(folder / "out", manifest):
+        assert page.body.endswith(BODY)
+
+
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_a_file_that_ends_too_soon(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    packed = [members([response(n, numbered(n))]) for n in range(3)]
+    first = len(packed[0])
+    cut = data.draw(st.integers(first + 1, sum(map(len, packed)) - 1))
+    manifest = index(folder / "out", archive(folder, b"".join(packed)[:cut]))
+    whole = 2 if cut >= first + len(packed[1]) else 1
+    assert [page.url for page in pages_of(folder / "out", manifest)] == [url(n) for n in range(whole)]
+    if cut > sum(map(len, packed[:whole])):
+        assert manifest.outcome.reasons == {"truncated_record": 1}
+
+
+def test_a_hole_in_the_middle(tmp_path: Path) -> None:
+    """Kilobytes of noise where records were, as after a broken transfer."""
+    before, after = members([response(1, BODY)]), members([response(n, numbered(n)) for n in (2, 3)])
+    manifest = index(tmp_path / "out", archive(tmp_path, before + os.urandom(200_000) + after))
+    assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(2), url(3)]
+    assert manifest.outcome.reasons == {"broken_record": 1}
+
+
+def test_a_page_that_holds_an_archive_adds_no_pages(tmp_path: Path) -> None:
+    inside = members([response(8, BODY)]) + b"\r\n\r\n" + response(9, BODY)
+    page = gzip.compress(
+        response(1, b"<p>" + inside), compresslevel=0
+    )  # stored: the inner bytes stand there as they are
+    path = archive(tmp_path, page + members([response(2, BODY)]))
+    manifest = index(tmp_path / "out", path, shard_rows=1)
+    assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(2)]
+
+
+MEMORY = """
+import resource, sys
+from tasks.runner import Runner
+from tasks.sources.warcs import WarcSettings, find_warcs, warcs_part
+from tasks.storage import Folder
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+(file,) = find_warcs([sys.argv[1]])
+outcome = warcs_part(Folder(sys.argv[2]), "part-00000", file, WarcSettings())
+print(outcome.kept, dict(outcome.reasons), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_bombs_are_read_in_bounded_memory(tmp_path: Path) -> None:
+    """A record, a head, and bodies that become 200 MB, each packed to a megabyte."""
+    large = 200 * 2**20
+    claim = response(1, b"").replace(b"Content-Length: ", b"Content-Length: 9")
+    data = [
+        zeros(large, before=claim),
+        zeros(large, before=b"WARC/1.0\r\nX: "),
+        members([response(3, zeros(large), "Content-Encoding: gzip")]),
+        members([response(4, zeros(large, -15), "Content-Encoding: deflate")]),
+        members([response(5, BODY)]),
+    ]
+    path = archive(tmp_path, b"".join(data))
+    command = [sys.executable, "-c", MEMORY, str(path), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    kept, _, rest = done.stdout.partition(" ")
+    reasons, _, grown = rest.rpartition(" ")
+    assert kept == "1"
+    assert "'broken_record': 2" in reasons and "'too_large': 2" in reasons
+    assert int(grown) < 100 * 1024, f"{int(grown) / 1024:.0f} MB"
+
+
+def test_the_index_knows_no_path_and_a_moved_archive_is_found(tmp_path: Path) -> None:
+    data = members([response(n, numbered(n)) for n in range(3)])
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    here = archive(tmp_path / "here", data)
+    first = index(tmp_path / "out", here)
+    there = tmp_path / "there" / here.name
+    here.rename(there)
+    with Inline() as runner:
+        again = index(tmp_path / "out", there, runner=runner)
+        assert runner.skipped == {"warcs"}
+    assert again == first
+    assert len(pages_of(tmp_path / "out", again)) == 3
+    for file in first.outcome.files:
+        assert b"here" not in (tmp_path / "out" / "warcs" / file.name).read_bytes()
+
+
+def test_an_archive_that_changed_meanwhile_is_named(tmp_path: Path) -> None:
+    path = archive(tmp_path, members([response(1, numbered(1)), response(2, numbered(2))]))
+    manifest = index(tmp_path / "out", path)
+    path.write_bytes(members([response(1, numbered(1)), response(2, numbered(3))]))
+    with pytest.raises(RunError, match=r"a\.warc\.gz has changed since it was indexed"):
+        pages_of(tmp_path / "out", manifest)
+    assert index(tmp_path / "out", path).content != manifest.content
+
+
+@pytest.fixture(scope="module")
+def runners() -> Iterator[list[Runner]]:
+    with Runner(workers=1) as one, Runner(workers=2) as two:
+        yield [one, two]
+
+
+def test_the_same_bytes_for_one_and_two_workers(tmp_path: Path, runners: list[Runner]) -> None:
+    for number in range(3):
+        records = [response(10 * number + n, numbered(n)) for n in range(9)]
+        archive(tmp_path, members([INFO, *records, response(99, b"")]), f"{number}.warc.gz")
+    found = []
+    for number, runner in enumerate(runners):
+        manifest = index(tmp_path / f"out{number}", *sorted(tmp_path.glob("*.gz")), runner=runner, shard_rows=4)
+        found.append((content_of(Folder(tmp_path / f"out{number}"), manifest), manifest))
+    assert found[0] == found[1]
+    assert manifest.outcome.kept == 27
+
+
+def test_what_is_no_archive(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"list\.warc\.gz is no WARC: it begins with .*http.*--urls"):
+        find_warcs([str(archive(tmp_path, gzip.compress(b"http://a.example/\n"), "list.warc.gz"))])
+    with pytest.raises(UserError, match=r"text\.warc\.wet\.gz holds extracted text .*--documents"):
+        find_warcs([str(archive(tmp_path, members([INFO]), "text.warc.wet.gz"))])
+    with pytest.raises(UserError, match=r"no file matches .*--warcs"):
+        find_warcs([f"{tmp_path}/*.arc"])
+    with pytest.raises(UserError, match=r"hold no page that can be used \(http_status 1\)"):
+        index(tmp_path / "out", archive(tmp_path, members([response(1, BODY, status="404 gone")]), "x.warc.gz"))
+
+
+def test_killed_and_run_again_the_same_bytes(tmp_path: Path) -> None:
+    for number in range(4):
+        records = [response(n, numbered(n)) for n in range(300)]
+        archive(tmp_path, members(records), f"{number}.warc.gz")
+    files = sorted(tmp_path.glob("*.gz"))
+    whole = index(tmp_path / "whole", *files)
+    code = (
+        "import sys; from tests.tasks.sources.test_warcs import index; from pathlib import Path; "
+        "index(Path(sys.argv[1]), *map(Path, sys.argv[2:]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "out"), *map(str, files)])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out/warcs/_batches/part-00000.json").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "out/warcs/_manifest.json").exists()
+    assert index(tmp_path / "out", *files) == whole
+    assert len(pages_of(tmp_path / "out", whole)) == 1200
