@@ -8,7 +8,7 @@ import resource
 import tempfile
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -65,7 +65,17 @@ def cpu_seconds() -> float:
     return sum(use.ru_utime + use.ru_stime for use in uses)
 
 
-def measure(folder: Folder, count: int, workers: int, settings: DedupSettings) -> Manifest:
+class Measured(NamedTuple):
+    """A finished deduplication and what it took."""
+
+    manifest: Manifest
+    seconds: float
+    core_seconds: float
+    bytes: int
+    """Memory of all processes together, at most."""
+
+
+def measure(folder: Folder, count: int, workers: int, settings: DedupSettings) -> Measured:
     """Generate, deduplicate, print."""
     with Timed(workers) as runner:
         started = time.perf_counter()
@@ -89,11 +99,11 @@ def measure(folder: Folder, count: int, workers: int, settings: DedupSettings) -
         total = sum(record.bytes for record in manifest.outcome.audit if record.name.startswith(kind))
         print(f"  {kind:<10} {total / count:8.1f} bytes a document")
     print(f"  facts: {manifest.outcome.facts}")
-    return manifest
+    return Measured(manifest, seconds, spent, memory.most)
 
 
-def recall(folder: Folder, manifest: Manifest, count: int, settings: DedupSettings) -> None:
-    """Print how many of the planted pairs of each similarity were found, beside what the S-curve promises.
+def recall(folder: Folder, manifest: Manifest, count: int, settings: DedupSettings) -> dict[float, float]:
+    """Share of the planted pairs of each similarity that were found; printed beside what the S-curve promises.
 
     Left out are pairs of which an exact copy took one member's place.
     """
@@ -128,13 +138,15 @@ def recall(folder: Folder, manifest: Manifest, count: int, settings: DedupSettin
             wrong += int((abs(jaccard[planted] - expected) > 0.01).sum())
             found[copy[planted]] = True
     print(f"  accepted pairs: {accepted:,}; planted pairs whose Jaccard is not as planted: {wrong}")
+    shares = {}
     for level, similarity in enumerate(SIMILARITIES):
         copies = numbers[numbers % HUNDRED == ORIGINALS + COPIES + level]
         copies = copies[stays[originals[copies]]]
         curve = 1 - (1 - similarity**settings.rows) ** settings.bands
-        print(
-            f"  Jaccard {similarity:.2f}: {found[copies].mean():.4f} of {len(copies):,} compared, S-curve {curve:.4f}"
-        )
+        shares[similarity] = float(found[copies].mean())
+        share = f"{shares[similarity]:.4f} of {len(copies):,}"
+        print(f"  Jaccard {similarity:.2f}: {share} compared, S-curve {curve:.4f}")
+    return shares
 
 
 def main() -> None:
@@ -148,8 +160,8 @@ def main() -> None:
     settings = DedupSettings()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Folder(given.folder or temporary)
-        manifest = measure(folder, given.documents, given.workers, settings)
-        recall(folder, manifest, given.documents, settings)
+        measured = measure(folder, given.documents, given.workers, settings)
+        recall(folder, measured.manifest, given.documents, settings)
 
 
 if __name__ == "__main__":
