@@ -23,7 +23,7 @@ from tasks.blacklist.repeats import KeyWriter, cells_of, find_repeats, read_arra
 from tasks.blacklist.rules import EXTENSIONS, Judge, Rules, blocked_names
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.inputs import PACKED, InputFile, suffix_of
-from tasks.runner import Runner
+from tasks.runner import Runner, Where
 from tasks.shards import REJECTED, write_table
 from tasks.steps import Manifest, Outcome, Step, digest
 from tasks.storage import FileRecord, Folder
@@ -54,7 +54,10 @@ def blacklist(root: Folder, lists: Sequence[InputFile], settings: BlacklistSetti
         return done
     rules = Rules(names, EXTENSIONS if settings.block_extensions else (), listed, settings.min_length)
     cells = cells_of(sum((item.bytes or 2**30) * (8 if suffix_of(item.place) in PACKED else 1) for item in lists))
-    read = [outcome.outputs for outcome in runner.batches(step, "read", lists, read_list, rules, cells)]
+    # A cluster's workers have the output's disk, or its store; a list on a disk of this machine they may not have.
+    near = root.is_local or all("://" in item.place for item in lists)
+    where: Where = "process" if near else "thread"
+    read = [item.outputs for item in runner.batches(step, "read", lists, read_list, rules, cells, where=where)]
     keys = [(key.name, index.name) for _, key, index in read]
     found = Outcome.total(runner.batches(step, "repeat", range(cells), find_repeats, keys))
     judged = [(rows.name, item.name) for (rows, _, _), item in zip(read, lists, strict=True)]
