@@ -8,6 +8,7 @@ import argparse
 import random
 import re
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,18 @@ def main() -> None:
         path = Path(name) / "list.txt"
         write_list(path, given.urls)
         kept: dict[str, int] = {}
+        cpu: dict[str, float] = {}
 
         def ours() -> None:
             with tempfile.TemporaryDirectory() as out, OneCore(1) as runner:
+                began = time.process_time()
                 manifest = blacklist(Folder(out), find_url_lists([str(path)]), BlacklistSettings(), runner)
+                cpu["ours"] = time.process_time() - began
                 kept["ours"] = manifest.outcome.kept
 
         def recipe() -> None:
             names, seen = blocked_names(), set[str]()
+            began = time.process_time()
             with path.open() as file:
                 for line in file:
                     url = line.strip()
@@ -82,17 +87,19 @@ def main() -> None:
                     ):
                         continue
                     seen.add(url)
+            cpu["recipe"] = time.process_time() - began
             kept["recipe"] = len(seen)
 
         print(machine())
-        rates = compare(
+        compare(
             "URL lists, one core",
             "URLs",
             given.urls,
             {"gpt2train, file to shards": ours, "the recipe, in memory": recipe},
             given.rounds,
         )
-        print(f"  kept: {kept}; a million URLs in {1e6 / next(iter(rates.values())):.1f} s")
+        seconds = ", ".join(f"{name} {1e6 * used / given.urls:.1f}" for name, used in cpu.items())
+        print(f"  CPU seconds a million URLs: {seconds}; kept: {kept}")
 
 
 if __name__ == "__main__":

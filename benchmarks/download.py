@@ -10,9 +10,11 @@ import concurrent.futures
 import multiprocessing
 import random
 import tempfile
+import time
 from multiprocessing.connection import Connection
 
 import aiohttp
+import psutil
 import urllib3
 from aiohttp import web
 
@@ -78,11 +80,15 @@ def main() -> None:
     direct = [f"http://{address}/articles/{number}" for number in range(given.pages)]
     settings = DownloadSettings(delay=0, concurrency=AT_ONCE, allow_private=("127.0.0.0/8",))
 
+    cpu = [0.0, 0.0]  # seconds of ours and of the server, for the last round of ours
+
     def ours() -> None:
+        began, served = time.process_time(), sum(psutil.Process(server.pid).cpu_times()[:2])
         with tempfile.TemporaryDirectory() as folder, Runner(1) as runner:
             root = Folder(folder)
             manifest = download(root, url_shards(root, urls, 1000), settings, runner, {"*.test": address})
             assert manifest.outcome.kept == len(urls)
+        cpu[:] = [time.process_time() - began, sum(psutil.Process(server.pid).cpu_times()[:2]) - served]
 
     def bare_aiohttp() -> None:
         async def run() -> None:
@@ -113,6 +119,9 @@ def main() -> None:
             "urllib3, 64 threads, the same": bare_urllib3,
         },
         given.rounds,
+    )
+    print(
+        f"  CPU milliseconds a page: ours {1000 * cpu[0] / given.pages:.2f}, server {1000 * cpu[1] / given.pages:.2f}"
     )
     server.terminate()
 

@@ -82,7 +82,7 @@ class Judge:
             return self.judge_any(url)
         if verdict is not None:
             return (*verdict, b"")
-        return "", "", _key(f"{scheme}://{host}{path}?{query}" if query else f"{scheme}://{host}{path}")
+        return "", "", make_key(f"{scheme}://{host}{path}?{query}" if query else f"{scheme}://{host}{path}")
 
     def judge_any(self, url: str) -> tuple[str, str, bytes]:
         """The same for a URL of any form, by the standard library's parser."""
@@ -98,7 +98,7 @@ class Judge:
             return (*verdict, b"")
         if fault := fault or find_fault(url, parts, host):
             return "malformed", fault, b""
-        return "", "", _key(normalise(parts, host))
+        return "", "", make_key(normalise(parts, host))
 
     def _page(self, host: str, path: str, query: str | None) -> tuple[str, str] | None:
         """The verdict by what comes after the host."""
@@ -132,7 +132,8 @@ class Judge:
         return host, fault, verdict
 
 
-def _key(normalised: str) -> bytes:
+def make_key(normalised: str) -> bytes:
+    """Equal for equal texts: 128 bits of a hash."""
     return hashlib.blake2b(normalised.encode(), digest_size=16).digest()
 
 

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from gpt2train.errors import UserError
 from tasks.blacklist.listed import read_listed
+from tasks.blacklist.parity import MegatronJudge
 from tasks.blacklist.repeats import KeyWriter, cells_of, find_repeats, read_array, rows_between, write_array
 from tasks.blacklist.rules import EXTENSIONS, Judge, Rules, blocked_names
 from tasks.blacklist.settings import BlacklistSettings
@@ -57,7 +58,10 @@ def blacklist(root: Folder, lists: Sequence[InputFile], settings: BlacklistSetti
     # A cluster's workers have the output's disk, or its store; a list on a disk of this machine they may not have.
     near = root.is_local or all("://" in item.place for item in lists)
     where: Where = "process" if near else "thread"
-    read = [item.outputs for item in runner.batches(step, "read", lists, read_list, rules, cells, where=where)]
+    read = [
+        item.outputs
+        for item in runner.batches(step, "read", lists, read_list, rules, settings.parity, cells, where=where)
+    ]
     keys = [(key.name, index.name) for _, key, index in read]
     found = Outcome.total(runner.batches(step, "repeat", range(cells), find_repeats, keys))
     judged = [(rows.name, item.name) for (rows, _, _), item in zip(read, lists, strict=True)]
@@ -72,9 +76,9 @@ def blacklist(root: Folder, lists: Sequence[InputFile], settings: BlacklistSetti
     return step.commit(total)
 
 
-def read_list(folder: Folder, name: str, item: InputFile, rules: Rules, cells: int) -> Outcome:
+def read_list(folder: Folder, name: str, item: InputFile, rules: Rules, parity: str | None, cells: int) -> Outcome:
     """Judge each row of one list: writes the verdicts, the keys of what passes, and the index of the keys."""
-    judge = Judge(rules)
+    judge = MegatronJudge(rules) if parity else Judge(rules)
     target, keys = f"work/{name}.parquet", f"work/{name}.keys"
     count = 0
     with (

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from gpt2train.errors import UserError
 from tasks.blacklist import BlacklistSettings, blacklist
 from tasks.blacklist.listed import Listed, pack, read_listed
+from tasks.blacklist.parity import MegatronJudge
 from tasks.blacklist.repeats import KeyWriter, cells_of, repeats
 from tasks.blacklist.rules import EXTENSIONS, PLAIN, Judge, Rules, blocked_names, site_name
 from tasks.shards import read_rows
@@ -149,6 +150,43 @@ def test_any_text_gets_a_verdict(url: str) -> None:
     assert judge(url) == verdict  # what it remembers of the host changes nothing
 
 
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://good.example/page", ""),
+        ("http://maps.google.co.uk/x", "blacklisted_domain"),
+        ("google.com/x", "blacklisted_domain"),
+        ("http://good.example/a.7z", ""),
+        ("http://good.example/a.ai", ""),
+        ("http://good.example/a.7z.ai", "forbidden_extension"),
+        ("http://good.app", "forbidden_extension"),
+        ("http://good.example/a.pdf#page=1", ""),
+        ("http://good.example/a#b.pdf", "forbidden_extension"),
+        ("http://good.example/a.pdf?x", "forbidden_extension"),
+        ("http://a", "too_short"),
+        ("http://b\u00fccher.example/x", "malformed"),
+        ("http://good_host.example/x", "malformed"),
+        ("http://me@good.example/x", "malformed"),
+        ("http://localhost/x", "malformed"),
+        ("http://good.example/two words", "malformed"),
+        ("http://1.2.3.400/x", ""),
+    ],
+)
+def test_parity_has_the_faults_of_the_recipe(url: str, expected: str) -> None:
+    judge = MegatronJudge(Rules(blocked_names(), EXTENSIONS))
+    assert judge(url)[0] == expected
+    assert judge(url)[2] != judge(url + "#x")[2] or expected
+
+
+def test_parity_of_the_step(tmp_path: Path) -> None:
+    place = write(tmp_path / "l.txt", ["http://a.example/1", "http://a.example/1#x", "http://a.example/a.7z"])
+    root = Folder(tmp_path / "out")
+    assert run(root, [place]).outcome.reasons == {"duplicate": 1, "forbidden_extension": 1}
+    assert run(root, [place], parity="megatron").outcome.kept == 3
+    with pytest.raises(ValueError, match="one of the two"):
+        BlacklistSettings(parity="megatron", domain_lists=("ut1",))
+
+
 WORDS = """http https ftp :// : / // ? # @ . .. - _ [ ] ! ~ % %41 \\ ; & = google good.example bad.example www. a.b
 reddit.com .co.uk com example 1.2.3.4 0x7f A é .pdf .PDF .7z .tar.gz pdf /bad /dir/ q?id=1 :80 :0 x.y http:// https://a."""
 PARTS = st.sampled_from([*WORDS.split(), " ", "\t", "\x00", "a" * 64, "abcd." * 50])
@@ -242,7 +280,7 @@ def test_repeats_are_those_of_a_set(tmp_path_factory: pytest.TempPathFactory, nu
     expected = [row for row, number in enumerate(numbers) if number in seen or seen.add(number)]  # type: ignore[func-returns-value]
     with KeyWriter(path, cells) as writer:
         for row, number in enumerate(numbers):
-            writer.add([bytes([number * 25]) * 16], [row])
+            writer.add([bytes([number // 2 * 50]) * 8 + bytes([number % 2]) * 8], [row])
     entries = np.fromfile(path, dtype="<u8").reshape(-1, 3)
     assert repeats(entries).tolist() == expected
     found = []
