@@ -25,11 +25,10 @@ def letters() -> npt.NDArray[np.uint32]:
     and only Σ depends on what is beside it, so that σ and ς are taken for one.
     """
     table = np.zeros(CODE_POINTS, dtype=np.uint32)
-    text = "".join(map(chr, range(0xD800))) + "".join(map(chr, range(0xE000, CODE_POINTS)))
-    for found in re.finditer(r"\w+", text):
-        for letter in found[0]:
-            table[ord(letter)] = 1 + ord(letter.lower()[0])
-    table[ord("ς")] = table[ord("σ")]
+    codes = np.concatenate([np.arange(0xD800, dtype="<u4"), np.arange(0xE000, CODE_POINTS, dtype="<u4")])
+    words = "".join(re.findall(r"\w+", codes.tobytes().decode("utf-32-le")))
+    lower = words.replace("İ", "i").replace("Σ", "σ").lower().replace("ς", "σ")
+    table[np.frombuffer(words.encode("utf-32-le"), "<u4")] = np.frombuffer(lower.encode("utf-32-le"), "<u4") + 1
     return table
 
 
@@ -78,8 +77,14 @@ def find_windows(
             if words >= length:
                 hashes[windows] = window
                 if known[window >> shift]:
-                    at = np.searchsorted(keys, window)
-                    if at < len(keys) and keys[at] == window:
+                    low, high = 0, len(keys)
+                    while low < high:
+                        middle = (low + high) // 2
+                        if keys[middle] < window:
+                            low = middle + 1
+                        else:
+                            high = middle
+                    if low < len(keys) and keys[low] == window:
                         places[found] = windows
                         found += 1
                 windows += 1
