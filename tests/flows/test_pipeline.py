@@ -157,3 +157,15 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(finished: Finished
         assert on.returncode == 0, on.stderr
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_the_data_steps_alone_write_a_report_of_their_own(finished: Finished) -> None:
+    whole = (finished.output / "report" / "report.html").read_bytes()
+    done = finished.mini.run("dataprep", "--output", str(finished.output))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"tokens: {finished.output}/tokens\n"
+    page = finished.output / "data-report" / "report.html"
+    assert f"report: {page}" in done.stderr
+    said = page.read_text()
+    assert "Where the rows went" in said and "Hosts that failed most" in said and "<h2>Training" not in said
+    assert (finished.output / "report" / "report.html").read_bytes() == whole

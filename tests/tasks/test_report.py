@@ -1,6 +1,7 @@
 """The report's data part: true counts, bounded lists, and other people's text shown as text."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -124,3 +125,15 @@ def test_a_diff_holds_both_texts(one: list[str], other: list[str]) -> None:
     assert " ".join(words for kind, words in parts if kind != "new").split() == one
     assert " ".join(words for kind, words in parts if kind != "gone").split() == other
     assert word_diff("a b c", "a x c") == [("same", "a"), ("gone", "b"), ("new", "x"), ("same", "c")]
+
+
+def test_a_corpus_without_repeats_and_of_no_documents(tmp_path: Path) -> None:
+    for place, rows in (("some", [row(f"{number} {WORDS[number:]}"[:30]) for number in range(3)]), ("none", [])):
+        root = Folder(tmp_path / place)
+        clean = step_of(root, "clean", "clean", rows, [])
+        with Inline(workers=1) as runner:
+            unique = dedup(root, clean, DedupSettings(), runner)
+            shuffled = shuffle(root, unique, ShuffleSettings(), runner)
+            page = report(root, [clean, unique, shuffled], ReportSettings(), runner=runner)
+        shown = (root / page.folder).read_bytes(REPORT).decode()
+        assert "Texts that repeat most" not in shown and "Hosts that failed" not in shown
