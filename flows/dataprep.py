@@ -11,6 +11,7 @@ from flows.settings import DataprepSettings
 from flows.sources import check_sources, documents_of
 from flows.workplace import check_place, workplace
 from gpt2train.evaluate.passages import read_passages
+from tasks.blacklist.listed import check_listed
 from tasks.clean import clean
 from tasks.cloze import cloze, cloze_file
 from tasks.decontaminate import decontaminate
@@ -100,6 +101,7 @@ def check(settings: DataprepSettings) -> None:
     """
     check_place(settings)
     check_sources(settings)
+    check_listed(settings.blacklist.domain_lists)
     check_earlier(settings.dedup)
     check_sets(settings.decontaminate.against, settings.decontaminate.key)
     if settings.lambada:

@@ -127,6 +127,18 @@ def read_listed(places: Sequence[str]) -> Listed:
     return Listed(pack(domains), urls, frozenset(re.split(r"[/?:]", url, maxsplit=1)[0] for url in urls))
 
 
+def check_listed(places: Sequence[str]) -> None:
+    """Look whether the user's lists are there, without going through them.
+
+    Raises:
+        UserError: one is not, or cannot be read.
+    """
+    for place in places:
+        for name, _, _ in _files(place):
+            with open_input(name) as stream:
+                stream.read(1)
+
+
 def _files(place: str) -> list[tuple[str, str, bool]]:
     """(file, category, whether it holds URLs) of a file or folder."""
     fs, path = fsspec.core.url_to_fs(place)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
 from tasks.blacklist import BlacklistSettings, blacklist
-from tasks.blacklist.listed import Listed, pack, read_listed
+from tasks.blacklist.listed import Listed, check_listed, pack, read_listed
 from tasks.blacklist.parity import MegatronJudge
 from tasks.blacklist.repeats import KeyWriter, cells_of, repeats
 from tasks.blacklist.rules import EXTENSIONS, PLAIN, Judge, Rules, blocked_names, site_name
@@ -224,8 +224,10 @@ def test_lists_in_both_layouts_of_ut1(tmp_path: Path) -> None:
     assert read_listed([str(tmp_path / "ads.txt.gz")]).domains.find("two.example") == ("two.example", "ads")
     assert read_listed([str(tmp_path / "adult")]).domains.find("one.example") == ("one.example", "adult")
     assert listed.digest != read_listed([str(tmp_path / "adult")]).digest
-    with pytest.raises(UserError, match="cannot read"):
-        read_listed([str(tmp_path / "none.txt")])
+    check_listed([str(tmp_path)])
+    for look in (read_listed, check_listed):
+        with pytest.raises(UserError, match=r"cannot read .*none.txt"):
+            look([str(tmp_path / "none.txt")])
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no list in .*domain-lists"):
         read_listed([str(tmp_path / "empty")])
