@@ -1,12 +1,13 @@
 """Extraction: ours against trafilatura called page by page, at the same kept set.
 
-    python -m benchmarks.extract
+    python -m benchmarks.extract [--share 1] [--rounds 3]
 
-Needs the test data: the gold pages and the documentation pages. First every page once by both, one after the other:
-the texts, what cleaning keeps of them, what the early look drops, and how well the gold texts fit. Then a third of the
-pages in turn, each side with empty caches at the start, as in a fresh worker. One process, one core.
+Needs the test data: the gold pages and the documentation pages, of which a seeded share is taken. First each page once
+by both: the texts, what cleaning keeps of them, what the early look drops, and how well the gold texts fit. Then in
+turn, each side with empty caches at the start, as in a fresh worker. One process, one core.
 """
 
+import argparse
 import os
 import random
 import time
@@ -24,7 +25,7 @@ from benchmarks.pairs import compare, machine
 from gpt2train.data.tokenizer import build_tokenizer, read_tables
 from tasks.clean import CleanSettings, judge
 from tasks.download.warc import Page
-from tasks.extract import ExtractSettings, extracted
+from tasks.extract import GROUP, ExtractSettings, extracted
 from tasks.html.decode import decode, storable
 from tasks.html.early import Wanted, early_reason
 from tasks.html.page import Extracted, Recipe, extract_pages
@@ -33,7 +34,6 @@ from tasks.pool import WorkerPool
 from tasks.repair import repair
 
 DATA = Path(os.environ.get("GPT2TRAIN_TEST_DATA", "../shared/data")).resolve()
-SHARE = 3  # one page in so many is timed
 CLEAN = CleanSettings()
 WANTED = Wanted(CLEAN.min_tokens, CLEAN.language.keep, ExtractSettings().early_share)
 
@@ -59,6 +59,14 @@ def ours(pages: Sequence[Page], recipe: Recipe) -> list[Extracted]:
     reset_caches()
     forget()
     return extract_pages(pages, recipe)
+
+
+def in_groups(pages: Sequence[Page]) -> list[Extracted]:
+    """Ours as the step does it: with the early look and the limits, group by group."""
+    reset_caches()
+    forget()
+    recipe = Recipe(wanted=WANTED, memory_mb=2048, worn_mb=1024)
+    return [one for start in range(0, len(pages), GROUP) for one in extract_pages(pages[start : start + GROUP], recipe)]
 
 
 def echo(pages: Sequence[Page], _recipe: Recipe) -> list[Extracted]:
@@ -88,10 +96,17 @@ def messages(pages: Sequence[Page]) -> float:
 
 def main() -> None:
     """Print sets, F and rates."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--share", type=int, default=1, help="one page in so many is taken")
+    arguments.add_argument("--rounds", type=int, default=3)
+    given = arguments.parse_args()
     print(machine())
-    gold = list(gold_pages(DATA))
+    found = list(gold_pages(DATA))
+    gold = random.Random(1).sample(found, len(found) // given.share)
+    docs = [as_page(f"http://docs.example/{name}", body) for name, body in documentation_pages(DATA)]
     pages = [as_page(page.url, page.body) for page in gold]
-    pages += [as_page(f"http://docs.example/{name}", body) for name, body in documentation_pages(DATA)]
+    pages += random.Random(1).sample(docs, len(docs) // given.share)
+    print(f"{len(gold):,} of {len(found):,} gold pages, {len(pages) - len(gold):,} of {len(docs):,} others", flush=True)
 
     plain, mine = theirs(pages), ours(pages, Recipe())
     flags = Counter(one.reason for one in mine if one.reason not in (None, "no_text"))
@@ -111,22 +126,24 @@ def main() -> None:
         f"cleaning keeps {len(kept):,}; the early look drops {len(dropped):,} of the {len(pages) - len(kept):,} others"
     )
     print(f"  {dict(Counter(reason[0] for reason in early.values() if reason))}")
-    print(f"  falsely dropped: {len(kept & dropped)} of {len(kept):,} ({len(kept & dropped) / len(kept):.3%})")
+    print(
+        f"  falsely dropped: {len(kept & dropped)} of {len(kept):,} ({len(kept & dropped) / len(kept):.3%})", flush=True
+    )
 
-    some = random.Random(1).sample(pages, len(pages) // SHARE)
+    random.Random(1).shuffle(pages)
     rates = compare(
         "extraction, one core, the same kept set",
         "pages",
-        len(some),
+        len(pages),
         {
-            "ours": lambda: ours(some, Recipe(wanted=WANTED, memory_mb=2048, worn_mb=1024)),
-            "ours, early = false": lambda: ours(some, Recipe()),
-            "trafilatura": lambda: theirs(some),
-            "trafilatura, fast": lambda: theirs(some, fast=True),
+            "ours": lambda: in_groups(pages),
+            "ours, early = false": lambda: ours(pages, Recipe()),
+            "trafilatura": lambda: theirs(pages),
+            "trafilatura, fast": lambda: theirs(pages, fast=True),
         },
-        rounds=3,
+        rounds=given.rounds,
     )
-    way = messages(some)
+    way = messages(pages)
     print(f"the way to a worker and back: {way * 1e6:,.0f} µs a page, {way * rates['ours']:.2%} of its extraction")
 
 

@@ -40,7 +40,7 @@ class Recipe(NamedTuple):
     wanted: Wanted | None = None
     """What cleaning keeps: pages that it would surely drop are not extracted. None extracts all."""
     memory_mb: int | None = None
-    """Megabytes of address space that one page may add to the worker."""
+    """Megabytes of address space that a call may add to the worker."""
     worn_mb: int | None = None
     """Megabytes by which the worker may grow before it is replaced."""
 
@@ -66,16 +66,13 @@ def extract_pages(pages: Sequence[Page], recipe: Recipe) -> list[Extracted]:
         Anything that trafilatura or lxml raises for a hostile page; `MemoryError` at the limit.
     """
     end_if_worn(recipe.worn_mb)
-    found = []
-    for page in pages:
-        with memory_limit(recipe.memory_mb):
-            found.append(extract_page(page, recipe))
-        wear.add()
-    return found
+    with memory_limit(recipe.memory_mb), shortcuts():
+        return [extract_page(page, recipe) for page in pages]
 
 
 def extract_page(page: Page, recipe: Recipe) -> Extracted:
     """Main text and hints of one page, or why it has none."""
+    wear.add()
     html, encoding = decode(page.body, page.charset)
     noise = len(NOISE.findall(html))
     if noise > MAX_NOISE * len(html):

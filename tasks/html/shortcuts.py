@@ -39,6 +39,7 @@ NAMES = re.compile(r"(?:self::|\.//)([a-z]\w*)")
 ANY_TAG = re.compile(r"\*\[(?!\s*self::)")
 ATTRIBUTES = re.compile(r"@([\w-]+)")
 EMPTY = document_fromstring("<html><body></body></html>")
+FORM_CLASSES = HtmlElementClassLookup()
 PLAIN_CLASSES = etree.ElementDefaultClassLookup(element=HtmlElement, comment=HtmlComment)
 
 baseline = importlib.import_module("trafilatura.baseline")  # `trafilatura.baseline` is the function
@@ -160,7 +161,13 @@ FAST_LISTS = tuple(tuple(FAST[plain] for plain in expressions) for expressions i
 
 @contextlib.contextmanager
 def shortcuts() -> Iterator[None]:
-    """Let trafilatura take the shortcuts meanwhile. It then takes `Parsed` pages only."""
+    """Let trafilatura take the shortcuts meanwhile, also around a block that asks for them again.
+
+    It then takes `Parsed` pages only.
+    """
+    if core.load_html is _tree_of:
+        yield
+        return
     replaced: list[tuple[Any, str, Any]] = [
         (core, "load_html", _tree_of),
         (core, "_prepare_tree", _prepare),
@@ -180,7 +187,7 @@ def shortcuts() -> Iterator[None]:
         utils.HTML_PARSER.set_element_class_lookup(PLAIN_CLASSES)
         yield
     finally:
-        utils.HTML_PARSER.set_element_class_lookup(HtmlElementClassLookup())
+        utils.HTML_PARSER.set_element_class_lookup(FORM_CLASSES)
         for expressions, plain_ones in zip(LISTS, PLAIN_LISTS, strict=True):
             expressions[:] = plain_ones
         for (module, name, _), value in zip(replaced, plain, strict=True):

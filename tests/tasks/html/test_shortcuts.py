@@ -157,6 +157,15 @@ def test_short_and_odd_pages_have_the_same_text(options: dict[str, Any]) -> None
         assert our_text(html, **options) == plain_text(html, **options)
 
 
+def test_one_block_in_another() -> None:
+    plain = core.load_html
+    with shortcuts():
+        with shortcuts():
+            pass
+        assert core.load_html is not plain
+    assert core.load_html is plain
+
+
 def test_everything_is_put_back_even_after_an_error() -> None:
     before = [core.load_html, core._prepare_tree, core._extract_and_compare, list(xpaths.BODY_XPATH)]
     with pytest.raises(RecursionError), shortcuts():
