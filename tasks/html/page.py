@@ -86,7 +86,11 @@ def extract_page(page: Page, recipe: Recipe) -> Extracted:
         tree = load_html(html)
         if tree is None:
             return Extracted(reason="no_text", detail=f"no HTML tree in {len(page.body):,} bytes")
-        title, language, date = page_title(tree), language_hint(tree), stated_date(tree, page.fetched_at)
+        title, language, date = (
+            page_title(tree),
+            language_hint(tree, page.content_language),
+            stated_date(tree, page.fetched_at),
+        )
         marks = marks_of(tree, title) if recipe.flags else None
         if date is None and recipe.dates:
             date = _search_date(tree, page)

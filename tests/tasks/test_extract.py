@@ -1,5 +1,6 @@
 """Pages to documents, and a pool that outlives its pages."""
 
+import dataclasses
 import gzip
 import hashlib
 import os
@@ -86,6 +87,18 @@ def test_pages_become_documents_in_order(tmp_path: Path, runner: Runner) -> None
     assert manifest.outcome.reasons == {"no_text": 1, "undecodable": 1}
     assert manifest.outcome.seen == 14
     assert extract(root, download(root, pages[:9], pages[9:]), ExtractSettings(), runner) == manifest
+
+
+def test_hints_are_kept_beside_the_text(tmp_path: Path, runner: Runner) -> None:
+    dated = ARTICLE.replace("<head>", "<head><meta property='article:published_time' content='2019-03-04T05:06Z'>")
+    first = page(dated.replace("<html>", "<html lang='en-GB'>").encode())
+    second = dataclasses.replace(page(ARTICLE.encode()), content_language="de, en")
+    manifest = extract(Folder(tmp_path), download(Folder(tmp_path), [first, second]), ExtractSettings(), runner)
+    rows = [row for record in manifest.outputs for row in read_rows(Folder(tmp_path) / "documents", record.name)]
+    assert [(row["title"], row["date"], row["language_hint"]) for row in rows] == [
+        ("A title", "2019-03-04", "en"),
+        ("A title", None, "de"),
+    ]
 
 
 @pytest.fixture
