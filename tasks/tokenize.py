@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from tokenizers import Tokenizer
 
 from gpt2train.data.encoder import Encoder, FastEncoder, PlainEncoder, Texts, disagreement, with_end
@@ -41,7 +41,7 @@ ENGINES: dict[Engine, Callable[[Tokenizer], Encoder]] = {"gigatoken": FastEncode
 class TokenizeSettings(Settings):
     """How documents become tokens."""
 
-    append_end_of_text: bool = True
+    append_end_of_text: bool = Field(True, validation_alias=AliasChoices("append_end_of_text", "append_eod"))
     """End each document with `<|endoftext|>`, so that the model learns where a text ends (Megatron's --append-eod)."""
     shard_tokens: int = Field(default=1 << 30, ge=1)
     """Tokens of a file; a split that holds more is cut between documents (2^30 tokens are 2 GB of uint16)."""

@@ -188,6 +188,7 @@ def test_rows_that_cannot_be_encoded_are_counted(tmp_path: Path, bpe: Path) -> N
 
 
 def test_nothing_but_what_was_asked_for_is_appended(tmp_path: Path, bpe: Path) -> None:
+    assert TokenizeSettings.model_validate({"append_eod": False}) == TokenizeSettings(append_end_of_text=False)
     _, manifest = run(tmp_path, [row("Hello world")], bpe, append_end_of_text=False)
     assert IndexedDataset(tmp_path / "tokens/train/tokens").tokens.tolist() == [15496, 995]
     assert manifest.outcome.facts["train_tokens"] == 2
