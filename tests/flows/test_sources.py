@@ -1,0 +1,110 @@
+"""Sources beside lists of URLs: alone, together, as the main job; what is wrong with them is said before the start."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.dataprep import check
+from flows.settings import DataprepSettings, PipelineSettings, resolve
+from gpt2train.errors import UserError
+from tasks.shards import read_rows
+from tasks.steps import need_manifest
+from tasks.storage import Folder
+from tests.flows.conftest import CONNECTS, Finished
+from tests.flows.mini import SETTINGS, lines_of
+from tests.tasks.corpus import read_jsonl
+from tests.tasks.sources.archives import members, response
+
+AFTER = ["clean", "cloze", "decontaminate", "dedup", "shuffle", "tokenizer", "tokenize"]
+
+
+def refused(output: Path, **given: object) -> str:
+    """The one line that the check before the start says."""
+    with pytest.raises(UserError) as error:
+        check(resolve(DataprepSettings, flags={"output": str(output), **given}))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_mistakes_are_found_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "x", "url": "y"}\n')
+    (tmp_path / "b.docx").write_text("x")
+    (tmp_path / "c.warc").write_text("http://a.example/\n")
+    (tmp_path / "empty").mkdir()
+    out = tmp_path / "out"
+    for given, said in (
+        ({"documents": [f"{tmp_path}/a.jsonl"]}, ["a.jsonl, row 1", "'body', 'url'", "--json-key"]),
+        ({"documents": [f"{tmp_path}/none.jsonl"]}, ["none.jsonl", "No such file", "--documents"]),
+        ({"documents": [f"{tmp_path}/*.parquet"]}, ["no file matches", "*.parquet", "--documents"]),
+        ({"documents": [f"{tmp_path}/b.docx"]}, ["b.docx", ".jsonl", ".parquet", ".html", "rename"]),
+        ({"documents": [f"{tmp_path}/empty"]}, ["no file in", "--documents"]),
+        ({"warcs": [f"{tmp_path}/c.warc"]}, ["c.warc is no WARC", "WARC/1.0", "--urls"]),
+        ({"warcs": [f"{tmp_path}/*.warc.gz"]}, ["no file matches", "--warcs"]),
+        ({"warcs": [f"{tmp_path}/c.warc"], "documents": [f"{tmp_path}/a.jsonl"], "json_key": "body"}, ["c.warc"]),
+    ):
+        line = refused(out, **given)
+        assert all(part in line for part in said), line
+    check(
+        resolve(DataprepSettings, flags={"output": str(out), "documents": [f"{tmp_path}/*.jsonl"], "json_key": "body"})
+    )
+
+
+def test_the_demo_runs_only_without_any_source() -> None:
+    assert resolve(PipelineSettings).download.allow_private == ("127.0.0.0/8",)
+    for source in ("urls", "warcs", "documents"):
+        settings = resolve(PipelineSettings, flags={source: ["x"]})
+        assert settings.has_source and settings.download.allow_private == ()
+
+
+def steps_of(stderr: str) -> list[str]:
+    known = ["blacklist", "download", "warcs", "webpages", "extract", "texts", *AFTER]
+    return [name for name, _ in lines_of(stderr) if name in known]
+
+
+@pytest.mark.slow
+def test_the_main_job_from_a_file_of_texts(finished: Finished, real_data: Path, tmp_path: Path) -> None:
+    """As Megatron's tools wrote it: one {"text": …, "url": …} a line; no connection leaves the machine."""
+    rows = list(read_jsonl(real_data / "text" / "imdb_dev.jsonl.gz"))[:300]
+    with (tmp_path / "raw.json").open("w") as file:
+        for number, row in enumerate(rows):
+            file.write(json.dumps({"text": row["text"], "url": f"http://a.example/{number}"}) + "\n")
+        file.write('{"text": "cut off\n')
+    (tmp_path / "small.toml").write_text(SETTINGS.replace("[connect_to]", ""))
+    command = [sys.executable, "-m", "flows.pipeline", "--config", str(tmp_path / "small.toml")]
+    command += ["--documents", str(tmp_path / "raw.json"), "--output", str(tmp_path / "out")]
+    environment = finished.mini.environ(**{CONNECTS: str(tmp_path / "connects")})
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert steps_of(done.stderr) == ["texts", *AFTER]
+    assert done.stdout == f"report: {tmp_path}/out/report/report.html\n"
+    assert "broken json" in (tmp_path / "out" / "report" / "report.html").read_text()
+    assert set((tmp_path / "connects").read_text().split()) <= {"127.0.0.1", "::1", "localhost"}
+
+
+@pytest.mark.slow
+def test_lists_archives_and_texts_together(finished: Finished, real_data: Path, tmp_path: Path) -> None:
+    """The pages that a list brought, as an archive in another order, and some texts: the archive adds no new text."""
+    pages = [gzip.decompress(path.read_bytes()) for path in sorted((finished.output / "pages").glob("*.warc.gz"))]
+    (tmp_path / "a.warc").write_bytes(b"".join(reversed(pages)))
+    (tmp_path / "b.warc.gz").write_bytes(members([response(1, b"<html></html>"), b"broken\r\n\r\n"]))
+    (tmp_path / "docs").mkdir()
+    for number, row in enumerate(list(read_jsonl(real_data / "text" / "imdb_dev.jsonl.gz"))[:20]):
+        (tmp_path / "docs" / f"{number:02d}.txt").write_text(row["text"])
+    output = tmp_path / "out"
+    given = ["--warcs", f"{tmp_path}/*.warc*", "--documents", f"{tmp_path}/docs"]
+    done = finished.mini.run("dataprep", *given, "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    assert steps_of(done.stderr) == ["blacklist", "download", "warcs", "extract", "texts", *AFTER]
+    archives = need_manifest(Folder(output / "warcs"))
+    fetched = need_manifest(Folder(output / "pages"))
+    assert archives.outcome.kept == fetched.outcome.kept + 1
+    assert archives.outcome.reasons == {"broken_record": 1}
+    clean = need_manifest(Folder(output / "clean"))
+    sources = {row["source"] for found in clean.outputs for row in read_rows(Folder(output / "clean"), found.name)}
+    assert {"urls.txt", "00.txt"} <= sources
+    unique = need_manifest(Folder(output / "dedup"))
+    assert unique.outcome.reasons["exact_duplicate"] >= need_manifest(Folder(output / "documents")).outcome.kept // 3
