@@ -38,7 +38,8 @@ def documents_of(root: Folder, settings: DataprepSettings, runner: Runner) -> tu
         steps.append(urls)
         pages.append(fetched)
     if settings.warcs:
-        pages.append(run_step(warcs, root, find_warcs(settings.warcs), settings.warc, runner=runner))
+        archives = find_warcs(settings.warcs)
+        pages.append(run_step(warcs, root, archives, settings.warc, runner=runner, blacklist=settings.blacklist))
     if loose.pages:
         pages.append(run_step(webpages, root, loose.pages, settings.webpages, runner=runner))
     documents: list[Manifest] = []

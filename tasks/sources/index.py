@@ -20,6 +20,7 @@ from gpt2train.errors import RunError
 from tasks.download.body import Refused
 from tasks.download.warc import HTML_TYPES, Page
 from tasks.inputs import InputFile, open_input
+from tasks.runner import Where
 from tasks.shards import read_rows
 from tasks.sources.payload import page_of
 from tasks.sources.records import Record, read_records
@@ -53,6 +54,11 @@ def index_row(file: InputFile, page: Page, record: Record | None = None) -> dict
     if record is not None:
         row |= {"offset": record.place.offset, "skip": record.place.skip, "length": len(record.block or b"")}
     return row | {"file": file.identity, "bytes": len(page.body)}
+
+
+def where_of(root: Folder, files: Sequence[InputFile]) -> Where:
+    """Where batches that read these files run: a cluster's workers may not have the disks of this machine."""
+    return "process" if root.is_local or all("://" in file.place for file in files) else "thread"
 
 
 def write_places(folder: Folder, batches: Sequence[Sequence[InputFile]]) -> None:

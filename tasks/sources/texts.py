@@ -15,6 +15,7 @@ from tasks.extract import document_id
 from tasks.inputs import InputFile
 from tasks.runner import Runner
 from tasks.shards import DOCUMENT, commit_rows, rejected_row
+from tasks.sources.index import where_of
 from tasks.sources.rows import Item, read_items
 from tasks.steps import Manifest, Outcome, Step, digest
 from tasks.storage import Folder
@@ -55,7 +56,7 @@ def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSet
     if done := runner.finished(step):
         return done
     batches = grouped(files, settings.shard_rows, settings.shard_bytes)
-    total = Outcome.total(runner.batches(step, "part", batches, texts_part, key, settings))
+    total = Outcome.total(runner.batches(step, "part", batches, texts_part, key, settings, where=where_of(root, files)))
     if not total.kept:
         step.forget_batches()
         counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items()) or "no records"

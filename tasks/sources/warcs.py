@@ -12,12 +12,15 @@ from pydantic import Field
 
 from gpt2train.errors import UserError
 from gpt2train.settings import Settings
+from tasks.blacklist.listed import read_listed
+from tasks.blacklist.rules import EXTENSIONS, Judge, Rules, blocked_names
+from tasks.blacklist.settings import BlacklistSettings
 from tasks.download.body import Refused
 from tasks.html.decode import storable
 from tasks.inputs import InputFile, find_inputs, kind_of
 from tasks.runner import Runner
 from tasks.shards import commit_rows, rejected_row
-from tasks.sources.index import INDEX, index_row, write_places
+from tasks.sources.index import INDEX, index_row, where_of, write_places
 from tasks.sources.payload import page_of
 from tasks.sources.records import Broken, read_records
 from tasks.sources.stream import RECORD, Place, open_archive
@@ -33,6 +36,8 @@ class WarcSettings(Settings):
 
     shard_rows: int = Field(1000, ge=1)
     """Pages a shard of the index; a shard is what the extraction takes, and repeats when killed, at a time."""
+    blacklist: bool = False
+    """Drop pages whose URL the [blacklist] rules drop. Repeated URLs stay: the deduplication looks at the texts."""
     max_record: int = Field(8 * 2**20, ge=1)
     """Bytes of one page as it lies in the archive."""
     max_bytes: int = Field(16 * 2**20, ge=1)
@@ -61,24 +66,44 @@ def find_warcs(patterns: Sequence[str]) -> list[InputFile]:
     return files
 
 
-def warcs(root: Folder, files: Sequence[InputFile], settings: WarcSettings, runner: Runner) -> Manifest:
+def warcs(
+    root: Folder,
+    files: Sequence[InputFile],
+    settings: WarcSettings,
+    runner: Runner,
+    blacklist: BlacklistSettings | None = None,
+) -> Manifest:
     """Index the pages of archives into `warcs/`; one batch a file.
+
+    Args:
+        root: the output URL.
+        files: the archives.
+        settings: which pages are taken.
+        runner: where the batches run.
+        blacklist: the rules, for `settings.blacklist`.
 
     Raises:
         UserError: no archive holds a page that can be used; the message counts the reasons.
     """
+    inputs = {"files": digest([[file.name, file.identity] for file in files])}
+    rules = None
+    if settings.blacklist:
+        rules = rules_of(blacklist or BlacklistSettings())
+        inputs["rules"] = digest([rules.listed.digest, sorted(rules.names), rules.extensions, rules.min_length])
     step = Step(
         root,
         "warcs",
         version=1,
         parameters=settings,
-        inputs={"files": digest([[file.name, file.identity] for file in files])},
+        inputs=inputs,
         packages=("brotli", "warcio"),
     )
     write_places(step.folder, [[file] for file in files])
     if done := runner.finished(step):
         return done
-    total = Outcome.total(runner.batches(step, "part", list(files), warcs_part, settings))
+    total = Outcome.total(
+        runner.batches(step, "part", list(files), warcs_part, settings, rules, where=where_of(root, files))
+    )
     if not total.kept:
         step.forget_batches()
         counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items()) or "no response records"
@@ -88,8 +113,18 @@ def warcs(root: Folder, files: Sequence[InputFile], settings: WarcSettings, runn
     return step.commit(total)
 
 
-def warcs_part(folder: Folder, name: str, file: InputFile, settings: WarcSettings) -> Outcome:
+def rules_of(settings: BlacklistSettings) -> Rules:
+    """The rules of the blacklist, but for its peculiarities that concern lists (repetition, parity)."""
+    names = blocked_names() if settings.block_names else frozenset()
+    extensions = EXTENSIONS if settings.block_extensions else ()
+    return Rules(names, extensions, read_listed(settings.domain_lists), settings.min_length)
+
+
+def warcs_part(
+    folder: Folder, name: str, file: InputFile, settings: WarcSettings, rules: Rules | None = None
+) -> Outcome:
     """Index one archive; runs in a worker."""
+    judge = Judge(rules) if rules is not None else None
     outcomes: list[Outcome] = []
     kept: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
@@ -110,6 +145,8 @@ def warcs_part(folder: Folder, name: str, file: InputFile, settings: WarcSetting
             try:
                 if isinstance(record, Broken):
                     raise Refused(record.reason, record.detail)
+                if judge is not None and (verdict := judge(record.url))[0]:
+                    raise Refused(verdict[0], verdict[1])
                 page = page_of(record, file.name, settings.max_bytes, settings.max_ratio)
             except Refused as error:
                 row = {"url": storable(record.url), "source": file.name}

@@ -13,7 +13,7 @@ from gpt2train.settings import Settings
 from tasks.inputs import InputFile, open_input
 from tasks.runner import Runner
 from tasks.shards import commit_rows, rejected_row
-from tasks.sources.index import INDEX, index_row, whole_page, write_places
+from tasks.sources.index import INDEX, index_row, where_of, whole_page, write_places
 from tasks.sources.texts import grouped
 from tasks.steps import Manifest, Outcome, Step, digest
 from tasks.storage import Folder
@@ -49,7 +49,7 @@ def webpages(root: Folder, files: Sequence[InputFile], settings: WebpagesSetting
     write_places(step.folder, batches)
     if done := runner.finished(step):
         return done
-    total = Outcome.total(runner.batches(step, "part", batches, webpages_part, settings))
+    total = Outcome.total(runner.batches(step, "part", batches, webpages_part, settings, where=where_of(root, files)))
     if not total.kept:
         step.forget_batches()
         counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items())

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from warcio.archiveiterator import ArchiveIterator
 
 from gpt2train.errors import RunError, UserError
+from tasks.blacklist.settings import BlacklistSettings
 from tasks.download.warc import Page
 from tasks.pages import read_pages
 from tasks.runner import Runner
@@ -206,6 +207,18 @@ def test_a_fault_has_a_reason_and_costs_itself_alone(tmp_path: Path, kind: str, 
     if pack == "members.warc.gz":
         offset = int(fault[2].split("byte ")[1].split(":")[0].replace(",", ""))
         assert offset == len(members([INFO, good[0]]))
+
+
+def test_the_rules_of_the_blacklist_if_asked(tmp_path: Path) -> None:
+    records = [response(n, numbered(n)).replace(b"a.example/10", b"youtube.com/1") for n in (8, 9, 10, 11)]
+    path = archive(tmp_path, members(records))
+    assert index(tmp_path / "out", path).outcome.kept == 4
+    manifest = index(tmp_path / "out", path, blacklist=True)
+    assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(8), url(9), url(11)]
+    assert manifest.outcome.reasons == {"blacklisted_domain": 1}
+    rules = BlacklistSettings(min_length=19)
+    other = warcs(Folder(tmp_path / "out"), find_warcs([str(path)]), WarcSettings(blacklist=True), Inline(), rules)
+    assert other.outcome.reasons == {"blacklisted_domain": 1, "too_short": 2}
 
 
 @given(st.data())
