@@ -1,0 +1,112 @@
+"""The sums for larger crawls, from what a finished output folder says of itself: manifests and timings.
+
+`python -m benchmarks.scale OUTPUT [--workers 2] [--pages 1e6 1e8 1e10]`
+
+For each step, with N the rows of the URL list and n those of this run:
+
+    core-hours = seconds x workers / n x N / 3600      wall time, with the start of workers: an upper bound
+    bytes      = bytes of the manifest's files / n x N
+    files      = files of the manifest x N / n         as cut here; larger shards make fewer
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flows.settings import usable_cores
+from tasks.steps import Manifest, read_manifest, read_timings
+from tasks.storage import Folder
+
+FOLDERS = [
+    "urls",
+    "pages",
+    "warcs",
+    "documents",
+    "clean",
+    "evalset",
+    "decontaminated",
+    "dedup",
+    "shuffled",
+    "tokenizer",
+    "tokens",
+]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one step cost, for each row of the list."""
+
+    step: str
+    seen: float
+    core_seconds: float
+    bytes: float
+    files: float
+
+
+def costs(root: Folder, workers: int) -> tuple[int, list[Cost]]:
+    """Rows of the list, and the cost of each finished step a row.
+
+    Raises:
+        SystemExit: there is no finished step.
+    """
+    found = [manifest for folder in FOLDERS if (manifest := read_manifest(root / folder)) is not None]
+    if not found:
+        raise SystemExit(f"{root.url} holds no finished step; run flows.dataprep --output {root.url} first")
+    rows = found[0].outcome.seen
+    return rows, [_cost(manifest, read_timings(root).get(manifest.step, {}), rows, workers) for manifest in found]
+
+
+def _cost(manifest: Manifest, timing: dict[str, Any], rows: int, workers: int) -> Cost:
+    files = manifest.outcome.files
+    return Cost(
+        step=manifest.step,
+        seen=manifest.outcome.seen / rows,
+        core_seconds=timing.get("seconds", 0.0) * workers / rows,
+        bytes=sum(record.bytes for record in files) / rows,
+        files=len(files) / rows,
+    )
+
+
+def table(found: Sequence[Cost], pages: Sequence[float]) -> str:
+    """A Markdown table: a row a step, three columns a size."""
+    heads = [f"{what} at {size:.0e}".replace("e+0", "e").replace("e+", "e") for size in pages for what in HEADS]
+    lines = [f"| step | rows in | ms a row | {' | '.join(heads)} |", "|---|---|---|" + "---|" * len(heads)]
+    total = Cost("together", 1.0, *(sum(getattr(cost, name) for cost in found) for name in NUMBERS))
+    for cost in (*found, total):
+        cells = [f"{cost.seen:.2f}", f"{1000 * cost.core_seconds:.1f}"]
+        for size in pages:
+            cells += [_short(cost.core_seconds * size / 3600), _size(cost.bytes * size), _short(cost.files * size)]
+        lines.append(f"| {cost.step} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+HEADS = ("core-hours", "bytes", "files")
+NUMBERS = ("core_seconds", "bytes", "files")
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _size(value: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:,.0f} PB" if value >= 10 else f"{value:.2g} PB"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", help="folder or URL of a finished dataprep")
+    parser.add_argument("--workers", type=int, default=usable_cores(), help="that the run was given")
+    parser.add_argument("--pages", type=float, nargs="*", default=[1e6, 1e8, 1e10])
+    given = parser.parse_args()
+    rows, found = costs(Folder(given.output), given.workers)
+    print(f"{rows:,} rows in the list of {given.output}, {given.workers} workers\n")
+    print(table(found, given.pages))
+
+
+if __name__ == "__main__":
+    main()
