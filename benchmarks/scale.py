@@ -1,10 +1,10 @@
 """The sums for larger crawls, from what a finished output folder says of itself: manifests and timings.
 
-`python -m benchmarks.scale OUTPUT [--workers 2] [--pages 1e6 1e8 1e10]`
+`python -m benchmarks.scale OUTPUT [--pages 1e6 1e8 1e10]`
 
 For each step, with N the rows of the URL list and n those of this run:
 
-    core-hours = seconds x workers / n x N / 3600      wall time, with the start of workers: an upper bound
+    core-hours = CPU seconds of the step / n x N / 3600      of all its processes; the start of workers is in it
     bytes      = bytes of the manifest's files / n x N
     files      = files of the manifest x N / n         as cut here; larger shards make fewer
 """
@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.settings import usable_cores
 from tasks.steps import Manifest, read_manifest, read_timings
 from tasks.storage import Folder
 
@@ -44,7 +43,7 @@ class Cost:
     files: float
 
 
-def costs(root: Folder, workers: int) -> tuple[int, list[Cost]]:
+def costs(root: Folder) -> tuple[int, list[Cost]]:
     """Rows of the list, and the cost of each finished step a row.
 
     Raises:
@@ -54,15 +53,15 @@ def costs(root: Folder, workers: int) -> tuple[int, list[Cost]]:
     if not found:
         raise SystemExit(f"{root.url} holds no finished step; run flows.dataprep --output {root.url} first")
     rows = found[0].outcome.seen
-    return rows, [_cost(manifest, read_timings(root).get(manifest.step, {}), rows, workers) for manifest in found]
+    return rows, [_cost(manifest, read_timings(root).get(manifest.step, {}), rows) for manifest in found]
 
 
-def _cost(manifest: Manifest, timing: dict[str, Any], rows: int, workers: int) -> Cost:
+def _cost(manifest: Manifest, timing: dict[str, Any], rows: int) -> Cost:
     files = manifest.outcome.files
     return Cost(
         step=manifest.step,
         seen=manifest.outcome.seen / rows,
-        core_seconds=timing.get("seconds", 0.0) * workers / rows,
+        core_seconds=timing.get("cpu_seconds", 0.0) / rows,
         bytes=sum(record.bytes for record in files) / rows,
         files=len(files) / rows,
     )
@@ -100,11 +99,10 @@ def _size(value: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", help="folder or URL of a finished dataprep")
-    parser.add_argument("--workers", type=int, default=usable_cores(), help="that the run was given")
     parser.add_argument("--pages", type=float, nargs="*", default=[1e6, 1e8, 1e10])
     given = parser.parse_args()
-    rows, found = costs(Folder(given.output), given.workers)
-    print(f"{rows:,} rows in the list of {given.output}, {given.workers} workers\n")
+    rows, found = costs(Folder(given.output))
+    print(f"{rows:,} rows in the list of {given.output}\n")
     print(table(found, given.pages))
 
 

@@ -13,6 +13,7 @@ On disk, under the output URL:
     clean/_manifest.json                written last; readers trust nothing that it does not name
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -20,6 +21,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import psutil
 
 from gpt2train.errors import RunError
 from gpt2train.settings import Settings
@@ -167,7 +170,7 @@ class Step:
         self.folder = root / self.folder_name
         self.packages = packages
         self.limits: LimitSettings | None = None  # the runner's
-        self._started = time.monotonic()
+        self._started, self._cpu = time.monotonic(), 0.0
 
     def finished(self) -> Manifest | None:
         """The manifest, when this very work is done and its files are there; else None."""
@@ -179,7 +182,7 @@ class Step:
     def begin(self) -> None:
         """Make the folder ready: a manifest of other work goes first, before any of its files is replaced."""
         self.folder.remove(MANIFEST)
-        self._started = time.monotonic()
+        self._started, self._cpu = time.monotonic(), cpu_seconds()
 
     def batch(self, batch: str) -> Outcome | None:
         """What this batch committed in an earlier, unfinished run of the same work; else None."""
@@ -242,7 +245,8 @@ class Step:
         text = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False)
         self.folder.write_bytes(MANIFEST, text.encode() + b"\n")
         self.forget_batches()
-        append_timing(self.root, self.name, time.monotonic() - self._started, outcome.seen)
+        took, worked = time.monotonic() - self._started, max(0.0, cpu_seconds() - self._cpu)
+        append_timing(self.root, self.name, took, worked, outcome.seen)
         return manifest
 
     def forget_batches(self) -> None:
@@ -280,13 +284,31 @@ def need_manifest(folder: Folder) -> Manifest:
     return manifest
 
 
-def append_timing(root: Folder, step: str, seconds: float, rows: int) -> None:
+def cpu_seconds() -> float:
+    """CPU time that this process and all below it have taken so far; a worker that ended counts where it was waited
+    for. What workers on other machines take is not in it."""
+    total = 0.0
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def append_timing(root: Folder, step: str, seconds: float, cpu: float, rows: int) -> None:
     """Note how long a step took. Kept apart from the manifests, whose bytes must not depend on the clock."""
     try:
         before = root.read_bytes(TIMINGS)
     except FileNotFoundError:
         before = b""
-    line = {"step": step, "seconds": round(seconds, 3), "rows": rows, "ended": round(time.time(), 1)}
+    line = {
+        "step": step,
+        "seconds": round(seconds, 3),
+        "cpu_seconds": round(cpu, 3),
+        "rows": rows,
+        "ended": round(time.time(), 1),
+    }
     root.write_bytes(TIMINGS, before + json.dumps(line).encode() + b"\n")
 
 

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from gpt2train.errors import RunError, UserError
 from tasks.runner import Runner
 from tasks.shards import commit_rows, read_rows, rejected_row, write_rows
-from tasks.steps import Manifest, Outcome, Step, canonical, fingerprint, need_manifest, read_manifest
+from tasks.steps import (
+    Manifest,
+    Outcome,
+    Step,
+    canonical,
+    cpu_seconds,
+    fingerprint,
+    need_manifest,
+    read_manifest,
+    read_timings,
+)
 from tasks.storage import Folder
 
 JSON = st.recursive(
@@ -137,3 +147,13 @@ def test_parquet_bytes_depend_on_rows_alone(tmp_path: Path) -> None:
     first = write_rows(Folder(tmp_path / "a"), "p.parquet", rows, SCHEMA)
     second = write_rows(Folder(tmp_path / "b"), "p.parquet", rows, SCHEMA)
     assert first == second
+
+
+def test_timings_hold_what_the_workers_took_too(tmp_path: Path) -> None:
+    before = cpu_seconds()
+    with Runner(workers=1) as runner:
+        runner.pool.call(sum, range(20_000_000))
+        assert cpu_seconds() - before > 0.1
+    run(Folder(tmp_path), tmp_path / "calls", [1])
+    timing = read_timings(Folder(tmp_path))["double"]
+    assert timing["rows"] == 1 and timing["cpu_seconds"] >= 0 and timing["seconds"] >= 0
