@@ -13,7 +13,7 @@ from tasks.steps import Outcome
 from tasks.storage import Folder
 
 CANDIDATE = pa.schema([("first", pa.int64()), ("second", pa.int64())])
-MOST_PAIRS = 1 << 22  # of one bucket
+MOST_PAIRS = 1 << 20  # of one bucket
 
 Pairs = np.ndarray
 """[pairs, 2] numbers of documents."""
@@ -52,11 +52,16 @@ def find_candidates(
         pairs += [pair_with_pivots(b[np.argsort(rank[np.searchsorted(members, b)])], pivots) for b in hot]
     both = np.concatenate(pairs)
     both = both[(both < first_earlier(groups)).any(axis=1)]
-    both = np.concatenate([both, both[:, ::-1]])
-    both = both[np.lexsort((both[:, 1], both[:, 0]))]
+    both = distinct_pairs(np.concatenate([both, both[:, ::-1]]))
     table = pa.table({"first": both[:, 0], "second": both[:, 1]}, schema=CANDIDATE)
     record = write_numbers(folder, f"candidates/band-{band:02d}-{part:05d}.parquet", table)
     return Outcome(outputs=(record,), facts={"hot_buckets": len(hot)})
+
+
+def distinct_pairs(pairs: Pairs) -> Pairs:
+    """Pairs in order, each once."""
+    ordered = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+    return ordered[run_starts(ordered[:, 0], ordered[:, 1])[:-1]]
 
 
 def pair_up_all(numbers: Numbers, starts: Numbers, pivots: int) -> tuple[Pairs, list[Numbers]]:

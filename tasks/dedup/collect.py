@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.dedup.candidates import CANDIDATE
+from tasks.dedup.candidates import CANDIDATE, distinct_pairs
 from tasks.dedup.groups import ROW, Group, Numbers, group_of, read_range, write_numbers
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingles import Sets, shingle_sets
@@ -42,14 +42,16 @@ def collect_group(
     """Write the distinct pairs of one group, `unique/part-NNNNN.parquet`, and the sets of its documents,
     `sets/part-NNNNN.parquet`."""
     group = groups[place]
-    parts = [read_range(folder, part, "first", group.low, group.high) for part in candidates]
-    table = pa.concat_tables(parts)
-    pairs = np.unique(np.stack([table["first"].to_numpy(), table["second"].to_numpy()], axis=1), axis=0)
+    pairs = np.empty((0, 2), dtype=np.int64)
+    for part in candidates:  # one after the other: what is alike is so in most bands
+        table = read_range(folder, part, "first", group.low, group.high)
+        more = np.stack([table["first"].to_numpy(), table["second"].to_numpy()], axis=1)
+        pairs = distinct_pairs(np.concatenate([pairs, more]))
     own = pairs[pairs[:, 0] < pairs[:, 1]]
     unique = pa.table({"first": own[:, 0], "second": own[:, 1]}, schema=CANDIDATE)
     number = place
     records = [write_numbers(folder, f"unique/part-{number:05d}.parquet", unique)]
-    wanted = np.unique(np.stack([pairs[:, 0], group_of(groups, pairs.min(axis=1))], axis=1), axis=0)
+    wanted = distinct_pairs(np.stack([pairs[:, 0], group_of(groups, pairs.min(axis=1))], axis=1))
     target = f"sets/part-{number:05d}.parquet"
     with folder.writing(target) as draft, pq.ParquetWriter(draft, SETS, compression="none") as writer:
         for numbers, sets in _in_pieces(_sets_of(group, np.unique(wanted[:, 0]), settings)):

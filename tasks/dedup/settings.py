@@ -49,7 +49,7 @@ class DedupSettings(Settings):
     """The sketch reads so much of a text: signatures of longer ones saturate. The verification reads all of it."""
     pivots: int = Field(default=64, ge=1)
     """Up to so many documents and one more, a bucket gives all its pairs; in a larger one each document is paired with
-    so many of the best-ranked ones, and with fewer where that makes more than four million pairs."""
+    so many of the best-ranked ones, and with fewer where that makes more than a million pairs."""
     policy: Literal["greedy", "connected"] = "greedy"
     """`greedy`: drop a document only if it is verified against one that is kept. `connected`: keep one a cluster."""
     earlier: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ from tasks.steps import Outcome
 from tasks.storage import Folder
 
 Signatures = npt.NDArray[np.uint32]
-AT_ONCE = 1024  # texts
+AT_ONCE = 256  # texts
 
 
 class Signed(NamedTuple):
