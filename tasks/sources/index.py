@@ -63,11 +63,15 @@ def where_of(root: Folder, files: Sequence[InputFile]) -> Where:
 
 def write_places(folder: Folder, batches: Sequence[Sequence[InputFile]]) -> None:
     """Say where the files of each batch lie at present."""
-    for number, files in enumerate(batches):
-        data = canonical({file.identity: file.place for file in files})
-        name = f"{PLACES}/part-{number:05d}.json"
-        if folder.size(name) != len(data) or folder.read_bytes(name) != data:
-            folder.write_bytes(name, data)
+    places = {
+        f"part-{number:05d}.json": canonical({file.identity: file.place for file in files})
+        for number, files in enumerate(batches)
+    }
+    target = folder / PLACES
+    target.remove(*(name for name in target.files() if name not in places))
+    for name, data in places.items():
+        if target.size(name) != len(data) or target.read_bytes(name) != data:
+            target.write_bytes(name, data)
 
 
 def read_indexed(folder: Folder, shard: str) -> Iterator[Page]:

@@ -313,7 +313,9 @@ def test_the_index_knows_no_path_and_a_moved_archive_is_found(tmp_path: Path) ->
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     here = archive(tmp_path / "here", data)
+    index(tmp_path / "out", here, archive(tmp_path, data, "further.warc.gz"))
     first = index(tmp_path / "out", here)
+    assert [path.name for path in (tmp_path / "out/warcs/_places").iterdir()] == ["part-00000.json"]
     there = tmp_path / "there" / here.name
     here.rename(there)
     with Inline() as runner:
