@@ -17,7 +17,7 @@ from gpt2train.data.tokenizer import END_OF_TEXT, encode_ordinary
 from gpt2train.errors import UserError
 
 AT_ONCE = 64  # pieces in one call of `tokenizers`: enough to keep the library busy
-PIECE = 1 << 18  # bytes; a longer text goes in pieces: the library needs about 250 bytes of memory for each byte
+PIECE = 1 << 18  # characters; a longer text goes in pieces: the library needs about 250 bytes of memory for each
 
 
 @dataclass(frozen=True)
