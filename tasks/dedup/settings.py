@@ -28,8 +28,8 @@ class DedupSettings(Settings):
     """`megatron`: the parameters of Megatron-LM's tools (raw texts, character 5-grams, 10 bands of 10 rows, threshold
     0.7, connected), to compare counts; what is set beside it wins."""
     shingle: Literal["words", "characters"] = "words"
-    """What n-grams are made of. Characters find more edits inside words, but are six times the work, and templates
-    that share phrases look alike sooner; take them for languages without spaces between words."""
+    """What n-grams are made of. Characters find more edits inside words, but sets are seven times as large, and
+    templates that share phrases look alike sooner; take them for languages without spaces between words."""
     ngram: int = Field(default=5, ge=1, le=32)
     """Words or characters in a shingle; documents with fewer are compared by exact hash only."""
     normalise: bool = True
