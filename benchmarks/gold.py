@@ -55,8 +55,9 @@ def fit(pages: list[GoldPage], texts: list[str]) -> dict[str, float]:
     scores: dict[str, list[float]] = {}
     pieces: Counter[str] = Counter()
     for page, text in zip(pages, texts, strict=True):
-        if "text" in page.truth:
+        if page.truth.get("text"):
             scores.setdefault(page.corpus, []).append(shingle_f1(page.truth["text"], text))
+        if not page.truth.get("with"):
             continue
         found = sum(piece in text for piece in page.truth["with"])
         wrong = sum(piece in text for piece in page.truth["without"])

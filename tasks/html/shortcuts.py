@@ -19,7 +19,7 @@ import contextlib
 import gc
 import importlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -86,6 +86,8 @@ class Family:
         """
         names, attributes, known = self.names, self.attributes, self.known
         self.tree, self.found = tree, [[] for _ in self.plain]
+        matches: list[tuple[HtmlElement, Key, tuple[int, ...] | None]] = []  # None: the expressions are yet to be asked
+        asks: dict[Key, tuple[int, ...]] = {}
         for element in tree.iterdescendants(*self.tags):
             tag, items = element.tag, element.items()
             if tag not in names:
@@ -94,25 +96,38 @@ class Family:
                 tag = ""
             key: Key = (tag, *[item for item in items if item[0] in attributes])
             takers = known.get(key)
+            if takers is None and self.first:
+                takers = self._ask([key])[key]
             if takers is None:
-                takers = self._ask(key)
-            for number in takers:
+                asks[key] = ()
+            if takers is None or takers:
+                matches.append((element, key, takers))
+            if takers and self.first and asked in takers:
+                break
+        answers = self._ask(asks) if asks else {}
+        for element, key, takers in matches:
+            for number in answers[key] if takers is None else takers:
                 self.found[number].append(element)
-                if self.first and number == asked:
-                    return
 
-    def _ask(self, key: Key) -> tuple[int, ...]:
-        """Which of the expressions take an element of this tag with these attributes."""
+    def _ask(self, keys: Iterable[Key]) -> dict[Key, tuple[int, ...]]:
+        """Which of the expressions take elements of these tags with these attributes."""
         root = etree.Element("root")
-        element = etree.SubElement(root, key[0] or "other")
-        for name, value in key[1:]:
-            element.set(name, value)
-        takers = tuple(number for number, plain in enumerate(self.plain) if plain(root))
-        if sum(len(value) for _, value in key[1:]) <= MAX_KEY:
-            if len(self.known) >= MAX_KNOWN:
-                self.known.clear()
-            self.known[key] = takers
-        return takers
+        elements = {}
+        for key in keys:
+            elements[key] = etree.SubElement(root, key[0] or "other")
+            for name, value in key[1:]:
+                elements[key].set(name, value)
+        taken = [set(plain(root)) for plain in self.plain]
+        answers = {
+            key: tuple(number for number, found in enumerate(taken) if element in found)
+            for key, element in elements.items()
+        }
+        if len(self.known) >= MAX_KNOWN:
+            self.known.clear()
+        self.known.update(
+            (key, takers) for key, takers in answers.items() if sum(len(value) for _, value in key[1:]) <= MAX_KEY
+        )
+        return answers
 
 
 class Member(NamedTuple):
