@@ -6,7 +6,7 @@ For each step, with N the rows of the URL list and n those of this run:
 
     core-hours = CPU seconds of the step / n x N / 3600      of all its processes; the start of workers is in it
     bytes      = bytes of the manifest's files / n x N
-    files      = files of the manifest x N / n         as cut here; larger shards make fewer
+    files      = files of the manifest / shards of the list x N / R     with R rows in a shard of the list
 """
 
 import argparse
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.blacklist import BlacklistSettings
 from tasks.steps import Manifest, read_manifest, read_timings
 from tasks.storage import Folder
 
@@ -34,7 +35,7 @@ FOLDERS = [
 
 @dataclass(frozen=True)
 class Cost:
-    """What one step cost, for each row of the list."""
+    """What one step cost: for each row of the list, and in files for each shard of it."""
 
     step: str
     seen: float
@@ -52,22 +53,22 @@ def costs(root: Folder) -> tuple[int, list[Cost]]:
     found = [manifest for folder in FOLDERS if (manifest := read_manifest(root / folder)) is not None]
     if not found:
         raise SystemExit(f"{root.url} holds no finished step; run flows.dataprep --output {root.url} first")
-    rows = found[0].outcome.seen
-    return rows, [_cost(manifest, read_timings(root).get(manifest.step, {}), rows) for manifest in found]
+    rows, shards, timings = found[0].outcome.seen, len(found[0].outputs), read_timings(root)
+    return rows, [_cost(manifest, timings.get(manifest.step, {}), rows, shards) for manifest in found]
 
 
-def _cost(manifest: Manifest, timing: dict[str, Any], rows: int) -> Cost:
+def _cost(manifest: Manifest, timing: dict[str, Any], rows: int, shards: int) -> Cost:
     files = manifest.outcome.files
     return Cost(
         step=manifest.step,
         seen=manifest.outcome.seen / rows,
         core_seconds=timing.get("cpu_seconds", 0.0) / rows,
         bytes=sum(record.bytes for record in files) / rows,
-        files=len(files) / rows,
+        files=len(files) / shards,
     )
 
 
-def table(found: Sequence[Cost], pages: Sequence[float]) -> str:
+def table(found: Sequence[Cost], pages: Sequence[float], shard: int) -> str:
     """A Markdown table: a row a step, three columns a size."""
     heads = [f"{what} at {size:.0e}".replace("e+0", "e").replace("e+", "e") for size in pages for what in HEADS]
     lines = [f"| step | rows in | ms a row | {' | '.join(heads)} |", "|---|---|---|" + "---|" * len(heads)]
@@ -75,7 +76,11 @@ def table(found: Sequence[Cost], pages: Sequence[float]) -> str:
     for cost in (*found, total):
         cells = [f"{cost.seen:.2f}", f"{1000 * cost.core_seconds:.1f}"]
         for size in pages:
-            cells += [_short(cost.core_seconds * size / 3600), _size(cost.bytes * size), _short(cost.files * size)]
+            cells += [
+                _short(cost.core_seconds * size / 3600),
+                _size(cost.bytes * size),
+                _short(cost.files * size / shard),
+            ]
         lines.append(f"| {cost.step} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -100,10 +105,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", help="folder or URL of a finished dataprep")
     parser.add_argument("--pages", type=float, nargs="*", default=[1e6, 1e8, 1e10])
+    parser.add_argument("--shard-rows", type=int, default=BlacklistSettings().shard_rows, help="blacklist.shard_rows")
     given = parser.parse_args()
     rows, found = costs(Folder(given.output))
     print(f"{rows:,} rows in the list of {given.output}\n")
-    print(table(found, given.pages))
+    print(table(found, given.pages, given.shard_rows))
 
 
 if __name__ == "__main__":

@@ -94,13 +94,13 @@ def kill_one(candidates: list[psutil.Process]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_joined_dask_cluster_that_loses_a_worker_gives_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
     pytest.importorskip("prefect_dask")
     mini, output = Mini(tmp_path / "mini", finished.mini.connect_to), tmp_path / "out"
     with running_dask(tmp_path) as (address, cluster):
         process = mini.start("dataprep", "--output", str(output), "--runner", "dask", "--cluster", address)
-        wait_for(lambda: (output / "documents").exists() or process.poll() is not None, 120, "the extraction")
+        wait_for(lambda: (output / "documents").exists() or process.poll() is not None, 240, "the extraction")
         time.sleep(1)
         nannied = [
             child for child in psutil.Process(cluster.pid).children() if "spawn_main" in " ".join(child.cmdline())
@@ -114,7 +114,7 @@ def test_a_joined_dask_cluster_that_loses_a_worker_gives_the_same_bytes(finished
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_ray_cluster_of_its_own_that_loses_a_worker_gives_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
     pytest.importorskip("prefect_ray")
     mini, output = Mini(tmp_path / "mini", finished.mini.connect_to), tmp_path / "out"
@@ -126,7 +126,7 @@ def test_a_ray_cluster_of_its_own_that_loses_a_worker_gives_the_same_bytes(finis
         busy[:] = [child for child in busy if "IDLE" not in child.cmdline()[0]]
         return bool(busy) or process.poll() is not None
 
-    wait_for(begun, 120, "a batch in a worker of Ray")
+    wait_for(begun, 240, "a batch in a worker of Ray")
     kill_one(busy)
     assert process.wait(200) == 0, (mini.folder / "started.log").read_text()
     assert hashes(output / "tokens") == hashes(finished.output / "tokens")
@@ -139,13 +139,13 @@ def _short() -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["dask", "ray"])
 def test_ctrl_c_leaves_nothing_of_a_cluster(finished: Finished, tmp_path: Path, kind: str) -> None:
     pytest.importorskip(f"prefect_{kind}")
     mini, output = Mini(tmp_path / "mini", finished.mini.connect_to), tmp_path / "out"
     process = mini.start("dataprep", "--output", str(output), "--runner", kind)
-    wait_for(lambda: (output / "documents").exists() or process.poll() is not None, 120, "the extraction")
+    wait_for(lambda: (output / "documents").exists() or process.poll() is not None, 240, "the extraction")
     time.sleep(3)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
