@@ -14,6 +14,7 @@ import io
 import json
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -101,6 +102,12 @@ def theirs(python: str, warcs: Path, output: Path, workers: int, lambada: Path, 
     return result
 
 
+def cpu_seconds() -> float:
+    """CPU time of all processes that were started from here and have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -125,14 +132,15 @@ def main() -> None:
         for number in range(options.rounds):
             for name, taken in seconds.items():
                 output = place / f"{name}-{number}"
-                started = time.perf_counter()
+                started, used = time.perf_counter(), cpu_seconds()
                 if name == "gpt2train":
                     result = ours(place / "warcs", output, options.workers, lambada)
                 else:
                     result = theirs(options.peer, place / "warcs", output, options.workers, lambada, tokenizer)
                 taken.append(time.perf_counter() - started)
-                rate = len(found) / taken[-1] / options.workers
-                print(f"  {name:<10} {taken[-1]:7.1f} s  {rate:6.1f} pages/s a core  {result}", flush=True)
+                rate, used = len(found) / taken[-1] / options.workers, cpu_seconds() - used
+                spent = f"{taken[-1]:7.1f} s, {used:6.1f} CPU s"
+                print(f"  {name:<10} {spent}  {rate:6.1f} pages/s a core  {result}", flush=True)
         ratio = statistics.median(b / a for a, b in zip(seconds["gpt2train"], seconds["datatrove"], strict=True))
         print(f"ours = {ratio:.2f}x datatrove's pages/s (median of {options.rounds} rounds)")
 
