@@ -1,6 +1,7 @@
 """What the tests share: where the real data lies."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,11 @@ ROOT = Path(__file__).parent.parent
 # Set before torch is imported. Its threads spin while they wait: on two busy cores the tests of the evaluation took
 # 86 s with two threads and 14 s with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Every file that a step writes is forced to the disk, and so is each record of Prefect's database. A disk that takes
+# 20 ms for that made the kill matrix take 8 minutes; in memory it takes one.
+if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from tasks.steps import read_manifest
 from tasks.storage import Folder
 from tests.flows.conftest import CONNECTS, SITECUSTOMIZE
 from tests.flows.mini import Mini
-from tests.tasks.hostile import KEPT, SECRET, Case, answers, article, bodies, html
+from tests.tasks.hostile import KEPT, SECRET, Case, answers, article, bodies, html, write_archive, write_lines
 from tests.tasks.site import running_site
 
 GOOD = 24
@@ -125,7 +125,7 @@ def run(mini: Mini, output: Path) -> "tuple[subprocess.CompletedProcess[str], fl
     """Run the data flow; also the most memory that it took, in MB."""
     peak = Peak(mini)
     peak.start()
-    done = mini.run("dataprep", "--output", str(output), timeout=200)
+    done = mini.run("dataprep", "--output", str(output), timeout=600)
     peak.done.set()
     peak.join()
     return done, peak.bytes / 2**20
@@ -152,7 +152,7 @@ def check_reasons(found: dict[str, str], expected: dict[str, tuple[str, ...]]) -
 @pytest.mark.slow
 def test_over_http(place: Mini, tmp_path: Path) -> None:
     cases: dict[str, Case] = dict(answers())
-    for name, (body, reasons) in bodies().items():
+    for name, (body, reasons) in bodies(20).items():
         cases[f"body-{name}"] = Case(lambda h, body=body: h.answer(body), reasons)  # type: ignore[misc]
     expected: dict[str, tuple[str, ...]] = {}
     with running_site() as site:
@@ -191,4 +191,16 @@ def test_over_http(place: Mini, tmp_path: Path) -> None:
     expected["row 73"] = expected.pop("http://good.hostile.test/" + "a" * 100_000)
     expected["http://good.hostile.test/\ufffd"] = expected.pop("http://good.hostile.test/\udcff")
     check_reasons(found, expected)
+    assert megabytes < MEGABYTES
+
+
+@pytest.mark.slow
+def test_from_archives_and_json_lines(place: Mini, tmp_path: Path) -> None:
+    expected = write_archive(tmp_path / "hostile.warc.gz") | write_lines(tmp_path)
+    sources = f"warcs = ['{tmp_path}/hostile.warc.gz']\ndocuments = ['{tmp_path}/*.jsonl*']"
+    write_settings(place, 80, sources)
+    done, megabytes = run(place, tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    check_silence(place, done)
+    check_reasons(ended_with(tmp_path / "out"), expected)
     assert megabytes < MEGABYTES

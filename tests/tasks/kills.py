@@ -85,7 +85,7 @@ def run(order: dict[str, Any]) -> None:
         if "record" in order:
             stack.enter_context(recording(Path(order["record"])))
         if "folder" in order:
-            kill_at(root, order["folder"], order["number"], order["instant"])
+            kill_at(root, order["folder"], order["write"], order["instant"])
         runner = stack.enter_context(runner_of(order))
         prepared = prepare(root, settings, runner)
         report(root, prepared.manifests(), settings.report, runner=runner)
@@ -106,6 +106,7 @@ def call_step(function: Callable[..., Any], *arguments: Any, runner: Runner, **o
 def stop_clocks() -> None:
     """The pages' times of fetching, and the report's times of steps, are the only bytes of the clock."""
     tasks.steps.time = SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 0.0)  # type: ignore[assignment]
+    tasks.steps.cpu_seconds = lambda: 0.0  # type: ignore[assignment]
     fetch = Fetcher.fetch
 
     async def timeless(self: Fetcher, url: str, source: str) -> Fetched:
@@ -132,13 +133,14 @@ def recording(path: Path) -> Iterator[None]:
 
 
 def main() -> None:
-    """Fork for each order; answer with the exit status, negative for a signal."""
+    """Fork for each order; answer with its number and the exit status, negative for a signal."""
     for line in sys.stdin:
+        order = json.loads(line)
         child = os.fork()
         if not child:
             status = 1
             try:
-                run(json.loads(line))
+                run(order)
                 status = 0
             except BaseException:  # noqa: BLE001 - the child must not go on as the server
                 import traceback
@@ -146,4 +148,4 @@ def main() -> None:
                 traceback.print_exc()
             finally:
                 os._exit(status)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        print(order["number"], os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
