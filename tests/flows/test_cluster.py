@@ -66,10 +66,18 @@ def test_what_a_cluster_needs_is_said_before_anything_starts() -> None:
         _installed("ray", "nowhere_at_all")
 
 
-def test_a_cluster_that_is_not_there_is_one_line(finished: Finished, tmp_path: Path) -> None:
-    pytest.importorskip("prefect_dask")
-    refused = finished.mini.run("dataprep", "--output", str(tmp_path), "--cluster", "tcp://127.0.0.1:1")
+def test_a_cluster_without_a_runner_is_one_line(mini: Mini, tmp_path: Path) -> None:
+    refused = mini.run("dataprep", "--output", str(tmp_path), "--cluster", "tcp://127.0.0.1:1")
     assert refused.returncode == 2 and "--cluster tcp://127.0.0.1:1 needs --runner" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_there_is_one_line(mini: Mini, tmp_path: Path) -> None:
+    pytest.importorskip("prefect_dask")
+    flags = ["--runner", "dask", "--cluster", "tcp://127.0.0.1:1"]
+    refused = mini.run("dataprep", "--output", str(tmp_path), *flags, DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="2s")
+    assert refused.returncode == 2, refused.stderr
+    assert "error: no dask cluster answers at tcp://127.0.0.1:1" in refused.stderr and "--cluster" in refused.stderr
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ from tests.flows.test_kill import GONE_SECONDS, wait_for
 from tests.object_stores import KEY, SECRET, store_server
 
 
-def test_training_is_told_where_to_write(finished: Finished) -> None:
+def test_training_is_told_where_to_write(mini: Mini) -> None:
     for flow in ("pipeline", "pretrain"):
-        done = finished.mini.run(flow, "--output", "memory://out")
+        done = mini.run(flow, "--output", "memory://out")
         assert done.returncode == 2
         assert "error: training writes to a local disk, not to memory://out; run flows.dataprep" in done.stderr
 
