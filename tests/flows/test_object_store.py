@@ -48,7 +48,10 @@ def test_dataprep_on_s3_killed_and_run_again(finished: Finished, tmp_path: Path)
         trained = mini.run("pretrain", "--data", "s3://bucket/out", "--output", str(tmp_path / "trained"))
         assert trained.returncode == 0, trained.stdout + trained.stderr
         store.get("bucket/out", str(tmp_path / "copy"), recursive=True)
-    assert hashes(tmp_path / "copy" / "tokens") == hashes(finished.output / "tokens")
+    # A list in a store is told apart by its size and tag, on a disk by its hash: the fingerprints differ, no data do.
+    there, here = hashes(tmp_path / "copy" / "tokens"), hashes(finished.output / "tokens")
+    assert there.pop("_manifest.json") and here.pop("_manifest.json")
+    assert there == here
     (run,) = (tmp_path / "trained" / "runs").iterdir()
     assert (run / "checkpoints" / "latest").exists()
     everything = [path for path in tmp_path.rglob("*") if path.is_file()]
