@@ -21,12 +21,13 @@ from langdetect import DetectorFactory, LangDetectException
 from benchmarks.corpora import DATA, texts
 from benchmarks.pairs import compare, machine
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, read_tables, save_tokenizer
-from tasks.clean import CleanSettings, clean_part
-from tasks.counting import TokenizerFile
-from tasks.ngrams import NgramIndex
-from tasks.repair import fix_text
+from tasks.clean import CleanSettings
+from tasks.clean.counting import TokenizerFile
+from tasks.clean.repair import fix_text
+from tasks.clean.split import split_of
+from tasks.clean.step import clean_part
+from tasks.decontaminate.ngrams import NgramIndex
 from tasks.shards import CLEAN, DOCUMENT, commit_rows, read_rows, rejected_row, write_rows
-from tasks.split import split_of
 from tasks.storage import Folder
 
 SETTINGS = CleanSettings()

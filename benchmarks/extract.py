@@ -23,7 +23,9 @@ from trafilatura.meta import reset_caches
 from benchmarks.gold import documentation_pages, fit, gold_pages
 from benchmarks.pairs import compare, machine
 from gpt2train.data.tokenizer import build_tokenizer, read_tables
-from tasks.clean import CleanSettings, judge
+from tasks.clean import CleanSettings
+from tasks.clean.repair import repair
+from tasks.clean.step import judge
 from tasks.download.warc import Page
 from tasks.extract import GROUP, ExtractSettings, extracted
 from tasks.html.decode import decode, storable
@@ -31,7 +33,6 @@ from tasks.html.early import Wanted, early_reason
 from tasks.html.page import Extracted, Recipe, extract_pages
 from tasks.html.shortcuts import forget
 from tasks.pool import WorkerPool
-from tasks.repair import repair
 
 DATA = Path(os.environ.get("GPT2TRAIN_TEST_DATA", "../shared/data")).resolve()
 CLEAN = CleanSettings()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from benchmarks.corpora import pages, texts
 from benchmarks.pairs import compare, machine
-from tasks.language import LanguageSettings, decided, detect, langdetected, ranking
+from tasks.clean.language import LanguageSettings, decided, detect, langdetected, ranking
 
 FAST = LanguageSettings()
 WHOLE = LanguageSettings(detector="langdetect", head=10_000)  # langdetect itself reads no more

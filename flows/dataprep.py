@@ -15,8 +15,8 @@ from tasks.blacklist.listed import check_listed
 from tasks.clean import clean
 from tasks.cloze import cloze, cloze_file
 from tasks.decontaminate import decontaminate
+from tasks.decontaminate.evaluation import check_sets
 from tasks.dedup import check_earlier, dedup
-from tasks.evaluation import check_sets
 from tasks.report import REPORT, report
 from tasks.runner import Runner
 from tasks.shuffle import shuffle

@@ -24,8 +24,8 @@ from flows.console import StepProgress, as_table, step_line
 from flows.pace import UNITS, Pace, clock
 from gpt2train.errors import RunError, UserError
 from tasks.limits import LimitSettings
-from tasks.pictures import data_uri, loss_curve
 from tasks.pool import WorkerLost
+from tasks.report.pictures import data_uri, loss_curve
 from tasks.runner import Outcomes, Runner, Stage, Work
 from tasks.steps import Manifest
 

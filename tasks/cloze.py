@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from gpt2train.errors import RunError
 from gpt2train.settings import Settings
-from tasks.ngrams import NgramIndex
+from tasks.decontaminate.ngrams import NgramIndex
 from tasks.runner import Runner
 from tasks.shards import REJECTED, read_rows, read_table, rejected_row, write_rows
 from tasks.steps import Manifest, Outcome, Step

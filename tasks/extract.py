@@ -23,10 +23,10 @@ from tasks.download.warc import Page
 from tasks.html.early import Wanted
 from tasks.html.page import Extracted, Recipe, extract_pages
 from tasks.html.sandbox import WORN
-from tasks.pages import read_pages
 from tasks.pool import WorkerPool, local_pool
 from tasks.runner import Runner
 from tasks.shards import DOCUMENT, commit_rows, rejected_row
+from tasks.sources.pages import read_pages
 from tasks.steps import Manifest, Outcome, Step
 from tasks.storage import Folder
 

@@ -9,15 +9,11 @@ same command goes on from there. Limits are part of no fingerprint.
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from gpt2train.errors import RunError
 from gpt2train.settings import Settings
-
-if TYPE_CHECKING:
-    from tasks.steps import Outcome
 
 SHOWN = 6  # reasons that an error names; the rest is one number
 
@@ -84,21 +80,21 @@ class Tally:
     def __init__(self, limits: LimitSettings, step: str, place: str, batches: Sequence[str]) -> None:
         self._limits, self._step, self._place = limits, step, place
         self._waiting = deque(batches)
-        self._ended: dict[str, Outcome] = {}
+        self._ended: dict[str, tuple[int, Mapping[str, int]]] = {}
         self._seen, self._reasons = 0, Counter[str]()
         self._lock = threading.Lock()
 
-    def add(self, batch: str, outcome: "Outcome") -> None:
-        """Take a batch that has ended, from any thread.
+    def add(self, batch: str, seen: int, reasons: Mapping[str, int]) -> None:
+        """Take a batch that has ended, from any thread: the rows it saw, and those it rejected by reason.
 
         Raises:
             RunError: more was rejected so far than the limit allows.
         """
         with self._lock:
-            self._ended[batch] = outcome
+            self._ended[batch] = (seen, reasons)
             while self._waiting and self._waiting[0] in self._ended:
-                counted = self._ended.pop(self._waiting.popleft())
-                self._seen += counted.seen
-                self._reasons.update(counted.reasons)
+                counted, rejected = self._ended.pop(self._waiting.popleft())
+                self._seen += counted
+                self._reasons.update(rejected)
                 if self._seen >= self._limits.min_rows:
                     judge(self._limits, self._step, self._place, self._seen, self._reasons)

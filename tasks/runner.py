@@ -159,7 +159,7 @@ class Runner:
             outcomes.update(found)
             for name, outcome in found.items():
                 if tally is not None:
-                    tally.add(name, outcome)
+                    tally.add(name, outcome.seen, outcome.reasons)
 
         landed(dict(outcomes))
         todo = [(name, item) for name, item in zip(names, items, strict=True) if name not in outcomes]

@@ -1,48 +1,25 @@
 """The loops of the sketch and the verification, compiled by numba; `plain.py` says the same in plain Python.
 
 Texts come as Arrow holds them: the UTF-8 bytes of a whole column in a row, and where each text begins. Arithmetic is
-modulo 2^64 and 2^32. Compiled code is cached on disk beside this file (or where NUMBA_CACHE_DIR says).
-
-Only functions that need a kernel import this module: importing numba takes a third of a second.
+modulo 2^64 and 2^32. Only functions that need a kernel import this module (see `tasks/compiled.py`).
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from tasks.compiled import compiled, decode, fmix64
 from tasks.dedup.alphabet import KNOWN, SPACE, WORD
 
-F = TypeVar("F", bound=Callable[..., Any])
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 Signatures = npt.NDArray[np.uint32]
 
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, 2^64 / golden ratio
-FIRST, SECOND = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)  # MurmurHash3's fmix64
 HIGH = np.uint32(0xFFFFFFFF)
 U33, U8 = np.uint64(33), np.uint64(8)
-
-
-def compiled(function: F) -> F:
-    """Compile at the first call and keep the result on disk; in memory alone where no folder can be written."""
-    try:
-        return cast(F, numba.njit(cache=True, nogil=True)(function))
-    except RuntimeError:  # "cannot cache function: no locator available"
-        return cast(F, numba.njit(nogil=True)(function))
-
-
-@compiled
-def fmix64(number: Any) -> Any:
-    """MurmurHash3's 64-bit finaliser: every bit of the input reaches every bit of the output."""
-    number ^= number >> U33
-    number *= FIRST
-    number ^= number >> U33
-    number *= SECOND
-    return number ^ (number >> U33)
 
 
 @compiled
@@ -53,20 +30,6 @@ def fmix32(number: Any) -> Any:
     number = np.uint32(number ^ (number >> np.uint32(13)))
     number = np.uint32(number * np.uint32(0xC2B2AE35))
     return np.uint32(number ^ (number >> np.uint32(16)))
-
-
-@compiled
-def decode(data: Any, place: Any) -> Any:
-    """Code point that begins at a place of valid UTF-8, and how many bytes it has."""
-    lead = np.int64(data[place])
-    if lead < 0x80:
-        return lead, 1
-    if lead < 0xE0:
-        return (lead & 0x1F) << 6 | np.int64(data[place + 1]) & 0x3F, 2
-    low = (np.int64(data[place + 1]) & 0x3F) << 6 | np.int64(data[place + 2]) & 0x3F
-    if lead < 0xF0:
-        return (lead & 0x0F) << 12 | low, 3
-    return (lead & 0x07) << 18 | low << 6 | np.int64(data[place + 3]) & 0x3F, 4
 
 
 @compiled

@@ -13,7 +13,7 @@ from gpt2train.errors import RunError
 from tasks.download.crawl import Crawler
 from tasks.download.journal import Journal, journal_folder
 from tasks.download.ledger import counts_of, ledgers_of
-from tasks.download.step import finish, write_part
+from tasks.download.parts import finish, write_part
 from tasks.download.tally import HOSTS_FILE, hosts_file
 from tasks.runner import Runner
 from tasks.shards import read_rows

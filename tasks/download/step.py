@@ -11,17 +11,14 @@ runs may fetch different bytes: the manifest's content is the hash of what was k
 go by what came.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gpt2train.errors import RunError
-from tasks.download.journal import Journal, clear_journals, journal_folder, remove_journal
-from tasks.download.ledger import LEDGER, LEDGERS, Row, content_of, counts_of, ledgers_of, rejected_rows
+from tasks.download.journal import Journal, journal_folder, remove_journal
+from tasks.download.parts import finish, write_part
 from tasks.download.settings import DownloadSettings
-from tasks.download.tally import HOSTS_FILE, tally_hosts
-from tasks.download.warc import EMPTY, encode_head
 from tasks.runner import Runner
-from tasks.shards import REJECTED, read_rows, write_rows, write_table
+from tasks.shards import read_rows
 from tasks.steps import Manifest, Outcome, Step
 from tasks.storage import Folder
 
@@ -73,21 +70,6 @@ def download(
     return finish(step, Outcome.total(batches))
 
 
-def finish(step: Step, total: Outcome, hosts_name: str = HOSTS_FILE) -> Manifest:
-    """Add the table of hosts, and write the manifest."""
-    if not total.kept:
-        step.forget_batches()  # or the next run would believe them
-        clear_journals(step.folder)
-        counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items())
-        raise RunError(f"none of the {total.seen} pages could be fetched ({counts}); check the network and run again")
-    ledgers = ledgers_of(total.audit)
-    hosts = write_table(step.folder, f"{hosts_name}.parquet", tally_hosts(step.folder, ledgers))
-    total = total.model_copy(update={"audit": (*total.audit, hosts)})
-    manifest = step.commit(total, content=content_of(step.folder, ledgers))
-    clear_journals(step.folder)
-    return manifest
-
-
 def download_part(folder: Folder, name: str, shard: str, urls: Folder, crawler: "Crawler", key: str) -> Outcome:
     """Fetch one URL shard and commit its pages, ledger and rejected rows."""
     wanted = [(index, row["url"], row["source"]) for index, row in enumerate(read_rows(urls, shard))]
@@ -96,28 +78,6 @@ def download_part(folder: Folder, name: str, shard: str, urls: Folder, crawler: 
         crawler.fetch([item for item in wanted if item[0] not in journal.done], journal)
         rows = journal.rows()
         return write_part(folder, name, [row for row, _, _ in rows], (journal.page(*at) for _, *at in rows))
-
-
-def write_part(folder: Folder, name: str, rows: Sequence[Row], pages: Iterable[bytes]) -> Outcome:
-    """Write the archive, the ledger and the rejected rows of one shard.
-
-    Args:
-        rows: of the ledger, in the order of the list.
-        pages: the WARC record of each row; empty where it has none.
-    """
-    dates = [row["fetched_at"] for row in rows if not row["reason"]]
-    archive = f"{name}.warc.gz"
-    with folder.writing(archive) as draft, draft.open("wb") as file:
-        file.write(encode_head(archive, min(dates)) if dates else EMPTY)
-        file.writelines(pages)
-    rejected = rejected_rows(rows)
-    return counts_of(rows).model_copy(
-        update={
-            "outputs": (folder.record(archive, rows=len(dates)),),
-            "audit": (write_rows(folder, f"{LEDGERS}{name}.parquet", rows, LEDGER),),
-            "rejected": (write_rows(folder, f"rejected/{name}.parquet", rejected, REJECTED),) if rejected else (),
-        }
-    )
 
 
 def _tidy(folder: Folder) -> None:

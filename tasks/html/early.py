@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tasks.language import ranking
+from tasks.clean.language import ranking
 
 HIDDEN = re.compile(r"<(script|style)\b|<!--", re.IGNORECASE)
 ENDS = {

@@ -70,7 +70,7 @@ def test_a_stage_stops_or_not_whatever_ends_first(counts: list[tuple[int, int]],
     tally = Tally(limits, "clean", "out/clean", list(batches))
     for name in order.sample(list(batches), len(batches)):
         try:
-            tally.add(name, batches[name])
+            tally.add(name, batches[name].seen, batches[name].reasons)
         except RunError as error:
             said = str(error)
             break

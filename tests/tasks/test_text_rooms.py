@@ -14,7 +14,7 @@ from tasks.cloze import ClozeSettings, cloze, cloze_file
 from tasks.decontaminate import DecontaminateSettings, decontaminate
 from tasks.extract import ExtractSettings, extract
 from tasks.runner import Runner
-from tasks.split import SplitSettings
+from tasks.clean.split import SplitSettings
 from tasks.storage import Folder
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from gpt2train.config import CONFIG_FILE, TrainSettings, run_config, to_toml
 from gpt2train.data.samples import Samples
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.trace import trace
-from tasks.download.step import LEDGER
+from tasks.download.ledger import LEDGER
 from tasks.download.warc import Page, read_pages, write_pages
 from tasks.shards import CLEAN, commit_rows, read_rows, write_rows
 from tasks.steps import Outcome, Step

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from benchmarks.gold import documentation_pages, gold_pages
 from gpt2train.data.tokenizer import build_tokenizer, read_tables
-from tasks.clean import CleanSettings, judge
+from tasks.clean import CleanSettings
+from tasks.clean.repair import repair
+from tasks.clean.step import judge
 from tasks.download.warc import Page
 from tasks.extract import ExtractSettings
 from tasks.html.decode import decode
 from tasks.html.early import MARKUP, Wanted, early_reason, most_tokens, places, plain_text, visible_markup
 from tasks.html.page import Recipe, extract_page
-from tasks.repair import repair
 
 WANTED = Wanted(128, ("en",), ExtractSettings().early_share)
 ENGLISH = "The committee met in the old library and spoke at length about the roof, the rent and the hours. "

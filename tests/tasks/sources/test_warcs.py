@@ -23,8 +23,8 @@ from warcio.archiveiterator import ArchiveIterator
 from gpt2train.errors import RunError, UserError
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.download.warc import Page
-from tasks.pages import read_pages
 from tasks.runner import Runner
+from tasks.sources.pages import read_pages
 from tasks.sources.warcs import WarcSettings, find_warcs, warcs
 from tasks.steps import Manifest
 from tasks.storage import Folder

@@ -1,0 +1,158 @@
+"""The report of a run: one self-contained HTML file that a person opens, and the same facts as Markdown.
+
+It reads manifests, the rejected rows they name, `metrics.jsonl` and `eval/*.json`; it computes nothing anew.
+"""
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from pydantic import PositiveInt
+
+from gpt2train.metrics import read_metrics
+from gpt2train.settings import Settings
+from tasks.report.findings import findings
+from tasks.report.pictures import data_uri, loss_curve
+from tasks.runner import Runner
+from tasks.steps import Manifest, Outcome, Step, read_timings
+from tasks.storage import Folder
+
+REPORT = "report.html"
+
+
+class ReportSettings(Settings):
+    """What the report shows."""
+
+    samples: PositiveInt = 3
+    """Rejected rows shown for each reason of each step."""
+
+
+def report(
+    root: Folder, manifests: Sequence[Manifest], settings: ReportSettings, folder: str = "report", *, runner: Runner
+) -> Manifest:
+    """Write `report/report.html` about the given finished steps, in the order of the recipe."""
+    inputs = {manifest.step: manifest for manifest in manifests}
+    step = Step(root, "report", version=2, parameters=settings, inputs=inputs, folder=folder, packages=("matplotlib",))
+    if done := runner.finished(step):
+        return done
+    facts = {**gather(root, manifests), "data": findings(root, inputs, settings.samples)}
+    step.folder.write_bytes(REPORT, render(facts).encode())
+    return step.commit(Outcome(outputs=(step.folder.record(REPORT),)))
+
+
+def gather(root: Folder, manifests: Sequence[Manifest]) -> dict[str, Any]:
+    """What the page and the summary show, as plain values; `findings` has the rest of the page."""
+    by_step = {manifest.step: manifest for manifest in manifests}
+    timings = read_timings(root)
+    training = by_step.get("train")
+    metrics = read_metrics((root / training.folder).path()) if training else []
+    evaluation = by_step.get("evaluate")
+    return {
+        "funnel": funnel(manifests, timings),
+        "training": _training(training, metrics, timings) if training else None,
+        "curve": data_uri(loss_curve(metrics)) if metrics else None,
+        "evaluation": _evaluation(root, evaluation) if evaluation else {},
+        "tokens": by_step["tokenize"].outcome.facts if "tokenize" in by_step else {},
+        "steps": [_provenance(manifest, timings) for manifest in manifests],
+        "machine": f"Python {platform.python_version()}, {platform.system()} {platform.machine()}",
+        "root": root.url,
+    }
+
+
+def funnel(manifests: Sequence[Manifest], timings: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each step that counts rows: in, kept, share, reasons (most frequent first), seconds."""
+    rows = []
+    most = max((manifest.outcome.seen for manifest in manifests), default=0)
+    for manifest in manifests:
+        outcome = manifest.outcome
+        if not outcome.seen:
+            continue
+        reasons = sorted(outcome.reasons.items(), key=lambda item: (-item[1], item[0]))
+        rows.append(
+            {
+                "step": manifest.step,
+                "seen": outcome.seen,
+                "kept": outcome.kept,
+                "share": outcome.kept / outcome.seen,
+                "kept_of_most": outcome.kept / most,
+                "dropped_of_most": (outcome.seen - outcome.kept) / most,
+                "reasons": reasons,
+                "facts": outcome.facts,
+                "seconds": timings.get(manifest.step, {}).get("seconds"),
+            }
+        )
+    return rows
+
+
+def _training(manifest: Manifest, metrics: list[dict[str, Any]], timings: Mapping[str, Any]) -> dict[str, Any]:
+    speeds = sorted(r["tokens_per_second"] for r in metrics if r.get("tokens_per_second"))
+    valid = [r["valid_loss"] for r in metrics if r.get("valid_loss") is not None]
+    return {
+        "folder": manifest.folder,
+        "settings": manifest.parameters,
+        "facts": manifest.outcome.facts,
+        "first_loss": metrics[0]["loss"] if metrics else None,
+        "last_loss": metrics[-1]["loss"] if metrics else None,
+        "valid_loss": valid[-1] if valid else None,
+        "best_valid_loss": min(valid) if valid else None,
+        "tokens_per_second": speeds[len(speeds) // 2] if speeds else None,
+        "seconds": timings.get("train", {}).get("seconds"),
+    }
+
+
+def _evaluation(root: Folder, manifest: Manifest) -> dict[str, Any]:
+    """The JSON results of the evaluation, by file name without ending."""
+    folder = root / manifest.folder
+    names = [record.name for record in manifest.outputs if record.name.endswith(".json")]
+    return {Path(name).stem: json.loads(folder.read_bytes(name)) for name in names}
+
+
+def _provenance(manifest: Manifest, timings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "step": manifest.step,
+        "folder": manifest.folder,
+        "fingerprint": manifest.fingerprint,
+        "content": manifest.content,
+        "versions": manifest.versions,
+        "parameters": json.dumps(manifest.parameters, indent=1, sort_keys=True, ensure_ascii=False),
+        "seconds": timings.get(manifest.step, {}).get("seconds"),
+        "files": len(manifest.outputs),
+        "bytes": sum(record.bytes for record in manifest.outputs),
+    }
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tasks.report", "templates"),
+        autoescape=True,  # rejected rows are other people's text
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["count"] = lambda value: "–" if value is None else f"{value:,}"
+    environment.filters["number"] = lambda value, digits=3: "–" if value is None else f"{value:,.{digits}f}"
+    environment.filters["size"] = _size
+    environment.filters["words"] = lambda name: str(name).replace("_", " ")
+    return environment
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def render(facts: Mapping[str, Any]) -> str:
+    """The page, self-contained: no script, no outside resource."""
+    return _environment().get_template("report.html").render(**facts)
+
+
+def summary(facts: Mapping[str, Any]) -> str:
+    """The report in Markdown, for an artifact on the run page."""
+    return _environment().get_template("summary.md").render(**facts)

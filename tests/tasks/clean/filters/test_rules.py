@@ -1,0 +1,260 @@
+"""Each rule at both sides of its threshold, by texts made by hand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2train.errors import UserError
+from gpt2train.settings import build
+from tasks.clean.filters import FilterSettings, Found, apply
+from tasks.clean.filters.c4 import C4Settings, c4
+from tasks.clean.filters.cleanup import CleanupSettings, cleanup
+from tasks.clean.filters.fineweb import FineWebSettings, fineweb
+from tasks.clean.filters.found import repeated
+from tasks.clean.filters.gopher import GopherSettings, gopher
+from tasks.clean.filters.repetition import RepetitionSettings, repeated_characters, repetition, top_characters
+
+
+def reason(found: Found | None) -> str | None:
+    return found.reason if found else None
+
+
+def words(count: int, word: str = "story", stops: str = "the and") -> str:
+    """`count` words, two of them stop words."""
+    return " ".join([*stops.split(), *[word] * (count - len(stops.split()))])
+
+
+GOPHER = GopherSettings(use=True)
+
+
+@pytest.mark.parametrize(
+    ("passes", "fails", "code"),
+    [
+        (words(50), words(49), "gopher_few_words"),
+        (words(100_000), words(100_001), "gopher_many_words"),
+        # Two stop words of three letters, 48 words of the length given.
+        (words(50, "abc"), words(50, "ab"), "gopher_short_words"),
+        (words(50, "a" * 10), words(50, "a" * 11), "gopher_long_words"),
+        (words(50) + "#" * 5, words(50) + "#" * 6, "gopher_hashes"),
+        (words(50) + "…" * 5 + " x", words(50) + "…" * 4 + "...... x", "gopher_ellipses"),
+        (
+            "\n".join(["- " + words(10)] * 9 + [words(10)]),
+            "\n".join(["- " + words(10)] * 19 + [words(10)]),
+            "gopher_bullet_lines",
+        ),
+        (
+            "\n".join([words(50) + "..."] * 3 + [words(50)] * 7),
+            "\n".join([words(50) + "…"] * 4 + [words(50)] * 6),
+            "gopher_ellipsis_lines",
+        ),
+        (words(80) + " 1234" * 20, words(79) + " 1234" * 21, "gopher_words_without_letters"),
+        (words(50, stops="The BE"), words(50, stops="the cat"), "gopher_few_stop_words"),
+        (words(50, stops="the be"), words(50, stops="the The"), "gopher_few_stop_words"),
+    ],
+)
+def test_gopher(passes: str, fails: str, code: str) -> None:
+    assert reason(gopher(passes, GOPHER)) is None
+    assert reason(gopher(fails, GOPHER)) == code
+
+
+def test_gopher_of_nothing() -> None:
+    assert reason(gopher("", GopherSettings(min_words=0))) == "gopher_few_words"
+    assert reason(gopher("1234 5678", GopherSettings(min_words=0, min_letter_words=0, min_stop_words=0))) is None
+
+
+def lines(different: int, again: int, text: str = "{}") -> str:
+    return "\n".join([text.format(chr(0x4E00 + n)) for n in range(different)] + [text.format(chr(0x4E00))] * again)
+
+
+OFF = {"lines": 1, "paragraphs": 1, "line_characters": 1, "paragraph_characters": 1, "top": (), "repeated": ()}
+
+
+@pytest.mark.parametrize(
+    ("setting", "limit", "passes", "fails", "code"),
+    [
+        ("lines", 0.3, lines(7, 3), lines(6, 4), "gopher_repeated_lines"),
+        (
+            "paragraphs",
+            0.3,
+            lines(7, 3).replace("\n", "\n\n"),
+            lines(6, 4).replace("\n", "\n\n\n"),
+            "gopher_repeated_paragraphs",
+        ),
+        # 10 and 11 characters again, of 50 in all.
+        ("line_characters", 0.2, "a" * 10 + "\n" + "a" * 10 + "\n" + "b" * 28,
+         "a" * 11 + "\n" + "a" * 11 + "\n" + "b" * 26,
+         "gopher_repeated_line_characters"),
+        ("paragraph_characters", 0.2, "a" * 10 + "\n\n" + "a" * 10 + "\n\n" + "b" * 26,
+         "a" * 11 + "\n\n" + "a" * 11 + "\n\n" + "b" * 24, "gopher_repeated_paragraph_characters"),
+        # "aa bb" twice is 10 characters, of 50 and of 49.
+        ("top", ((2, 0.2),), "aa bb aa bb " + "c" * 38, "aa bb aa bb " + "c" * 37, "gopher_top_2_gram"),
+        # "aa bb cc" again is 6 characters, of 60 and of 59.
+        ("repeated", ((3, 0.1),), "aa bb cc aa bb cc " + "d" * 42, "aa bb cc aa bb cc " + "d" * 41,
+         "gopher_repeated_3_grams"),
+    ],
+)  # fmt: skip
+def test_repetition(setting: str, limit: object, passes: str, fails: str, code: str) -> None:
+    settings = RepetitionSettings(**{**OFF, "use": True, setting: limit})  # type: ignore[arg-type]
+    assert reason(repetition(passes, settings)) is None
+    assert reason(repetition(fails, settings)) == code
+
+
+def test_what_occurs_once_repeats_nothing() -> None:
+    assert repetition("one two", RepetitionSettings()) is None
+    assert repetition("", RepetitionSettings()) is None
+
+
+@given(st.lists(st.sampled_from(["a", "bb", "c", "dd"]), max_size=30), st.integers(1, 5))
+def test_repeated_n_grams_by_the_plain_twin(words: list[str], length: int) -> None:
+    grams = [tuple(words[n : n + length]) for n in range(len(words) - length + 1)]
+    # An n-gram inside one that was skipped is not noted; whoever comes later is measured against the noted ones.
+    noted: list[tuple[str, ...]] = []
+    characters, place = 0, 0
+    while place < len(grams):
+        if grams[place] in noted:
+            characters += len("".join(grams[place]))
+            place += length
+        else:
+            noted.append(grams[place])
+            place += 1
+    assert repeated_characters(words, length) == characters <= len("".join(words))
+    counts = {gram: grams.count(gram) for gram in grams}
+    most = max(counts.values(), default=0)
+    longest = max((len(" ".join(gram)) for gram, count in counts.items() if count == most), default=0)
+    assert top_characters(words, length) == (most * longest if most > 1 else 0)
+    assert repeated(words) == (
+        len(words) - len(set(words)),
+        len("".join(words)) - len("".join(set(words))),
+    )
+
+
+SENTENCES = "\n".join(f"This is the sentence number {n}." for n in range(5))
+
+
+@pytest.mark.parametrize(
+    ("passes", "fails", "code"),
+    [
+        (SENTENCES, SENTENCES + "\nLorem Ipsum dolor.", "c4_lorem_ipsum"),
+        (SENTENCES, SENTENCES + "\n{", "c4_curly_bracket"),
+        (SENTENCES, SENTENCES.rpartition("\n")[0], "c4_few_sentences"),
+        ("One is here. Two is there! Three? Is it? \"Five.\"", "One is here. Two is there! Three? Is it five 5.5?",
+         "c4_few_sentences"),
+    ],
+)  # fmt: skip
+def test_c4(passes: str, fails: str, code: str) -> None:
+    assert c4(passes, C4Settings(use=True)) == (passes, None)
+    assert reason(c4(fails, C4Settings(use=True))[1]) == code
+
+
+@pytest.mark.parametrize(
+    ("line", "stays"),
+    [
+        ("Three words stay.", True),
+        ("Two words.", False),
+        ("There is no end to it", False),
+        ("It ends with dots...", False),
+        ('He said "it is so"', True),
+        ("One word is " + "a" * 999 + ".", True),
+        ("One word is " + "a" * 1000 + ".", False),
+        ("Please enable JavaScript to read this.", False),
+        ("Read our Privacy Policy before you go.", False),
+        ("We know cookies well here.", True),
+    ],
+)
+def test_lines_of_c4(line: str, stays: bool) -> None:
+    text, found = c4(f"{SENTENCES}\n{line}", C4Settings(use=True))
+    assert found is None
+    assert text == (f"{SENTENCES}\n{line}" if stays else SENTENCES)
+
+
+def test_switches_of_c4() -> None:
+    text = SENTENCES + "\nSee it there[1][edit]. {\nthere is no end"
+    settings = C4Settings(curly_bracket=False, terminal_punctuation=False, citations=False)
+    assert c4(text, settings) == (text, None)
+    kept, found = c4(text.replace(" {", ""), C4Settings())
+    assert kept == SENTENCES + "\nSee it there."
+    assert found is None
+
+
+def prose(count: int, end: str, start: int = 0) -> list[str]:
+    """Different lines of ten words and 60 characters or so."""
+    return [f"Line {n:05d} has some more words than a short one would{end}" for n in range(start, start + count)]
+
+
+@pytest.mark.parametrize(
+    ("passes", "fails", "code"),
+    [
+        (prose(12, ".") + prose(88, "", 12), prose(11, ".") + prose(89, "", 11), "fineweb_few_ended_lines"),
+        (
+            [f"a b c d e f g h i {n:011d}." for n in range(67)] + prose(33, "."),  # of 30 characters
+            [f"a b c d e f g h i {n:011d}." for n in range(68)] + prose(32, "."),
+            "fineweb_short_lines",
+        ),
+        # A line of 40 characters again, in 4,000 characters and in 3,999.
+        (["a b c d " + "a" * 31 + "."] * 2 + ["a b c d " + "b" * n + "." for n in (3911,)],
+         ["a b c d " + "a" * 31 + "."] * 2 + ["a b c d " + "b" * n + "." for n in (3910,)], "fineweb_repeated_lines"),
+        # Three line ends for ten words, then for nine.
+        (["a" * 40 + f"{n}. b c" for n in range(3)] + ["d" * 40 + "."], ["a" * 40 + f"{n}. b c" for n in range(2)]
+         + ["a" * 42 + " b", "d" * 40 + "."], "fineweb_list"),
+    ],
+)  # fmt: skip
+def test_fineweb(passes: list[str], fails: list[str], code: str) -> None:
+    assert reason(fineweb("\n".join(passes), FineWebSettings(use=True))) is None
+    assert reason(fineweb("\n".join(fails), FineWebSettings(use=True))) == code
+
+
+def test_fineweb_of_nothing() -> None:
+    assert fineweb("", FineWebSettings()) is None
+
+
+@pytest.mark.parametrize(
+    ("tasks", "text", "language", "code"),
+    [
+        (["remove_512"], "a" * 511, "en", "short_text"),
+        (["remove_512"], "a" * 512, "en", None),
+        (["remove_256_javascript"], "JavaScript".ljust(255, "x"), "en", "short_javascript"),
+        (["remove_256_javascript"], "JavaScript".ljust(256, "x"), "en", None),
+        (["remove_256_javascript"], "x" * 20, "en", None),
+        (["remove_512_non_english"], "a" * 511, "de", "short_not_english"),
+        (["remove_512_non_english"], "a" * 511, None, "short_not_english"),
+        (["remove_512_non_english"], "a" * 511, "en", None),
+        (["remove_512_non_english"], "a" * 512, "de", None),
+        ([], "a", None, None),
+    ],
+)
+def test_cleanup_drops(tasks: list[str], text: str, language: str | None, code: str | None) -> None:
+    left, found = cleanup(text, language, build(CleanupSettings, {"tasks": tasks}))
+    assert (left, reason(found)) == (text, code)
+
+
+def test_every_task_of_the_cleanup_applies_in_turn() -> None:
+    """In Megatron-LM the tasks behind ftfy_fix_text never ran, nor those behind the first that applied."""
+    tasks = ["general_cleaning", "ftfy_fix_text", "remove_512"]
+    settings = build(CleanupSettings, {"tasks": tasks})
+    assert cleanup("one  two\nthree.\n four" + " x" * 300, "en", settings)[0] == "one two three.\n four" + " x" * 300
+    assert reason(cleanup("short  text", "en", settings)[1]) == "short_text"
+
+
+def test_unknown_tasks_are_refused() -> None:
+    with pytest.raises(UserError, match="remove_512"):
+        build(CleanupSettings, {"tasks": ["remove_5"]})
+
+
+def test_all_rules_are_off_by_default() -> None:
+    for text in ("", "{ # … lorem ipsum", "a b\n" * 50, "mail me@example.org at 8.8.8.8"):
+        assert apply(text, None, FilterSettings()) == (text, None, 0)
+
+
+def test_rules_run_in_order_and_the_first_one_ends() -> None:
+    everything = {name: {"use": True} for name in ("repetition", "gopher", "c4", "fineweb")}
+    settings = build(FilterSettings, {**everything, "pii": {"emails": True}})
+    assert reason(apply("a b c d e\n" * 30 + "{", "en", settings).found) == "gopher_repeated_lines"
+    assert reason(apply("nothing but {", "en", settings).found) == "gopher_few_words"
+    assert reason(apply(" ".join(prose(20, ".")), "en", settings).found) == "gopher_top_3_gram"
+    good = " ".join(
+        f"The {a} and the {b} went to town, and that was well with them."
+        for a, b in zip("ABCDEF", "uvwxyz", strict=True)
+    )
+    assert reason(apply(good, "en", build(FilterSettings, {"c4": {"use": True}})).found) is None
+    left = apply(good + " Ask me@there.example.", "en", build(FilterSettings, {"pii": {"emails": True}}))
+    assert left == (good + " Ask email@example.com.", None, 1)

@@ -1,0 +1,135 @@
+"""Repair, length, language: what stays, what goes and why."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2train.settings import build
+from tasks.clean import CleanSettings, clean
+from tasks.clean.counting import count_tokens, tokenizer_file
+from tasks.clean.language import LanguageSettings, detect
+from tasks.runner import Runner
+from tasks.shards import DOCUMENT, read_rows, write_rows
+from tasks.steps import Manifest, Outcome, Step
+from tasks.storage import Folder
+
+ENGLISH = "The library waits for the reply of the server, and gives up when the reply does not come in time. " * 8
+GERMAN = "Die Bibliothek wartet auf die Antwort des Servers und gibt auf, wenn sie nicht rechtzeitig eintrifft. " * 12
+NAMES = list(zip("abcdefghijkl", "mnopqrstuvwx", "ABCDEFGHIJKL", strict=True))
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with Runner(workers=2) as runner:
+        yield runner
+
+
+def documents(root: Folder, *parts: list[str]) -> Manifest:
+    step = Step(root, "extract", version=1, parameters={}, inputs={}, folder="documents")
+    records = []
+    for number, texts in enumerate(parts):
+        rows = [{"id": f"{number}-{i}", "url": f"http://a.example/{i}", "text": t} for i, t in enumerate(texts)]
+        records.append(write_rows(step.folder, f"part-{number:05d}.parquet", rows, DOCUMENT))
+    return step.commit(Outcome(outputs=tuple(records)))
+
+
+def rows_of(root: Folder, manifest: Manifest, which: str = "outputs") -> list[dict[str, Any]]:
+    records = getattr(manifest.outcome, which)
+    return [row for record in records for row in read_rows(root / manifest.folder, record.name)]
+
+
+def test_every_reason(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    mojibake = ENGLISH.replace("library", "café").encode().decode("cp1252")
+    digits = "12 34 , " * 100
+    manifest = clean(root, documents(root, [ENGLISH, GERMAN], ["too short", digits, mojibake]), CleanSettings(), runner)
+    kept, rejected = rows_of(root, manifest), rows_of(root, manifest, "rejected")
+    assert [row["id"] for row in kept] == ["0-0", "1-2"]
+    assert "café" in kept[1]["text"]
+    assert [(row["language"], row["split"] in ("train", "valid", "test")) for row in kept] == [("en", True)] * 2
+    assert [row["tokens"] for row in kept] == count_tokens([row["text"] for row in kept])
+    assert [(row["reason"], row["detail"]) for row in rejected] == [
+        ("wrong_language", "found de, expected en"),
+        ("too_short", "2 tokens, at least 128 expected"),
+        ("no_language", "found no letters, expected en"),
+    ]
+    assert manifest.outcome.facts["repaired"] == 1
+    assert manifest.outcome.facts["tokens"] == sum(row["tokens"] for row in kept)
+
+
+def test_any_language_may_stay(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    settings = CleanSettings(language=LanguageSettings(keep=("any",)))
+    manifest = clean(root, documents(root, [ENGLISH, GERMAN]), settings, runner)
+    assert [row["language"] for row in rows_of(root, manifest)] == [None, None]
+
+
+def test_filters_count_by_reason_and_tokens_are_those_of_the_text_that_stays(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    sentences = [f"The {a} of the house and the {b} of the town have met with a {c} today." for a, b, c in NAMES]
+    prose = "\n".join(sentences * 2)
+    menu = "\n".join(["home", "shop", "about us and the rest"] * 30)
+    short = "\n".join([*sentences[:6], *(f"no end {a} {b} {c}" for a, b, c in NAMES)])
+    filters = {"c4": {"use": True}, "fineweb": {"use": True, "max_repeated_characters": 1}, "pii": {"emails": True}}
+    settings = build(CleanSettings, {"filters": filters, "language": {"keep": ["any"]}})
+    texts = [prose + "\nWrite to tom@there.org for more.\nlast line", menu, short]
+    manifest = clean(root, documents(root, texts), settings, runner)
+    [row] = rows_of(root, manifest)
+    assert row["text"] == prose + "\nWrite to email@example.com for more."
+    assert count_tokens([row["text"]]) == [row["tokens"]]
+    assert manifest.outcome.reasons == {"c4_few_sentences": 1, "too_short": 1}
+    assert manifest.outcome.facts["masked"] == 1
+    assert "masked" not in clean(root, documents(root, [ENGLISH]), CleanSettings(), runner).outcome.facts
+
+
+def test_the_language_is_asked_for_a_task_that_needs_it(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    filters = {"cleanup": {"tasks": ["remove_512_non_english"], "short_foreign": 10_000}}
+    settings = build(CleanSettings, {"filters": filters, "language": {"keep": ["any"]}})
+    manifest = clean(root, documents(root, [ENGLISH, GERMAN]), settings, runner)
+    assert [row["language"] for row in rows_of(root, manifest)] == ["en"]
+    assert manifest.outcome.reasons == {"short_not_english": 1}
+
+
+def test_tokens_of_the_published_tokenizer(tmp_path: Path, runner: Runner, real_data: Path) -> None:
+    from gpt2train.data.tokenizer import load_tokenizer, read_tables, save_tokenizer
+
+    root = Folder(tmp_path)
+    step = Step(root, "tokenizer", version=1, parameters={}, inputs={})
+    Path(step.folder.path()).mkdir()
+    save_tokenizer(step.folder.path(), *read_tables(real_data / "bpe"))
+    tokenizer = step.commit(Outcome(outputs=tuple(step.folder.record(name) for name in step.folder.files())))
+    text = ENGLISH + "<|endoftext|> antidisestablishmentarianism"
+    manifest = clean(root, documents(root, [text]), CleanSettings(), runner, tokenizer)
+    [row] = rows_of(root, manifest)
+    ids = load_tokenizer(real_data / "bpe").encode(row["text"], add_special_tokens=False).ids
+    assert row["tokens"] == len(ids)
+    assert count_tokens([text]) < count_tokens([text], tokenizer_file(root, tokenizer))
+
+
+def test_the_end_of_a_text_is_no_token(tmp_path: Path, runner: Runner) -> None:
+    texts = [" ".join(["word"] * n) for n in (127, 128)]
+    root = Folder(tmp_path)
+    manifest = clean(root, documents(root, texts), CleanSettings(language=LanguageSettings(keep=("any",))), runner)
+    assert [row["tokens"] for row in rows_of(root, manifest)] == [128]
+    assert manifest.outcome.reasons == {"too_short": 1}
+
+
+def test_the_head_decides_as_the_whole_text(real_data: Path) -> None:
+    with gzip.open(real_data / "lang" / "udhr_lang_dev.jsonl.gz", "rt", encoding="utf-8") as file:
+        texts = [json.loads(line)["text"] for line in file][::12]
+    settings = LanguageSettings(detector="langdetect")
+    whole = LanguageSettings(detector="langdetect", head=10_000)
+    assert all((detect(t, settings) == "en") == (detect(t, whole) == "en") for t in texts)
+
+
+def test_same_bytes_for_one_and_two_workers(tmp_path: Path, runner: Runner) -> None:
+    parts = [[ENGLISH, GERMAN], ["too short", ENGLISH.upper()], [ENGLISH.replace("library", "archive")]]
+    two = clean(Folder(tmp_path / "two"), documents(Folder(tmp_path / "two"), *parts), CleanSettings(), runner)
+    with Runner(workers=1) as single:
+        one = clean(Folder(tmp_path / "one"), documents(Folder(tmp_path / "one"), *parts), CleanSettings(), single)
+    assert one == two

@@ -1,0 +1,87 @@
+"""Repair: ftfy's answer, faster; and what is damaged is mended."""
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import ftfy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.clean.repair import easy, fix_text, is_mended, repair, unharmed
+from tests.tasks.corpus import texts_of
+
+SIGNS = "\u00a0\u2013\u2014\u2018\u2019\u201c\u201d\u2022\u2026"
+# What ftfy looks for: mojibake, entities, tags, ligatures, full width, control characters, line ends, combining marks.
+TRICKY = st.sampled_from(
+    [*SIGNS, *"aZ9 .&;<>é\n\r\f\x1bÃ¢€™œÂ\u0301ﬁＡ\ufeff\x85\u2028\ud83d\ude00\u02bc", "&amp;", "â€™"]
+)
+
+
+@given(st.text(max_size=100) | st.lists(TRICKY, max_size=30).map("".join), st.booleans())
+def test_the_fast_way_is_ftfys(text: str, straight: bool) -> None:
+    assert fix_text(text, straight_quotes=straight) == ftfy.fix_text(text, uncurl_quotes=straight)
+
+
+def test_signs_that_never_look_like_mojibake() -> None:
+    """No rule of ftfy's spans more than five characters; those of four and five need letters that are no such signs."""
+    for signs in itertools.product(SIGNS + "aZ9 .\n", repeat=3):
+        text = "".join(signs)
+        assert easy(text, True) == ftfy.fix_text(text)
+
+
+def test_every_character_alone() -> None:
+    for code in itertools.chain(range(0x3400), range(0xAC00, 0xAC20), range(0xD7F0, 0xE010), range(0xF8F0, 0x10010)):
+        line = f"ab {chr(code)} c"
+        fixed = easy(line, True) or unharmed(line, True)
+        assert fixed is None or fixed == ftfy.fix_text(line), hex(code)
+
+
+def test_the_fast_way_on_real_texts(real_data: Path) -> None:
+    texts = texts_of(real_data / "lang" / "udhr_lang_dev.jsonl.gz", 700)[::5]
+    for name in ("imdb", "reuters"):
+        texts += texts_of(real_data / "text" / f"{name}_dev.jsonl.gz", 300)
+    passed = 0
+    for text in texts:
+        assert fix_text(text) == ftfy.fix_text(text)
+        passed += easy(text, True) is not None
+    assert passed > 0.7 * len(texts)
+
+
+def test_cases_of_ftfy(real_data: Path) -> None:
+    """ftfy's own cases: what it must mend, and what it must leave alone."""
+    for name in ("in-the-wild", "negative"):
+        cases: list[dict[str, Any]] = json.loads((real_data / "lang" / "ftfy_cases" / f"{name}.json").read_text())
+        assert len(cases) > 10
+        for case in cases:
+            assert fix_text(case["original"]) == ftfy.fix_text(case["original"])
+            if case["expect"] == "pass":
+                assert fix_text(case["original"]) == case["fixed"], case["label"]
+
+
+def test_repair_of_real_mojibake(real_data: Path) -> None:
+    with gzip.open(real_data / "lang" / "mojibake_dev.jsonl.gz", "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    repaired = sum(repair(row["garbled"]) == repair(row["original"]) for row in rows)
+    assert repaired >= 0.98 * len(rows)  # the rest lost characters in the damage
+    for row in rows[:300]:
+        lines = [line.rstrip() for line in row["original"].strip().split("\n")]
+        assert repair(row["original"], straight_quotes=False) == "\n".join(lines)
+
+
+@given(st.text(max_size=200) | st.text(st.sampled_from("ab \t\n\0\ud800é\xa0\r"), max_size=60))
+def test_repaired_text_is_storable_and_stable(text: str) -> None:
+    fixed = repair(text)
+    fixed.encode()
+    assert "\0" not in fixed
+    assert all(line == line.rstrip(" \t\xa0") for line in fixed.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("before", "mended"), [("cafÃ©", True), ("café", False), ("plain", False), ("“curly”", False), ("ﬁne", False)]
+)
+def test_what_counts_as_mended(before: str, mended: bool) -> None:
+    assert is_mended(before, repair(before)) == mended

@@ -1,0 +1,318 @@
+"""No passage of an evaluation set survives, whatever the text looks like."""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2train.errors import UserError
+from gpt2train.settings import build
+from tasks.decontaminate import DecontaminateSettings, decontaminate
+from tasks.decontaminate.ngrams import NgramIndex, word_spans, words_of
+from tasks.decontaminate.step import plan_cuts, remove
+from tasks.runner import Runner
+from tasks.shards import CLEAN, read_rows, write_rows
+from tasks.steps import Manifest, Outcome, Step
+from tasks.storage import Folder
+from tests.tasks.corpus import texts_of
+
+FILLER = " ".join(f"Sentence number {n} says something about topic {n * 7}." for n in range(40))
+PASSAGE = "She walked down to the old harbour at night and waited there until the last boat came in."
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runner() -> Iterator[Runner]:
+    NgramIndex(["one two"], 2, 2)  # compile before any test is timed
+    with Runner(workers=2) as runner:
+        yield runner
+
+
+def cleaned(root: Folder, *parts: Sequence[tuple[str, str]], min_tokens: int = 20) -> Manifest:
+    """A clean manifest of (text, split) documents."""
+    step = Step(root, "clean", version=1, parameters={"min_tokens": min_tokens}, inputs={})
+    records = []
+    for number, documents in enumerate(parts):
+        rows = [
+            {"id": f"{number}-{i}", "url": f"http://a.example/{i}", "text": text, "tokens": 1, "split": split}
+            for i, (text, split) in enumerate(documents)
+        ]
+        records.append(write_rows(step.folder, f"part-{number:05d}.parquet", rows, CLEAN))
+    return step.commit(Outcome(outputs=tuple(records)))
+
+
+def jsonl(path: Path, *texts: str) -> str:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def rows_of(root: Folder, manifest: Manifest, which: str = "outputs") -> list[dict[str, Any]]:
+    records = getattr(manifest.outcome, which)
+    return [row for record in records for row in read_rows(root / manifest.folder, record.name)]
+
+
+def survivors(texts: Sequence[str], text: str, longest: int, shortest: int) -> int:
+    """The plain twin: n-grams of the set in a text, by tuples in a Python set."""
+    known = set()
+    for other in texts:
+        words = tuple(words_of(other))
+        length = min(len(words), longest)
+        known |= {words[i : i + length] for i in range(len(words) - length + 1) if len(words) >= shortest}
+    words = tuple(words_of(text))
+    return sum(words[i : i + n] in known for n in {len(gram) for gram in known} for i in range(len(words) - n + 1))
+
+
+WORDS = st.sampled_from(["a", "b", "B", "c", "İ", "d."])
+TEXTS = st.lists(WORDS, min_size=1, max_size=40).map(" ".join)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=4), TEXTS, st.integers(0, 6), st.integers(0, 6))
+def test_no_ngram_survives(texts: list[str], text: str, margin: int, min_piece: int) -> None:
+    settings = DecontaminateSettings(longest=4, shortest=2, margin=margin, min_piece=min_piece)
+    index = NgramIndex(texts, 4, 2)
+    left, cuts = remove(text, index, settings)
+    assert survivors(texts, left, 4, 2) == 0
+    assert (left == text) == (not cuts)
+    assert bool(cuts) == bool(survivors(texts, text, 4, 2))
+    remaining = iter(words_of(text))
+    assert all(word in remaining for word in words_of(left))  # words go, none is added or moved
+
+
+def test_the_step(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    planted = f"{FILLER} {PASSAGE} {FILLER}"
+    many = f" {FILLER} ".join([PASSAGE] * 13)
+    clean = cleaned(
+        root,
+        [(planted, "train"), (FILLER, "train"), (planted, "test")],
+        [(PASSAGE, "valid"), (many, "train"), (f"{PASSAGE} {FILLER[:500]}", "train"), (planted, "valid")],
+        min_tokens=100,
+    )
+    evaluation = [
+        ("cloze", jsonl(tmp_path / "cloze.jsonl", "Nothing of it is in any of the documents at all.", PASSAGE))
+    ]
+    manifest = decontaminate(root, clean, evaluation, DecontaminateSettings(), runner)
+    kept = {row["id"]: row for row in rows_of(root, manifest)}
+    assert sorted(kept) == ["0-0", "0-1", "0-2", "1-3"]
+    assert kept["0-1"]["text"] == FILLER
+    assert kept["0-2"]["text"] == planted  # the test split is the source of the set
+    assert kept["0-0"]["text"].count("harbour") == 0
+    assert kept["0-0"]["split"] == "train"
+    assert kept["0-0"]["tokens"] > 100
+    rejected = {row["id"]: (row["reason"], row["detail"]) for row in rows_of(root, manifest, "rejected")}
+    assert rejected == {
+        "1-0": ("contaminated", "1 cuts, the first by cloze row 2; nothing is left"),
+        "1-1": ("too_contaminated", "13 cuts, the first by cloze row 2; at most 10 expected"),
+        "1-2": ("too_short", rejected["1-2"][1]),
+    }
+    assert manifest.outcome.facts["documents_cut"] == 2
+    assert manifest.outcome.facts["documents_exempt"] == 1
+    assert manifest.outcome.facts["matches_before"] == 6 * (13 + 4)
+    assert manifest.outcome.facts["matches_after"] == 0
+    cuts = [
+        row for r in manifest.outcome.audit if "cuts" in r.name for row in read_rows(root / manifest.folder, r.name)
+    ]
+    [cut] = [row for row in cuts if row["id"] == "0-0"]
+    assert PASSAGE in planted[cut["start"] : cut["end"]]
+    assert (cut["set"], cut["row"], cut["matches"]) == ("cloze", 2, 6)
+    assert decontaminate(root, clean, evaluation, DecontaminateSettings(), runner) == manifest
+    assert "decontaminate" in runner.skipped
+
+
+def test_another_evaluation_set_is_other_work(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    clean = cleaned(root, [(f"{FILLER} {PASSAGE} {FILLER}", "train")])
+    path = jsonl(tmp_path / "set.jsonl", "Nothing of it is in any of the documents at all.")
+    first = decontaminate(root, clean, [("set", path)], DecontaminateSettings(), runner)
+    assert first.outcome.facts["documents_cut"] == 0
+    jsonl(tmp_path / "set.jsonl", PASSAGE)
+    second = decontaminate(root, clean, [("set", path)], DecontaminateSettings(), runner)
+    assert second.fingerprint != first.fingerprint
+    assert second.outcome.facts["documents_cut"] == 1
+
+
+def test_common_phrases_stay_where_asked(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    planted = f"{FILLER} {PASSAGE} {FILLER}"
+    clean = cleaned(root, [(planted, "train")] * 2, [(planted, "valid"), (planted, "test")])
+    evaluation = [("set", jsonl(tmp_path / "set.jsonl", PASSAGE))]
+    stay = decontaminate(root, clean, evaluation, DecontaminateSettings(key_threshold=3), runner)
+    assert [row["text"] for row in rows_of(root, stay)] == [planted] * 4
+    assert stay.outcome.facts["matches_before"] == stay.outcome.facts["matches_after"] == 3 * 6
+    go = decontaminate(root, clean, evaluation, DecontaminateSettings(key_threshold=4), runner)
+    assert go.outcome.facts["documents_cut"] == 3
+    assert go.outcome.facts["matches_after"] == 0
+
+
+def test_same_bytes_for_one_and_two_workers(tmp_path: Path, runner: Runner) -> None:
+    path = jsonl(tmp_path / "set.jsonl", PASSAGE)
+    parts = [[(f"{FILLER} {PASSAGE} {FILLER}", "train")], [(FILLER, "valid"), (PASSAGE, "train")]]
+    roots = Folder(tmp_path / "two"), Folder(tmp_path / "one")
+    two = decontaminate(roots[0], cleaned(roots[0], *parts), [("s", path)], DecontaminateSettings(), runner)
+    with Runner(workers=1) as single:
+        one = decontaminate(roots[1], cleaned(roots[1], *parts), [("s", path)], DecontaminateSettings(), single)
+    assert one == two
+
+
+def cut_once(text: str, passage: str, **settings: int) -> str:
+    chosen = DecontaminateSettings(**{"margin": 0, "min_piece": 0, **settings})
+    return remove(text, NgramIndex([passage], chosen.longest, chosen.shortest), chosen)[0]
+
+
+def test_places_are_those_of_the_text_itself() -> None:
+    # 'İ'.lower() has two characters: places in the lower-cased text lie 50 further on.
+    head = "İ" * 50 + " first. "
+    assert cut_once(f"{head}{PASSAGE} Last.", PASSAGE) == f"{head.strip()}\n\nLast."
+
+
+def test_the_matched_span_is_cut_whatever_stands_between_its_words() -> None:
+    # " ".join(words) is far shorter than the span with these gaps.
+    spread = PASSAGE.replace(" ", " — \t ")
+    assert cut_once(f"First. {spread} Last.", PASSAGE) == "First.\n\nLast."
+
+
+@pytest.mark.parametrize("words", [8, 12, 13])
+def test_short_documents_are_checked(words: int) -> None:
+    text = " ".join(PASSAGE.split()[:words])
+    assert cut_once(text, text) == ""
+
+
+def test_the_tail_is_checked() -> None:
+    words = PASSAGE.split()
+    assert cut_once(f"First. {' '.join(words[:13])}", PASSAGE) == "First."
+    short = "one two three four five six seven eight"
+    assert cut_once(f"First. {short}", short) == "First."
+
+
+def test_sets_of_fewer_words_than_the_shortest_are_not_searched() -> None:
+    short = "one two three four five six seven"
+    assert cut_once(f"First. {short}", short) == f"First. {short}"
+
+
+def test_no_ngram_forms_across_a_seam() -> None:
+    one, two = "a b c d", "e f g h"
+    text = f"Begin. a b. {one} c. {one} {two}. d e. End."
+    left, cuts = remove(text, NgramIndex([one, two, "a b d e"], 4, 2), DecontaminateSettings(margin=0, min_piece=0))
+    assert survivors([one, two, "a b d e"], left, 4, 2) == 0
+    assert max(cut.round for cut in cuts) == 1
+
+
+def test_cuts_end_at_sentences() -> None:
+    text = 'He said "no." Then we left os.path here. The match is this. After it version 3.12 came. End.'
+    index = NgramIndex(["the match is this"], 4, 4)
+    start = text.index("Then")
+    [cut] = plan_cuts(text, index.matches(text), margin=10)
+    assert text[cut.start : cut.end] == " Then we left os.path here. The match is this. After it version 3.12 came."
+    assert cut.start == start - 1
+
+
+def test_short_pieces_go() -> None:
+    text = f"{FILLER} {PASSAGE} Tiny. {PASSAGE} {FILLER}"
+    left = cut_once(text, PASSAGE, min_piece=200)
+    assert "Tiny" not in left
+    assert left == f"{FILLER}\n\n{FILLER}"
+
+
+def test_real_lambada_against_planted_passages(real_data: Path) -> None:
+    with (real_data / "lambada" / "lambada_test.jsonl").open(encoding="utf-8") as file:
+        passages = [json.loads(line)["text"] for line in file]
+    index = NgramIndex(passages)
+    assert len(passages) == 5153
+    draw = random.Random(0)
+    for number in draw.sample(range(len(passages)), 40):
+        text = f"{FILLER}\n{passages[number].upper()}\n{FILLER}"
+        holders = {source for match in index.matches(text) for source in index.sources(match.gram)}
+        assert number in holders
+        left, cuts = remove(text, index, DecontaminateSettings())
+        assert index.matches(left) == []
+        assert len(cuts) == 1
+        assert len(left) > len(FILLER)
+    assert index.matches(FILLER) == []
+
+
+def test_no_ngram_of_lambada_and_wikitext_survives_in_real_texts(
+    tmp_path: Path, real_data: Path, runner: Runner
+) -> None:
+    """Passages planted in reviews, news and novels; the twin counts what is left by tuples in a Python set."""
+    root = Folder(tmp_path)
+    lambada, wikitext = real_data / "lambada" / "lambada_test.jsonl", real_data / "wikitext" / "wiki.test.head20.raw"
+    passages = [json.loads(line)["text"] for line in lambada.open(encoding="utf-8")]
+    paragraphs = [line for line in wikitext.read_text(encoding="utf-8").split("\n") if len(words_of(line)) >= 13]
+    texts = texts_of(real_data / "text" / "imdb_dev.jsonl.gz", 150)
+    texts += texts_of(real_data / "text" / "reuters_dev.jsonl.gz", 150)
+    texts += [text[50_000:90_000] for text in texts_of(real_data / "text" / "novels_dev.jsonl.gz", 5)]
+    draw = random.Random(1)
+    for number in draw.sample(range(len(texts)), 60):
+        at = draw.randrange(len(texts[number]))
+        planted = draw.choice(passages if number % 2 else paragraphs)
+        texts[number] = f"{texts[number][:at]} {planted.upper() if number % 3 else planted} {texts[number][at:]}"
+    clean = cleaned(root, [(text, "train") for text in texts[::2]], [(text, "valid") for text in texts[1::2]])
+    settings = DecontaminateSettings(against=(str(wikitext),))
+    manifest = decontaminate(root, clean, [("lambada", str(lambada))], settings, runner)
+    known = {
+        tuple(words[i : i + min(13, len(words))])
+        for words in map(words_of, [*passages, *wikitext.read_text(encoding="utf-8").split("\n")])
+        if len(words) >= 8
+        for i in range(max(1, len(words) - 12))
+    }
+
+    def count(kept: Sequence[str]) -> int:
+        return sum(
+            tuple(words[i : i + n]) in known
+            for words in map(words_of, kept)
+            for n in range(8, 14)
+            for i in range(len(words) - n + 1)
+        )
+
+    assert manifest.outcome.facts["matches_before"] >= count(texts) > 1000  # there are some over line ends, too
+    assert manifest.outcome.facts["matches_after"] == 0
+    assert count([row["text"] for row in rows_of(root, manifest)]) == 0
+    found = manifest.outcome.facts["documents_cut"] + sum(manifest.outcome.reasons.values())
+    assert found >= 60
+    names = {
+        row["set"]
+        for r in manifest.outcome.audit
+        if "cuts" in r.name
+        for row in read_rows(root / manifest.folder, r.name)
+    }
+    assert names == {"lambada", "wiki"}
+
+
+def test_the_user_s_sets(tmp_path: Path, runner: Runner) -> None:
+    """A Parquet file with a key of its own and a plain text whose line ends stand elsewhere."""
+    root = Folder(tmp_path)
+    other = "Nobody had ever told the old man that the mill would be sold in the spring of that year."
+    clean = cleaned(root, [(f"{FILLER} {PASSAGE} {FILLER}", "train"), (f"{FILLER} {other} {FILLER}", "train")])
+    folder = tmp_path / "sets"
+    folder.mkdir()
+    pq.write_table(pa.table({"question": [PASSAGE]}), folder / "qa.parquet")
+    settings = DecontaminateSettings(against=(str(folder),), key="question")
+    first = decontaminate(root, clean, [], settings, runner)
+    assert first.outcome.facts["documents_cut"] == 1
+    (folder / "story.txt").write_text(other.replace(" the ", " the\n"))
+    second = decontaminate(root, clean, [], settings, runner)
+    assert second.outcome.facts["documents_cut"] == 2
+    assert second.outcome.facts["matches_after"] == 0
+    (folder / "elsewhere").mkdir()
+    for file in folder.glob("*.*"):
+        file.rename(folder / "elsewhere" / file.name)
+    assert decontaminate(root, clean, [], settings, runner) == second  # the content counts, not the place
+
+
+def test_contradicting_lengths_are_refused() -> None:
+    with pytest.raises(UserError, match="shortest 9 is more than longest 8; give at most as much"):
+        build(DecontaminateSettings, {"longest": 8, "shortest": 9})
+
+
+def test_a_missing_evaluation_file_is_named(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    clean = cleaned(root, [(FILLER, "train")])
+    with pytest.raises(UserError, match=r"nowhere\.jsonl"):
+        decontaminate(root, clean, [("set", str(tmp_path / "nowhere.jsonl"))], DecontaminateSettings(), runner)
+    assert word_spans("") == []

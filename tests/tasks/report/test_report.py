@@ -1,0 +1,139 @@
+"""The report's data part: true counts, bounded lists, and other people's text shown as text."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.dedup import DedupSettings, dedup
+from tasks.report import REPORT, ReportSettings, report
+from tasks.report.findings import TOP, findings, rejected_samples, word_diff
+from tasks.shards import CLEAN, commit_rows, rejected_row, write_table
+from tasks.shuffle import ShuffleSettings, shuffle
+from tasks.steps import Manifest, Outcome, Step
+from tasks.storage import Folder
+from tests.tasks.corpus import Inline, row
+
+EVIL = "<script>alert('x')</script><img src=http://evil.example/a.png>"
+WORDS = " ".join(f"word{number}" for number in range(120))
+
+
+def step_of(root: Folder, name: str, folder: str, kept: list[dict], dropped: list[dict]) -> Manifest:
+    step = Step(root, name, version=1, parameters={}, inputs={}, folder=folder)
+    outcomes = []
+    for number in range(2):  # rows lie in two shards
+        rows = [{key: found.get(key) for key in CLEAN.names} for found in kept[number::2]]
+        outcomes.append(commit_rows(step.folder, f"part-{number:05d}.parquet", rows, dropped[number::2], CLEAN))
+    return step.commit(Outcome.total(outcomes))
+
+
+def download_of(root: Folder, hosts: int) -> Manifest:
+    step = Step(root, "download", version=1, parameters={}, inputs={}, folder="pages")
+    rows: list[dict[str, Any]] = [
+        {"host": f"{number}.example{EVIL if number == 0 else ''}", "urls": 100, "ok": number, "failed": 100 - number}
+        for number in range(hosts)
+    ]
+    rows.append({"host": "well.example", "urls": 5, "ok": 5, "failed": 0})
+    for found in rows:
+        found.update(top_reason="not_found" if found["failed"] else None, seconds=1.5)
+    table = write_table(step.folder, "hosts.parquet", pa.Table.from_pylist(rows))
+    return step.commit(Outcome(audit=(table,), seen=hosts * 100, kept=50, reasons={"not_found": hosts * 100 - 50}))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder, list[Manifest], str]:
+    """Steps with hostile text in every place that the page shows, and the page."""
+    root = Folder(tmp_path_factory.mktemp("report"))
+    good = [row(f"{WORDS} {number} {'x' * number}") for number in range(20)]
+    repeated = [
+        row(f"{EVIL} variant{number} {WORDS}", url=f"http://copy{number}.example/{EVIL}") for number in range(3)
+    ]
+    foreign = [row(f"{EVIL} mot", url=f"http://fr{number}.example/{EVIL}") for number in range(7)]
+    short = [row("short", url=f"http://short{number}.example") for number in range(30)]
+    extracted = step_of(root, "extract", "documents", [*good, *repeated, *foreign, *short], [])
+    dropped = [rejected_row(found, "wrong_language", "found fr, expected en") for found in foreign]
+    dropped += [rejected_row(found, "too_short", f"{EVIL} tokens") for found in short]
+    clean = step_of(root, "clean", "clean", [*good, *repeated], dropped)
+    with Inline(workers=1) as runner:
+        unique = dedup(root, clean, DedupSettings(), runner)
+        shuffled = shuffle(root, unique, ShuffleSettings(), runner)
+        manifests = [download_of(root, 30), extracted, clean, unique, shuffled]
+        page = report(root, manifests, ReportSettings(samples=2), runner=runner)
+    return root, manifests, (root / page.folder).read_bytes(REPORT).decode()
+
+
+def test_text_of_others_stays_text(made: tuple[Folder, list[Manifest], str]) -> None:
+    _, _, page = made
+    assert "<script" not in page and "<img src=http" not in page
+    assert page.count("&lt;script&gt;") > 8  # hosts, clusters, rejected rows: url, detail and text
+    assert not re.search(r"<link|src=\"(?!data:)|href=|url\(", page)
+
+
+def test_a_report_without_a_training(made: tuple[Folder, list[Manifest], str]) -> None:
+    _, _, page = made
+    for said in ("Where the rows went", "Hosts that failed most", "Texts that repeat most", "Languages", "Lengths"):
+        assert said in page
+    assert "to tokens." in page and "Training" not in page and "Scores" not in page
+
+
+def test_counts_are_true(made: tuple[Folder, list[Manifest], str]) -> None:
+    root, manifests, _ = made
+    data = findings(root, {manifest.step: manifest for manifest in manifests}, 2)
+    kept = manifests[-1].outcome.kept
+    assert data["languages"] == [
+        {"language": "en", "before": 23, "after": kept},
+        {"language": "fr", "before": 7, "after": 0},
+    ]
+    assert [(found["name"], found["documents"]) for found in data["lengths"]] == [("extracted", 60), ("kept", kept)]
+    assert data["lengths"][0]["p10"] == len("short")
+    assert data["reasons"][0] == {"step": "download", "reason": "not_found", "count": 2950}
+    assert not data["sampled"]
+
+
+def test_lists_are_bounded(made: tuple[Folder, list[Manifest], str]) -> None:
+    root, manifests, page = made
+    data = findings(root, {manifest.step: manifest for manifest in manifests}, 2)
+    assert len(data["hosts"]) == TOP and data["hosts"][0]["failed"] == 100
+    assert "well.example" not in page
+    found = data["rejected"]["clean"]
+    assert {reason: (entry["count"], len(entry["rows"])) for reason, entry in found.items()} == {
+        "too_short": (30, 2),
+        "wrong_language": (7, 2),
+    }
+    few = rejected_samples(root, manifests[2], 25)["too_short"]["rows"]
+    assert len(few) == 25 and len({entry["url"] for entry in few}) == 25
+    assert len(page) < 200_000
+
+
+def test_the_largest_cluster_comes_with_what_differs(made: tuple[Folder, list[Manifest], str]) -> None:
+    root, manifests, page = made
+    first = findings(root, {manifest.step: manifest for manifest in manifests}, 2)["clusters"][0]
+    assert first["size"] >= 3 and first["kept"].reason is None and first["other"].reason == "near_duplicate"
+    kinds = [kind for kind, _ in first["diff"]]
+    assert kinds == ["same", "gone", "new", "same"] or kinds == ["gone", "new", "same"]
+    gone, new = (next(words for kind, words in first["diff"] if kind == wanted) for wanted in ("gone", "new"))
+    assert f"<del>{gone}</del> <ins>{new}</ins>" in page
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=12), st.lists(st.sampled_from("abcd"), max_size=12))
+def test_a_diff_holds_both_texts(one: list[str], other: list[str]) -> None:
+    parts = word_diff(" ".join(one), " ".join(other))
+    assert " ".join(words for kind, words in parts if kind != "new").split() == one
+    assert " ".join(words for kind, words in parts if kind != "gone").split() == other
+    assert word_diff("a b c", "a x c") == [("same", "a"), ("gone", "b"), ("new", "x"), ("same", "c")]
+
+
+def test_a_corpus_without_repeats_and_of_no_documents(tmp_path: Path) -> None:
+    for place, rows in (("some", [row(f"{number} {WORDS[number:]}"[:30]) for number in range(3)]), ("none", [])):
+        root = Folder(tmp_path / place)
+        clean = step_of(root, "clean", "clean", rows, [])
+        with Inline(workers=1) as runner:
+            unique = dedup(root, clean, DedupSettings(), runner)
+            shuffled = shuffle(root, unique, ShuffleSettings(), runner)
+            page = report(root, [clean, unique, shuffled], ReportSettings(), runner=runner)
+        shown = (root / page.folder).read_bytes(REPORT).decode()
+        assert "Texts that repeat most" not in shown and "Hosts that failed" not in shown

@@ -1,0 +1,289 @@
+"""Token files: the ids of `tokenizers` one by one, the same bytes however the work is cut or killed."""
+
+import json
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+
+from gpt2train.data.encoder import Encoded, Encoder, Texts
+from gpt2train.data.indexed import IndexedDataset
+from gpt2train.data.stream import open_tokens
+from gpt2train.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
+from gpt2train.errors import UserError
+from tasks.runner import Runner, Stage
+from tasks.shards import read_rows
+from tasks.steps import Manifest, read_manifest
+from tasks.storage import Folder
+from tasks.tokenize import TokenizeSettings, tokenize
+from tasks.tokenize import step as module
+from tasks.tokenizer import TokenizerSettings, tokenizer
+from tests.tasks.corpus import Inline, content_of, documents_of, rejected_of, row, texts_of
+
+ROOT = Path(__file__).parents[3]
+SPLITS = ("train", "valid", "test")
+HARD = [
+    "\x00",
+    "a\x00b\x01\x1b[0m\x7f",
+    "👩‍👩‍👧‍👦🇩🇪 e\u0301",
+    "\u202eשלום\u202c مرحبا",
+    "\r\n \t\u00a0\u2028\ufeff\ufffd\U0010ffff",
+    END_OF_TEXT,
+    f"a{END_OF_TEXT}{END_OF_TEXT} b",
+    "ab" * 1_000_000,
+    "=" * 100_000,
+    " " * 100_000,
+]
+
+
+def mixed(texts: list[str]) -> list[dict[str, Any]]:
+    return [row(text, split=SPLITS[i % 3]) for i, text in enumerate(texts)]
+
+
+def run(
+    place: Path,
+    rows: list[dict[str, Any]],
+    bpe: Path | None,
+    per_shard: int = 100,
+    workers: int = 1,
+    **settings: object,
+) -> tuple[Folder, Manifest]:
+    with (Runner if workers > 1 else Inline)(workers=workers) as runner:
+        return finish(place, rows, bpe, per_shard, runner, **settings)
+
+
+def finish(
+    place: Path, rows: list[dict[str, Any]], bpe: Path | None, per_shard: int, runner: Runner, **settings: object
+) -> tuple[Folder, Manifest]:
+    root = Folder(place)
+    documents = documents_of(root, rows, per_shard)
+    if bpe is None:  # a small vocabulary loads in no time
+        words = tokenizer(root, documents, TokenizerSettings(vocab_size=400), runner)
+    else:
+        words = tokenizer(root, None, TokenizerSettings(name="gpt2", folder=str(bpe)), runner)
+    return root, tokenize(root, documents, words, TokenizeSettings.model_validate(settings), runner)
+
+
+@pytest.fixture(scope="module")
+def bpe(real_data: Path) -> Path:
+    return real_data / "bpe"
+
+
+@pytest.fixture(scope="module")
+def news(real_data: Path) -> list[dict[str, Any]]:
+    return mixed(texts_of(real_data / "text/reuters_dev.jsonl.gz", 250))
+
+
+def test_hard_texts_equal_the_library_one_by_one(tmp_path: Path, bpe: Path) -> None:
+    rows = mixed(HARD)
+    _, manifest = run(tmp_path, rows, bpe, per_shard=4)
+    words = load_tokenizer(bpe)
+    end = end_of_text_id(words)
+    parsing = Tokenizer.from_file(str(tmp_path / "tokenizer/tokenizer.json"))
+    for split in SPLITS:
+        dataset = IndexedDataset(tmp_path / "tokens" / split / "tokens")
+        texts = [r["text"] for r in rows if r["split"] == split]
+        alone = [words.encode_batch_fast([text])[0].ids for text in texts]
+        assert [ids.tolist() for ids in dataset] == [[*ids, end] for ids in alone]
+        assert int((dataset.tokens == end).sum()) == len(texts)  # none but our own, though some texts spell it
+        for ids, text in zip(dataset, texts, strict=True):
+            assert words.decode(ids[:-1].tolist(), skip_special_tokens=False) == text
+            if END_OF_TEXT not in text and len(text) < 1000:  # with it the library's default would give the special id
+                assert parsing.encode(text).ids == ids[:-1].tolist()
+    assert manifest.outcome.kept == len(HARD)
+
+
+def test_every_token_leads_back_to_its_page(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
+    root, manifest = run(tmp_path, news, bpe)
+    words = load_tokenizer(bpe)
+    for split in SPLITS:
+        dataset = IndexedDataset(tmp_path / "tokens" / split / "tokens")
+        sidecar = list(read_rows(root / "tokens", f"{split}/documents.parquet"))
+        sources = [r for r in news if r["split"] == split]
+        assert [(d["doc_id"], d["url"]) for d in sidecar] == [(r["id"], r["url"]) for r in sources]
+        assert [d["start"] for d in sidecar] == [0, *(d["end"] for d in sidecar[:-1])]
+        assert all(one["end"] == other["start"] for one, other in pairwise(sidecar))
+        last = sidecar[-1]
+        assert words.decode(dataset.tokens[last["start"] : last["end"] - 1].tolist()) == sources[-1]["text"]
+        assert manifest.outcome.facts[f"{split}_tokens"] == len(dataset.tokens) == last["end"]
+        assert manifest.outcome.facts[f"{split}_documents"] == len(dataset)
+        assert manifest.output(f"{split}/tokens.bin").rows == len(dataset.tokens)
+    named = {record.name for record in manifest.outcome.files}
+    assert set((root / "tokens").files()) == named | {"_manifest.json"}
+
+
+def test_bytes_do_not_depend_on_shards_and_workers(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
+    one = run(tmp_path / "one", news, bpe, per_shard=100, workers=1)
+    other = run(tmp_path / "other", news, bpe, per_shard=33, workers=2)
+    assert content_of(*one) == content_of(*other)
+
+
+@pytest.mark.parametrize("keep", [0, -2])
+def test_torn_files_without_a_commit_are_not_trusted(
+    tmp_path: Path, bpe: Path, news: list[dict[str, Any]], keep: int
+) -> None:
+    straight = content_of(*run(tmp_path / "straight", news, bpe))
+    torn = tmp_path / "torn/tokens/encoded/part-00000.train.bin"
+    torn.parent.mkdir(parents=True)
+    whole = (tmp_path / "straight/tokens/train/tokens.bin").read_bytes()
+    torn.write_bytes(whole[:keep])
+    (tmp_path / "torn/tokens/train").mkdir()
+    (tmp_path / "torn/tokens/train/tokens.bin").write_bytes(b"half a file")
+    assert content_of(*run(tmp_path / "torn", news, bpe)) == straight
+
+
+def test_kill_in_the_middle_then_the_same_again(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
+    """kill -9 of the whole process once a batch is committed; the next run repeats the others only."""
+    straight = content_of(*run(tmp_path / "straight", news, bpe, per_shard=10))
+    command = "import sys; from tests.tasks.tokenize.test_tokenize import again; again(*sys.argv[1:])"
+    (tmp_path / "news.json").write_text(json.dumps(news))
+    with subprocess.Popen([sys.executable, "-c", command, str(tmp_path), str(bpe)], cwd=ROOT) as process:
+        batches = tmp_path / "killed/tokens/_batches"
+        deadline = time.monotonic() + 60
+        while not list(batches.glob("part-*.json")) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.kill()
+    committed = list(batches.glob("part-*.json"))
+    assert committed and not (tmp_path / "killed/tokens/_manifest.json").exists()
+    with Witness(workers=1) as runner:
+        assert content_of(*finish(tmp_path / "killed", news, bpe, 10, runner)) == straight
+    assert len(committed) + len(runner.done) >= 25 and "part-00000" not in runner.done
+
+
+class Witness(Inline):
+    """Notes which batches of the encoding were run."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.done: set[str] = set()
+
+    def dispatch(self, stage: Stage, todo: Any, at_once: int) -> None:
+        self.done |= {name for name, _ in todo if stage.name == "part"}
+        super().dispatch(stage, todo, at_once)
+
+
+def again(folder: str, bpe: str) -> None:
+    """Run in a process that is going to be killed."""
+    with Inline(workers=1) as runner:
+        finish(Path(folder) / "killed", json.loads((Path(folder) / "news.json").read_text()), Path(bpe), 10, runner)
+
+
+def test_rows_that_cannot_be_encoded_are_counted(tmp_path: Path, bpe: Path) -> None:
+    rows = [row("good text"), row("", url="http://empty"), row("homeless", split=None), row("x", split="dev")]
+    root, manifest = run(tmp_path, rows, bpe)
+    assert manifest.outcome.reasons == {"empty": 1, "no_split": 2}
+    assert (manifest.outcome.seen, manifest.outcome.kept) == (4, 1)
+    assert [r["reason"] for r in rejected_of(root, manifest)] == ["empty", "no_split", "no_split"]
+    assert len(IndexedDataset(tmp_path / "tokens/train/tokens")) == 1
+    for split in ("valid", "test"):
+        assert len(IndexedDataset(tmp_path / "tokens" / split / "tokens")) == 0
+
+
+def test_nothing_but_what_was_asked_for_is_appended(tmp_path: Path, bpe: Path) -> None:
+    assert TokenizeSettings.model_validate({"append_eod": False}) == TokenizeSettings(append_end_of_text=False)
+    _, manifest = run(tmp_path, [row("Hello world")], bpe, append_end_of_text=False)
+    assert IndexedDataset(tmp_path / "tokens/train/tokens").tokens.tolist() == [15496, 995]
+    assert manifest.outcome.facts["train_tokens"] == 2
+
+
+def test_bytes_do_not_depend_on_the_engine(tmp_path: Path, news: list[dict[str, Any]]) -> None:
+    """Not even the manifest: the engine changes no byte, so it is no parameter of the work."""
+    runs = {engine: run(tmp_path / engine, news, None, engine=engine) for engine in ("auto", "gigatoken", "tokenizers")}
+    contents = {engine: content_of(*done) for engine, done in runs.items()}
+    assert contents["auto"] == contents["gigatoken"] == contents["tokenizers"]
+    assert len({manifest.fingerprint for _, manifest in runs.values()}) == 1
+    assert runs["auto"][1] == runs["tokenizers"][1]
+
+
+def one_token_off(encode: Encoder, at: str) -> Encoder:
+    """An encoder that gets texts with a certain word wrong."""
+
+    def encoder(texts: Texts) -> Encoded:
+        encoded = encode(texts)
+        ids = encoded.ids.copy()
+        ends = np.cumsum(encoded.lengths)
+        for number in range(len(texts)):
+            if at.encode() in texts[number]:
+                ids[ends[number] - 1] += 1
+        return Encoded(ids, encoded.lengths)
+
+    return encoder
+
+
+def test_an_engine_that_is_wrong_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [row(f"text {number} of one kind") for number in range(90)] + [row("a rare word")]
+    straight = content_of(*run(tmp_path / "straight", rows, None, per_shard=30))
+    wrong = lambda words: one_token_off(module.PlainEncoder(words), "rare")  # noqa: E731
+    monkeypatch.setitem(module.ENGINES, "gigatoken", wrong)
+    module._cached.cache_clear()
+    root, manifest = run(tmp_path / "wrong", rows, None, per_shard=30)
+    assert content_of(root, manifest) == straight
+    assert manifest.outcome.facts["engine_mismatches"] == 1
+    assert "different tokens for 1 of" in caplog.text
+    with pytest.raises(UserError, match=r"different tokens for 1 of .*tokenize\.engine = 'auto'"):
+        run(tmp_path / "demanded", rows, None, per_shard=30, engine="gigatoken")
+    module._cached.cache_clear()
+
+
+def test_an_engine_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    straight = content_of(*run(tmp_path / "straight", [row("a text")], None))
+    monkeypatch.setitem(sys.modules, "gigatoken", None)  # what import makes of a package that is not installed
+    module._cached.cache_clear()
+    assert content_of(*run(tmp_path / "auto", [row("a text")], None)) == straight
+    with pytest.raises(UserError, match="pip install gigatoken"):
+        run(tmp_path / "demanded", [row("a text")], None, engine="gigatoken")
+    module._cached.cache_clear()
+
+
+@pytest.mark.parametrize("shard_tokens", [1, 1000, 10**9])
+def test_many_files_hold_the_stream_of_one(tmp_path: Path, news: list[dict[str, Any]], shard_tokens: int) -> None:
+    news = news[:60]
+    run(tmp_path / "one", news, None)
+    root, manifest = run(tmp_path / "many", news, None, per_shard=20, shard_tokens=shard_tokens)
+    other = run(tmp_path / "other", news, None, per_shard=100, shard_tokens=shard_tokens)
+    assert content_of(root, manifest) == content_of(*other)
+    for split in SPLITS:
+        one = IndexedDataset(tmp_path / "one/tokens" / split / "tokens")
+        many = open_tokens(tmp_path / "many/tokens" / split / "tokens")
+        assert many.tokens[:].tolist() == one.tokens.tolist() and many.lengths.tolist() == one.lengths.tolist()
+        names = [record.name for record in manifest.outputs if record.name.startswith(f"{split}/documents")]
+        table = [found for name in names for found in read_rows(root / "tokens", name)]
+        assert table == list(read_rows(Folder(tmp_path / "one/tokens"), f"{split}/documents.parquet"))
+        bins = [record for record in manifest.outputs if record.name.startswith(split) and record.name[-4:] == ".bin"]
+        # A file ends with the document that crosses the bound.
+        longest = int(one.lengths.max())
+        assert all(record.rows and record.rows < shard_tokens + longest for record in bins)
+        if shard_tokens == 1:
+            assert len(bins) == len(one)
+    assert manifest.outcome.facts["train_tokens"] == len(IndexedDataset(tmp_path / "one/tokens/train/tokens").tokens)
+
+
+def test_text_that_is_no_utf8_is_rejected(tmp_path: Path, bpe: Path) -> None:
+    """Parquet of others can hold anything: pyarrow checks no string that it reads."""
+    root = Folder(tmp_path)
+    documents_of(root, [row("x")])
+    raw = [b"good", b"lone \xed\xa0\x80 surrogate", b"cut \xe6\xb1", b"also good"]
+    table = pq.read_table(root.path("clean/part-00000.parquet")).take([0] * len(raw))
+    offsets = np.cumsum([0, *map(len, raw)], dtype=np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(raw))]
+    text = pa.Array.from_buffers(pa.large_string(), len(raw), buffers)
+    place = table.schema.get_field_index("text")
+    pq.write_table(table.set_column(place, table.schema.field(place), text), root.path("clean/part-00000.parquet"))
+    documents = read_manifest(root / "clean")
+    assert documents is not None
+    with Inline(workers=1) as runner:
+        words = tokenizer(root, None, TokenizerSettings(name="gpt2", folder=str(bpe)), runner)
+        manifest = tokenize(root, documents, words, TokenizeSettings(), runner)
+    assert manifest.outcome.reasons == {"not_utf8": 2}
+    assert manifest.outcome.facts["train_documents"] == 2
+    assert "\ufffd" in rejected_of(root, manifest)[0]["text"]
