@@ -122,7 +122,7 @@ class Runner:
             step.begin()
         else:
             self.skipped.add(step.name)
-            step.forget_batches()  # of a run that was killed between the manifest and this
+            step.forget_finished()
         return manifest
 
     def batches(

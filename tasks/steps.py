@@ -253,6 +253,12 @@ class Step:
         """Remove the records of committed batches: the step is finished, or what they did is not to be built on."""
         self.folder.remove(*(f"_batches/{name}" for name in (self.folder / "_batches").files()))
 
+    def forget_finished(self) -> None:
+        """Remove the records that a run left which was killed after the manifest; those of other work here stay."""
+        names = [f"_batches/{name}" for name in (self.folder / "_batches").files()]
+        mark = canonical({"fingerprint": self.fingerprint}).strip(b"{}")
+        self.folder.remove(*(name for name in names if mark in self.folder.read_bytes(name)))
+
     def _intact(self, outcome: Outcome, sizes: Mapping[str, int] | None = None) -> bool:
         """Whether every file that the outcome names is there, with its size (and hash, with `verify`)."""
         for record in outcome.files:

@@ -6,7 +6,6 @@ its page. A last line or page that was cut short is dropped, and asked for again
 
 import contextlib
 import json
-import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -130,6 +129,10 @@ def remove_journal(folder: Path, name: str) -> None:
         (folder / name).with_suffix(suffix).unlink(missing_ok=True)
 
 
-def clear_journals(folder: Folder) -> None:
-    """Remove all journals of a step: it is finished, or what they hold is not to be built on."""
-    shutil.rmtree(journal_folder(folder), ignore_errors=True)
+def clear_journals(folder: Folder, pattern: str = "*") -> None:
+    """Remove the journals of a step: it is finished, or what they hold is not to be built on."""
+    journals = journal_folder(folder)
+    for path in journals.glob(pattern):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not there, or not empty
+        journals.rmdir()

@@ -54,6 +54,8 @@ def download(
         packages=("aiohttp", "protego", "warcio"),
     )
     done = runner.finished(step)
+    if done:
+        clear_journals(step.folder, "part-*")  # of a run that was killed after the manifest; not those of a retry
     if done and not (retry_failed and done.outcome.facts.get("retryable")):
         return done
     from tasks.download.crawl import Crawler  # aiohttp's import costs workers that only read pages 0.3 s

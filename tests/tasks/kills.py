@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import flows.dataprep
+import flows.sources
 import tasks.steps
 from flows.dataprep import prepare
 from flows.settings import DataprepSettings
@@ -79,7 +80,7 @@ def run(order: dict[str, Any]) -> None:
     settings = DataprepSettings.model_validate(order["settings"])
     root = Folder(settings.output)
     stop_clocks()
-    flows.dataprep.run_step = call_step
+    flows.dataprep.run_step = flows.sources.run_step = call_step
     with contextlib.ExitStack() as stack:
         adopt(InlinePool(1))  # until a runner brings a real one
         if "record" in order:
