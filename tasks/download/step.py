@@ -14,7 +14,7 @@ go by what came.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tasks.download.journal import Journal, journal_folder, remove_journal
+from tasks.download.journal import Journal, clear_journals, journal_folder, remove_journal
 from tasks.download.parts import finish, write_part
 from tasks.download.settings import DownloadSettings
 from tasks.runner import Runner
