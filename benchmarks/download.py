@@ -37,7 +37,7 @@ def serve(size: int, ready: Connection) -> None:
     pages = [f"<html><body><p>{' '.join(draw.choices(WORDS, k=size // 9))}</p></body></html>" for _ in range(100)]
     bodies = [page[:size].encode() for page in pages]
 
-    async def answer(request: web.Request) -> web.Response:
+    async def answer(request: web.BaseRequest) -> web.Response:
         if request.path == "/robots.txt":
             return web.Response(text="User-agent: *\nDisallow: /private/")
         return web.Response(body=bodies[hash(request.path) % 100], content_type="text/html")

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from gpt2train.errors import RunError
 from tasks.limits import LimitSettings, Tally
@@ -106,7 +106,7 @@ class Runner:
             self._pool = WorkerPool(self.workers)
         return self._pool
 
-    def __enter__(self) -> "Runner":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

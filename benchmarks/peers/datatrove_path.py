@@ -17,8 +17,10 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from datatrove.data import Document
 from datatrove.executor import LocalPipelineExecutor
 from datatrove.pipeline.decont.n_grams import NGramsDecontConfig, NGramsDecontFilter
 from datatrove.pipeline.dedup.minhash import (
@@ -48,23 +50,25 @@ MINHASH = MinhashConfig(n_grams=5, num_buckets=16, hashes_per_bucket=8)
 class BundledModel(FT176LID):
     """fastText's language model from a file that is there."""
 
+    _loaded: Any = None
+
     @property
-    def model(self):
+    def model(self) -> Any:
         """The model, loaded once a process."""
-        if self._model is None:
-            self._model = _FastText(os.environ["LANGUAGE_MODEL"])
-        return self._model
+        if self._loaded is None:
+            self._loaded = _FastText(os.environ["LANGUAGE_MODEL"])
+        return self._loaded
 
 
-def long_enough(document):
+def long_enough(document: Document) -> bool:
     """At least so many tokens."""
-    return document.metadata["token_count"] >= MIN_TOKENS
+    return bool(document.metadata["token_count"] >= MIN_TOKENS)
 
 
 def write_index(lambada: Path, folder: Path) -> None:
     """The evaluation set's n-grams in the format of datatrove's index."""
     words, hashed = load_word_tokenizer("eng"), create_hash_func(DECONTAMINATION.hash_config)
-    found = set()
+    found: set[int] = set()
     for line in lambada.read_text().splitlines():
         tokens = words.word_tokenize(simplify_text(json.loads(line)["text"], DECONTAMINATION.norm_config))
         found.update(hashed(" ".join(gram)) for gram in ngrams(tokens, DECONTAMINATION.n_grams))
