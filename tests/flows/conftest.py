@@ -28,6 +28,7 @@ class Finished:
 
     mini: Mini
     output: Path
+    run: Path  # of its training; tests add others beside it
     stdout: str
     stderr: str
 
@@ -53,4 +54,5 @@ def finished(mini: Mini) -> Finished:
     output = mini.folder / "out"
     done = mini.run("pipeline", "--output", str(output))
     assert done.returncode == 0, done.stdout + done.stderr
-    return Finished(mini, output, done.stdout, done.stderr)
+    [run] = (output / "runs").iterdir()
+    return Finished(mini, output, run, done.stdout, done.stderr)

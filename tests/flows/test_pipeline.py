@@ -49,10 +49,9 @@ def test_it_ends_with_a_report_and_every_step_in_order(finished: Finished) -> No
 def test_the_report_is_self_contained_and_says_why_rows_were_dropped(finished: Finished) -> None:
     page = (finished.output / "report" / "report.html").read_text()
     assert not re.search(r"<script|<link|src=\"(?!data:)|href=\"http", page)
-    for said in ("not found", "redirect loop", "blacklisted domain", "wrong language", "data:image/png;base64,"):
+    for said in ("not found", "redirect loop", "blacklisted domain", "early language", "data:image/png;base64,"):
         assert said in page
-    training = next((finished.output / "runs").iterdir())
-    for manifest in (finished.output.glob("*/_manifest.json"), training.glob("*/_manifest.json")):
+    for manifest in (finished.output.glob("*/_manifest.json"), finished.run.glob("*/_manifest.json")):
         for path in manifest:
             if path.parent.name != "report":
                 assert json.loads(path.read_text())["fingerprint"] in page, path
@@ -70,14 +69,14 @@ def test_decontamination_cuts_the_planted_page(finished: Finished) -> None:
 
 
 def test_the_merged_model_loads_in_transformers(finished: Finished) -> None:
-    folder = next((finished.output / "runs").iterdir()) / "model"
+    folder = finished.run / "model"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("The following example", return_tensors="pt").input_ids
     assert model(ids).logits.shape[-1] == model.config.vocab_size == len(tokenizer)
 
 
 def test_scores_and_samples_are_there(finished: Finished) -> None:
-    scores = next((finished.output / "runs").iterdir()) / "eval"
+    scores = finished.run / "eval"
     lambada = json.loads((scores / "lambada.json").read_text())
     assert set(lambada["definitions"]) == {"lambada_openai", "last_token", "megatron_strict"}
     passages = (finished.output / "evalset" / "cloze.jsonl").read_text().splitlines()
@@ -129,13 +128,12 @@ def test_another_dedup_threshold_repeats_dedup_and_what_follows(finished: Finish
 
 
 def test_evaluate_takes_up_a_run(finished: Finished) -> None:
-    run = next((finished.output / "runs").iterdir())
-    command = [*finished.mini.command("evaluate")[:3], "--run", str(run)]
+    command = [*finished.mini.command("evaluate")[:3], "--run", str(finished.run)]
     import subprocess
 
     done = subprocess.run(command, env=finished.mini.environ(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"scores: {run}/eval\n"
+    assert done.stdout == f"scores: {finished.run}/eval\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
