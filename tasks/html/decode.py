@@ -26,7 +26,7 @@ META_BYTES = 4096  # browsers look at the first 1,024; real pages put scripts be
 SAMPLE = 5000  # bytes of head and of middle that the detection sees
 MAX_BROKEN = 0.01  # share of undecodable characters up to which an encoding is believed
 MAX_NOISE = 0.05  # share of undecodable or control characters above which a page is no text
-NOISE = re.compile(r"[\x00-\x08\x0e-\x1f\x7f�]")
+CONTROLS = bytes([*range(9), *range(14, 32), 127])
 SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
@@ -70,6 +70,12 @@ def codec_name(label: str | None) -> str | None:
     if not getattr(info, "_is_text_encoding", True) or info.name in ("idna", "punycode", "undefined"):
         return None
     return SUPERSETS.get(info.name, info.name)
+
+
+def noise(text: str) -> int:
+    """How many characters of a text are undecodable or control characters."""
+    encoded = text.encode("utf-8", "surrogatepass")  # where each byte below 128 is a character of its own
+    return len(encoded) - len(encoded.translate(None, CONTROLS)) + text.count("�")
 
 
 def storable(text: str) -> str:

@@ -42,7 +42,7 @@ def early_reason(html: str, wanted: Wanted) -> tuple[str, str] | None:
     """Reason (`early_short`, `early_language`) and detail for a page that cleaning would drop; None for others."""
     markup = visible_markup(html)
     text = plain_text(markup) if len(markup) < SMALL else None
-    if text is not None and not EMBEDDED.search(html) and (most := most_tokens(text)) < wanted.min_tokens:
+    if text is not None and (most := most_tokens(text)) < wanted.min_tokens and not EMBEDDED.search(html):
         return "early_short", f"at most {most} tokens on the whole page, at least {wanted.min_tokens} expected"
     if "any" in wanted.languages:
         return None

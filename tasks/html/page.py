@@ -4,7 +4,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from copy import copy
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import trafilatura
 from htmldate import find_date
@@ -13,7 +13,8 @@ from trafilatura.settings import Extractor
 from trafilatura.utils import load_html
 
 from tasks.download.warc import Page
-from tasks.html.decode import MAX_NOISE, NOISE, decode, storable
+from tasks.html.comparison import Sparing
+from tasks.html.decode import MAX_NOISE, decode, noise, storable
 from tasks.html.early import Wanted, early_reason
 from tasks.html.flags import flag, marks_of
 from tasks.html.hints import language_hint, page_title, stated_date
@@ -24,12 +25,14 @@ from tasks.html.shortcuts import Parsed, shortcuts
 logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
 logging.getLogger("htmldate").setLevel(logging.CRITICAL)
 
+Compare = Literal["doubtful", "always", "never"]
+
 
 class Recipe(NamedTuple):
     """How pages are taken apart."""
 
-    fast: bool = False
-    """Skip trafilatura's comparison with readability and justext."""
+    compare: Compare = "doubtful"
+    """Which texts trafilatura compares with those of readability and justext."""
     tables: bool = True
     """Keep the text of tables."""
     dates: bool = False
@@ -74,9 +77,9 @@ def extract_page(page: Page, recipe: Recipe) -> Extracted:
     """Main text and hints of one page, or why it has none."""
     wear.add()
     html, encoding = decode(page.body, page.charset)
-    noise = len(NOISE.findall(html))
-    if noise > MAX_NOISE * len(html):
-        share = noise / len(html)
+    noisy = noise(html)
+    if noisy > MAX_NOISE * len(html):
+        share = noisy / len(html)
         return Extracted(
             reason="undecodable", detail=f"{share:.0%} of the characters are noise when read as {encoding}"
         )
@@ -104,13 +107,14 @@ def extract_page(page: Page, recipe: Recipe) -> Extracted:
 
 def main_text(tree: HtmlElement, recipe: Recipe) -> str | None:
     """trafilatura's text of a page, inside `shortcuts()`; the tree is used up."""
-    return trafilatura.extract(Parsed(tree), options=_options(recipe.fast, recipe.tables))
+    return trafilatura.extract(Parsed(tree), options=_options(recipe.compare, recipe.tables))
 
 
 @functools.cache
-def _options(fast: bool, tables: bool) -> Extractor:
+def _options(compare: Compare, tables: bool) -> Extractor:
+    kind = Sparing if compare == "doubtful" else Extractor
     # dedup=True would keep a memory per process: the text would depend on which worker saw which pages.
-    return Extractor(fast=fast, tables=tables, comments=False, dedup=False)
+    return kind(fast=compare == "never", tables=tables, comments=False, dedup=False)
 
 
 def _search_date(tree: HtmlElement, page: Page) -> str | None:

@@ -5,8 +5,8 @@ Inside `shortcuts()` trafilatura runs with these replaced, and gives the same te
 * Its XPath expressions call a regular expression several times for each element, 40 % of its time. Whether such an
   expression takes an element depends on the element's tag and attributes alone, and a page repeats these, so the
   expression is asked once for each distinct set (`Family`).
-* It lets readability extract the page too, and takes that text where it is more than twice as long as its own (or its
-  own lacks paragraphs). Where the whole page holds less text than that, readability need not run.
+* Readability, justext and the text of the whole page are asked for where they can matter (`comparison.py`).
+* Parts that are links for the most part are looked for once where nothing was found (`Links`).
 * lxml calls a Python function for each element to find the class of a form field; no form field is looked at here.
 * The page is parsed once by us, and not copied.
 * Python's cycle collector waits until the page is done; trees are freed by their reference counts.
@@ -24,21 +24,22 @@ from copy import copy
 from typing import Any, NamedTuple
 
 import justext.core
+from justext.core import define_stoplist
 from justext.paragraph import Paragraph
 from lxml import etree
-from lxml.html import HtmlComment, HtmlElement, HtmlElementClassLookup, document_fromstring
-from trafilatura import core, htmlprocessing, utils, xpaths
-from trafilatura.external import SANITIZED_XPATH, compare_extraction
-from trafilatura.htmlprocessing import link_density_test
-from trafilatura.main_extractor import extract_content
+from lxml.html import HtmlComment, HtmlElement, HtmlElementClassLookup
+from trafilatura import core, external, htmlprocessing, main_extractor, utils, xml, xpaths
+from trafilatura.htmlprocessing import delete_by_link_density, link_density_test
+from trafilatura.main_extractor import prune_unwanted_sections
 from trafilatura.settings import BASIC_CLEAN_XPATH, Extractor
+
+from tasks.html.comparison import bounds, extract_and_compare, page_text, rescue
 
 MAX_KNOWN = 50_000  # sets of attributes that an expression remembers; a site repeats some hundred
 MAX_KEY = 300  # characters of attributes from which nothing is remembered
 NAMES = re.compile(r"(?:self::|\.//)([a-z]\w*)")
 ANY_TAG = re.compile(r"\*\[(?!\s*self::)")
 ATTRIBUTES = re.compile(r"@([\w-]+)")
-EMPTY = document_fromstring("<html><body></body></html>")
 FORM_CLASSES = HtmlElementClassLookup()
 PLAIN_CLASSES = etree.ElementDefaultClassLookup(element=HtmlElement, comment=HtmlComment)
 
@@ -186,10 +187,16 @@ def shortcuts() -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = [
         (core, "load_html", _tree_of),
         (core, "_prepare_tree", _prepare),
-        (core, "_extract_and_compare", _extract_and_compare),
+        (core, "_extract_and_compare", extract_and_compare),
+        (core, "html2txt", page_text),
+        (external, "justext_rescue", rescue),
+        (main_extractor, "prune_unwanted_sections", links.prune),
+        (main_extractor, "delete_by_link_density", links.delete),
         (baseline, "BASIC_CLEAN_XPATH", FAST[BASIC_CLEAN_XPATH]),
-        (htmlprocessing, "link_density_test", _link_density_test),
+        (htmlprocessing, "link_density_test", links.test),
+        (xml, "sanitize", _sanitize),
         (justext.core, "Paragraph", _Paragraph),
+        (justext.core, "define_stoplist", stop_words.of),
     ]
     plain = [getattr(module, name) for module, name, _ in replaced]
     collecting = gc.isenabled()
@@ -209,6 +216,7 @@ def shortcuts() -> Iterator[None]:
             setattr(module, name, value)
         for family in FAMILIES:
             family.tree, family.found = None, []
+        bounds.forget()
         if collecting:
             gc.enable()
 
@@ -217,19 +225,6 @@ def forget() -> None:
     """Forget what the expressions have learned."""
     for family in FAMILIES:
         family.known.clear()
-
-
-def text_bound(tree: HtmlElement) -> int:
-    """At most so many characters of text, white space collapsed, are in a page without its scripts and styles."""
-    bound = _collapsed(tree.text_content())
-    for element in tree.iter("script", "style", "iframe"):
-        # readability writes VIDEO into some iframes; text on both sides of a script may grow together
-        bound += 8 if element.tag == "iframe" else 2 - _collapsed(element.text or "")
-    return bound
-
-
-def _collapsed(text: str) -> int:
-    return len(" ".join(text.split()))
 
 
 def _tree_of(page: Parsed, _max_size: int | None = None) -> HtmlElement:
@@ -241,36 +236,73 @@ def _prepare(tree: HtmlElement, options: Extractor, url: str | None) -> tuple[Ht
     return core.convert_tags(core.tree_cleaning(copy(tree), options), options, url), None
 
 
-def _extract_and_compare(
-    cleaned: HtmlElement, _backup: None, tree: HtmlElement, options: Extractor
-) -> tuple[etree._Element, str]:
-    """trafilatura's own extraction, and the comparison with the others where one of them could be taken."""
-    body, text = extract_content(cleaned, options)
-    if options.fast:
-        return body, text
-    rival = _readability_may_win(tree, body, text, options)
-    if not rival and len(text) >= options.min_extracted_size and not body.xpath(SANITIZED_XPATH):
-        return body, text
-    backup = core.tree_cleaning(copy(tree), options)
-    return compare_extraction(backup, copy(tree if rival else EMPTY), body, text, options)
+class Links:
+    """trafilatura's search for parts that are links for the most part.
+
+    It asks each element twice; where the first time through nothing was deleted, the second finds nothing either.
+    """
+
+    def __init__(self) -> None:
+        self.settled: set[str] = set()  # tags of which no element goes, as the tree is now
+        self.backtracking = self.found = False
+
+    def prune(self, *arguments: Any, **options: Any) -> HtmlElement:
+        """All of trafilatura's pruning of a tree."""
+        self.settled.clear()
+        return prune_unwanted_sections(*arguments, **options)
+
+    def delete(
+        self, tree: HtmlElement, tag: str, backtracking: bool = False, favor_precision: bool = False
+    ) -> HtmlElement:
+        """Delete the elements of this tag, where one could go."""
+        if tag in self.settled or next(tree.iterdescendants("ref"), None) is None:
+            return tree
+        self.backtracking, self.found = backtracking, False
+        tree = delete_by_link_density(tree, tag, backtracking, favor_precision)
+        if self.found:
+            self.settled.clear()
+        else:
+            self.settled.add(tag)
+        return tree
+
+    def test(self, element: HtmlElement, favor_precision: bool = False) -> tuple[bool, bool]:
+        """trafilatura's test, which says no to an element without links after a slow search."""
+        if next(element.iterdescendants("ref"), None) is None:
+            return False, False
+        goes, doubtful = link_density_test(element, favor_precision)
+        self.found |= goes or (doubtful and self.backtracking)
+        return goes, doubtful
 
 
-def _readability_may_win(tree: HtmlElement, body: etree._Element, text: str, options: Extractor) -> bool:
-    """Whether there is enough text on the page for readability's to be taken (trafilatura's conditions)."""
-    if options.focus != "balanced" or not text:
-        return True
-    bound = text_bound(tree)
-    if bound > 2 * len(text):
-        return True
-    deficient = not body.xpath(".//p//text()") or len(body.findall(".//table")) > len(body.findall(".//p"))
-    return deficient and bound > 2 * options.min_extracted_size
+links = Links()
 
 
-def _link_density_test(element: HtmlElement, favor_precision: bool = False) -> tuple[bool, bool]:
-    """trafilatura's test, which says no to an element without links after a slow search."""
-    if next(element.iterdescendants("ref"), None) is None:
-        return False, False
-    return link_density_test(element, favor_precision)
+def _sanitize(text: str, preserve_space: bool = False, trailing_space: bool = False) -> str | None:
+    """trafilatura's cleaning of a text, here of the lines alone that have something to mend."""
+    if trailing_space or not preserve_space:
+        return utils.sanitize(text, preserve_space, trailing_space)
+    lines = (
+        line if line.isprintable() and "&" not in line else utils.line_processing(line, True)
+        for line in text.splitlines()
+    )
+    return "\n".join(filter(None, lines)).replace("\u2424", "")
+
+
+class StopWords:
+    """justext's set of stop words; its own cache takes a hash of all 180,000 words each time it is asked."""
+
+    def __init__(self) -> None:
+        self.words: tuple[str, ...] = ()
+        self.known: frozenset[str] = frozenset()
+
+    def of(self, words: tuple[str, ...]) -> frozenset[str]:
+        """The set of these words."""
+        if self.words is not words:
+            self.words, self.known = words, define_stoplist(words)
+        return self.known
+
+
+stop_words = StopWords()
 
 
 class _Path(NamedTuple):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.html.decode import codec_name, decode, storable
+from tasks.html.decode import codec_name, decode, noise, storable
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,9 @@ def test_storable_text_can_be_stored(text: str) -> None:
     kept.encode()
     assert "\0" not in kept
     assert storable(kept) == kept
+
+
+@given(st.text(max_size=50) | st.text(st.sampled_from("\0\t\n\r\x1b\x7f\x85a�é\ud800"), max_size=50))
+def test_noise_is_what_no_text_holds(text: str) -> None:
+    controls = {*map(chr, range(9)), *map(chr, range(14, 32)), "\x7f", "�"}
+    assert noise(text) == sum(character in controls for character in text)

@@ -1,6 +1,7 @@
 """The shortcuts against plain trafilatura: the same elements from every expression, the same text of every page."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 from lxml.html import HtmlElement, document_fromstring
-from trafilatura import core, utils, xpaths
-from trafilatura.external import try_readability
-from trafilatura.utils import load_html, trim
+from trafilatura import core, main_extractor, utils, xpaths
+from trafilatura.main_extractor import prune_unwanted_sections
+from trafilatura.settings import Extractor
+from trafilatura.utils import load_html
 
-from benchmarks.gold import documentation_pages, fit, gold_pages
-from tasks.download.warc import Page
+from benchmarks.gold import documentation_pages, gold_pages
 from tasks.html import shortcuts as module
 from tasks.html.decode import decode, storable
-from tasks.html.page import Recipe, extract_page
-from tasks.html.shortcuts import FAMILIES, Parsed, forget, shortcuts, text_bound
+from tasks.html.shortcuts import FAMILIES, Parsed, forget, shortcuts
 
 ARTICLE = "<p>It waits for the reply of the server, and gives up when none comes in time, as the manual says.</p>" * 9
-
-
-def page(body: bytes) -> Page:
-    return Page("http://a.example/", "http://a.example/", "text/html", None, body, "2026-01-01T00:00:00Z", "", "list")
 
 
 def plain_text(html: str, **options: Any) -> str:
@@ -126,21 +122,6 @@ def test_little_is_remembered_of_hostile_attributes() -> None:
     assert len(module.BODY.known) == 0
 
 
-PARTS = (
-    *("<p>a few words here</p>", "<div>loose, text", "</div>", "<script>var x = 1</script>", "<style>p{}</style>"),
-    *("<iframe src='//youtube.com/x'></iframe>", "<pre>\n two\n</pre>", ARTICLE, "<br>", "text ", "<table><td>c"),
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(PARTS), max_size=12))
-def test_readability_never_finds_more_than_the_bound(parts: list[str]) -> None:
-    tree = document_fromstring("<html><body>" + "".join(parts) + "</body></html>")
-    bound = text_bound(tree)
-    found = etree.tostring(try_readability(tree), method="text", encoding="utf-8").decode()
-    assert len(trim(found)) <= bound
-
-
 @pytest.mark.parametrize("options", [{}, {"fast": True}, {"include_tables": False}])
 def test_short_and_odd_pages_have_the_same_text(options: dict[str, Any]) -> None:
     bodies = [
@@ -155,6 +136,64 @@ def test_short_and_odd_pages_have_the_same_text(options: dict[str, Any]) -> None
     pages = ["", "no markup", *(f"<html><body>{body}</body></html>" for body in bodies)]
     for html in pages:
         assert our_text(html, **options) == plain_text(html, **options)
+
+
+TEXTS = ("", "x", "a few words here", "long words in a row, " * 8, "\n")
+
+
+@st.composite
+def linked(draw: st.DrawFn) -> HtmlElement:
+    """Trees of what trafilatura weighs links in."""
+    root = document_fromstring("<html><body></body></html>")[0]
+    places = [root]
+    for _ in range(draw(st.integers(0, 25))):
+        element = etree.SubElement(draw(st.sampled_from(places)), draw(st.sampled_from(["div", "list", "p", "ref"])))
+        element.text, element.tail = draw(st.sampled_from(TEXTS)), draw(st.sampled_from(TEXTS))
+        if element.tag != "ref":
+            places.append(element)
+    return root
+
+
+def pruned_as_by_trafilatura(tree: HtmlElement) -> HtmlElement:
+    plain = prune_unwanted_sections(deepcopy(tree), {"p"}, Extractor())
+    with shortcuts():
+        ours = main_extractor.prune_unwanted_sections(tree, {"p"}, Extractor())
+    assert etree.tostring(ours) == etree.tostring(plain)
+    return ours
+
+
+@settings(max_examples=100, deadline=None)
+@given(linked())
+def test_the_same_links_are_pruned(tree: HtmlElement) -> None:
+    pruned_as_by_trafilatura(tree)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "<list>a few plain words that stand in it<ref>ab</ref><ref>cd</ref><ref>ef</ref></list>",
+        "<div>a few plain words that stand in it<ref>a longer link</ref><p>x</p><p>y</p></div>",
+    ],
+)
+def test_what_is_links_once_another_part_is_gone_goes_too(inner: str) -> None:
+    tree = document_fromstring(f"<body><div>{inner}<ref>another longer link</ref></div><p>text</p></body>")[0]
+    assert [element.tag for element in pruned_as_by_trafilatura(tree)] == ["p"]
+
+
+LINES = st.sampled_from(["&nbsp;", "&#13;", "\u2424", "\x85", "\xa0", "\x01", "\n", "\r\n", " ", "word"])
+
+
+@given(st.lists(LINES | st.text(max_size=3), max_size=12).map("".join))
+def test_texts_are_cleaned_the_same_way(text: str) -> None:
+    assert module._sanitize(text, True) == utils.sanitize(text, True)
+    assert module._sanitize(text) == utils.sanitize(text)
+    assert module._sanitize(text or "x", True, True) == utils.sanitize(text or "x", True, True)
+
+
+def test_stop_words_are_those_that_were_asked_for() -> None:
+    stop_words = module.StopWords()
+    for words in (("The", "a"), ("die",), ("The", "a")):
+        assert stop_words.of(words) == frozenset(word.lower() for word in words)
 
 
 def test_one_block_in_another() -> None:
@@ -174,30 +213,3 @@ def test_everything_is_put_back_even_after_an_error() -> None:
     assert [core.load_html, core._prepare_tree, core._extract_and_compare, list(xpaths.BODY_XPATH)] == before
     assert type(load_html("<html><body><form><input></form></body></html>").find(".//form")).__name__ == "FormElement"
     assert utils.load_html is load_html
-
-
-def same_and_fit(data: Path, every: int) -> None:
-    """The gate of the design: F within 0.002 of trafilatura called directly, here by the very same text."""
-    pages = list(gold_pages(data, every=every))
-    plain = [plain_text(decode(one.body)[0]) for one in pages]
-    ours = [extract_page(page(one.body), Recipe()).text for one in pages]
-    assert [one.name for one, a, b in zip(pages, plain, ours, strict=True) if a != b] == []
-    expected, found = fit(pages, plain), fit(pages, ours)
-    assert all(abs(found[corpus] - expected[corpus]) <= 0.002 for corpus in expected)
-    assert found["all"] > 0.8  # the yardstick measures something
-
-
-def test_gold_pages_fit_as_well_as_trafilatura_on_a_sample(real_data: Path) -> None:
-    same_and_fit(real_data, every=14)
-
-
-@pytest.mark.slow
-def test_gold_pages_fit_as_well_as_trafilatura(real_data: Path) -> None:
-    same_and_fit(real_data, every=1)
-
-
-@pytest.mark.slow
-def test_documentation_pages_have_the_same_text(real_data: Path) -> None:
-    for number, (name, body) in enumerate(documentation_pages(real_data)):
-        if number % 5 == 0:
-            assert extract_page(page(body), Recipe(flags=False)).text == plain_text(decode(body)[0]), name
