@@ -155,8 +155,8 @@ def main() -> None:
     )
     mine = ours(pages, Recipe())
     flags = Counter(one.reason for one in mine if one.reason not in (None, "no_text"))
-    for compared, texts in (("doubtful", mine), ("always", ours(pages, Recipe(compare="always")))):
-        same = sum(a == b.text for a, b in zip(plain, texts, strict=True))
+    for compared, extracts in (("doubtful", mine), ("always", ours(pages, Recipe(compare="always")))):
+        same = sum(a == b.text for a, b in zip(plain, extracts, strict=True))
         print(f"same text as trafilatura, compare = {compared}: {same:,} of {len(pages):,} pages")
     print(f"flags on real content: {dict(flags)}")
     for name, texts in (("trafilatura", plain), ("ours", [one.text for one in mine])):

@@ -15,12 +15,13 @@ from trafilatura.utils import trim
 
 from benchmarks.gold import documentation_pages, fit, gold_pages
 from gpt2train.data.tokenizer import build_tokenizer, read_tables
-from tasks.clean import CleanSettings, judge
+from tasks.clean import CleanSettings
+from tasks.clean.repair import repair
+from tasks.clean.step import judge
 from tasks.download.warc import Page
 from tasks.html.comparison import Bounds, bounds, is_sound, page_text, text_bound
 from tasks.html.decode import decode, storable
 from tasks.html.page import Compare, Recipe, extract_page
-from tasks.repair import repair
 
 ARTICLE = "<p>It waits for the reply of the server, and gives up when none comes in time, as the manual says.</p>" * 9
 PARTS = (
