@@ -15,7 +15,17 @@ from langdetect import detector_factory
 
 from gpt2train.errors import UserError
 from gpt2train.settings import build
-from tasks.clean.language import LANGDETECT, MODEL, Guess, LanguageSettings, decided, detect, guess, langdetected
+from tasks.clean.language import (
+    LANGDETECT,
+    MODEL,
+    Guess,
+    LanguageSettings,
+    decided,
+    detect,
+    guess,
+    langdetected,
+    ranking,
+)
 from tests.tasks.corpus import read_jsonl, texts_of
 
 ENGLISH = "The library waits for the reply of the server, and gives up when the reply does not come in time."
@@ -63,7 +73,8 @@ def test_langdetect_is_asked_where_the_fast_detector_is_unsure() -> None:
     assert langdetected(hard, LanguageSettings()) == "ca"
     assert detect(hard, LanguageSettings(surely_not=0, surely=1)) == "ca"
     assert detect(hard, LanguageSettings(surely_not=0, surely=0.1)) == "en"
-    assert detect(hard, LanguageSettings(surely_not=0.3, surely=1)) == "de"  # surely not English, then rather German
+    assert detect(hard, LanguageSettings(surely_not=0.3, surely=1)) == "ca"  # English comes first, if only just
+    assert detect(hard, LanguageSettings(faint=0.3, surely=1)) == "de"  # too faint to be English, then rather German
     assert detect(hard, LanguageSettings(keep=("gd", "ga"), surely_not=0, surely=1)) == "en"  # langdetect knows neither
 
 
@@ -76,7 +87,7 @@ def test_langdetect_is_asked_where_the_fast_detector_is_unsure() -> None:
         (("en", 0.3), ("de", 0.2), "en"),  # together they are enough
         (("fr", 0.8), ("en", 0.2), "fr"),
         (("fr", 0.79), ("en", 0.21), None),
-        (("en", 0.2), ("fr", 0.1), "fr"),  # the first one stays, but hardly
+        (("en", 0.2), ("fr", 0.1), None),  # the first one stays, but hardly
     ],
 )
 def test_both_sides_of_each_margin(first: tuple[str, float], second: tuple[str, float], stands: str | None) -> None:
@@ -85,12 +96,29 @@ def test_both_sides_of_each_margin(first: tuple[str, float], second: tuple[str, 
     assert (found.language if found else None) == stands
 
 
+@pytest.mark.parametrize(("share", "stands"), [(0.1, "fr"), (0.11, None), (0.5, "en")])
+def test_the_second_look_drops_what_is_faint(share: float, stands: str | None) -> None:
+    found = decided([Guess("en", share), Guess("fr", 0.05)], LanguageSettings(), again=True)
+    assert (found.language if found else None) == stands
+
+
+def test_english_full_of_code_stays() -> None:
+    """By its first 500 characters a twelfth English; the rest of it, or langdetect, knows better."""
+    names = [f"ascii_{name} = '{name * 3}'" for name in ("lower", "upper", "digit", "octal", "hexal", "punct", "space")]
+    text = "string\n" + "\n".join(names * 3) + "\n" + ENGLISH * 6
+    settings = LanguageSettings()
+    first = ranking(text, settings.fast_head)
+    assert decided(first, settings) is None or decided(first, settings).language == "en"
+    assert detect(text, settings) == "en"
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"keep": ["zh-cn"]}, r"'zh-cn' in keep is no ISO 639 code; write en, de, zh \(not zh-cn\)"),
         ({"keep": ["gd"], "detector": "langdetect"}, "langdetect does not know 'gd'; use detector = 'fast'"),
         ({"surely_not": 0.7}, "surely_not 0.7 is more than surely 0.5"),
+        ({"faint": 0.7}, "faint 0.7 is more than surely 0.5"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(given: dict[str, Any], message: str) -> None:
