@@ -34,7 +34,8 @@ def long_training() -> list[str]:
     return ["--train.steps", "2000", "--train.checkpoints.every", "5"]
 
 
-@pytest.mark.parametrize("moment", [0.35, pytest.param(0.75, marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/tasks/test_kills.py kills each step at each instant, in a tenth of the time
+@pytest.mark.parametrize("moment", [0.35, 0.75])
 def test_kill_9_in_the_data_steps_then_the_same_bytes(
     finished: Finished, site: object, tmp_path: Path, moment: float
 ) -> None:
