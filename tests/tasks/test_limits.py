@@ -46,7 +46,10 @@ def test_defaults(step: str, seen: int, rejected: int, stops: bool) -> None:
 
 
 def test_a_limit_of_one_lets_everything_pass() -> None:
-    judge(LimitSettings(clean=1), "clean", "out/clean", 5000, {"too_short": 5000})
+    every = (5000, {"too_short": 5000})
+    with pytest.raises(RunError):
+        judge(LimitSettings(clean=0.99), "clean", "out/clean", *every)
+    judge(LimitSettings(clean=1), "clean", "out/clean", *every)
 
 
 def test_the_error_names_the_most_frequent_reasons() -> None:

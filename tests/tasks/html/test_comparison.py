@@ -154,7 +154,9 @@ def kept_by_cleaning(data: Path, texts: list[str]) -> set[int]:
 
 
 def test_texts_fit_as_well_and_the_same_pages_are_kept_on_a_sample(real_data: Path) -> None:
-    gate(real_data, every=14, limit=30)
+    pages, others = gate(real_data, every=14, limit=30)
+    assert pages > 50
+    assert others <= 1
 
 
 @pytest.mark.slow
