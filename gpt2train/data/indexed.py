@@ -134,10 +134,7 @@ class IndexedDataset:
 
     def __init__(self, prefix: str | Path) -> None:
         self.prefix = Path(prefix)
-        index, data = idx_path(self.prefix), bin_path(self.prefix)
-        for path in (index, data):
-            if not path.is_file():
-                raise UserError(f"{path} is missing; a token data set is a pair of .bin and .idx files")
+        index, data = find_pair(self.prefix)
         self.dtype, sequences, marks = _read_header(index)
         end = HEADER.size
         self.lengths, end = map_array(index, "<i4", sequences, end)
@@ -186,6 +183,19 @@ def bin_path(prefix: str | Path) -> Path:
 def idx_path(prefix: str | Path) -> Path:
     """`<prefix>.idx`."""
     return Path(f"{prefix}.idx")
+
+
+def find_pair(prefix: str | Path) -> tuple[Path, Path]:
+    """The index and the data of a token data set.
+
+    Raises:
+        UserError: one of them is missing.
+    """
+    pair = idx_path(prefix), bin_path(prefix)
+    for path in pair:
+        if not path.is_file():
+            raise UserError(f"{path} is missing; a token data set is a pair of .bin and .idx files")
+    return pair
 
 
 def shard_name(name: str, number: int, of: int) -> str:

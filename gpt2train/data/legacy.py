@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2train.data.indexed import CHECK, DTYPES, IndexedDataset, bin_path, idx_path, map_array, write_index
+from gpt2train.data.indexed import CHECK, DTYPES, IndexedDataset, bin_path, find_pair, idx_path, map_array, write_index
 from gpt2train.data.stream import TokenDataset, open_tokens
 from gpt2train.errors import RunError, UserError
 from gpt2train.files import fsync
@@ -47,10 +47,7 @@ class LegacyDataset:
     """
 
     def __init__(self, prefix: str | Path) -> None:
-        index, data = idx_path(prefix), bin_path(prefix)
-        for path in (index, data):
-            if not path.is_file():
-                raise UserError(f"{path} is missing; a token data set is a pair of .bin and .idx files")
+        index, data = find_pair(prefix)
         with index.open("rb") as file:
             head = file.read(HEADER.size)
         if len(head) < HEADER.size or not head.startswith(MAGIC):
