@@ -12,25 +12,12 @@ For each step, with N the rows of the URL list and n those of this run:
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from tasks.blacklist import BlacklistSettings
 from tasks.steps import Manifest, read_manifest, read_timings
 from tasks.storage import Folder
-
-FOLDERS = [
-    "urls",
-    "pages",
-    "warcs",
-    "documents",
-    "clean",
-    "evalset",
-    "decontaminated",
-    "dedup",
-    "shuffled",
-    "tokenizer",
-    "tokens",
-]
 
 
 @dataclass(frozen=True)
@@ -50,10 +37,16 @@ def costs(root: Folder) -> tuple[int, list[Cost]]:
     Raises:
         SystemExit: there is no finished step.
     """
-    found = [manifest for folder in FOLDERS if (manifest := read_manifest(root / folder)) is not None]
+    timings = read_timings(root)
+    # Whatever the sources were: every step, in the order in which they ended.
+    entries = [entry for entry in root.fs.ls(root.path(), detail=True) if entry["type"] == "directory"]
+    places = [root / PurePosixPath(entry["name"]).name for entry in entries]
+    manifests = [manifest for place in places if (manifest := read_manifest(place)) is not None]
+    found = [manifest for manifest in manifests if manifest.step in timings and manifest.step != "report"]
+    found.sort(key=lambda manifest: timings[manifest.step]["ended"])
     if not found:
         raise SystemExit(f"{root.url} holds no finished step; run flows.dataprep --output {root.url} first")
-    rows, shards, timings = found[0].outcome.seen, len(found[0].outputs), read_timings(root)
+    rows, shards = found[0].outcome.seen, len(found[0].outputs)
     return rows, [_cost(manifest, timings.get(manifest.step, {}), rows, shards) for manifest in found]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.flows.conftest import Finished
 from tests.flows.mini import Mini, hashes
+from tests.tasks.deaths import FOLDERS
 
 GONE_SECONDS = 15.0
 
@@ -49,20 +50,8 @@ def test_kill_9_in_the_data_steps_then_the_same_bytes(
 
 def kill_after(mini: Mini, output: Path, share: float) -> None:
     """Kill -9 the flow when this share of the data steps has begun, counted by their folders."""
-    folders = [
-        "urls",
-        "pages",
-        "documents",
-        "clean",
-        "evalset",
-        "decontaminated",
-        "dedup",
-        "shuffled",
-        "tokenizer",
-        "tokens",
-    ]
     process = mini.start("dataprep", "--output", str(output))
-    wanted = folders[int(share * len(folders))]
+    wanted = FOLDERS[int(share * (len(FOLDERS) - 1))]  # the report comes last
     wait_for(lambda: (output / wanted).exists() or process.poll() is not None, 120, wanted)
     assert process.poll() is None, (mini.folder / "started.log").read_text()
     process.send_signal(signal.SIGKILL)

@@ -8,6 +8,20 @@ from typing import Any
 
 from tasks.storage import Folder
 
+# Of the data steps, in the order of the recipe.
+FOLDERS = (
+    "urls",
+    "pages",
+    "documents",
+    "clean",
+    "evalset",
+    "decontaminated",
+    "dedup",
+    "shuffled",
+    "tokenizer",
+    "tokens",
+    "report",
+)
 INSTANTS = ("before", "between", "after")
 
 

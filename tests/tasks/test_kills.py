@@ -16,23 +16,10 @@ from typing import Any
 import pytest
 
 from tests.flows.mini import hashes
-from tests.tasks.deaths import INSTANTS
+from tests.tasks.deaths import FOLDERS, INSTANTS
 from tests.tasks.site import Handler, Site, running_site
 from tests.tasks.test_cloze import story
 
-FOLDERS = (
-    "urls",
-    "pages",
-    "documents",
-    "clean",
-    "evalset",
-    "decontaminated",
-    "dedup",
-    "shuffled",
-    "tokenizer",
-    "tokens",
-    "report",
-)
 NAMES = ("Anna", "Bert", "Carl", "Dora", "Emil", "Fred", "Gina", "Hans", "Ines", "Jens", "Kira", "Lars", "Mona", "Nils")
 SETTINGS: dict[str, Any] = {
     "workers": 1,
