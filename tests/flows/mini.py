@@ -14,6 +14,7 @@ import psutil
 
 from flows.demo.catalogue import JOURNAL, REFERENCE, topics
 from flows.demo.catalogue import url_list as demo_list
+from tests.processes import GONE_SECONDS, environment_of, has_ended, wait_until_ended
 
 ODD = ("missing", "loop", "reading-notes", "essays/de", "typeset/cmd", "short-1", "private", "typeset/textwrap")
 MARK = "GPT2TRAIN_TEST_MARK"  # in the environment of a command, and so of all its children
@@ -118,13 +119,28 @@ class Mini:
 
     def children(self) -> list[psutil.Process]:
         """Every living process that a command of this place started, however deep."""
-        return [process for process in psutil.process_iter() if self._is_ours(process)]
+        return [
+            process
+            for process in psutil.process_iter()
+            if environment_of(process).get(MARK) == self.mark and not has_ended(process)
+        ]
 
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark
-        except psutil.Error:
-            return False
+    def ranks(self) -> list[psutil.Process]:
+        """Those of them that are ranks of a training job."""
+        return [process for process in self.children() if "RANK" in environment_of(process)]
+
+    def kill(self, command: "subprocess.Popen[str]") -> None:
+        """Kill -9 a command alone; all that it started must end by itself."""
+        theirs = self.children()
+        command.kill()
+        command.wait()
+        wait_until_ended(theirs)
+        self.wait_for_the_end()
+
+    def wait_for_the_end(self, seconds: float = GONE_SECONDS) -> None:
+        """Wait until nothing runs any more that a command of this place started; fail with what does."""
+        while running := self.children():  # what they start while they end is waited for as well
+            wait_until_ended(running, seconds)
 
 
 def _heed_ctrl_c() -> None:

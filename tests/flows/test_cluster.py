@@ -16,7 +16,7 @@ from flows.cluster import _installed, check_cluster, is_remote
 from gpt2train.errors import UserError
 from tests.flows.conftest import Finished
 from tests.flows.mini import Mini, hashes
-from tests.flows.test_kill import GONE_SECONDS, wait_for
+from tests.processes import command_of, wait_for
 
 # As an operator would start one: scheduler and workers apart from the command, ended from outside.
 DASK = """
@@ -110,14 +110,12 @@ def test_a_joined_dask_cluster_that_loses_a_worker_gives_the_same_bytes(finished
         process = mini.start("dataprep", "--output", str(output), "--runner", "dask", "--cluster", address)
         wait_for(lambda: (output / "documents").exists() or process.poll() is not None, 240, "the extraction")
         time.sleep(1)
-        nannied = [
-            child for child in psutil.Process(cluster.pid).children() if "spawn_main" in " ".join(child.cmdline())
-        ]
+        nannied = [child for child in psutil.Process(cluster.pid).children() if "spawn_main" in command_of(child)]
         kill_one(nannied)
         assert process.wait(200) == 0, (mini.folder / "started.log").read_text()
         assert hashes(output / "tokens") == hashes(finished.output / "tokens")
         assert hashes(output / "evalset") == hashes(finished.output / "evalset")
-        wait_for(lambda: not mini.children(), GONE_SECONDS, "the command's processes to end")
+        mini.wait_for_the_end()
         assert cluster.poll() is None  # a cluster that was joined is left running
 
 
@@ -130,15 +128,17 @@ def test_a_ray_cluster_of_its_own_that_loses_a_worker_gives_the_same_bytes(finis
     busy: list[psutil.Process] = []
 
     def begun() -> bool:
-        busy[:] = [child for child in mini.children() if any("ray::" in part for part in child.cmdline()[:1])]
-        busy[:] = [child for child in busy if "IDLE" not in child.cmdline()[0]]
+        commands = {child: command_of(child) for child in mini.children()}
+        busy[:] = [
+            child for child, command in commands.items() if command.startswith("ray::") and "IDLE" not in command
+        ]
         return bool(busy) or process.poll() is not None
 
     wait_for(begun, 240, "a batch in a worker of Ray")
     kill_one(busy)
     assert process.wait(200) == 0, (mini.folder / "started.log").read_text()
     assert hashes(output / "tokens") == hashes(finished.output / "tokens")
-    wait_for(lambda: not mini.children(), GONE_SECONDS, "Ray's processes to end")
+    mini.wait_for_the_end()
 
 
 def _short() -> str:
@@ -157,5 +157,5 @@ def test_ctrl_c_leaves_nothing_of_a_cluster(finished: Finished, tmp_path: Path, 
     time.sleep(3)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
-    wait_for(lambda: not mini.children(), GONE_SECONDS, "everything to end after Ctrl-C")
+    mini.wait_for_the_end()
     assert "error: interrupted" in (mini.folder / "started.log").read_text()

@@ -118,7 +118,7 @@ def place(tmp_path: Path) -> Iterator[Mini]:
     path = os.pathsep.join(filter(None, [str(tmp_path / "hook"), os.environ.get("PYTHONPATH")]))
     mini.environment = {"PYTHONPATH": path, CONNECTS: str(tmp_path / "connects")}
     yield mini
-    assert mini.children() == []
+    mini.wait_for_the_end()
 
 
 def run(mini: Mini, output: Path) -> "tuple[subprocess.CompletedProcess[str], float]":

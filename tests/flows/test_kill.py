@@ -3,26 +3,14 @@
 import random
 import re
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.flows.conftest import Finished
 from tests.flows.mini import Mini, hashes
+from tests.processes import has_ended, wait_for
 from tests.tasks.deaths import FOLDERS
-
-GONE_SECONDS = 15.0
-
-
-def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Wait until something holds; fail with its name when it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
-        time.sleep(0.05)
 
 
 def is_training(output: Path, lines: int = 1) -> bool:
@@ -54,9 +42,7 @@ def kill_after(mini: Mini, output: Path, share: float) -> None:
     wanted = FOLDERS[int(share * (len(FOLDERS) - 1))]  # the report comes last
     wait_for(lambda: (output / wanted).exists() or process.poll() is not None, 120, wanted)
     assert process.poll() is None, (mini.folder / "started.log").read_text()
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    wait_for(lambda: not mini.children(), GONE_SECONDS, "the children of a killed flow to end")
+    mini.kill(process)
 
 
 def test_kill_9_of_the_flow_in_training_leaves_no_rank(finished: Finished, tmp_path: Path) -> None:
@@ -66,12 +52,11 @@ def test_kill_9_of_the_flow_in_training_leaves_no_rank(finished: Finished, tmp_p
     wait_for(
         lambda: set(output.glob("runs/*/checkpoints/latest")) - {b / "checkpoints/latest" for b in before}, 90, "a save"
     )
-    ranks = [child for child in mini.children() if "RANK" in child.environ()]
+    ranks = mini.ranks()
     assert len(ranks) == 2
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    wait_for(lambda: not mini.children(), GONE_SECONDS, "the ranks of a killed flow to end")
-    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+    mini.kill(process)
+    assert process.returncode == -signal.SIGKILL
+    assert all(map(has_ended, ranks))
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(finished: Finished, tmp_path: Path) -> None:
@@ -82,7 +67,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(finished: Finished, tmp_path:
     wait_for(lambda: any(is_training_run(run, 20) for run in set(output.glob("runs/*")) - before), 90, "some steps")
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
-    wait_for(lambda: not mini.children(), GONE_SECONDS, "everything to end after Ctrl-C")
+    mini.wait_for_the_end()
     log = (mini.folder / "started.log").read_text()
     assert "error: interrupted" in log and "Traceback" not in log
     (run,) = set(output.glob("runs/*")) - before
@@ -93,6 +78,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(finished: Finished, tmp_path:
     wait_for(lambda: f"going on from step {saved}" in (mini.folder / "started.log").read_text(), 60, "the resume")
     on.send_signal(signal.SIGINT)
     on.wait(60)
+    mini.wait_for_the_end()
 
 
 def is_training_run(run: Path, rows: int) -> bool:
@@ -106,14 +92,14 @@ def test_a_lost_rank_fails_the_run_in_one_line(finished: Finished, tmp_path: Pat
     before = set(output.glob("runs/*"))
     process = mini.start("pretrain", "--output", str(output), *long_training(), "--train.seed", "5")
     wait_for(lambda: any(is_training_run(run, 3) for run in set(output.glob("runs/*")) - before), 90, "some steps")
-    ranks = [child for child in mini.children() if "RANK" in child.environ()]
+    ranks = mini.ranks()
     assert len(ranks) == 2
     ranks[0].send_signal(signal.SIGKILL)
     assert process.wait(90) == 1
     log = (mini.folder / "started.log").read_text()
     assert len(re.findall(r"^error: ", log, re.M)) >= 1 and "Traceback" not in log
     assert "goes on from the last checkpoint" in log
-    wait_for(lambda: not mini.children(), GONE_SECONDS, "the other rank to end")
+    mini.wait_for_the_end()
 
 
 @pytest.mark.slow
@@ -130,10 +116,8 @@ def test_kill_9_at_random_moments_then_the_same_bytes(finished: Finished, tmp_pa
             break
         except Exception as error:  # noqa: BLE001 - subprocess and psutil each have a TimeoutExpired of their own
             assert type(error).__name__ == "TimeoutExpired"
-        process.kill()
-        process.wait()
+        mini.kill(process)
         kills += 1
-        wait_for(lambda: not mini.children(), GONE_SECONDS, "the children of a killed flow to end")
         assert kills < 40
     assert process.returncode == 0, (mini.folder / "started.log").read_text()
     assert kills >= 1
@@ -155,5 +139,5 @@ def test_psutil_sees_the_mark(finished: Finished) -> None:
     """The check for orphans can fail: a process that carries the mark is found."""
     process = finished.mini.start("pipeline", "--help")
     wait_for(lambda: any(child.pid == process.pid for child in finished.mini.children()), 10, "the marked process")
-    process.wait()
-    assert psutil.pid_exists(process.pid) is False or not finished.mini.children()
+    assert process.wait() == 0
+    finished.mini.wait_for_the_end()

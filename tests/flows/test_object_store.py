@@ -1,14 +1,13 @@
 """The data flow with its lists and its output on S3: killed, run again, the same bytes, and no credential anywhere."""
 
-import signal
 from pathlib import Path
 
 import pytest
 
 from tests.flows.conftest import Finished
 from tests.flows.mini import Mini, hashes
-from tests.flows.test_kill import GONE_SECONDS, wait_for
 from tests.object_stores import KEY, SECRET, store_server
+from tests.processes import wait_for
 
 
 def test_training_is_told_where_to_write(mini: Mini) -> None:
@@ -35,9 +34,7 @@ def test_dataprep_on_s3_killed_and_run_again(finished: Finished, tmp_path: Path)
         wait_for(lambda: store.exists("bucket/out/clean/_batches") or process.poll() is not None, 180, "cleaning")
         said = (mini.folder / "started.log").read_text()
         assert process.poll() is None, said
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        wait_for(lambda: not mini.children(), GONE_SECONDS, "the children of a killed flow to end")
+        mini.kill(process)
         assert store.exists("bucket/out/.lock")
         done = mini.run("dataprep", *flags)
         assert done.returncode == 0, done.stdout + done.stderr

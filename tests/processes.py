@@ -1,0 +1,53 @@
+"""Processes that a test started: what they are, and that they end.
+
+A process can be gone when it is read a moment after it was listed. And one that is ending gives its memory back first,
+its environment with it, while it still holds its files and locks: for some milliseconds it is nobody's, yet not gone.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+import psutil
+
+GONE_SECONDS = 15.0
+
+
+def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None:
+    """Wait until something holds; fail with its name when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
+        time.sleep(0.05)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process runs no more. A zombie does not: its parent need never ask for it."""
+    try:
+        return not process.is_running() or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until_ended(processes: Iterable[psutil.Process], seconds: float = GONE_SECONDS) -> None:
+    """Wait for the end of these processes; fail with those that are left."""
+    left = list(processes)
+    deadline = time.monotonic() + seconds
+    while left := [process for process in left if not has_ended(process)]:
+        assert time.monotonic() < deadline, f"after {seconds:.0f} s there are still {left}"
+        time.sleep(0.05)
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """The variables of a process; none of one that is gone, ends just now, or is not ours to read."""
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def command_of(process: psutil.Process) -> str:
+    """The command line of a process; empty for one that is gone."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
