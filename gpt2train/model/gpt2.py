@@ -82,11 +82,16 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """The language model. The output projection is the token embedding `wte` itself (tied)."""
+    """The language model. The output projection is the token embedding `wte` itself (tied).
+
+    `begins` and `ends` say whether the embeddings and the head are here, as they are in a whole model. One that was cut
+    (`keep_only`) takes hidden states where it does not begin, and gives hidden states where it does not end.
+    """
 
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
+        self.begins = self.ends = True
         self.wte = nn.Embedding(shape.padded_vocab, shape.hidden)
         self.wpe = nn.Embedding(shape.context, shape.hidden)
         self.drop = nn.Dropout(dropout)
@@ -104,16 +109,19 @@ class GPT2(nn.Module):
         """Logits of every position, or with `targets` the summed loss.
 
         Args:
-            tokens: int64 [batch, length], length <= context.
+            tokens: int64 [batch, length], length <= context; hidden states [batch, length, hidden] where the model does
+                not begin.
             targets: int64 [batch, length]; -100 marks positions that do not count.
             cache: one KeyValueCache a layer, extended in place; positions then go on where the cache ends.
             positions: int64 [batch or 1, length] where they are not 0, 1, 2 …
 
         Returns:
             Logits [batch, length, padded_vocab], or the float32 sum over the targets of -log p (not the mean: sums
-            add up over micro-batches and ranks, means do not).
+            add up over micro-batches and ranks, means do not). Hidden states where the model does not end.
         """
         x = self.hidden(tokens, cache, positions)
+        if not self.ends:
+            return x
         if targets is None:
             return F.linear(x, self.wte.weight)
         return chunked_cross_entropy(x, self.wte.weight, targets)
@@ -122,10 +130,32 @@ class GPT2(nn.Module):
         self, tokens: Tensor, cache: list[KeyValueCache] | None = None, positions: Tensor | None = None
     ) -> Tensor:
         """The last hidden states [batch, length, hidden], for callers that want the logits of a few positions only."""
+        x = self.embed(tokens, cache, positions) if self.begins else tokens
+        for i, block in enumerate(self.blocks.values()):
+            x = block(x, cache[i] if cache else None)
+        return self.ln_f(x) if self.ends else x
+
+    def embed(
+        self, tokens: Tensor, cache: list[KeyValueCache] | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """What goes into the first block: token and position embedding, after dropout."""
         if positions is None:
             start = cache[0].seen if cache else 0
             positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-        x = self.drop(self.wte(tokens) + self.wpe(positions))
-        for i, block in enumerate(self.blocks.values()):
-            x = block(x, cache[i] if cache else None)
-        return self.ln_f(x)
+        return self.drop(self.wte(tokens) + self.wpe(positions))
+
+    def keep_only(self, layers: range) -> "GPT2":
+        """Cut the model down to some of its layers; the first brings the embeddings along, the last the head.
+
+        Parameters keep their names. Where the whole model has one tied `wte`, the two ends have one each.
+        """
+        self.begins, self.ends = layers.start == 0, layers.stop == self.shape.layers
+        for name in [name for name in self.blocks if int(name) not in layers]:
+            del self.blocks[name]
+        if not self.begins:
+            del self.wpe, self.drop
+        if not self.ends:
+            del self.ln_f
+        if not (self.begins or self.ends):
+            del self.wte
+        return self
