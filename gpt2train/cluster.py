@@ -1,0 +1,168 @@
+"""Who a process is among all processes of a job, read from its environment alone.
+
+Three launchers set it: torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` …), Slurm's `srun`
+(`SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` …), and nobody: one process, alone. torchrun's own variables come first, so that
+torchrun under srun is torchrun. What contradicts itself is refused: a job that starts on half-right variables waits
+two minutes for processes that never come.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from gpt2train.errors import UserError
+
+# Slurm names no port. This range lies above the registered services most clusters run and below Linux's ephemeral
+# ports (32768 and up), which a client connection could hold by chance.
+FIRST_PORT, PORTS = 12_000, 20_000
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One process among all of a job."""
+
+    rank: int = 0
+    """Number among all processes."""
+    world: int = 1
+    """How many there are."""
+    local: int = 0
+    """Number among the processes of this machine."""
+    locals: int = 1
+    """How many this machine has."""
+    host: str = ""
+    """Address of the machine where the processes find each other; empty when there is one process."""
+    port: int = 0
+    """Port there."""
+    job: str = ""
+    """Name of the job, the same for all of its processes and for no other job on that port."""
+    hosts_store: bool = False
+    """Whether this process opens the port; under torchrun its agent does."""
+    own_gpu: bool = False
+    """Whether the launcher shows each process its own GPUs only."""
+
+
+def find_seat(env: Mapping[str, str]) -> Seat:
+    """Where a process with this environment stands.
+
+    Raises:
+        UserError: the variables are incomplete or contradict each other; the message names them.
+    """
+    under_slurm = "SLURM_STEP_ID" in env and "SLURM_PROCID" in env  # a batch script itself has no step
+    if "RANK" in env or "WORLD_SIZE" in env:
+        return _of_torchrun(env, under_slurm)
+    return _of_slurm(env) if under_slurm else Seat()
+
+
+def _of_torchrun(env: Mapping[str, str], under_slurm: bool) -> Seat:
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in names if not env.get(name)]:
+        there = next(name for name in names if name in env)
+        raise UserError(f"{there} is set, but {', '.join(missing)} not; start with torchrun, or set all of them")
+    rank, world = _number(env, "RANK"), _number(env, "WORLD_SIZE")
+    by_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if under_slurm and "TORCHELASTIC_RUN_ID" not in env and rank != _number(env, "SLURM_PROCID"):
+        raise UserError(
+            f"RANK is {rank}, but SLURM_PROCID is {env['SLURM_PROCID']}; unset RANK and WORLD_SIZE, which srun's "
+            "processes do not need"
+        )
+    local, locals_ = _number(env, "LOCAL_RANK", rank), _number(env, "LOCAL_WORLD_SIZE", world)
+    _check(rank, world, "RANK", "WORLD_SIZE")
+    _check(local, locals_, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if locals_ > world:
+        raise UserError(f"LOCAL_WORLD_SIZE is {locals_}, but WORLD_SIZE is {world}; start with torchrun")
+    job = env.get("TORCHELASTIC_RUN_ID", "")
+    return Seat(rank, world, local, locals_, env["MASTER_ADDR"], _port(env), job, rank == 0 and not by_agent)
+
+
+def _of_slurm(env: Mapping[str, str]) -> Seat:
+    tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
+    rank, world, local = _number(env, "SLURM_PROCID"), _number(env, tasks, 1), _number(env, "SLURM_LOCALID", 0)
+    _check(rank, world, "SLURM_PROCID", tasks)
+    if world == 1:
+        return Seat()
+    lists = [name for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST") if env.get(name)]
+    if not lists:
+        raise UserError(f"{tasks} is {world}, but SLURM_JOB_NODELIST is not set; start with srun")
+    nodes = expand_nodes(env[lists[0]])
+    counts = _tasks_per_node(env, world, nodes)
+    node = _number(env, "SLURM_NODEID", 0)
+    _check(node, len(nodes), "SLURM_NODEID", lists[0])
+    _check(local, counts[node], "SLURM_LOCALID", "the tasks of this node")
+    job = f"{env.get('SLURM_JOB_ID', '0')}.{env.get('SLURM_STEP_ID', '0')}"
+    # Two jobs that share a machine must not meet on a port; MASTER_PORT mends the case that they do.
+    port = _port(env) if env.get("MASTER_PORT") else FIRST_PORT + sum(int(n) for n in re.findall(r"\d+", job)) % PORTS
+    visible = env.get("CUDA_VISIBLE_DEVICES", "")
+    own = counts[node] > 1 and visible != "" and "," not in visible
+    return Seat(rank, world, local, counts[node], env.get("MASTER_ADDR") or nodes[0], port, job, rank == 0, own)
+
+
+def _tasks_per_node(env: Mapping[str, str], world: int, nodes: list[str]) -> list[int]:
+    """Tasks of each node from a form like `4(x2),3`; where Slurm does not say, all nodes have the same."""
+    name = next((n for n in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") if env.get(n)), None)
+    if name is None:
+        if world % len(nodes):
+            raise UserError(f"{world} Slurm tasks on {len(nodes)} nodes, and SLURM_TASKS_PER_NODE is not set; use srun")
+        return [world // len(nodes)] * len(nodes)
+    counts: list[int] = []
+    for part in env[name].split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if not found:
+            raise UserError(f"{name} is {env[name]!r}, which is not a form like 4(x2),3; start with srun")
+        counts += [int(found[1])] * int(found[2] or 1)
+    if len(counts) != len(nodes) or sum(counts) != world:
+        raise UserError(
+            f"Slurm's variables contradict each other: {name} is {env[name]!r}, for {world} tasks on {len(nodes)} "
+            "nodes; start with srun, and export none of them by hand"
+        )
+    return counts
+
+
+def expand_nodes(nodelist: str) -> list[str]:
+    """Names of the nodes in a Slurm list: `a[01-03,7],b` gives a01, a02, a03, a7, b. Several brackets multiply.
+
+    Raises:
+        UserError: it is no such list.
+    """
+    nodes: list[str] = []
+    for entry in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+|.", nodelist):
+        if entry == ",":
+            continue
+        parts = [
+            _range(part[1:-1], nodelist) if part.startswith("[") else [part]
+            for part in re.findall(r"\[[^\]]*\]|[^\[\]]+|.", entry.strip())
+        ]
+        nodes += ["".join(choice) for choice in product(*parts)]
+    if not nodes or any(re.search(r"[\[\]\s]", node) for node in nodes):
+        raise UserError(f"{nodelist!r} is not a list of Slurm nodes like a[01-03,7],b")
+    return nodes
+
+
+def _range(inside: str, nodelist: str) -> list[str]:
+    numbers: list[str] = []
+    for part in inside.split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not found or int(found[2] or found[1]) < int(found[1]):
+            raise UserError(f"{nodelist!r} is not a list of Slurm nodes like a[01-03,7],b")
+        first, last = found[1], found[2] or found[1]
+        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = env.get(name, "" if default is None else str(default))
+    if not text.isdecimal():
+        raise UserError(f"{name} is {text!r}, which is not a number" if text else f"{name} is not set")
+    return int(text)
+
+
+def _port(env: Mapping[str, str]) -> int:
+    port = _number(env, "MASTER_PORT")
+    if not 0 < port < 65_536:
+        raise UserError(f"MASTER_PORT is {port}; a port is between 1 and 65535")
+    return port
+
+
+def _check(number: int, count: int, name: str, of: str) -> None:
+    if number >= count:
+        raise UserError(f"{name} is {number}, but {of} gives only {count}; the variables are of different jobs")
