@@ -14,6 +14,7 @@ from flows.orchestrate import run_step
 from flows.pretrain import check_local, learn
 from flows.settings import PipelineSettings
 from flows.workplace import workplace
+from gpt2train.parallel.layout import Layout
 from tasks.report import REPORT, gather, report, summary
 
 
@@ -39,7 +40,7 @@ def check(settings: PipelineSettings) -> None:
     """
     check_local(settings.output)
     dataprep.check(settings)
-    settings.train.batch.accumulation(settings.launch.processes)
+    Layout.of(settings.train, settings.launch.processes)
 
 
 if __name__ == "__main__":

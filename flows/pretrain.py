@@ -7,6 +7,7 @@ from flows.orchestrate import run_step
 from flows.settings import PretrainSettings
 from flows.workplace import check_place, workplace
 from gpt2train.errors import UserError
+from gpt2train.parallel.layout import Layout
 from tasks.fetch import on_local_disk
 from tasks.runner import Runner
 from tasks.steps import Manifest, need_manifest
@@ -53,7 +54,7 @@ def check(settings: PretrainSettings) -> None:
     """
     check_local(settings.output)
     check_place(settings)
-    settings.train.batch.accumulation(settings.launch.processes)
+    Layout.of(settings.train, settings.launch.processes)
     for step in ("tokens", "tokenizer"):
         need_manifest(Folder(settings.data or settings.output) / step)
 

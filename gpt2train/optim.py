@@ -1,14 +1,16 @@
 """AdamW with decay on matrices only, and clipping by the global gradient norm."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from gpt2train.config import OptimizerSettings
 
 
-def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
+def make_optimizer(parts: Sequence[nn.Module], settings: OptimizerSettings) -> torch.optim.AdamW:
     """AdamW whose state exists from the start, so that a checkpoint has one shape at every step."""
-    named = [p for p in model.parameters() if p.requires_grad]
+    named = [p for part in parts for p in part.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in named if p.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in named if p.dim() < 2], "weight_decay": 0.0},

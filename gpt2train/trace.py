@@ -84,7 +84,7 @@ def trace(
     if run is not None:
         config = read_run_config(run / CONFIG_FILE)
         context, seed = config.model.context, config.seed
-        data = data or Path(config.data.train).parents[2]
+        data = data or Path(config.data.corpora[0].prefix).parents[2]
     if data is None:
         raise UserError("give --data, the folder that holds tokens/, or --run, a run folder")
     if sample < 0:

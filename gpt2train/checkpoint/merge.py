@@ -66,7 +66,7 @@ def find_tokenizer(source: Source, given: Path | None = None) -> Path:
         if expected not in (None, tokenizer_hash(given)):
             raise UserError(f"the tokenizer {given} is not the one that {source.run} was trained with; give that one")
         return given
-    data = Path(source.config.data.train)  # …/tokens/train/tokens
+    data = Path(source.config.data.corpora[0].prefix)  # …/tokens/train/tokens
     for folder in (source.run / "tokenizer", *(parent / "tokenizer" for parent in list(data.parents)[:3])):
         # A folder that is found and not given must prove itself by its hash.
         if expected is not None and (folder / "vocab.json").is_file() and tokenizer_hash(folder) == expected:

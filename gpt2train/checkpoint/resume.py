@@ -5,8 +5,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpt2train.checkpoint import store
 from gpt2train.checkpoint.store import CheckpointManifest, Position
@@ -19,24 +18,15 @@ FIXED = ("model", "vocab", "tokenizer_hash", "seed")  # settings that a run cann
 START = Position(step=0, samples=0, updates=0, skipped=0)
 
 
-def flat_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Mapping[str, Tensor]:
-    """Weights and optimizer state by names that no layout shows in: `model.<name>`, `optim.<name>.<key>`."""
-    state: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        state[f"model.{name}"] = parameter.detach()
-        state |= {f"optim.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
-    return state
-
-
 def checkpoint_of(config: RunConfig, position: Position) -> Path:
     """Folder of the checkpoint at a position of a run."""
     return Path(config.output) / store.FOLDER / store.checkpoint_name(position.step)
 
 
-def save_run(config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, position: Position) -> None:
+def save_run(config: RunConfig, state: Mapping[str, Tensor], position: Position) -> None:
     """Save, all processes together, and say how long training stood still for it."""
     began = time.perf_counter()
-    state, settings = flat_state(model, optimizer), config.model_dump(mode="json")
+    settings = config.model_dump(mode="json")
     folder = store.save(config.output, state, position, settings, config.tokenizer_hash, config.checkpoints.keep)
     log.info("saved %s in %.1f s", folder.name, time.perf_counter() - began)
 

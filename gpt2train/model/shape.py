@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+PADDING = 128  # matrix kernels like it, and it gives every layout of up to 128 tensor-parallel ranks the same sizes
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -19,7 +21,7 @@ class Shape:
 
     @property
     def padded_vocab(self) -> int:
-        return -(-self.vocab // 128) * 128
+        return -(-self.vocab // PADDING) * PADDING
 
     @property
     def head_dim(self) -> int:

@@ -1,78 +1,79 @@
-"""Data parallelism and ZeRO 0 to 3 by FSDP2 (`fully_shard`), on one process as on many.
+"""Data parallelism, ZeRO 0 to 3, hybrid and CPU offload by FSDP2 (`fully_shard`), on one process as on many.
 
 Gradients are summed, not averaged: the loss is already divided by the number of tokens of the whole batch, so that
 the sum over processes and micro-batches is the gradient of the mean.
 """
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from gpt2train.config import ParallelSettings
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initial_value
 from gpt2train.parallel.mesh import REPLICATE, SHARD
 
 
-def shard(model: GPT2, mesh: DeviceMesh, zero: int) -> None:
+def shard(part: GPT2, mesh: DeviceMesh, settings: ParallelSettings) -> None:
     """Make every parameter a DTensor on the mesh and let forward and backward communicate.
 
     ZeRO 1 and 2 keep the gathered parameters between forward and backward, 3 gathers them twice. The root group holds
     the embedding that is input and output layer at once: in two groups the tie would be lost.
     """
-    place = mesh if mesh.size(0) > 1 else mesh[SHARD]
-    for block in model.blocks.values():
-        fully_shard(block, mesh=place, reshard_after_forward=zero == 3)
-    fully_shard(model, mesh=place, reshard_after_forward=False)
-    for module in modules(model):
+    place = mesh[REPLICATE, SHARD] if mesh[REPLICATE].size() > 1 else mesh[SHARD]
+    # Pinned memory makes the copies to and from a GPU asynchronous; without a GPU there is none to be had.
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if settings.offload else OffloadPolicy()
+    for block in part.blocks.values():
+        fully_shard(block, mesh=place, reshard_after_forward=settings.zero == 3, offload_policy=offload)
+    fully_shard(part, mesh=place, reshard_after_forward=False, offload_policy=offload)
+    for module in modules(part):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
 
 
-def modules(model: nn.Module) -> list[FSDPModule]:
-    """Every sharded part of a model, the root included."""
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+def modules(part: nn.Module) -> list[FSDPModule]:
+    """Every sharded module of a part, its root included."""
+    return [module for module in part.modules() if isinstance(module, FSDPModule)]
 
 
 @torch.no_grad()
-def materialise(model: GPT2, device: torch.device, seed: int) -> None:
+def materialise(part: GPT2, device: torch.device, seed: int) -> None:
     """Give a sharded meta model its memory and its first values: each tensor from (seed, its name), on any layout."""
-    model.to_empty(device=device)
-    for name, parameter in model.named_parameters():
-        whole = initial_value(name, tuple(parameter.shape), model.shape, seed).to(device)
+    part.to_empty(device=device)
+    for name, parameter in part.named_parameters():
+        whole = initial_value(name, tuple(parameter.shape), part.shape, seed).to(device)
         sharded = cast(DTensor, parameter)
         # Every process has the whole value: no need to send it.
-        part = distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None)
-        sharded.to_local().copy_(part.to_local())
+        local = distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None)
+        sharded.to_local().copy_(local.to_local())
 
 
-def accumulate(model: GPT2, zero: int, last: bool) -> None:
+def accumulate(parts: Sequence[nn.Module], zero: int, last: bool) -> None:
     """Prepare for one micro-batch; `last` is the one after which the optimizer steps.
 
     ZeRO 0 and 1 communicate gradients once, after the last micro-batch; ZeRO 2 and 3 after each, which keeps only
     their share of the gradients in memory. Resharding must be on again for the last one: otherwise the forward would
     go on with the gathered copy from before the step, without an error.
     """
-    root = cast(FSDPModule, model)
     if zero <= 1:
-        root.set_requires_gradient_sync(last)
-        root.set_reshard_after_backward(last)
+        for part in parts:
+            root = cast(FSDPModule, part)
+            root.set_requires_gradient_sync(last)
+            root.set_reshard_after_backward(last)
 
 
-def reshard(model: GPT2) -> None:
+def reshard(parts: Sequence[nn.Module]) -> None:
     """Drop gathered parameters that a forward without a backward (validation) has left."""
-    for module in modules(model):
-        module.reshard()
+    for part in parts:
+        for module in modules(part):
+            module.reshard()
 
 
-def local_gradients(model: GPT2) -> list[Tensor]:
+def local_gradients(parts: Sequence[nn.Module]) -> list[Tensor]:
     """The part of each gradient that lives here, in the order of the parameters."""
-    return [cast(DTensor, p.grad).to_local() for p in model.parameters() if p.grad is not None]
-
-
-def replicas(mesh: DeviceMesh) -> int:
-    """How many processes hold the same share."""
-    return mesh[REPLICATE].size()
+    return [cast(DTensor, p.grad).to_local() for part in parts for p in part.parameters() if p.grad is not None]

@@ -1,6 +1,6 @@
 """The process group and the device mesh: who computes with whom.
 
-One mesh `(dp_replicate, dp_shard)` serves every layout, the single process included, where both sizes are 1.
+One mesh `(pp, dp_replicate, dp_shard, tp)` serves every layout, the single process included, where all sizes are 1.
 """
 
 import os
@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.parallel.layout import Layout
 
 T = TypeVar("T")
 
-REPLICATE, SHARD = "dp_replicate", "dp_shard"  # dimensions of the mesh
+PIPELINE, REPLICATE, SHARD, TENSOR = "pp", "dp_replicate", "dp_shard", "tp"  # dimensions of the mesh
 # A rank that hangs is noticed after this long; torch's own 10 and 30 minutes are too patient for a lost machine.
 TIMEOUT = timedelta(seconds=120)
 
@@ -69,10 +70,10 @@ def _store(rank: int, world: int) -> dist.Store:
     return dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
 
 
-def data_mesh(place: Place, zero: int) -> DeviceMesh:
-    """The mesh for data parallelism: ZeRO 0 replicates over all processes, 1 to 3 shard over all."""
-    sizes = (place.world, 1) if zero == 0 else (1, place.world)
-    return init_device_mesh(place.device.type, sizes, mesh_dim_names=(REPLICATE, SHARD))
+def make_mesh(place: Place, layout: Layout) -> DeviceMesh:
+    """The mesh of a layout, over all processes."""
+    sizes = (layout.pp, layout.replicate, layout.shard, layout.tp)
+    return init_device_mesh(place.device.type, sizes, mesh_dim_names=(PIPELINE, REPLICATE, SHARD, TENSOR))
 
 
 def together(work: Callable[[], T]) -> T:

@@ -41,7 +41,7 @@ def test_every_preset_is_valid_and_shown() -> None:
     assert presets() == sorted([*PUBLISHED, "tiny"])
     for name in presets():
         settings = build(TrainSettings, preset(name))
-        assert settings.batch.accumulation(1) >= 1
+        assert settings.batch.sizes(1)[2] >= 1
 
 
 def test_unknown_preset_names_the_nearest() -> None:
@@ -80,16 +80,16 @@ def test_run_config_reads_back_from_its_toml(tmp_path: Path) -> None:
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
 def test_batch_arithmetic(micro: int, processes: int, accumulation: int) -> None:
     batch = BatchSettings(micro_batch=micro, global_batch=micro * processes * accumulation)
-    assert batch.accumulation(processes) == accumulation
+    assert batch.sizes(processes) == (micro, micro * processes * accumulation, accumulation)
 
 
 def test_batch_that_does_not_divide_says_the_sum() -> None:
     with pytest.raises(
-        UserError, match=r"16 is not a multiple of micro_batch 4 x 3 processes = 12; set it to 12 or 24"
+        UserError, match=r"16 is not a multiple of micro_batch 4 x 3 data-parallel processes = 12; set it to 12 or 24"
     ):
-        BatchSettings(micro_batch=4, global_batch=16).accumulation(3)
+        BatchSettings(micro_batch=4, global_batch=16).sizes(3)
     with pytest.raises(UserError, match="set it to 12,"):
-        BatchSettings(micro_batch=4, global_batch=8).accumulation(3)
+        BatchSettings(micro_batch=4, global_batch=8).sizes(3)
 
 
 @given(st.integers(2, 500), st.data())

@@ -121,7 +121,7 @@ def test_first_values_depend_on_seed_and_name_alone() -> None:
 
 def test_only_matrices_decay() -> None:
     model = GPT2(SHAPE)
-    decayed, rest = make_optimizer(model, OptimizerSettings()).param_groups
+    decayed, rest = make_optimizer([model], OptimizerSettings()).param_groups
     names = {id(p): name for name, p in model.named_parameters()}
     assert decayed["weight_decay"] == 0.1 and rest["weight_decay"] == 0.0
     assert all("ln_" in names[id(p)] or names[id(p)].endswith("bias") for p in rest["params"])

@@ -1,0 +1,16 @@
+"""What changes how fast a run is and (but for rounding) not what it learns."""
+
+from typing import Literal
+
+from gpt2train.settings import Settings
+
+
+class SpeedSettings(Settings):
+    """What changes how fast a run is and (but for rounding) not what it learns."""
+
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile: auto compiles on a GPU; the whole model where one process has it alone, else block by block."""
+    prefetch: bool = True
+    """Make the next batch ready while the present one is computed."""
+    tf32: bool = True
+    """On a GPU, let fp32 matrix products use TensorFloat-32."""

@@ -1,0 +1,154 @@
+"""A model and its optimizer on a layout of processes: what the training loop drives.
+
+The order in which parallelism is applied matters: built on the meta device, cut into the stages of the pipeline, split
+by tensor parallelism, re-tied, activation checkpointing, compiled, sharded by FSDP2, given memory and first values.
+The optimizer comes last, since it must hold the final parameters.
+"""
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gpt2train.config import RunConfig
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.optim import clip, make_optimizer, set_learning_rate, squared_norm
+from gpt2train.parallel.fsdp import accumulate, local_gradients, materialise, reshard, shard
+from gpt2train.parallel.layout import Layout
+from gpt2train.parallel.mesh import Place, make_mesh
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch on the device.
+
+    Attributes:
+        tokens: int64 [micro_batch, context].
+        targets: int64 [micro_batch, context]; -100 marks positions that do not count.
+        positions: int64 [micro_batch, context] where they do not run from 0 to context - 1.
+        documents: int64 [micro_batch, context] number of each token's document, where attention stays within one.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    positions: Tensor | None = None
+    documents: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one step, the same on every process."""
+
+    loss: float
+    """Mean over the tokens of the step."""
+    grad_norm: float
+    """Over all parameters, before clipping."""
+    updated: bool
+    """False when the step was skipped since the gradient is not finite."""
+    stop: bool
+    """Whether any process was asked to stop."""
+
+
+class Engine:
+    """A GPT-2 on this process's place of a layout.
+
+    Attributes:
+        parts: the piece of the model that lives here; with an interleaved pipeline several.
+    """
+
+    def __init__(self, config: RunConfig, place: Place) -> None:
+        self.config, self.place = config, place
+        self.layout = Layout.of(config, place.world)
+        self.mesh = make_mesh(place, self.layout)
+        with torch.device("meta"):
+            self.parts = [GPT2(config.shape, config.model.dropout)]
+        for part in self.parts:
+            shard(part, self.mesh, config.parallel)
+            materialise(part, torch.device("cpu") if config.parallel.offload else place.device, config.seed)
+        self.optimizer = make_optimizer(self.parts, config.optimizer)
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of the samples this process works on."""
+        return self.layout.data_rank(self.place.rank)
+
+    def accumulate(self, batches: Sequence[Batch], tokens: int, step: int) -> Tensor:
+        """Forward and backward of this process's micro-batches; the gradients of all of them are in place afterwards.
+
+        Args:
+            tokens: targets that count in the whole step, over all processes: the loss is divided by it.
+            step: seeds dropout, with the place of this process.
+
+        Returns:
+            float32 scalar, the sum of -log p over the targets of this process.
+        """
+        torch.manual_seed(self._dropout_seed(step))
+        total = torch.zeros((), device=self.place.device)
+        for turn, batch in enumerate(batches):
+            accumulate(self.parts, self.config.parallel.zero, last=turn == len(batches) - 1)
+            with self._autocast():
+                loss = self.parts[0](batch.tokens, batch.targets)
+            (loss / tokens).backward()
+            total += loss.detach()
+        return total
+
+    def update(self, total: Tensor, tokens: int, lr: float, stop: bool) -> Result:
+        """Clip and step, or skip, the same on every process.
+
+        One collective tells everybody the loss, the norm and whether to stop. A rank's infinite gradient makes the sum
+        not finite on all of them, so that all skip or none does. Replicated gradients are counted once.
+        """
+        gradients = local_gradients(self.parts)
+        square = squared_norm(gradients) / self.layout.replicate
+        told = torch.stack([total.double(), square, total.new_tensor(stop).double()])
+        dist.all_reduce(told)
+        loss_sum, square_sum, stopping = told.tolist()
+        norm = math.sqrt(square_sum) if square_sum >= 0 else math.nan
+        good = math.isfinite(norm)
+        if good:
+            clip(gradients, norm, self.config.optimizer.clip)
+            set_learning_rate(self.optimizer, lr)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return Result(loss=loss_sum / tokens, grad_norm=norm, updated=good, stop=stopping > 0)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[Batch]) -> float:
+        """Sum of -log p over the targets of all processes. Every process makes the same number of turns."""
+        for part in self.parts:
+            part.eval()
+        total = torch.zeros((), dtype=torch.float64, device=self.place.device)
+        for batch in batches:
+            with self._autocast():
+                total += self.parts[0](batch.tokens, batch.targets).double()
+        for part in self.parts:
+            part.train()
+        reshard(self.parts)
+        dist.all_reduce(total)
+        return total.item()
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Weights and optimizer state by names that no layout shows in: `model.<name>`, `optim.<name>.<key>`."""
+        state: dict[str, Tensor] = {}
+        for part in self.parts:
+            for name, parameter in part.named_parameters():
+                state[f"model.{name}"] = parameter.detach()
+                state |= {f"optim.{name}.{key}": value for key, value in self.optimizer.state[parameter].items()}
+        return state
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        if (dtype := dtypes.get(self.config.precision)) is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.place.device.type, dtype=dtype)
+
+    def _dropout_seed(self, step: int) -> int:
+        """Tensor-parallel ranks of one group share it; other places have others."""
+        at = self.layout.coordinates(self.place.rank)
+        key = f"{self.config.seed}/dropout/{step}/{at.pp}/{self.data_rank}"
+        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
