@@ -4,6 +4,7 @@ Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learne
 OpenAI code. Nothing here knows of distribution: parallelism is applied from outside.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -98,6 +99,10 @@ class GPT2(nn.Module):
         # Keyed by layer number, so that a pipeline stage that keeps layers 4..7 keeps their names too.
         self.blocks = nn.ModuleDict({str(i): Block(shape, dropout) for i in range(shape.layers)})
         self.ln_f = nn.LayerNorm(shape.hidden)
+        # Of (hidden states, weight of wte) or (…, targets): functions, so that a layout on which every process has a
+        # part of the vocabulary can put its own in their place.
+        self.project: Callable[[Tensor, Tensor], Tensor] = F.linear
+        self.cross_entropy: Callable[[Tensor, Tensor, Tensor], Tensor] = chunked_cross_entropy
 
     def forward(
         self,
@@ -123,8 +128,8 @@ class GPT2(nn.Module):
         if not self.ends:
             return x
         if targets is None:
-            return F.linear(x, self.wte.weight)
-        return chunked_cross_entropy(x, self.wte.weight, targets)
+            return self.project(x, self.wte.weight)
+        return self.cross_entropy(x, self.wte.weight, targets)
 
     def hidden(
         self, tokens: Tensor, cache: list[KeyValueCache] | None = None, positions: Tensor | None = None
