@@ -2,12 +2,9 @@
 
 import contextlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +15,20 @@ import torch
 import torch.distributed as dist
 
 from gpt2train.checkpoint import store
-from gpt2train.config import DataSettings, RunConfig, to_toml
-from gpt2train.data.indexed import IndexedWriter
+from gpt2train.config import RunConfig
 from gpt2train.errors import RunError, UserError
 from gpt2train.metrics import read_metrics
 from gpt2train.parallel.mesh import Place, join
 from gpt2train.rank import log_to, only_job_in
-from gpt2train.settings import build
 from gpt2train.train import train
+from tests.gpt2train.jobs import curve, finish, gone, make, start, start_alone, wait_for, weights, write, write_tokens
 
 HERE = Path(__file__).parent
-VOCAB = 300
-SECONDS = 90.0  # for one job, on a busy machine
-STEPS = 20
 
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Token files with something to learn: each token follows from the one before, with noise."""
-    folder = tmp_path_factory.mktemp("tokens")
-    rng = np.random.Generator(np.random.Philox(5))
-    for name, documents in (("train", 60), ("valid", 6)):
-        with IndexedWriter(folder / name, "<u2") as writer:
-            for _ in range(documents):
-                steps = rng.integers(1, 4, size=int(rng.integers(5, 90)))
-                writer.add((rng.integers(VOCAB) + np.cumsum(steps)) % VOCAB)
-    return folder
+    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.fixture(scope="module")
@@ -54,78 +39,6 @@ def alone() -> Iterator[Place]:
     yield join("cpu")
     dist.destroy_process_group()
     torch.set_num_threads(threads)
-
-
-def make(tokens: Path, output: Path, **changes: Any) -> RunConfig:
-    """A small run: 2 layers, ZeRO 0, two micro-batches on two processes, clipping at work."""
-    base = {
-        "model": {"layers": 2, "heads": 2, "hidden": 32, "context": 16, "dropout": 0.0},
-        "batch": {"micro_batch": 2, "global_batch": 8},
-        "optimizer": {"lr": 1e-2, "clip": 0.5},
-        "schedule": {"warmup": 3, "min_lr": 1e-3},
-        "validation": {"every": 10, "samples": 7},
-        "checkpoints": {"every": 10, "keep": 9},
-        "logging": {"every": 5, "tensorboard": False},
-        "precision": "fp32",
-        "device": "cpu",
-        "steps": STEPS,
-        "vocab": VOCAB,
-        "output": str(output),
-        "data": DataSettings(train=str(tokens / "train"), valid=str(tokens / "valid")).model_dump(),
-    }
-    return build(RunConfig, base, changes)
-
-
-def write(config: RunConfig) -> str:
-    path = Path(f"{config.output}.toml")
-    path.write_text(to_toml(config))
-    return str(path)
-
-
-def start(*torchrun: str, processes: int = 2) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "gpt2train.launch", "--parent", str(os.getpid()), "--"]
-    command += ["--standalone", "--nproc-per-node", str(processes), *torchrun]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def start_alone(config: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "gpt2train.train", "--config", config]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    try:
-        out, err = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    return process.returncode, out, err
-
-
-def wait_for(ready: Callable[[], Any], process: subprocess.Popen[str], pause: float = 0.02) -> Any:
-    """Wait until something is so, as long as the job runs."""
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        if found := ready():
-            return found
-        assert process.poll() is None, process.communicate()
-        time.sleep(pause)
-    raise AssertionError("it did not come")
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    """Whether all of these end within seconds."""
-    return not psutil.wait_procs(processes, timeout=10)[1]
-
-
-def curve(run: Path | str, key: str = "loss") -> list[float]:
-    return [row[key] for row in read_metrics(run)]
-
-
-def weights(run: Path | str) -> dict[str, torch.Tensor]:
-    return store.load_weights(store.newest(run))
 
 
 @pytest.fixture(scope="module")

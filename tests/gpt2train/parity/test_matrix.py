@@ -1,0 +1,137 @@
+"""Every layout learns the same: 20 AdamW steps with accumulation and clipping against one process, dropout off.
+
+The runs of a number of processes share one torchrun job. The bound is the promise of the README: the loss of every
+step within 1e-5 of the single process in fp32.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from gpt2train.config import RunConfig
+from gpt2train.metrics import read_metrics
+from gpt2train.parallel.mesh import join
+from gpt2train.train import train
+from tests.gpt2train.jobs import curve, finish, make, start, weights, write, write_tokens
+
+HERE = Path(__file__).parent
+MODEL = {"layers": 4, "heads": 4}
+LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "dp 2": {"zero": 0},
+        "dp 2 zero 1": {"zero": 1},
+        "dp 2 zero 2": {"zero": 2},
+        "dp 2 zero 3": {"zero": 3},
+        "dp 2 zero 3 offload": {"zero": 3, "offload": True},
+    },
+    4: {
+        "dp 4": {"zero": 0},
+        "dp 4 zero 1": {"zero": 1},
+        "dp 4 zero 2": {"zero": 2},
+        "dp 4 zero 3": {"zero": 3},
+        "dp 4 hybrid 2 x 2": {"zero": 3, "shard": 2},
+        "dp 4 zero 2 hybrid offload": {"zero": 2, "shard": 2, "offload": True},
+    },
+    8: {
+        "dp 8 hybrid 2 x 4": {"zero": 3, "shard": 4},
+    },
+}
+SECONDS = {2: 120.0, 4: 240.0, 8: 280.0}
+
+
+def run(tokens: Path, output: Path, parallel: dict[str, Any], **changes: Any) -> RunConfig:
+    """One row of the matrix; every layout of up to 8 data-parallel processes adds micro-batches up."""
+    batch = {"micro_batch": 1, "global_batch": 16}
+    return make(tokens, output, model=MODEL, batch=batch, parallel=parallel, **changes)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("tokens"))
+
+
+@pytest.fixture(scope="module")
+def reference(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process."""
+    config = run(tokens, tmp_path_factory.mktemp("one") / "run", {})
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    train(config, join("cpu"))
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+    return Path(config.output)
+
+
+def finished(tokens: Path, folder: Path, processes: int) -> dict[str, Path]:
+    """The run folders of all layouts of some processes, after one job."""
+    runs = {name: run(tokens, folder / name.replace(" ", "-"), layout) for name, layout in LAYOUTS[processes].items()}
+    job = start(str(HERE / "ranks.py"), *map(write, runs.values()), processes=processes)
+    code, _, err = finish(job, SECONDS[processes])
+    assert code == 0, err
+    return {name: Path(config.output) for name, config in runs.items()}
+
+
+@pytest.fixture(scope="module")
+def two(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return finished(tokens, tmp_path_factory.mktemp("two"), 2)
+
+
+@pytest.fixture(scope="module")
+def four(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return finished(tokens, tmp_path_factory.mktemp("four"), 4)
+
+
+@pytest.fixture(scope="module")
+def eight(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return finished(tokens, tmp_path_factory.mktemp("eight"), 8)
+
+
+def worst(ours: Path, reference: Path) -> dict[str, float]:
+    """The largest relative difference of each curve, and the largest difference of a weight."""
+    refusal = ours.with_suffix(".error")
+    assert not refusal.exists(), refusal.read_text()
+    found = {}
+    for key in ("loss", "grad_norm"):
+        a, b = np.array(curve(ours, key)), np.array(curve(reference, key))
+        assert len(a) == len(b) == 20
+        found[key] = float(np.max(np.abs(a - b) / np.abs(b)))
+    valid = [[row["valid_loss"] for row in read_metrics(path) if "valid_loss" in row] for path in (ours, reference)]
+    assert len(valid[0]) == len(valid[1]) == 2
+    found["valid_loss"] = float(np.max(np.abs(np.array(valid[0]) / np.array(valid[1]) - 1)))
+    mine, theirs = weights(ours), weights(reference)
+    assert sorted(mine) == sorted(theirs)
+    found["weight"] = max(float((mine[name] - theirs[name]).abs().max()) for name in mine)
+    return found
+
+
+def test_the_reference_learns_and_clips(reference: Path) -> None:
+    losses = curve(reference)
+    assert losses[-1] < losses[0] - 0.3
+    assert min(curve(reference, "grad_norm")) > 0.5  # the limit: every step is clipped
+
+
+@pytest.mark.parametrize("name", LAYOUTS[2])
+def test_two_processes(name: str, two: dict[str, Path], reference: Path) -> None:
+    found = worst(two[name], reference)
+    assert found["loss"] <= 1e-5 and found["grad_norm"] <= 1e-5 and found["valid_loss"] <= 1e-5, found
+    assert found["weight"] <= 1e-3, found  # single elements whose gradient is almost 0 are blown up by AdamW
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS[4])
+def test_four_processes(name: str, four: dict[str, Path], reference: Path) -> None:
+    found = worst(four[name], reference)
+    assert found["loss"] <= 1e-5 and found["grad_norm"] <= 1e-5 and found["valid_loss"] <= 1e-5, found
+    assert found["weight"] <= 1e-3, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS[8])
+def test_eight_processes(name: str, eight: dict[str, Path], reference: Path) -> None:
+    found = worst(eight[name], reference)
+    assert found["loss"] <= 1e-5 and found["grad_norm"] <= 1e-5 and found["valid_loss"] <= 1e-5, found
+    assert found["weight"] <= 1e-3, found
