@@ -6,7 +6,6 @@ The optimizer comes last, since it must hold the final parameters.
 """
 
 import contextlib
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,9 @@ from gpt2train.model.gpt2 import GPT2
 from gpt2train.optim import clip, make_optimizer, set_learning_rate, squared_norm
 from gpt2train.parallel.fsdp import accumulate, local_gradients, materialise, reshard, shard
 from gpt2train.parallel.layout import Layout
-from gpt2train.parallel.mesh import Place, make_mesh
+from gpt2train.parallel.mesh import TENSOR, Place, make_mesh
+from gpt2train.parallel.rng import dropout_seed
+from gpt2train.parallel.tensor import apply_tensor_parallel
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Engine:
         with torch.device("meta"):
             self.parts = [GPT2(config.shape, config.model.dropout)]
         for part in self.parts:
+            apply_tensor_parallel(part, self.mesh[TENSOR], config.parallel.sequence_parallel)
             shard(part, self.mesh, config.parallel)
             materialise(part, torch.device("cpu") if config.parallel.offload else place.device, config.seed)
         self.optimizer = make_optimizer(self.parts, config.optimizer)
@@ -105,7 +107,7 @@ class Engine:
         """
         gradients = local_gradients(self.parts)
         square = squared_norm(gradients) / self.layout.replicate
-        told = torch.stack([total.double(), square, total.new_tensor(stop).double()])
+        told = torch.stack([total.double() / self.layout.tp, square, total.new_tensor(stop).double()])
         dist.all_reduce(told)
         loss_sum, square_sum, stopping = told.tolist()
         norm = math.sqrt(square_sum) if square_sum >= 0 else math.nan
@@ -130,7 +132,7 @@ class Engine:
             part.train()
         reshard(self.parts)
         dist.all_reduce(total)
-        return total.item()
+        return total.item() / self.layout.tp
 
     def state(self) -> Mapping[str, Tensor]:
         """Weights and optimizer state by names that no layout shows in: `model.<name>`, `optim.<name>.<key>`."""
@@ -148,7 +150,7 @@ class Engine:
         return torch.autocast(self.place.device.type, dtype=dtype)
 
     def _dropout_seed(self, step: int) -> int:
-        """Tensor-parallel ranks of one group share it; other places have others."""
+        """Ranks of a tensor-parallel group share it, unless each holds other tokens; other places have others."""
         at = self.layout.coordinates(self.place.rank)
-        key = f"{self.config.seed}/dropout/{step}/{at.pp}/{self.data_rank}"
-        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
+        slice_ = at.tp if self.config.parallel.sequence_parallel else 0
+        return dropout_seed(self.config.seed, step, at.pp, self.data_rank, slice_)
