@@ -1,0 +1,73 @@
+"""Epochs: nothing lost, nothing twice, counted as the reference counts."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2train.data import epoch as module
+from gpt2train.data.epoch import Epoch, permutation, samples_in
+
+LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(lambda lengths: sum(lengths) > 8)
+
+
+def epoch_of(lengths: list[int], context: int, seed: int | None, number: int) -> Epoch:
+    return Epoch.build(np.cumsum([0, *lengths]), context, seed, number)
+
+
+def all_places(epoch: Epoch) -> np.ndarray:
+    return epoch.locate(np.arange(len(epoch.order)))[0]
+
+
+@given(st.integers(0, 300), st.integers(0, 2**40), st.integers(0, 9))
+def test_permutation_is_one_and_is_seeded(count: int, seed: int, epoch: int) -> None:
+    order = permutation(count, seed, epoch, 0)
+    assert sorted(order.tolist()) == list(range(count))
+    assert (order == permutation(count, seed, epoch, 0)).all()
+    assert count < 20 or (order != permutation(count, seed, epoch, 1)).any()
+
+
+def test_permutation_stays_the_same_over_versions() -> None:
+    assert permutation(8, 1234, 0, 0).tolist() == [1, 6, 2, 0, 3, 5, 7, 4]
+
+
+@given(LENGTHS, st.integers(1, 8), st.integers(0, 99), st.integers(0, 3))
+def test_each_token_of_an_epoch_is_a_target_once_but_the_tail(
+    lengths: list[int], context: int, seed: int, number: int
+) -> None:
+    epoch = epoch_of(lengths, context, seed, number)
+    places, numbers = epoch.locate(np.arange(len(epoch.order)))
+    targets = places[:, 1:].ravel().tolist()
+    total, count = sum(lengths), samples_in(sum(lengths), context)
+    assert places.shape == (count, context + 1)
+    assert len(set(targets)) == len(targets) == count * context
+    assert set(targets) <= set(range(total)) and total - 1 - len(targets) < context
+    # In stream order neighbours share one token, and documents stay whole: a plain loop finds the same stream.
+    starts = np.cumsum([0, *lengths])
+    documents = permutation(len(lengths), seed, number, 0)
+    stream = [place for d in documents for place in range(starts[d], starts[d + 1])]
+    for row, slot in zip(places.tolist(), epoch.order.tolist(), strict=True):
+        assert row == stream[slot * context : slot * context + context + 1]
+    holders = np.searchsorted(starts, places, side="right")
+    assert ((np.diff(holders) != 0) == (np.diff(numbers) != 0)).all()
+
+
+def test_epochs_are_shuffled_anew() -> None:
+    first, second = (all_places(epoch_of([10] * 30, 4, 7, number)) for number in (0, 1))
+    assert (first != second).any()
+
+
+def test_without_a_seed_the_order_is_that_of_the_file() -> None:
+    epoch = epoch_of([5, 0, 7], 3, None, 0)
+    assert all_places(epoch).tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]
+
+
+def test_equal_draws_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Philox:
+        def __init__(self, _: object) -> None: ...
+
+        def random_raw(self, count: int) -> np.ndarray:
+            return np.arange(count, dtype=np.uint64) % 3
+
+    monkeypatch.setattr(module.np.random, "Philox", Philox)
+    assert permutation(600, 1).tolist() == sorted(range(600), key=lambda n: n % 3)

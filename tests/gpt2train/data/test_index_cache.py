@@ -1,0 +1,122 @@
+"""Kept epochs: equal to built ones, trusted only when whole, whoever writes, dies or damages them."""
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt2train.data import index_cache, samples
+from gpt2train.data.epoch import Epoch
+from gpt2train.data.index_cache import HEADER, cached_epoch, corpus_identity
+from gpt2train.data.indexed import IndexedWriter
+from gpt2train.data.samples import Samples
+
+BOUNDS = np.cumsum([0, *np.random.default_rng(1).integers(0, 50, 500)])
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def get(folder: Path, bounds: np.ndarray = BOUNDS, context: int = 8, seed: int | None = 7, number: int = 0) -> Epoch:
+    return cached_epoch(folder, corpus_identity(bounds), bounds, context, seed, number)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name != ".lock")
+
+
+def same(one: Epoch, other: Epoch) -> bool:
+    pairs = [(getattr(one, name), getattr(other, name)) for name in ("ends", "shift", "order")]
+    return one.context == other.context and all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)
+
+
+BUILT = Epoch.build(BOUNDS, 8, 7, 0)
+
+
+def test_a_kept_epoch_is_the_built_one_and_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = get(tmp_path / "cache")
+    monkeypatch.setattr(Epoch, "build", None)  # from here on it must be found
+    again = get(tmp_path / "cache")
+    assert same(first, BUILT) and same(again, BUILT)
+    assert isinstance(again.order, np.memmap) and isinstance(first.order, np.memmap)
+    assert len(files(tmp_path / "cache")) == 1
+
+
+def test_everything_that_an_epoch_depends_on_names_its_file(tmp_path: Path) -> None:
+    get(tmp_path)
+    others = BOUNDS.copy()
+    others[1] += 1  # as many tokens, another first document
+    assert same(get(tmp_path, bounds=others), Epoch.build(others, 8, 7, 0))
+    assert same(get(tmp_path, context=9), Epoch.build(BOUNDS, 9, 7, 0))
+    assert same(get(tmp_path, seed=8), Epoch.build(BOUNDS, 8, 8, 0))
+    assert same(get(tmp_path, seed=None), Epoch.build(BOUNDS, 8, None, 0))
+    assert same(get(tmp_path, number=1), Epoch.build(BOUNDS, 8, 7, 1))
+    assert len(files(tmp_path)) == 6
+
+
+@pytest.mark.parametrize("damage", ["cut", "cut in the header", "empty", "longer", "a bit", "another's", "old version"])
+def test_a_file_that_is_not_whole_is_built_anew(tmp_path: Path, damage: str) -> None:
+    get(tmp_path)
+    [path] = files(tmp_path)
+    data = bytearray(path.read_bytes())
+    if damage == "a bit":
+        data[-3] ^= 1
+    elif damage == "another's":
+        get(tmp_path, number=1)
+        data = bytearray(next(other for other in files(tmp_path) if other != path).read_bytes())
+    elif damage == "old version":
+        data[8] += 1
+    sizes = {"cut": -1, "cut in the header": HEADER.size - 1, "empty": 0}
+    path.write_bytes(bytes(data[: sizes.get(damage)]) + (b"\x00" if damage == "longer" else b""))
+    assert same(get(tmp_path), BUILT)
+    assert index_cache.read_epoch(path, bytes.fromhex(path.stem), 8) is not None
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    assert same(get(tmp_path / "file"), BUILT)
+
+
+def test_processes_that_ask_at_once_leave_one_valid_file(tmp_path: Path) -> None:
+    processes = [SPAWN.Process(target=_ask, args=(tmp_path,)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 4
+    [path] = files(tmp_path)
+    assert index_cache.read_epoch(path, bytes.fromhex(path.stem), 8) is not None
+
+
+def test_kill_9_in_mid_write_is_harmless(tmp_path: Path) -> None:
+    victim = SPAWN.Process(target=_die_while_writing, args=(tmp_path,))
+    victim.start()
+    victim.join(60)
+    assert victim.exitcode == -signal.SIGKILL
+    [left] = files(tmp_path)  # what it had begun, under another name
+    assert left.suffix != ".epoch" and left.stat().st_size > 0
+    assert same(get(tmp_path), BUILT)
+    [path] = files(tmp_path)  # and that is swept
+    assert path.suffix == ".epoch"
+
+
+def test_only_a_large_corpus_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with IndexedWriter(tmp_path / "t", "<u2") as writer:
+        writer.add_all([[1, 2, 3]] * 20)
+    small = Samples(tmp_path / "t", 4, 9, seed=1, cache=tmp_path / "cache")
+    expected = small.batch(range(30))  # three epochs
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.setattr(samples, "WORTH_KEEPING", 10)
+    large = Samples(tmp_path / "t", 4, 9, seed=1, cache=tmp_path / "cache")
+    assert np.array_equal(large.batch(range(30)), expected)
+    assert len(files(tmp_path / "cache")) == 3
+
+
+def _ask(folder: Path) -> None:
+    assert same(get(folder), BUILT)
+
+
+def _die_while_writing(folder: Path) -> None:
+    os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    get(folder)
