@@ -1,0 +1,68 @@
+"""Mixtures: the shares hold at every prefix, each corpus is gone through in its own order, the index alone decides."""
+
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2train.data.mixture import LONGEST, Mixture, interleave, shares
+
+COUNTS = st.lists(st.integers(1, 60), min_size=1, max_size=8)
+WEIGHTS = st.lists(st.integers(1, 999).map(lambda n: n / 100), min_size=1, max_size=5)
+
+
+@given(COUNTS)
+def test_every_prefix_is_within_one_of_the_shares(counts: list[int]) -> None:
+    order, whole = interleave(counts), sum(counts)
+    drawn = np.cumsum(order[:, None] == np.arange(len(counts)), axis=0)
+    wanted = np.arange(1, whole + 1)[:, None] * np.array(counts)  # times `whole`, to stay in integers
+    assert drawn[-1].tolist() == counts
+    assert np.abs(drawn * whole - wanted).max() < whole
+
+
+def test_two_halves_alternate_and_one_corpus_is_itself() -> None:
+    assert interleave([1, 1]).tolist() == [0, 1]
+    assert interleave([7, 2, 1]).tolist() == [0, 0, 0, 1, 0, 0, 1, 0, 0, 2]
+    corpora, mine = Mixture([0.37]).of(range(5))
+    assert corpora.tolist() == [0] * 5 and mine.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_shares_are_exact_as_written() -> None:
+    assert shares([0.7, 0.2, 0.1]) == [7, 2, 1]
+    assert shares([3, 1]) == shares([0.75, 0.25]) == [3, 1]
+    assert shares([5.0]) == [1]
+
+
+@given(st.lists(st.floats(1e-7, 1e7), min_size=2, max_size=9))
+def test_any_weights_give_a_period_of_bounded_length(weights: list[float]) -> None:
+    counts, whole = shares(weights), sum(map(Fraction, weights))
+    assert sum(counts) <= LONGEST and min(counts) >= 1
+    for count, weight in zip(counts, weights, strict=True):
+        assert abs(count / sum(counts) - float(Fraction(weight) / whole)) < len(weights) / LONGEST
+
+
+@settings(max_examples=50)
+@given(WEIGHTS, st.integers(1, 3000))
+def test_each_corpus_is_read_in_its_own_order(weights: list[float], length: int) -> None:
+    mixture = Mixture(weights)
+    corpora, mine = mixture.of(range(length))
+    seen: Counter[int] = Counter()
+    for corpus, index in zip(corpora.tolist(), mine.tolist(), strict=True):  # the plain twin: count as you go
+        assert index == seen[corpus]
+        seen[corpus] += 1
+    # Whatever lies before, and however the indices are asked for, an index means the same sample.
+    some = np.random.default_rng(length).integers(0, length, 20)
+    assert (mixture.of(some)[0] == corpora[some]).all() and (mixture.of(some)[1] == mine[some]).all()
+    for number, share in enumerate(mixture.shares):
+        assert abs(seen[number] - share * length) < 1 + 1e-6
+
+
+def test_far_along_the_index_still_decides() -> None:
+    corpora, mine = Mixture([2, 1]).of([3 * 10**12, 3 * 10**12 + 1, 3 * 10**12 + 2])
+    assert sorted(zip(corpora.tolist(), mine.tolist(), strict=True)) == [
+        (0, 2 * 10**12),
+        (0, 2 * 10**12 + 1),
+        (1, 10**12),
+    ]
