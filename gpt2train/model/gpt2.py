@@ -34,6 +34,15 @@ class KeyValueCache:
         return key, value
 
 
+def document_mask(documents: Tensor) -> Tensor:
+    """Who may look at whom: bool [batch, 1, length, length], true for earlier tokens of the same document.
+
+    Args:
+        documents: [batch, length] number of each token's document.
+    """
+    return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+
+
 class Attention(nn.Module):
     """Causal self-attention.
 
@@ -48,11 +57,10 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(shape.hidden, 3 * shape.hidden)
         self.proj = nn.Linear(shape.hidden, shape.hidden)
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None, mask: Tensor | None = None) -> Tensor:
         batch, length, _ = x.shape
         # The number of heads falls out of the width, so that a shard of the heads needs no change here.
         query, key, value = self.qkv(x).view(batch, length, -1, 3, self.head_dim).transpose(1, 2).unbind(3)
-        mask = None
         if cache is not None:
             seen = cache.seen
             key, value = cache.extend(key, value)
@@ -77,8 +85,8 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * shape.hidden, shape.hidden)
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        x = x + self.drop(self.attn(self.ln_1(x), cache))
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None, mask: Tensor | None = None) -> Tensor:
+        x = x + self.drop(self.attn(self.ln_1(x), cache, mask))
         return x + self.drop(self.down(F.gelu(self.up(self.ln_2(x)), approximate="tanh")))
 
 
@@ -110,6 +118,7 @@ class GPT2(nn.Module):
         targets: Tensor | None = None,
         cache: list[KeyValueCache] | None = None,
         positions: Tensor | None = None,
+        documents: Tensor | None = None,
     ) -> Tensor:
         """Logits of every position, or with `targets` the summed loss.
 
@@ -119,12 +128,14 @@ class GPT2(nn.Module):
             targets: int64 [batch, length]; -100 marks positions that do not count.
             cache: one KeyValueCache a layer, extended in place; positions then go on where the cache ends.
             positions: int64 [batch or 1, length] where they are not 0, 1, 2 …
+            documents: int64 [batch, length] number of each token's document, where a token may look at earlier tokens
+                of its own document only; not together with a cache.
 
         Returns:
             Logits [batch, length, padded_vocab], or the float32 sum over the targets of -log p (not the mean: sums
             add up over micro-batches and ranks, means do not). Hidden states where the model does not end.
         """
-        x = self.hidden(tokens, cache, positions)
+        x = self.hidden(tokens, cache, positions, documents)
         if not self.ends:
             return x
         if targets is None:
@@ -132,12 +143,17 @@ class GPT2(nn.Module):
         return self.cross_entropy(x, self.wte.weight, targets)
 
     def hidden(
-        self, tokens: Tensor, cache: list[KeyValueCache] | None = None, positions: Tensor | None = None
+        self,
+        tokens: Tensor,
+        cache: list[KeyValueCache] | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
     ) -> Tensor:
         """The last hidden states [batch, length, hidden], for callers that want the logits of a few positions only."""
         x = self.embed(tokens, cache, positions) if self.begins else tokens
+        mask = None if documents is None else document_mask(documents)
         for i, block in enumerate(self.blocks.values()):
-            x = block(x, cache[i] if cache else None)
+            x = block(x, cache[i] if cache else None, mask)
         return self.ln_f(x) if self.ends else x
 
     def embed(

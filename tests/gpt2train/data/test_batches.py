@@ -1,0 +1,130 @@
+"""Batches: what a sample shows of its documents, held against Megatron's rule; targets counted without reading."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2train.data.batches import Corpora
+from gpt2train.data.indexed import IndexedWriter
+from gpt2train.data.samples import Samples
+from gpt2train.errors import UserError
+from gpt2train.model.gpt2 import document_mask
+from gpt2train.model.loss import IGNORE
+
+END = 99
+ALL = SimpleNamespace(reset_positions=True, mask_documents=True, eod_mask_loss=True)
+NONE = SimpleNamespace(reset_positions=False, mask_documents=False, eod_mask_loss=False)
+# Lengths without the end token, so that a document may be nothing but that token.
+CORPUS = st.lists(st.integers(0, 20), min_size=4, max_size=15).filter(lambda lengths: sum(lengths) > 10)
+
+
+def corpus(folder: Path, lengths: Sequence[int], context: int, first: int = 0, seed: int | None = 5) -> Samples:
+    """Documents that end with END, of tokens below it."""
+    folder.mkdir(exist_ok=True)
+    with IndexedWriter(folder / "t", "<u2") as writer:
+        for number, length in enumerate(lengths):
+            writer.add([(first + number + place) % END for place in range(length)] + [END])
+    return Samples(folder / "t", context, END + 1, seed)
+
+
+def megatron_marks(tokens: list[int]) -> tuple[list[list[bool]], list[int], list[bool]]:
+    """Megatron-LM's `get_ltor_masks_and_position_ids` with all three flags, for one sample, written as a loop."""
+    length = len(tokens)
+    mask = [[k <= q for k in range(length)] for q in range(length)]
+    positions, counts, previous = list(range(length)), [token != END for token in tokens], 0
+    for place, token in enumerate(tokens):
+        if token == END:
+            for q in range(place + 1, length):
+                for k in range(place + 1):
+                    mask[q][k] = False
+                positions[q] -= place + 1 - previous
+            previous = place + 1
+    return mask, positions, counts
+
+
+@settings(max_examples=40)
+@given(CORPUS, st.integers(2, 12), st.lists(st.integers(0, 90), min_size=1, max_size=6))
+def test_marks_are_megatrons(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], context: int, wanted: list[int]
+) -> None:
+    samples = corpus(tmp_path_factory.mktemp("b") / "c", lengths, context)
+    data = Corpora([samples], [1.0], ALL)
+    batch, plain = data.batch(wanted), samples.batch(wanted)
+    assert batch.positions is not None and batch.documents is not None
+    masks = document_mask(batch.documents)
+    for row in range(len(wanted)):
+        mask, positions, counts = megatron_marks(plain[row, :-1].tolist())
+        assert batch.tokens[row].tolist() == plain[row, :-1].tolist()
+        assert masks[row, 0].tolist() == mask
+        assert batch.positions[row].tolist() == positions
+        expected = [token if counted else IGNORE for token, counted in zip(plain[row, 1:], counts, strict=True)]
+        assert batch.targets[row].tolist() == expected
+    assert data.counted(wanted) == int((batch.targets != IGNORE).sum())
+
+
+def test_off_as_published(tmp_path: Path) -> None:
+    data = Corpora([corpus(tmp_path / "c", [5, 9, 3], 4)], [1.0], NONE)
+    batch = data.batch(range(6))
+    assert batch.marks == {} and (batch.targets != IGNORE).all()
+    assert (batch.tokens[:, 1:] == batch.targets[:, :-1]).all()
+    assert data.counted(range(6)) == 24
+
+
+@settings(max_examples=25)
+@given(CORPUS, CORPUS, st.tuples(st.integers(1, 5), st.integers(1, 5)), st.integers(0, 400), st.integers(1, 60))
+def test_a_global_batch_is_the_same_however_it_is_cut(
+    tmp_path_factory: pytest.TempPathFactory,
+    first: list[int],
+    second: list[int],
+    weights: tuple[int, int],
+    start: int,
+    size: int,
+) -> None:
+    # Corpora of a few samples: a batch of sixty crosses several epochs of both.
+    folder = tmp_path_factory.mktemp("b")
+    parts = [corpus(folder / "one", first, 4), corpus(folder / "two", second, 4, first=50)]
+    data = Corpora(parts, weights, ALL)
+    whole = data.batch(range(start, start + size))
+    pieces = [
+        Corpora(parts, weights, ALL).batch([index]) for index in range(start, start + size)
+    ]  # as after a restart before each sample
+    for name in ("tokens", "targets", "positions", "documents"):
+        assert torch.equal(getattr(whole, name), torch.cat([getattr(piece, name) for piece in pieces]))
+    counts = [data.counted([index]) for index in range(start, start + size)]
+    assert data.counted(range(start, start + size)) == sum(counts) == int((whole.targets != IGNORE).sum())
+
+
+def test_each_corpus_has_its_own_epochs(tmp_path: Path) -> None:
+    parts = [corpus(tmp_path / "one", [30] * 4, 4), corpus(tmp_path / "two", [6] * 3, 4, first=50)]
+    data = Corpora(parts, [1, 1], NONE)
+    rounds = 3 * parts[1].per_epoch
+    batch = data.batch(range(2 * rounds)).tokens.numpy()
+    # Every other sample is of the small corpus, which is gone through three times, shuffled anew each time.
+    assert np.array_equal(batch[0::2], parts[0].batch(range(rounds))[:, :-1])
+    assert np.array_equal(batch[1::2], parts[1].batch(range(rounds))[:, :-1])
+    assert data.epochs(2 * rounds) == {
+        str(tmp_path / "one" / "t"): rounds / parts[0].per_epoch,
+        str(tmp_path / "two" / "t"): 3.0,
+    }
+    assert data.tokens == parts[0].tokens + parts[1].tokens
+
+
+def test_samples_beyond_a_fixed_set_count_nothing(tmp_path: Path) -> None:
+    data = Corpora([corpus(tmp_path / "c", [30] * 4, 4, seed=None)], [1.0], NONE)
+    batch = data.batch(range(2, 6), until=4)
+    assert (batch.targets[:2] != IGNORE).all() and (batch.targets[2:] == IGNORE).all()
+    assert torch.equal(batch.tokens[3], batch.tokens[1])
+    assert torch.equal(batch.tokens[:2], data.batch([2, 3]).tokens)
+
+
+def test_a_token_outside_the_vocabulary_names_its_corpus(tmp_path: Path) -> None:
+    good, bad = corpus(tmp_path / "one", [30] * 4, 4), corpus(tmp_path / "two", [30] * 4, 4)
+    bad.vocab = 50
+    with pytest.raises(UserError, match=r"two/t\.bin holds the token 99"):
+        Corpora([good, bad], [1, 1], NONE).check_vocabulary()
