@@ -1,0 +1,83 @@
+"""Prefetching: the same batches in the same order, errors where they belong, no thread left behind."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gpt2train.data.batches import Corpora
+from gpt2train.data.indexed import IndexedWriter
+from gpt2train.data.loader import prefetch, step_batches
+from gpt2train.data.samples import Samples
+from gpt2train.errors import UserError
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Corpora:
+    with IndexedWriter(tmp_path / "t", "<u2") as writer:
+        writer.add_all([[number] * 9 for number in range(80)])
+    choices = SimpleNamespace(reset_positions=True, mask_documents=True, eod_mask_loss=False)
+    return Corpora([Samples(tmp_path / "t", 4, 100, seed=1)], [1.0], choices)
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("prefetch")]
+
+
+def counting(asked: list[int], failing: int | None = None) -> Iterator[int]:
+    for number in range(10):
+        if number == failing:
+            raise UserError("no such sample")
+        asked.append(number)
+        yield number
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 30])
+def test_items_come_in_order_and_the_thread_ends(ahead: int) -> None:
+    with prefetch(counting([]), ahead) as items:
+        assert list(items) == list(range(10))
+    assert threads() == []
+
+
+def test_it_runs_ahead_but_no_further_than_asked() -> None:
+    asked: list[int] = []
+    with prefetch(counting(asked), 3) as items:
+        assert [next(items), next(items)] == [0, 1]
+    assert asked in ([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]) and threads() == []
+
+
+def test_an_error_is_raised_where_its_item_would_have_come() -> None:
+    seen = []
+    with pytest.raises(UserError, match="no such sample"), prefetch(counting([], failing=4), 3) as items:
+        for item in items:
+            seen.append(item)
+    assert seen == [0, 1, 2, 3] and threads() == []
+
+
+def test_an_error_of_the_loop_ends_the_thread() -> None:
+    with pytest.raises(ZeroDivisionError), prefetch(counting([]), 2) as items:
+        next(items)
+        raise ZeroDivisionError
+    assert threads() == []
+
+
+def test_an_exit_inside_the_loop_does_not_hang() -> None:
+    script = (
+        "import itertools, sys\nfrom gpt2train.data.loader import prefetch\n"
+        "with prefetch(itertools.count()) as items:\n    next(items)\n    sys.exit(7)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=120, env=os.environ, check=False).returncode == 7
+
+
+def test_the_ranks_of_a_step_share_its_samples(data: Corpora) -> None:
+    whole = data.batch(range(100, 124))
+    parts = [step_batches(data, 100, micro=3, turns=2, rank=rank, ranks=4) for rank in range(4)]
+    in_order = [parts[rank][turn] for turn in range(2) for rank in range(4)]
+    for name in ("tokens", "targets", "positions", "documents"):
+        assert torch.equal(getattr(whole, name), torch.cat([getattr(batch, name) for batch in in_order]))
