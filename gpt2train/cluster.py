@@ -42,6 +42,12 @@ class Seat:
     """Whether the launcher shows each process its own GPUs only."""
 
 
+def likely_rank(env: Mapping[str, str]) -> int:
+    """The rank that the variables seem to mean, for the one who tells what is wrong with them; 0 where none is."""
+    told = env.get("RANK") or env.get("SLURM_PROCID") or "0"
+    return int(told) if told.isdecimal() else 0
+
+
 def find_seat(env: Mapping[str, str]) -> Seat:
     """Where a process with this environment stands.
 

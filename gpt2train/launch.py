@@ -1,11 +1,15 @@
-"""torchrun that leaves no orphan, passes SIGTERM on gently and tells a failure in one line.
+"""torchrun that leaves no orphan, passes SIGTERM on gently, restarts what is lost and tells a failure in one line.
 
-    python -m gpt2train.launch --parent PID -- --nproc-per-node 2 -m gpt2train.train --config run.toml
+    python -m gpt2train.launch -- --nproc-per-node 2 -m gpt2train.train --config run.toml
+    python -m gpt2train.launch -- --nproc-per-node 8 --max-restarts 3 -m gpt2train.train --config run.toml
+    srun --ntasks-per-node 1 python -m gpt2train.launch -- --nproc-per-node 8 -m gpt2train.train --config run.toml
 
-What follows `--` are torchrun's own arguments. With plain torchrun `kill -9` of the launcher's parent would leave
-torchrun, and `kill -9` of torchrun its ranks; here each ends with its parent. SIGTERM and Ctrl-C reach the ranks as
-SIGTERM, and the launcher waits until they have saved. The exit code is that of the rank that failed first: 2 for a
-user's mistake, 1 else, 0 when all ended well.
+What follows `--` are torchrun's own arguments; on several machines without Slurm, `--nnodes`, `--rdzv-backend c10d`,
+`--rdzv-endpoint` and `--rdzv-id` among them, or `--node-rank` and `--master-addr`. With plain torchrun `kill -9` of the
+launcher's parent would leave torchrun, and `kill -9` of torchrun its ranks; here each ends with its parent. SIGTERM and
+Ctrl-C reach the ranks as SIGTERM, and the launcher waits until they have saved; a second one ends all at once. A lost
+rank makes all start again from the last checkpoint, `--max-restarts` times; a user's mistake does not. The exit code is
+that of the rank that failed first: 2 for a user's mistake, 1 else, 0 when all ended well.
 """
 
 import argparse
@@ -14,12 +18,17 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from types import FrameType
 
 import psutil
 
-from gpt2train.lifeline import LAUNCHER, LOST_CONTACT, die_with_parent
+from gpt2train.cluster import find_seat
+from gpt2train.errors import UserError
+from gpt2train.lifeline import LAUNCHER, die_with_parent
+
+ONE_WISH = 1.0  # seconds within which several signals count as one: a scheduler may signal the whole process group
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,38 +42,57 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("torchrun's arguments are missing after --")
     if options.parent is not None:
         die_with_parent(options.parent)
-
-    from torch.distributed import run  # 1.5 s: after the lifeline
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    os.environ[LAUNCHER] = str(os.getpid())
-    os.environ.setdefault("OMP_NUM_THREADS", str(_threads(run.parse_args(arguments).nproc_per_node)))
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its table of failures; we give a line
     stop = _PassOn()
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+
+    from torch.distributed import run  # 1.5 s: after the lifeline
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    from gpt2train import agent
+
+    os.environ[LAUNCHER] = str(os.getpid())
+    os.environ.setdefault("OMP_NUM_THREADS", str(_threads(run.parse_args(arguments).nproc_per_node)))
+    # torchrun keeps its hands off SIGTERM and SIGINT: it would kill the ranks 30 s into a save.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP,SIGQUIT"
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its table of failures; we give a line
     try:
-        # torchrun keeps its hands off these two signals: it would kill the ranks 30 s into a save.
-        run.main(["--signals-to-handle=SIGHUP,SIGQUIT", *arguments])
+        agent.start(arguments, find_seat(os.environ), lambda: stop.came)
     except ChildFailedError as error:
-        return _tell({rank: failure.exitcode for rank, failure in error.failures.items()}, stop.came)
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        return stop.told() if stop.forced else agent.tell(codes, stop.came)
+    except RendezvousError as error:
+        print(f"error: the launchers of the machines lost each other: {error}", file=sys.stderr)
+        return 1
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return agent.USER_ERROR
     return 0
 
 
 class _PassOn:
-    """Sends SIGTERM to the ranks, which save and end; the launcher ends when they have."""
+    """Sends SIGTERM to the ranks, which save and end; the launcher ends when they have. A second one kills them."""
 
     def __init__(self) -> None:
-        self.came = False
+        self.came = self.forced = False
+        self._since = 0.0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.came = True
+        self.forced = self.came and time.monotonic() - self._since > ONE_WISH
+        if not self.came:
+            self.came, self._since = True, time.monotonic()
         ranks = psutil.Process().children()
         for rank in ranks:
             with contextlib.suppress(psutil.NoSuchProcess):
-                rank.terminate()
+                rank.kill() if self.forced else rank.terminate()
         if not ranks:
             sys.exit(128 + signal.SIGTERM)
+
+    def told(self) -> int:
+        """Say that the second signal ended the job; the exit code."""
+        print("ended at once by a second signal; what came after the last checkpoint is lost", file=sys.stderr)
+        return 128 + signal.SIGTERM
 
 
 def _threads(processes: str) -> int:
@@ -73,33 +101,6 @@ def _threads(processes: str) -> int:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // determine_local_world_size(processes))
-
-
-def _tell(codes: dict[int, int], stopped: bool) -> int:
-    """The exit code for ranks that failed, and a line where no rank could print its own."""
-    if stopped and set(codes.values()) <= {-signal.SIGTERM}:
-        print("stopped before training began", file=sys.stderr)
-        return 128 + signal.SIGTERM
-    for rank, code in sorted(codes.items(), key=lambda item: (_weight(item[1]), item[0])):
-        if code in (1, 2):
-            return code
-        if code == LOST_CONTACT:
-            print(f"error: rank {rank} lost contact with another process; see its log", file=sys.stderr)
-        elif code < 0:
-            name = signal.Signals(-code).name
-            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-            print(f"error: rank {rank} was ended by {name}{hint}; run again to go on", file=sys.stderr)
-        else:
-            print(f"error: rank {rank} ended with exit code {code}", file=sys.stderr)
-        break
-    return 1
-
-
-def _weight(code: int) -> int:
-    """Which of several failures is the cause: a told error, a signal, then what follows from another's failure."""
-    order = [2, 1, -signal.SIGKILL]
-    follows = [LOST_CONTACT, -signal.SIGTERM]
-    return order.index(code) if code in order else 10 + follows.index(code) if code in follows else 5
 
 
 if __name__ == "__main__":

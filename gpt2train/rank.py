@@ -1,10 +1,11 @@
-"""What every process of a training job does around its work: logs, signals, one-line errors, one job a folder."""
+"""What every process of a training job does around its work: signals, one-line errors, one job a folder."""
 
 import contextlib
 import logging
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,28 +15,38 @@ from typing import NoReturn
 import filelock
 import torch.distributed as dist
 
+from gpt2train.cluster import Seat
 from gpt2train.errors import RunError, UserError
 from gpt2train.lifeline import LAUNCHER, LOST_CONTACT, die_with_parent
+from gpt2train.parallel import meeting
 
 log = logging.getLogger("gpt2train")
 
+ONE_WISH = 1.0  # seconds within which several signals count as one
 LOCK_SECONDS = 1.0  # a job that was killed just now may need a moment to let go
 
 
 class StopRequest:
-    """Set by SIGTERM or Ctrl-C; the loop looks at it after every step. A second Ctrl-C ends at once."""
+    """Set by SIGTERM or Ctrl-C; the loop looks at it after every step. A second one ends the process at once.
+
+    Signals that come within a second are one wish: a terminal, a scheduler and a launcher may each send theirs.
+    """
 
     def __init__(self) -> None:
         self.asked = False
+        self._since = 0.0
 
     def install(self) -> None:
         """Take over both signals of this process."""
         signal.signal(signal.SIGTERM, self._ask)
-        signal.signal(signal.SIGINT, self._ask)
+        # Ctrl-C reaches the whole process group; the launcher passes it on as SIGTERM.
+        signal.signal(signal.SIGINT, signal.SIG_IGN if LAUNCHER in os.environ else self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not self.asked:
+            self.asked, self._since = True, time.monotonic()
+        elif time.monotonic() - self._since > ONE_WISH:
+            raise KeyboardInterrupt
 
 
 def follow_launcher() -> None:
@@ -46,33 +57,14 @@ def follow_launcher() -> None:
         die_with_parent()
 
 
-def log_to(folder: Path, rank: int) -> None:
-    """Send the log to `rank-N.log`, and on the first rank to the screen as well.
+def exit_code(error: UserError | RunError, seat: Seat, debug: bool) -> int:
+    """Tell a foreseen error, on one screen and in every rank's log, and give the exit code for it.
 
-    Raises:
-        UserError: the folder cannot be written.
+    The first rank tells it. Before the ranks have met each machine tells for itself, since others may not know.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(folder / f"rank-{rank}.log", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}; give another output") from error
-    log.setLevel(logging.INFO)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.handlers = [file]
-    if rank == 0:
-        screen = logging.StreamHandler(sys.stdout)
-        screen.setFormatter(logging.Formatter("%(message)s"))
-        screen.addFilter(lambda record: record.levelno < logging.ERROR)  # errors go to stderr, once
-        log.handlers.append(screen)
-    log.propagate = False
-
-
-def exit_code(error: UserError | RunError, rank: int, debug: bool) -> int:
-    """Tell a foreseen error, on the first rank's screen and in every rank's log, and give the exit code for it."""
     if log.handlers:
         log.error("error: %s", error, exc_info=debug)
-    if rank == 0:
+    if seat.rank == 0 or (not dist.is_initialized() and seat.local == 0):
         print(f"error: {error}", file=sys.stderr, flush=True)
         if debug:
             traceback.print_exception(error)
@@ -94,24 +86,38 @@ def leave(code: int) -> NoReturn:
 def end_at_once_on_bugs(rank: int, debug: bool) -> None:
     """Let an unforeseen error print one line, log its traceback and end the process without waiting for anyone.
 
-    Leaving in the usual way could wait for the other ranks, which wait for this one.
+    Leaving in the usual way could wait for the other ranks, which wait for this one. When contact was lost since a
+    rank hangs, one of the others names it; when a rank died, its own line or the launcher's does.
     """
 
     def hook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-        lost = is_lost_contact(error)
         where = ""
+        code, line = _meaning(kind, error, rank)
         if log.handlers:
-            log.error("the process ends", exc_info=(kind, error, tb))
+            log.error(line or "the process ends", exc_info=(kind, error, tb))
             where = f"; the traceback is in {getattr(log.handlers[0], 'baseFilename', 'its log')}"
-        if not (lost and LAUNCHER in os.environ):
-            what = "lost contact with another process" if lost else f"{kind.__name__}: {error}"
-            print(f"error: rank {rank}: {what}{where}", file=sys.stderr, flush=True)
+        if line:
+            print(f"error: {line}{where}", file=sys.stderr, flush=True)
         if debug:
             traceback.print_exception(kind, error, tb)
         logging.shutdown()
-        os._exit(LOST_CONTACT if lost else 1)
+        os._exit(code)
 
     sys.excepthook = hook
+
+
+def _meaning(kind: type[BaseException], error: BaseException, rank: int) -> tuple[int, str | None]:
+    """The exit code and the line for an unforeseen error; no line where another process has the better one."""
+    if issubclass(kind, KeyboardInterrupt):
+        return (
+            130,
+            "ended at once by a second signal; what came after the last checkpoint is lost" if not rank else None,
+        )
+    if not is_lost_contact(error):
+        return 1, f"rank {rank}: {kind.__name__}: {error}"
+    if silent := meeting.silent("timed out" in str(error).lower()):
+        return 1, f"{meeting.ranks(silent)} gave no sign of life while rank {rank} waited; see the machine's state"
+    return LOST_CONTACT, None if LAUNCHER in os.environ else f"rank {rank}: lost contact with another process"
 
 
 def is_lost_contact(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
     python -m gpt2train.train --config run.toml                                  one process
     torchrun --nproc-per-node 2 -m gpt2train.train --config run.toml             two
+    srun --ntasks 8 python -m gpt2train.train --config run.toml                  eight, on the machines of a Slurm job
     python -m gpt2train.train --preset 345m --config data.toml                   a file on top of a preset
 
 A checkpoint in the run folder (`output` in the settings) is gone on from, with the same numbers as if nothing had
@@ -16,6 +17,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +28,18 @@ import torch.distributed as dist
 from gpt2train.checkpoint import store
 from gpt2train.checkpoint.resume import checkpoint_of, find_position, save_run
 from gpt2train.checkpoint.store import Position
+from gpt2train.cluster import Seat, find_seat, likely_rank
 from gpt2train.config import CONFIG_FILE, RunConfig, read_run_config, to_toml
 from gpt2train.data.samples import Samples
 from gpt2train.engine import Batch, Engine
 from gpt2train.errors import RunError, UserError
+from gpt2train.logs import divert_native_stderr, drop_empty, log_to
 from gpt2train.metrics import MetricsWriter, mfu, parameter_count
 from gpt2train.model.loss import IGNORE
+from gpt2train.parallel import meeting
 from gpt2train.parallel.layout import Layout
-from gpt2train.parallel.mesh import Place, from_first, join, together
-from gpt2train.rank import StopRequest, end_at_once_on_bugs, exit_code, follow_launcher, leave, log_to, only_job_in
+from gpt2train.parallel.mesh import TIMEOUT, Place, from_first, join, together
+from gpt2train.rank import StopRequest, end_at_once_on_bugs, exit_code, follow_launcher, leave, only_job_in
 from gpt2train.schedule import learning_rate
 
 log = logging.getLogger("gpt2train")
@@ -47,24 +52,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpt2train.train", description="Train a GPT-2 on token files.")
     parser.add_argument("--config", required=True, metavar="FILE.toml", help="settings of the run (RunConfig)")
     parser.add_argument("--preset", help="settings below the file's: tiny, 117m, 345m, 762m, 1542m")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT.total_seconds(), help="seconds until a silent process counts as lost"
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     options = parser.parse_args(argv)
     follow_launcher()
-    rank = int(os.environ.get("RANK", 0))
-    end_at_once_on_bugs(rank, options.debug)
     stop = StopRequest()
     stop.install()
+    seat = Seat(rank=likely_rank(os.environ))
+    end_at_once_on_bugs(seat.rank, options.debug)
     try:
+        seat = find_seat(os.environ)
         config = read_run_config(options.config, options.preset)
-        place = join(config.device)
-        log_to(Path(config.output) / "logs", rank)
+        logs = Path(config.output) / "logs"
+        log_to(logs, seat.rank)
+        divert_native_stderr(logs, seat.rank)
+        place = join(config.device, seat, timedelta(seconds=options.timeout))
         train(config, place, stop)
     except (UserError, RunError) as error:
-        code = exit_code(error, rank, options.debug)
+        code = exit_code(error, seat, options.debug)
     else:
         code = 0
+        drop_empty(logs, seat.rank)
     if dist.is_initialized():
         dist.destroy_process_group()
+        meeting.part()
     return code
 
 

@@ -13,14 +13,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from gpt2train.cluster import Seat, find_seat
 from gpt2train.errors import RunError, UserError
+from gpt2train.parallel import meeting
 from gpt2train.parallel.layout import Layout
 
 T = TypeVar("T")
 
 PIPELINE, REPLICATE, SHARD, TENSOR = "pp", "dp_replicate", "dp_shard", "tp"  # dimensions of the mesh
-# A rank that hangs is noticed after this long; torch's own 10 and 30 minutes are too patient for a lost machine.
-TIMEOUT = timedelta(seconds=120)
+# A rank that hangs is noticed after this long. torch's own 10 and 30 minutes are too patient for a lost machine; a rank
+# that hashes a checkpoint of 22 GB (1542m) on a slow disk, or compiles, keeps the others waiting for 2.
+TIMEOUT = timedelta(seconds=300)
 
 
 @dataclass(frozen=True)
@@ -37,37 +40,33 @@ class Place:
         return self.rank == 0
 
 
-def join(device: str) -> Place:
-    """Join the process group that torchrun described, or make one of a single process.
+def join(device: str, seat: Seat | None = None, timeout: timedelta = TIMEOUT) -> Place:
+    """Join the process group of a job, or make one of a single process.
+
+    gloo carries what lies in the CPU's memory, NCCL what lies on GPUs.
 
     Args:
         device: "cpu", "cuda", or "auto" for a GPU where every local process can have its own.
+        seat: this process's number; from the environment where it is not given.
+        timeout: how long to wait for the others, now and in every collective.
 
     Raises:
-        UserError: "cuda" was asked for, and there are not enough GPUs.
+        UserError: "cuda" was asked for, and there are not enough GPUs; the environment contradicts itself.
+        RunError: the others did not come.
     """
-    local, locals_ = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    seat = seat or find_seat(os.environ)
     gpus = torch.cuda.device_count()
-    if device == "cuda" and gpus < locals_:
-        raise UserError(f"device cuda was asked for, but {locals_} processes here have {gpus} GPUs; use device cpu")
-    on_gpu = device == "cuda" or (device == "auto" and gpus >= locals_ > 0 and gpus > 0)
-    place = torch.device("cuda", local) if on_gpu else torch.device("cpu")
+    enough = gpus >= (1 if seat.own_gpu else seat.locals)
+    if device == "cuda" and not enough:
+        raise UserError(f"device cuda was asked for, but {seat.locals} processes here have {gpus} GPUs; use device cpu")
+    on_gpu = enough and gpus > 0 and device != "cpu"
+    place = torch.device("cuda", 0 if seat.own_gpu else seat.local) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(place)
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    store: dist.Store = dist.HashStore() if world == 1 else _store(rank, world)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
-    return Place(rank, world, place)
-
-
-def _store(rank: int, world: int) -> dist.Store:
-    """The key-value store through which the processes find each other; torchrun's agent hosts it."""
-    hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    shared = dist.TCPStore(address, port, world, is_master=hosts, timeout=TIMEOUT)
-    # A part of its own for every attempt: after an elastic restart gloo would read the dead ranks' addresses.
-    return dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
+    store = meeting.enter(seat, timeout) if seat.world > 1 else dist.HashStore()
+    dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.world, timeout=timeout)
+    return Place(seat.rank, seat.world, place)
 
 
 def make_mesh(place: Place, layout: Layout) -> DeviceMesh:

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from gpt2train.checkpoint import store
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError, UserError
+from gpt2train.logs import log_to
 from gpt2train.metrics import read_metrics
 from gpt2train.parallel.mesh import Place, join
-from gpt2train.rank import log_to, only_job_in
+from gpt2train.rank import only_job_in
 from gpt2train.train import train
 from tests.gpt2train.jobs import curve, finish, gone, make, start, start_alone, wait_for, weights, write, write_tokens
 
@@ -128,7 +129,7 @@ def test_sigterm_saves_and_a_second_job_is_refused(tokens: Path, tmp_path: Path,
     ("how", "line"),
     [
         ("raise", "error: rank 1: ValueError: broken on purpose"),
-        pytest.param("die", "error: rank 1 was ended by SIGKILL", marks=pytest.mark.slow),
+        pytest.param("die", "error: rank 1 on ", marks=pytest.mark.slow),
     ],
 )
 def test_a_failing_rank_ends_the_job_in_one_line(how: str, line: str) -> None:

@@ -1,0 +1,62 @@
+"""Where a process of a training job writes what happens: `logs/rank-N.log`, and what native code says beside it.
+
+logs/rank-3.log     every line of this rank, with time, level and attempt (0, then 1 after a restart …)
+logs/rank-3.err     what C++ code wrote to stderr: gloo's and NCCL's warnings, the last words of a crash
+"""
+
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+from pathlib import Path
+
+from gpt2train.errors import UserError
+
+log = logging.getLogger("gpt2train")
+
+
+def log_to(folder: Path, rank: int) -> None:
+    """Send the log to `rank-N.log`, and on the first rank to the screen as well.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(folder / f"rank-{rank}.log", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}; give another output") from error
+    log.setLevel(logging.INFO)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s attempt {attempt}: %(message)s"))
+    log.handlers = [file]
+    if rank == 0:
+        screen = logging.StreamHandler(sys.stdout)
+        screen.setFormatter(logging.Formatter("%(message)s"))
+        screen.addFilter(lambda record: record.levelno < logging.ERROR)  # errors go to stderr, once
+        log.handlers.append(screen)
+    log.propagate = False
+
+
+def divert_native_stderr(folder: Path, rank: int) -> None:
+    """Send what native code writes to stderr, tracebacks of its crashes included, to `rank-N.err`.
+
+    One lost machine makes every rank of gloo print some 40 lines; the screen keeps the one line that tells the cause.
+    Python's own `sys.stderr` stays where it was.
+    """
+    path = folder / f"rank-{rank}.err"
+    sys.stderr.flush()
+    screen = os.dup(sys.stderr.fileno())
+    with path.open("a") as file:
+        os.dup2(file.fileno(), 2)
+    sys.stderr = os.fdopen(screen, "w", buffering=1, errors="backslashreplace")
+    faulthandler.enable(file=2)
+
+
+def drop_empty(folder: Path, rank: int) -> None:
+    """Remove `rank-N.err` when nothing was written to it."""
+    path = folder / f"rank-{rank}.err"
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == 0:
+            path.unlink()
