@@ -4,14 +4,13 @@ The machines that this runs on are noisy: what counts is the ratio of runs that 
 from another day.
 """
 
+import os
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-from flows.settings import usable_cores
 
 
 def compare(
@@ -42,9 +41,23 @@ def compare(
             call()
             if turn:
                 seconds[name].append(clock() - started)
-    rates = {name: amount / statistics.median(taken) for name, taken in seconds.items()}
-    ours, *_ = contestants
     print(f"{title} ({amount:,.6g} {unit} a call, {rounds} rounds)")
+    return table(unit, amount, seconds)
+
+
+def table(unit: str, amount: float, seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Print the amount a second of each contestant, its spread and the ratio of ours (the first) over it.
+
+    Args:
+        unit: of the amount.
+        amount: how much was done in each round.
+        seconds: of each round, by name; the rounds of all lie side by side.
+
+    Returns:
+        Median amount a second, by name.
+    """
+    rates = {name: amount / statistics.median(taken) for name, taken in seconds.items()}
+    ours, *_ = seconds
     for name, rate in rates.items():
         # Ratios round by round: what disturbs one round disturbs both sides of it.
         ratio = statistics.median(b / a for a, b in zip(seconds[ours], seconds[name], strict=True))
@@ -55,4 +68,5 @@ def compare(
 
 def machine() -> str:
     """One line about the machine, for the results."""
-    return f"{usable_cores()} usable cores, {platform.machine()}, Python {platform.python_version()}, {sys.platform}"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cores} usable cores, {platform.machine()}, Python {platform.python_version()}, {sys.platform}"

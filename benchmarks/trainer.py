@@ -1,0 +1,176 @@
+"""One contestant of benchmarks/train.py, in a process of its own: how its peak memory can be told from the others'.
+
+    python -m benchmarks.trainer NAME SETTINGS.json
+
+A line with a number on standard input is answered, after that many optimizer steps, by a line of JSON: seconds by the
+wall and of the processor, the loss, the peak memory in bytes. The batches are random tokens, the same for all.
+"""
+
+import gc
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpt2train.metrics import flops_per_token
+from gpt2train.model.shape import Shape
+
+Step = Callable[[list[Tensor]], Tensor]  # micro-batches of tokens [batch, context + 1] -> mean loss, on the device
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every contestant does in one step."""
+
+    shape: Shape
+    micro_batch: int
+    accumulation: int
+    device: str
+    compile: bool
+    lr: float = 1e-4
+    clip: float = 1.0
+
+    @property
+    def tokens(self) -> int:
+        return self.micro_batch * self.accumulation * self.shape.context
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "Task":
+        fields = json.loads(text)
+        return Task(shape=Shape(**fields.pop("shape")), **fields)
+
+
+def ours(task: Task, **changes: Any) -> Step:
+    """One step of the engine, as gpt2train.train runs it on one process."""
+    from gpt2train.config import OptimizerSettings
+    from gpt2train.model.gpt2 import GPT2
+    from gpt2train.model.init import initialise
+    from gpt2train.optim import clip, make_optimizer, squared_norm
+
+    model = initialise(GPT2(task.shape), seed=1).to(task.device)
+    optimizer = make_optimizer(model, OptimizerSettings(lr=task.lr))
+
+    def step(batches: list[Tensor]) -> Tensor:
+        total = torch.zeros((), device=task.device)
+        for batch in batches:
+            with torch.autocast(task.device, torch.bfloat16, enabled=task.device == "cuda"):
+                loss = model(batch[:, :-1], batch[:, 1:])
+            (loss / task.tokens).backward()
+            total += loss.detach()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        clip(gradients, squared_norm(gradients).sqrt().item(), task.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return total / task.tokens
+
+    return step
+
+
+def transformers(task: Task) -> Step:
+    """GPT2LMHeadModel as people train it: SDPA, fused AdamW, bfloat16 autocast on a GPU, clipping by the norm."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shape = task.shape
+    config = GPT2Config(
+        vocab_size=shape.vocab,
+        n_positions=shape.context,
+        n_embd=shape.hidden,
+        n_layer=shape.layers,
+        n_head=shape.heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(1)
+    model = GPT2LMHeadModel(config).to(task.device).train()
+    forward = torch.compile(model) if task.compile else model
+    decayed = [p for p in model.parameters() if p.dim() >= 2]
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=task.lr, fused=True)
+
+    def step(batches: list[Tensor]) -> Tensor:
+        total = torch.zeros((), device=task.device)
+        for batch in batches:
+            # Labels alone would be shifted inside, which leaves context - 1 targets; ours has all of them.
+            inputs, targets = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
+            with torch.autocast(task.device, torch.bfloat16, enabled=task.device == "cuda"):
+                loss = forward(input_ids=inputs, labels=inputs, shift_labels=targets).loss
+            (loss / len(batches)).backward()
+            total += loss.detach() / len(batches)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return total
+
+    return step
+
+
+def products(task: Task) -> Step:
+    """As many FLOPs as a step has (6N + 12LHQT), as plain matrix products: the floor."""
+    size, dtype = (8192, torch.bfloat16) if task.device == "cuda" else (1024, torch.float32)
+    one = torch.randn(size, size, device=task.device).to(dtype)
+    other, result = torch.randn_like(one), torch.empty_like(one)
+    times = max(1, round(flops_per_token(task.shape) * task.tokens / (2 * size**3)))
+
+    def step(batches: list[Tensor]) -> Tensor:
+        for _ in range(times):
+            torch.mm(one, other, out=result)
+        return result[0, 0].float()
+
+    return step
+
+
+def peak_bytes(device: str) -> int:
+    """The most memory held at once: of the GPU by the allocator's count, else resident in this process."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+CONTESTANTS: dict[str, Callable[[Task], Step]] = {
+    "ours": ours,
+    "transformers": transformers,
+    "matrix products alone": products,
+}
+
+
+def main() -> None:
+    """Answer requests for steps until standard input ends."""
+    name, settings = sys.argv[1:]
+    task = Task.from_json(settings)
+    step = CONTESTANTS[name](task)
+    generator = torch.Generator().manual_seed(0)
+    size = (task.micro_batch, task.shape.context + 1)
+    gc.disable()
+    for line in sys.stdin:
+        wall, cpu = time.perf_counter(), time.process_time()
+        loss = torch.zeros(())
+        for _ in range(int(line)):
+            loss = step(
+                [
+                    torch.randint(task.shape.vocab, size, generator=generator).to(task.device, non_blocking=True)
+                    for _ in range(task.accumulation)
+                ]
+            )
+        told = {"loss": loss.item()}  # also waits for the device
+        told |= {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "peak": peak_bytes(task.device)}
+        gc.collect()
+        print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()
