@@ -4,10 +4,10 @@
     python -m benchmarks.train --preset 124m --micro-batch 4 --rounds 2
     python -m benchmarks.train --device cuda --preset 345m --compile   bfloat16 autocast
 
-Same shape, batch, dtype and optimizer (fused AdamW, clipping), no dropout. The third row is the floor: as many FLOPs as
-a step has by the usual formula (6N + 12LHQT), done as plain matrix products on this machine. MFU takes the same formula
-and the maker's dense bfloat16 peak (989 TFLOP/s for an H200). Expected: not slower than transformers, at half its peak
-memory at most.
+Same shape, batch, dtype and optimizer (fused AdamW, clipping), no dropout. The row `products` is the floor: as many
+FLOPs as a step has by the usual formula (6N + 12LHQT), done as plain matrix products on this machine. MFU takes the same
+formula and the maker's dense bfloat16 peak (989 TFLOP/s for an H200). Expected: not slower than transformers, at half
+its peak memory at most.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import sys
 from typing import IO, cast
 
 from benchmarks.pairs import compare, machine, table
-from benchmarks.trainer import CONTESTANTS, Task
+from benchmarks.trainer import CONTESTANTS, DEFAULT, Task
 from gpt2train.metrics import PEAKS, flops_per_token, parameter_count
 from gpt2train.model.shape import Shape
 
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="of the matrix products on a CPU")
     parser.add_argument("--compile", action="store_true", help="torch.compile on both sides")
-    parser.add_argument("--only", default="", metavar="A,B", help=f"of {', '.join(CONTESTANTS)}")
+    parser.add_argument("--only", nargs="+", default=DEFAULT, choices=CONTESTANTS, help="the first is ours")
     options = parser.parse_args()
 
     shape, on_cpu, on_gpu = SHAPES[options.preset]
@@ -83,16 +83,13 @@ def main() -> None:
         shape = Shape(**(vars(shape) | {"context": options.context}))
     task = Task(shape, options.micro_batch or on_device, options.accumulation, options.device, options.compile)
     steps = options.steps or (4 if options.preset == "tiny" or options.device == "cuda" else 1)
-    names = options.only.split(",") if options.only else list(CONTESTANTS)
-    if unknown := set(names) - set(CONTESTANTS):
-        parser.error(f"--only knows {', '.join(CONTESTANTS)}, not {', '.join(unknown)}")
 
     print(machine())
     print(
         f"{options.preset}: {parameter_count(shape):,} parameters, context {shape.context}, "
         f"{task.micro_batch} x {task.accumulation} samples a step, {task.device}{', compiled' if task.compile else ''}"
     )
-    contestants = {name: Contestant(name, task, steps, options.threads) for name in names}
+    contestants = {name: Contestant(name, task, steps, options.threads) for name in options.only}
     clock = "wall" if task.device == "cuda" else "cpu"  # a CPU is shared with others; a GPU's time is the wall's
     other = "cpu" if clock == "wall" else "wall"
     compare(

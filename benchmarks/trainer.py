@@ -7,13 +7,15 @@ wall and of the processor, the loss, the peak memory in bytes. The batches are r
 """
 
 import gc
+import itertools
 import json
 import resource
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -49,28 +51,36 @@ class Task:
         return Task(shape=Shape(**fields.pop("shape")), **fields)
 
 
-def ours(task: Task, **changes: Any) -> Step:
-    """One step of the engine, as gpt2train.train runs it on one process."""
-    from gpt2train.config import OptimizerSettings
-    from gpt2train.model.gpt2 import GPT2
-    from gpt2train.model.init import initialise
-    from gpt2train.optim import clip, make_optimizer, squared_norm
+def ours(task: Task, **parallel: Any) -> Step:
+    """A step of the engine, as gpt2train.train runs it on one process."""
+    from gpt2train.config import RunConfig
+    from gpt2train.engine import Batch, Engine
+    from gpt2train.parallel.mesh import join
+    from gpt2train.settings import build
 
-    model = initialise(GPT2(task.shape), seed=1).to(task.device)
-    optimizer = make_optimizer(model, OptimizerSettings(lr=task.lr))
+    shape = task.shape
+    sizes = {key: getattr(shape, key) for key in ("layers", "heads", "hidden", "context")}
+    config = build(
+        RunConfig,
+        {
+            "model": sizes | {"dropout": 0.0},
+            "batch": {"micro_batch": task.micro_batch, "global_batch": task.micro_batch * task.accumulation},
+            "optimizer": {"lr": task.lr, "clip": task.clip},
+            "parallel": parallel,
+            "speed": {"compile": "on" if task.compile else "off"},
+            "precision": "bf16" if task.device == "cuda" else "fp32",
+            "device": task.device,
+            "vocab": shape.vocab,
+            "data": {"train": "random tokens"},
+            "output": "nowhere",
+        },
+    )
+    engine = Engine(config, join(task.device))
+    steps = itertools.count(1)
 
     def step(batches: list[Tensor]) -> Tensor:
-        total = torch.zeros((), device=task.device)
-        for batch in batches:
-            with torch.autocast(task.device, torch.bfloat16, enabled=task.device == "cuda"):
-                loss = model(batch[:, :-1], batch[:, 1:])
-            (loss / task.tokens).backward()
-            total += loss.detach()
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        clip(gradients, squared_norm(gradients).sqrt().item(), task.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return total / task.tokens
+        total = engine.accumulate([Batch(b[:, :-1], b[:, 1:]) for b in batches], task.tokens, next(steps))
+        return torch.tensor(engine.update(total, task.tokens, task.lr, False).loss)
 
     return step
 
@@ -92,10 +102,10 @@ def transformers(task: Task) -> Step:
         bos_token_id=None,
         eos_token_id=None,
         use_cache=False,
-        attn_implementation="sdpa",
     )
     torch.manual_seed(1)
-    model = GPT2LMHeadModel(config).to(task.device).train()
+    model = cast(torch.nn.Module, GPT2LMHeadModel._from_config(config, attn_implementation="sdpa"))
+    model.to(task.device).train()
     forward = torch.compile(model) if task.compile else model
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
@@ -143,9 +153,13 @@ def peak_bytes(device: str) -> int:
 
 CONTESTANTS: dict[str, Callable[[Task], Step]] = {
     "ours": ours,
+    "ours, offload": partial(ours, offload=True),
+    "ours, selective": partial(ours, activation_checkpointing="selective"),
+    "ours, full": partial(ours, activation_checkpointing="full"),
     "transformers": transformers,
-    "matrix products alone": products,
+    "products": products,
 }
+DEFAULT = ("ours", "transformers", "products")
 
 
 def main() -> None:
