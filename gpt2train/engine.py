@@ -20,8 +20,11 @@ from gpt2train.optim import clip, make_optimizer, set_learning_rate, squared_nor
 from gpt2train.parallel.fsdp import accumulate, local_gradients, materialise, reshard, shard
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TENSOR, Place, make_mesh
+from gpt2train.parallel.pipeline import Pipeline
 from gpt2train.parallel.rng import dropout_seed
+from gpt2train.parallel.stages import stage_layers
 from gpt2train.parallel.tensor import apply_tensor_parallel
+from gpt2train.parallel.tied import TiedEmbedding
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,25 @@ class Engine:
         self.config, self.place = config, place
         self.layout = Layout.of(config, place.world)
         self.mesh = make_mesh(place, self.layout)
+        layout, at = self.layout, self.layout.coordinates(place.rank)
+        stages = stage_layers(config.shape, layout.pp * config.parallel.stages)
         with torch.device("meta"):
-            self.parts = [GPT2(config.shape, config.model.dropout)]
+            self.parts = [
+                GPT2(config.shape, config.model.dropout).keep_only(mine) for mine in stages[at.pp :: layout.pp]
+            ]
         for part in self.parts:
             apply_tensor_parallel(part, self.mesh[TENSOR], config.parallel.sequence_parallel)
             shard(part, self.mesh, config.parallel)
             materialise(part, torch.device("cpu") if config.parallel.offload else place.device, config.seed)
         self.optimizer = make_optimizer(self.parts, config.optimizer)
+        self.pipeline = self.tied = None
+        if layout.pp > 1:
+            length = config.model.context // (layout.tp if config.parallel.sequence_parallel else 1)
+            sent = (layout.micro_batch, length, config.model.hidden)
+            self.pipeline = Pipeline(
+                self.parts, self.mesh, place.device, config.parallel.schedule, sent, self._autocast
+            )
+            self.tied = TiedEmbedding(self.parts, self.mesh)
 
     @property
     def data_rank(self) -> int:
@@ -90,6 +105,8 @@ class Engine:
             float32 scalar, the sum of -log p over the targets of this process.
         """
         torch.manual_seed(self._dropout_seed(step))
+        if self.pipeline is not None:
+            return self.pipeline.accumulate(batches, 1 / tokens)
         total = torch.zeros((), device=self.place.device)
         for turn, batch in enumerate(batches):
             accumulate(self.parts, self.config.parallel.zero, last=turn == len(batches) - 1)
@@ -105,8 +122,11 @@ class Engine:
         One collective tells everybody the loss, the norm and whether to stop. A rank's infinite gradient makes the sum
         not finite on all of them, so that all skip or none does. Replicated gradients are counted once.
         """
+        if self.tied is not None:
+            self.tied.add_gradients()
         gradients = local_gradients(self.parts)
-        square = squared_norm(gradients) / self.layout.replicate
+        counted = local_gradients(self.parts, but=self.tied.second if self.tied else None)
+        square = squared_norm(counted) / self.layout.replicate
         told = torch.stack([total.double() / self.layout.tp, square, total.new_tensor(stop).double()])
         dist.all_reduce(told)
         loss_sum, square_sum, stopping = told.tolist()
@@ -124,10 +144,13 @@ class Engine:
         """Sum of -log p over the targets of all processes. Every process makes the same number of turns."""
         for part in self.parts:
             part.eval()
-        total = torch.zeros((), dtype=torch.float64, device=self.place.device)
-        for batch in batches:
-            with self._autocast():
-                total += self.parts[0](batch.tokens, batch.targets).double()
+        if self.pipeline is not None:
+            total = self.pipeline.evaluate(batches)
+        else:
+            total = torch.zeros((), dtype=torch.float64, device=self.place.device)
+            for batch in batches:
+                with self._autocast():
+                    total += self.parts[0](batch.tokens, batch.targets).double()
         for part in self.parts:
             part.train()
         reshard(self.parts)

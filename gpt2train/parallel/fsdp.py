@@ -74,6 +74,7 @@ def reshard(parts: Sequence[nn.Module]) -> None:
             module.reshard()
 
 
-def local_gradients(parts: Sequence[nn.Module]) -> list[Tensor]:
-    """The part of each gradient that lives here, in the order of the parameters."""
-    return [cast(DTensor, p.grad).to_local() for part in parts for p in part.parameters() if p.grad is not None]
+def local_gradients(parts: Sequence[nn.Module], but: Tensor | None = None) -> list[Tensor]:
+    """The part of each gradient that lives here, in the order of the parameters, without that of `but`."""
+    parameters = [p for part in parts for p in part.parameters() if p is not but]
+    return [cast(DTensor, p.grad).to_local() for p in parameters if p.grad is not None]

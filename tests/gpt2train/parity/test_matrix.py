@@ -27,6 +27,9 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "dp 2 zero 2": {"zero": 2},
         "dp 2 zero 3": {"zero": 3},
         "dp 2 zero 3 offload": {"zero": 3, "offload": True},
+        "pp 2": {"pp": 2},
+        "pp 2 gpipe": {"pp": 2, "schedule": "gpipe"},
+        "pp 2 interleaved": {"pp": 2, "schedule": "interleaved", "stages": 2},
     },
     4: {
         "dp 4": {"zero": 0},
@@ -35,9 +38,22 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "dp 4 zero 3": {"zero": 3},
         "dp 4 hybrid 2 x 2": {"zero": 3, "shard": 2},
         "dp 4 zero 2 hybrid offload": {"zero": 2, "shard": 2, "offload": True},
+        "pp 4": {"pp": 4},
+        "pp 2 dp 2": {"pp": 2},
+        "pp 2 dp 2 zero 1": {"pp": 2, "zero": 1},
+        "pp 2 dp 2 zero 2": {"pp": 2, "zero": 2},
+        "pp 2 dp 2 zero 3": {"pp": 2, "zero": 3},
+        "pp 2 dp 2 zero 3 interleaved offload": {
+            "pp": 2,
+            "schedule": "interleaved",
+            "stages": 2,
+            "zero": 3,
+            "offload": True,
+        },
     },
     8: {
         "dp 8 hybrid 2 x 4": {"zero": 3, "shard": 4},
+        "pp 2 dp 4 hybrid 2 x 2": {"pp": 2, "zero": 3, "shard": 2},
     },
 }
 SECONDS = {2: 120.0, 4: 240.0, 8: 280.0}
