@@ -1,0 +1,260 @@
+"""Tensor parallelism measured against the plain model, on the four processes of `ranks.py`; test_tensor.py judges."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
+
+from gpt2train.config import ParallelSettings
+from gpt2train.model.gpt2 import GPT2, KeyValueCache
+from gpt2train.model.init import initialise
+from gpt2train.model.loss import IGNORE, plain_cross_entropy
+from gpt2train.model.shape import Shape
+from gpt2train.parallel import vocabulary
+from gpt2train.parallel.fsdp import accumulate, materialise, shard
+from gpt2train.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
+from gpt2train.parallel.regions import Region, sum_partial_gradients
+from gpt2train.parallel.tensor import apply_tensor_parallel
+
+# A vocabulary that 2 and 4 do not divide into whole parts before it is padded to 384.
+SHAPE = Shape(vocab=299, layers=2, heads=4, hidden=32, context=16)
+STEPS = 20
+
+
+def noisy(dropout: float = 0.0) -> GPT2:
+    """A model whose biases and scales are away from 0 and 1, so that a mix-up shows."""
+    model = initialise(GPT2(SHAPE, dropout), 5)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model
+
+
+def batch(seed: int, rows: int = 4) -> tuple[Tensor, Tensor]:
+    """Tokens and targets, one of which does not count."""
+    generator = torch.Generator().manual_seed(seed)
+    samples = torch.randint(0, SHAPE.vocab, (rows, SHAPE.context + 1), generator=generator)
+    targets = samples[:, 1:].clone()
+    targets[0, 3] = IGNORE
+    return samples[:, :-1], targets
+
+
+def mesh_of(tp: int, replicate: int = 1) -> DeviceMesh:
+    """A mesh over the four processes, as the engine makes it."""
+    sizes = (1, replicate, dist.get_world_size() // tp // replicate, tp)
+    return init_device_mesh("cpu", sizes, mesh_dim_names=(PIPELINE, REPLICATE, SHARD, TENSOR))
+
+
+def gap(model: nn.Module, plain: nn.Module) -> float:
+    """Largest relative difference of a gradient. A key's bias has a gradient of 0: hence the floor."""
+    ours, theirs = dict(model.named_parameters()), dict(plain.named_parameters())
+    assert list(ours) == list(theirs)
+    top = max(p.grad.abs().max() for p in theirs.values())
+    return max(
+        float((whole(ours[n].grad) - p.grad).abs().max() / p.grad.abs().max().clamp_min(1e-3 * top))
+        for n, p in theirs.items()
+    )
+
+
+def whole(x: Tensor) -> Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def everyone(x: Tensor, mesh: DeviceMesh) -> list[Tensor]:
+    """The tensor of each process of the group."""
+    parts = [torch.empty_like(x) for _ in range(mesh.size())]
+    dist.all_gather(parts, x.contiguous(), group=mesh.get_group())
+    return parts
+
+
+def alike(x: Tensor, mesh: DeviceMesh) -> bool:
+    """Whether any two processes of the group have the same."""
+    parts = everyone(x, mesh)
+    return any(torch.equal(a, b) for i, a in enumerate(parts) for b in parts[:i])
+
+
+def equal(tp: int, sequence: bool) -> dict[str, Any]:
+    """Logits, loss and every gradient, and how the parameters lie."""
+    plain, model, mesh = noisy(), noisy(), mesh_of(tp)[TENSOR]
+    apply_tensor_parallel(model, mesh, sequence)
+    tokens, targets = batch(1)
+    expected, loss = plain(tokens, targets), model(tokens, targets)
+    expected.backward()
+    loss.backward()
+    partial = [n for n, p in model.named_parameters() if p.grad.placements != p.placements]
+    sum_partial_gradients(model.parameters())
+    return {
+        "logits": float((model(tokens) - plain(tokens)).abs().max()),
+        "loss": float((loss - expected).abs() / expected),
+        "same loss": all(torch.equal(loss, other) for other in everyone(loss.detach(), mesh)),
+        "gradient": gap(model, plain),
+        "partial": partial,
+        "left partial": [n for n, p in model.named_parameters() if p.grad.placements != p.placements],
+        "local": sum(p.to_local().numel() for p in model.parameters()),
+    }
+
+
+def heads(tp: int) -> dict[str, Any]:
+    """Which rows of the fused projection are here, against whole heads picked by hand."""
+    plain, model, mesh = noisy(), noisy(), mesh_of(tp)[TENSOR]
+    apply_tensor_parallel(model, mesh, False)
+    by_head = plain.blocks["0"].attn.qkv.weight.view(SHAPE.heads, 3, SHAPE.head_dim, SHAPE.hidden)
+    mine = by_head.chunk(tp)[mesh.get_local_rank()].flatten(0, 2)
+    return {"whole": torch.equal(model.blocks["0"].attn.qkv.weight.to_local(), mine)}
+
+
+def steps(tp: int, sequence: bool) -> dict[str, Any]:
+    """20 steps of AdamW, clipped at work."""
+    plain, model, mesh = noisy(), noisy(), mesh_of(tp)[TENSOR]
+    apply_tensor_parallel(model, mesh, sequence)
+    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-2, fused=True) for m in (model, plain))
+    worst = 0.0
+    for step in range(STEPS):
+        tokens, targets = batch(step % 4)
+        count = targets.numel() - 1
+        losses = []
+        for m, optimizer in ((plain, theirs), (model, ours)):
+            loss = m(tokens, targets) / count
+            loss.backward()
+            sum_partial_gradients(m.parameters()) if m is model else None
+            nn.utils.clip_grad_norm_(m.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss))
+        worst = max(worst, abs(losses[1] / losses[0] - 1))
+    kept = [p.to_local() for p in model.parameters() if p.placements[0].is_replicate()]
+    return {
+        "loss": worst,
+        "last": losses[0],
+        "whole stay equal": all(torch.equal(p, other) for p in kept for other in everyone(p.detach(), mesh)),
+    }
+
+
+def zero(stage: int, sequence: bool) -> dict[str, Any]:
+    """FSDP on top, from meta: two data-parallel processes of two, two micro-batches each."""
+    mesh = mesh_of(2, replicate=2 if stage == 0 else 1)
+    with torch.device("meta"):
+        model = GPT2(SHAPE)
+    apply_tensor_parallel(model, mesh[TENSOR], sequence)
+    shard(model, mesh, ParallelSettings(zero=stage))
+    materialise(model, torch.device("cpu"), 5)
+    plain = initialise(GPT2(SHAPE), 5)
+    first = all(torch.equal(whole(p), q) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+    tokens, targets = batch(1)
+    plain(tokens, targets).backward()
+    for turn in range(2):
+        row = mesh[REPLICATE].get_local_rank() * 2 + mesh[SHARD].get_local_rank() * 2 + turn
+        accumulate([model], stage, last=turn == 1)
+        model(tokens[row : row + 1], targets[row : row + 1]).backward()
+    return {
+        "first values": first,
+        "gradient": gap(model, plain),
+        "left partial": [n for n, p in model.named_parameters() if p.grad.placements != p.placements],
+    }
+
+
+def stock(tp: int) -> dict[str, Any]:
+    """Torch's own plan for the same model, with its own loss over a cut vocabulary: an independent second way."""
+    other, model, mesh = noisy(), noisy(), mesh_of(tp)[TENSOR]
+    plan = {"attn.qkv": ColwiseParallel(), "attn.proj": RowwiseParallel()}
+    plan |= {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    for block in other.blocks.values():
+        parallelize_module(block, mesh, plan)
+    parallelize_module(other, mesh, {"wte": RowwiseParallel(input_layouts=Replicate())})
+    other.project = lambda x, weight: F.linear(DTensor.from_local(x, mesh, [Replicate()], run_check=False), weight)
+    apply_tensor_parallel(model, mesh, False)
+    tokens, targets = batch(1)
+    model(tokens, targets).backward()
+    with loss_parallel():  # knows no other reduction than the mean
+        mean = F.cross_entropy(other(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+        (mean * (targets != IGNORE).sum()).backward()
+    for parameter in other.parameters():
+        parameter.grad = whole(parameter.grad)
+    return {"gradient": gap(model, other)}
+
+
+def loss(tp: int) -> dict[str, Any]:
+    """The loss alone: several chunks, large logits, targets at the borders of the parts, some that do not count."""
+    mesh = mesh_of(tp)[TENSOR]
+    region, generator = Region(mesh, False), torch.Generator().manual_seed(3)
+    rows = 256 * tp + 77
+    hidden = (torch.randn(rows, 16, generator=generator) * 20).requires_grad_()
+    weight = torch.randn(64, 16, generator=generator).requires_grad_()
+    targets = torch.randint(0, 64, (rows,), generator=generator)
+    targets[:6] = torch.tensor([0, 64 // tp - 1, 64 // tp, 63, IGNORE, IGNORE])
+    part = weight.detach().chunk(tp)[mesh.get_local_rank()].clone().requires_grad_()
+    entered = hidden.detach().clone().requires_grad_()
+    value = vocabulary.cross_entropy(region.enter(entered), part, targets, region)
+    (value * 0.5).backward()
+    expected = plain_cross_entropy(hidden, weight, targets)
+    (expected * 0.5).backward()
+    mine = weight.grad.chunk(tp)[mesh.get_local_rank()]
+    with torch.no_grad():
+        again = vocabulary.cross_entropy(hidden, part, targets, region)
+    return {
+        "loss": float((value - expected).abs() / expected),
+        "without gradient": torch.equal(again, value.detach()),
+        "hidden": float((entered.grad - hidden.grad).abs().max() / hidden.grad.abs().max()),
+        "weight": float((part.grad - mine).abs().max() / mine.abs().max()),
+    }
+
+
+def autocast(tp: int, sequence: bool, dtype: str) -> dict[str, Any]:
+    """Half precision, against the plain model in the same one and in fp32."""
+    plain, model = noisy(), noisy()
+    apply_tensor_parallel(model, mesh_of(tp)[TENSOR], sequence)
+    tokens, targets = batch(1)
+    exact = plain(tokens, targets)
+    with torch.autocast("cpu", getattr(torch, dtype)):
+        rough, ours = plain(tokens, targets), model(tokens, targets)
+    ours.backward()
+    return {
+        "of plain": float((ours - rough).abs() / rough),
+        "of exact": float((ours - exact).abs() / exact),
+        "dtypes": sorted({str(p.grad.dtype) for p in model.parameters()} | {str(ours.dtype)}),
+    }
+
+
+def cache(tp: int) -> dict[str, Any]:
+    """A prompt and then token by token, on a model that was cut for sequence parallelism."""
+    plain, model = noisy(), noisy()
+    region = apply_tensor_parallel(model, mesh_of(tp)[TENSOR], True)
+    assert region is not None
+    region.sequence = False
+    tokens, _ = batch(2)
+    caches = [KeyValueCache() for _ in range(SHAPE.layers)]
+    with torch.inference_mode():
+        seen = [model(tokens[:, :5], cache=caches)]
+        seen += [model(tokens[:, i : i + 1], cache=caches) for i in range(5, SHAPE.context)]
+        expected = plain(tokens)
+    assert caches[0].key is not None
+    return {"logits": float((torch.cat(seen, 1) - expected).abs().max()), "heads": caches[0].key.shape[1]}
+
+
+def stages(tp: int, sequence: bool) -> dict[str, Any]:
+    """Two pieces of a pipeline, each cut: hidden states go from one to the other as they are."""
+    plain, mesh = noisy(), mesh_of(tp)[TENSOR]
+    pieces = [noisy().keep_only(layers) for layers in (range(0, 1), range(1, 2))]
+    for piece in pieces:
+        apply_tensor_parallel(piece, mesh, sequence)
+    tokens, targets = batch(1)
+    between = pieces[0](tokens)
+    return {
+        "loss": float((pieces[1](between, targets) / plain(tokens, targets) - 1).abs()),
+        "length": between.shape[1],
+    }
+
+
+def alone() -> dict[str, Any]:
+    """A group of one: nothing is changed."""
+    model = noisy()
+    kinds = [type(module) for module in model.modules()]
+    region = apply_tensor_parallel(model, mesh_of(1)[TENSOR], True)
+    same = kinds == [type(module) for module in model.modules()]
+    return {"unchanged": region is None and same and not any(isinstance(p, DTensor) for p in model.parameters())}
