@@ -1,0 +1,184 @@
+"""The step: repetition, order, shards, what rejected rows say, the same bytes, memory."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2train.errors import UserError
+from tasks.blacklist import BlacklistSettings, blacklist
+from tasks.blacklist.repeats import KeyWriter, cells_of, repeats
+from tasks.shards import read_rows
+from tasks.steps import Manifest
+from tasks.storage import Folder
+from tasks.urls import find_url_lists
+from tests.tasks.corpus import Inline, rejected_of
+
+
+@given(st.lists(st.integers(0, 9), max_size=60), st.sampled_from([1, 4]))
+def test_repeats_are_those_of_a_set(tmp_path_factory: pytest.TempPathFactory, numbers: list[int], cells: int) -> None:
+    path = tmp_path_factory.getbasetemp() / "keys"
+    seen: set[int] = set()
+    expected = [row for row, number in enumerate(numbers) if number in seen or seen.add(number)]  # type: ignore[func-returns-value]
+    with KeyWriter(path, cells) as writer:
+        for row, number in enumerate(numbers):
+            writer.add([bytes([number // 2 * 50]) * 8 + bytes([number % 2]) * 8], [row])
+    entries = np.fromfile(path, dtype="<u8").reshape(-1, 3)
+    assert repeats(entries).tolist() == expected
+    found = []
+    for cell in range(cells):  # each cell by itself finds its part
+        parts = [entries[starts[cell] : starts[cell + 1]] for starts in writer.index] or [entries[:0]]
+        found += repeats(np.concatenate(parts)).tolist()
+    assert sorted(found) == expected
+
+
+def test_cells_grow_with_the_lists() -> None:
+    assert [cells_of(size) for size in (0, 2**26 - 1, 2**26, 10 * 2**26, 2**50)] == [1, 1, 2, 16, 256]
+
+
+def write(path: Path, urls: list[str]) -> str:
+    path.write_text("\n".join(urls) + "\n")
+    return str(path)
+
+
+def run(root: Folder, places: list[str], **settings: object) -> Manifest:
+    return blacklist(root, find_url_lists(places), BlacklistSettings.model_validate(settings), Inline(1))
+
+
+def urls_of(root: Folder, manifest: Manifest) -> list[str]:
+    return [str(row["url"]) for record in manifest.outputs for row in read_rows(root / manifest.folder, record.name)]
+
+
+def test_parity_of_the_step(tmp_path: Path) -> None:
+    place = write(tmp_path / "l.txt", ["http://a.example/1", "http://a.example/1#x", "http://a.example/a.7z"])
+    root = Folder(tmp_path / "out")
+    assert run(root, [place]).outcome.reasons == {"duplicate": 1, "forbidden_extension": 1}
+    assert run(root, [place], parity="megatron").outcome.kept == 3
+    with pytest.raises(ValueError, match="one of the two"):
+        BlacklistSettings(parity="megatron", domain_lists=("ut1",))
+
+
+POOL = [f"http://good.example/{n}" for n in range(9)] + ["http://x.com/a.pdf", "x"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lists=st.lists(st.lists(st.sampled_from(POOL), min_size=1, max_size=20), min_size=1, max_size=3),
+    many=st.booleans(),
+)
+def test_order_is_kept_and_shards_are_full(
+    tmp_path_factory: pytest.TempPathFactory, lists: list[list[str]], many: bool
+) -> None:
+    """The first of equals wins over all lists, for one cell and for several."""
+    base = tmp_path_factory.mktemp("out")
+    root, places = Folder(base / "o"), [write(base / f"{n}.txt", urls) for n, urls in enumerate(lists)]
+    everything = [url for urls in lists for url in urls]
+    expected = [url for url in dict.fromkeys(everything) if url.startswith("http://good")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tasks.blacklist.step.cells_of", lambda _: 4 if many else 1)
+        patch.setattr("tasks.blacklist.step.BLOCK_ROWS", 5)
+        patch.setattr("tasks.blacklist.repeats.SEGMENT", 3)
+        if not expected:
+            with pytest.raises(UserError, match=r"every one of the \d+ URLs was rejected"):
+                run(root, places, shard_rows=2)
+            return
+        manifest = run(root, places, shard_rows=2)
+    assert urls_of(root, manifest) == expected
+    assert [record.rows for record in manifest.outputs] == [2] * (len(expected) // 2) + [1] * (len(expected) % 2)
+    outcome = manifest.outcome
+    assert (outcome.seen, outcome.kept) == (len(everything), len(expected))
+    assert Counter(row["reason"] for row in rejected_of(root, manifest)) == outcome.reasons
+    assert sum(outcome.reasons.values()) + outcome.kept == outcome.seen
+    assert not [name for name in (root / "urls").files() if name.startswith("work")]
+
+
+def test_rejected_rows_say_what_and_where(tmp_path: Path) -> None:
+    lines = [
+        "http://a.example/1",
+        "# comment",
+        "http://a.example/1#x",
+        "http://a.example:x/",
+        "http://a.example/" + "x" * 9000,
+    ]
+    pq.write_table(pa.table({"n": [1, 2], "url": ["http://b.example/", None]}), tmp_path / "b.parquet")
+    root = Folder(tmp_path / "out")
+    manifest = run(root, [write(tmp_path / "a.txt", lines), str(tmp_path / "b.parquet")])
+    assert urls_of(root, manifest) == ["http://a.example/1", "http://b.example/"]
+    found = [(row["url"], row["source"], row["reason"], row["detail"]) for row in rejected_of(root, manifest)]
+    assert found == [
+        ("http://a.example/1#x", "a.txt", "duplicate", ""),
+        ("http://a.example:x/", "a.txt", "malformed", "row 4: port is no number up to 65535"),
+        (None, "a.txt", "too_long", "row 5: more than 8192 bytes"),
+        ("", "b.parquet", "too_short", "0 characters, at least 9 expected"),
+    ]
+
+
+def test_a_list_without_a_good_url_says_why(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"every one of the 2 URLs .*forbidden_extension 1, too_short 1"):
+        run(Folder(tmp_path / "out"), [write(tmp_path / "l.txt", ["http://a.example/x.pdf", "x"])])
+
+
+def test_bytes_do_not_depend_on_the_hash_seed_or_workers(tmp_path: Path) -> None:
+    write(tmp_path / "l.txt", [f"http://{name}.example/{n}" for n in range(99) for name in ("a", "google", "b")])
+    write(tmp_path / "m.txt", [f"http://{name}.example/{n}" for n in range(120) for name in ("a", "c")])
+    code = """if True:
+        import sys
+        from tasks.blacklist import BlacklistSettings, blacklist
+        from tasks.runner import Runner
+        from tasks.storage import Folder
+        from tasks.urls import find_url_lists
+        out, workers, *lists = sys.argv[1:]
+        with Runner(int(workers)) as runner:
+            print(blacklist(Folder(out), find_url_lists(lists), BlacklistSettings(), runner).identity)
+    """
+    identities = {
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / seed), seed, str(tmp_path / "l.txt"), str(tmp_path / "m.txt")],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(identities) == 1
+
+
+MEASURED = """if True:
+    import resource, sys, time
+    from pathlib import Path
+    from tasks.blacklist import BlacklistSettings, blacklist
+    from tasks.storage import Folder
+    from tasks.urls import find_url_lists
+    from tests.tasks.corpus import Inline
+    path, count = Path(sys.argv[1]), int(sys.argv[2])
+    with path.open("w") as file:
+        for row in range(count):
+            n = row % (count - 500)
+            file.write(f"http://site{n % 50_000}.example.co.uk/articles/{n}.html\\n")
+    start = time.process_time()
+    root = Folder(path.parent / f"out-{count}")
+    outcome = blacklist(root, find_url_lists([str(path)]), BlacklistSettings(), Inline(1)).outcome
+    assert (outcome.kept, outcome.reasons) == (count - 500, {"duplicate": 500})
+    print(time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_a_million_urls_in_fifteen_seconds_and_in_no_more_memory_than_half_a_million(tmp_path: Path) -> None:
+    def measure(count: int) -> tuple[float, float]:
+        command = [sys.executable, "-c", MEASURED, str(tmp_path / "list.txt"), str(count)]
+        seconds, kib = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        return float(seconds), int(kib) / 1024
+
+    (_, half), (seconds, whole) = measure(500_000), measure(1_000_000)
+    assert seconds <= 15
+    assert whole - half < 40  # MiB; to hold the URLs would take 100, and as much again to know them

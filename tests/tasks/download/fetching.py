@@ -1,0 +1,42 @@
+"""Pages of the misbehaving site, fetched one by one and by the step, without a pause where none is tested."""
+
+import asyncio
+from typing import Any
+
+from tasks.blacklist import URLS
+from tasks.download import DownloadSettings, download
+from tasks.download.fetch import Fetched, Fetcher
+from tasks.runner import Runner
+from tasks.shards import write_rows
+from tasks.steps import Manifest, Outcome, Step
+from tasks.storage import Folder
+from tests.tasks.site import Site
+
+QUICK = {"delay": 0.0, "per_host": 8, "backoff": 0.0, "deadline": 10.0, "max_wire_bytes": 100_000, "max_bytes": 2**23}
+
+
+def make_settings(**changes: object) -> DownloadSettings:
+    return DownloadSettings.model_validate({**QUICK, "allow_private": ("127.0.0.0/8",), **changes})
+
+
+def fetch(site: Site, urls: list[str], **changes: object) -> list[Fetched]:
+    async def run() -> list[Fetched]:
+        async with Fetcher(make_settings(**changes), {"*.test": site.address}) as fetcher:
+            return await asyncio.gather(*(fetcher.fetch(url, "list") for url in urls))
+
+    return asyncio.run(run())
+
+
+def make_urls(root: Folder, shards: list[list[str]]) -> Manifest:
+    step = Step(root, "blacklist", version=1, parameters={}, inputs={}, folder="urls")
+    records = tuple(
+        write_rows(step.folder, f"part-{n:05d}.parquet", [{"url": u, "source": "list.txt"} for u in shard], URLS)
+        for n, shard in enumerate(shards)
+    )
+    return step.commit(Outcome(outputs=records))
+
+
+def run(root: Folder, site: Site, shards: list[list[str]], workers: int = 1, **changes: Any) -> Manifest:
+    with Runner(workers) as runner:
+        settings = make_settings(**changes)
+        return download(root, make_urls(root, shards), settings, runner, {"*.test": site.address})

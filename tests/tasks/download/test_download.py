@@ -1,0 +1,165 @@
+"""The step against a server on loopback: order, the same content, kill -9 and resume, flat memory."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2train.errors import RunError
+from tasks.download import download
+from tasks.download.ledger import ledgers_of
+from tasks.download.tally import tally_hosts
+from tasks.download.warc import read_pages
+from tasks.runner import Runner
+from tasks.shards import read_rows
+from tasks.storage import Folder
+from tests.tasks.download.fetching import make_settings, make_urls, run
+from tests.tasks.site import Site
+
+
+def test_pages_stand_in_the_order_of_the_list(site: Site, tmp_path: Path) -> None:
+    def slow_first(h: Any) -> None:
+        time.sleep(0.3)
+        h.answer(b"<p>slow")
+
+    site.handlers["/slow"] = slow_first
+    root = Folder(tmp_path)
+    shards = [["http://a.test/slow", "http://a.test/gone", "http://a.test/2"], ["http://a.test/image"]]
+    manifest = run(root, site, shards)
+    pages = [page for record in manifest.outputs for page in read_pages(root / "pages", record.name)]
+    assert [page.url for page in pages] == ["http://a.test/slow", "http://a.test/2"]
+    assert {page.source for page in pages} == {"list.txt"}
+    ledger = [row for record in ledgers_of(manifest.outcome.audit) for row in read_rows(root / "pages", record.name)]
+    assert [row["url"] for row in ledger] == [url for shard in shards for url in shard]
+    assert [row["status"] for row in ledger] == ["ok", "failed", "ok", "failed"]
+    assert [row["sha256"] for row in ledger if row["sha256"]] == [page.sha256 for page in pages]
+    rejected = [row for record in manifest.outcome.rejected for row in read_rows(root / "pages", record.name)]
+    assert [row["reason"] for row in rejected] == ["not_found", "content_type"]
+    assert manifest.outcome.reasons == {"content_type": 1, "not_found": 1}
+    assert (manifest.outcome.seen, manifest.outcome.kept) == (4, 2)
+    assert site.hits["a.test", "/robots.txt"] == 1  # once for both shards
+
+
+def test_content_does_not_depend_on_times_or_workers(site: Site, tmp_path: Path) -> None:
+    shards = [[f"http://h{n}.test/{m}" for m in range(3)] for n in range(3)]
+    first = run(Folder(tmp_path / "a"), site, shards)
+    time.sleep(1.1)  # WARC dates are whole seconds
+    second = run(Folder(tmp_path / "b"), site, shards, workers=2)
+    assert first.identity == second.identity
+    assert [r.sha256 for r in first.outputs] != [r.sha256 for r in second.outputs]
+    site.handlers["/2"] = lambda h: h.answer(b"<p>changed")
+    third = run(Folder(tmp_path / "c"), site, shards)
+    assert third.fingerprint == first.fingerprint
+    assert third.content != first.content
+
+
+def test_nothing_fetched_is_an_error_and_is_not_believed_later(site: Site, tmp_path: Path) -> None:
+    site.handlers["/x"] = site.handlers["/broken"]
+    with pytest.raises(RunError, match=r"none of the 1 pages could be fetched \(http_error 1\)"):
+        run(Folder(tmp_path), site, [["http://a.test/x"]])
+    del site.handlers["/x"]
+    assert run(Folder(tmp_path), site, [["http://a.test/x"]]).outcome.kept == 1
+
+
+def test_a_stopped_download_ends_soon(site: Site, tmp_path: Path) -> None:
+    runner = Runner(1)
+    threading.Timer(0.5, runner.stopping.set).start()
+    urls = make_urls(Folder(tmp_path), [["http://a.test/drip"]])
+    begin = time.monotonic()
+    with pytest.raises(RunError, match="run again"):
+        download(Folder(tmp_path), urls, make_settings(deadline=60), runner, {"*.test": site.address})
+    assert time.monotonic() - begin < 30  # the page takes 50 s
+
+
+CHILD = """
+import sys
+from tasks.download import DownloadSettings, download
+from tasks.runner import Runner
+from tasks.steps import need_manifest
+from tasks.storage import Folder
+root, address = Folder(sys.argv[1]), sys.argv[2]
+settings = DownloadSettings(delay=0.05, allow_private=("127.0.0.0/8",))
+with Runner(1) as runner:
+    print(download(root, need_manifest(root / "urls"), settings, runner, {"*.test": address}).identity)
+"""
+
+
+def test_killed_in_the_middle_and_run_again(site: Site, tmp_path: Path) -> None:
+    """kill -9 in the midst of the shards: what was fetched is not asked for again, and the content is the same."""
+    shards = [[f"http://a.test/{shard}-{n}" for n in range(9)] for shard in range(2)]
+
+    def child(root: Path) -> "subprocess.Popen[str]":
+        make_urls(Folder(root), shards)
+        command = [sys.executable, "-c", CHILD, str(root), site.address]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+
+    straight, _ = child(tmp_path / "straight").communicate(timeout=60)
+    site.hits.clear()
+    victim = child(tmp_path / "killed")
+    while not site.hits["a.test", "/1-3"]:
+        time.sleep(0.01)
+        assert victim.poll() is None
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate(timeout=60)
+    assert not (tmp_path / "killed" / "pages" / "_manifest.json").exists()
+    assert site.hits["a.test", "/1-8"] == 0
+    again, _ = child(tmp_path / "killed").communicate(timeout=60)
+    assert again == straight
+    pages = Counter({path: count for (_, path), count in site.hits.items() if path != "/robots.txt"})
+    assert len(pages) == 18
+    assert pages.total() <= 19  # the one that was in flight may be asked for again
+    assert not (tmp_path / "killed" / "pages" / "_journal").exists()
+
+
+def test_hosts_are_told_apart(site: Site, tmp_path: Path) -> None:
+    shards = [
+        ["http://a.test/1", "http://a.test/gone", "http://b.test/broken"],
+        ["http://A.test/2", "http://b.test/gone"],
+    ]
+    manifest = run(Folder(tmp_path), site, shards, attempts=1)
+    folder = Folder(tmp_path) / "pages"
+    (record,) = [record for record in manifest.outcome.audit if record.name == "hosts.parquet"]
+    rows = list(read_rows(folder, record.name))
+    assert [(r["host"], r["urls"], r["ok"], r["failed"], r["top_reason"]) for r in rows] == [
+        ("b.test", 2, 0, 2, "http_error"),
+        ("a.test", 3, 2, 1, "not_found"),
+    ]
+    bounded = tally_hosts(folder, ledgers_of(manifest.outcome.audit), known=1).to_pylist()
+    assert [(row["host"], row["urls"], row["failed"]) for row in bounded] == [("b.test", 2, 2), ("(other hosts)", 3, 1)]
+
+
+HEAVY = """
+import resource, sys
+from tasks.download import DownloadSettings, download
+from tasks.steps import need_manifest
+from tasks.storage import Folder
+from tests.tasks.corpus import Inline
+root, address = Folder(sys.argv[1]), sys.argv[2]
+settings = DownloadSettings(delay=0, per_host=4, allow_private=("127.0.0.0/8",))
+manifest = download(root, need_manifest(root / "urls"), settings, Inline(1), {"*.test": address})
+print(manifest.outcome.kept, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_pages(site: Site, tmp_path: Path) -> None:
+    """200 MB of pages in two shards: the process stays within 100 MB of one that fetches two pages."""
+    site.handlers["/large"] = lambda h: h.answer(b"<p>" + os.urandom(400_000), "text/html")
+
+    def peak(pages: int) -> int:
+        shards = [[f"http://h{n % 16}.test/large?{shard}-{n}" for n in range(pages)] for shard in range(2)]
+        root = tmp_path / str(pages)
+        make_urls(Folder(root), shards)
+        command = [sys.executable, "-c", HEAVY, str(root), site.address]
+        kept, mib = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        assert int(kept) == 2 * pages
+        return int(mib)
+
+    assert peak(250) - peak(1) < 100

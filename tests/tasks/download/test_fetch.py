@@ -1,0 +1,132 @@
+"""One page: each reason, what is noted of it, how often it is asked for, and what is asked."""
+
+import asyncio
+
+import pytest
+
+from tasks.download.fetch import Fetcher, retry_after
+from tests.tasks.download.fetching import fetch, make_settings
+from tests.tasks.site import PAGE, Site, ok, running_site
+
+
+@pytest.mark.parametrize(
+    ("path", "reason", "retryable", "status"),
+    [
+        ("page", "", False, 200),
+        ("heals", "", False, 200),
+        ("hop1", "", False, 200),
+        ("gzip", "", False, 200),
+        ("gzip-members", "", False, 200),
+        ("deflate", "", False, 200),
+        ("raw-deflate", "", False, 200),
+        ("xhtml", "", False, 200),
+        ("gone", "not_found", False, 404),
+        ("forbidden", "http_error", False, 403),
+        ("broken", "http_error", True, 500),
+        ("later", "http_error", True, 429),
+        ("cut", "connection_failed", True, 200),
+        ("nonsense", "connection_failed", True, None),
+        ("loop1", "redirect_loop", False, 302),
+        ("chain", "too_many_redirects", False, 302),
+        ("inside", "not_public_address", False, None),
+        ("file", "scheme_forbidden", False, None),
+        ("other-port", "port_forbidden", False, None),
+        ("to-private", "robots_forbidden", False, None),
+        ("bad-target", "malformed", False, 302),
+        ("private/x", "robots_forbidden", False, None),
+        ("drip", "deadline", True, 200),
+        ("endless", "too_large", False, 200),
+        ("announced", "too_large", False, 200),
+        ("bomb", "compression_ratio", False, 200),
+        ("no-gzip", "content_encoding", False, 200),
+        ("cut-gzip", "content_encoding", True, 200),
+        ("brotli", "content_encoding", False, 200),
+        ("image", "content_type", False, 200),
+        ("no-type", "content_type", False, 200),
+    ],
+)
+def test_each_reason(site: Site, path: str, reason: str, retryable: bool, status: int | None) -> None:
+    site.robots["a.test"] = (200, "User-agent: gpt2train\nDisallow: /private/")
+    (page,) = fetch(site, [f"http://a.test/{path}"], **({"deadline": 1.0} if path == "drip" else {}))
+    assert (page.reason, page.retryable, page.http_status) == (reason, retryable, status), page
+    assert page.body == (None if reason else PAGE)
+    assert len(page.fetched_at) == 20
+
+
+def test_facts_of_a_page(site: Site) -> None:
+    site.handlers["/xhtml2"] = site.handlers["/xhtml"]
+    (page, hopped) = fetch(site, ["http://me:secret@a.test/xhtml2#part", "http://a.test/hop1"])
+    assert (page.url, page.final_url) == ("http://me:secret@a.test/xhtml2#part", "http://a.test/xhtml2")
+    assert (page.content_type, page.charset, page.attempts) == ("application/xhtml+xml", "iso-8859-1", 1)
+    assert hopped.final_url == "http://a.test/page"
+    assert hopped.charset == "utf-8"
+
+
+def test_attempts_are_counted_and_capped(site: Site) -> None:
+    (page,) = fetch(site, ["http://a.test/broken"], attempts=4)
+    assert page.attempts == 4
+    assert site.hits["a.test", "/broken"] == 4
+    (page,) = fetch(site, ["http://a.test/later"])
+    assert page.attempts == 1
+
+
+def test_waits_grow_from_one_attempt_to_the_next(site: Site) -> None:
+    """Exponential, with jitter: 0.5 to 1.5 times 0.1 s, then twice that."""
+    (page,) = fetch(site, ["http://a.test/broken"], obey_robots=False, backoff=0.1, deadline=5)
+    first, second, third = [at for _, at in site.starts]
+    assert (page.reason, page.attempts) == ("http_error", 3)
+    assert second - first > 0.05 and third - second > 0.1
+
+
+def test_nothing_there(site: Site) -> None:
+    async def run() -> list[str]:
+        connect_to = {"closed.test": "127.0.0.1:1"}
+        async with Fetcher(make_settings(), connect_to) as fetcher:
+            urls = ["http://closed.test/", "http://nosuchhost.invalid/", "http://a.test:99999/"]
+            return [(await fetcher.fetch(url, "list")).reason for url in urls]
+
+    assert asyncio.run(run()) == ["connection_failed", "dns_failed", "malformed"]
+
+
+def test_retry_after() -> None:
+    assert retry_after("7") == 7.0
+    assert retry_after("Mon, 01 Jan 2001 00:00:00 GMT") == 0.0
+    assert retry_after("soon") is None
+    assert retry_after(None) is None
+
+
+def test_addresses_in_every_writing(site: Site) -> None:
+    port = site.address.rpartition(":")[2]
+    urls = [
+        "http://b\u00fccher.test/p\u00e4ge?q=\u00e4",
+        "http://me:secret@a.test/page",
+        f"http://127.0.0.1:{port}/page",
+    ]
+    pages = fetch(site, urls, ports=(80, int(port)))
+    assert [page.reason for page in pages] == ["", "", ""]
+    assert pages[0].final_url == "http://xn--bcher-kva.test/p%C3%A4ge?q=%C3%A4"
+    assert site.hits["xn--bcher-kva.test", "/p%C3%A4ge"] == 1
+    assert site.hits[f"127.0.0.1:{port}", "/page"] == 1
+    assert {page.ip for page in pages} == {"127.0.0.1"}
+
+
+def test_an_address_of_version_six() -> None:
+    try:
+        with running_site("::1") as site:
+            port = site.address.rpartition(":")[2]
+            settings = {"ports": (int(port),), "allow_private": ("::1/128",)}
+            (page, refused) = fetch(site, [f"http://[::1]:{port}/page", f"http://[::1]:{int(port) + 1}/"], **settings)
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    assert (page.reason, page.ip) == ("", "::1")
+    assert refused.reason == "port_forbidden"
+
+
+def test_headers_of_a_request(site: Site) -> None:
+    seen: list[dict[str, str]] = []
+    site.handlers["/look"] = lambda h: (seen.append(dict(h.headers)), ok(h))[1]
+    fetch(site, ["http://me:secret@a.test/look"])
+    (headers,) = seen
+    assert headers["Accept-Encoding"] == "gzip, deflate"  # what is decoded within bounds, and no brotli
+    assert headers["User-Agent"].startswith("gpt2train/")
+    assert not {"Authorization", "Cookie"} & set(headers)
