@@ -16,7 +16,12 @@ S = TypeVar("S", bound=Settings)
 
 
 def command(flow: Callable[[S], str], model: type[S], check: Callable[[S], None], result: str) -> None:
-    """Parse the flags of `model`, check them, run the flow, print where the result lies, and exit.
+    """Do what the command line of this process says, and exit; the arguments are those of `app_of`."""
+    sys.exit(run_command(app_of(flow, model, check, result)))
+
+
+def app_of(flow: Callable[[S], str], model: type[S], check: Callable[[S], None], result: str) -> cyclopts.App:
+    """A command that parses the flags of `model`, checks them, runs the flow and prints where the result lies.
 
     Args:
         flow: takes the settings and returns a path.
@@ -48,7 +53,7 @@ def command(flow: Callable[[S], str], model: type[S], check: Callable[[S], None]
             path = flow(resolved)
         print(f"{result}: {path}")
 
-    sys.exit(run_command(app))
+    return app
 
 
 def _take_up_environment() -> None:

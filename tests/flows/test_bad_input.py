@@ -14,67 +14,53 @@ import pytest
 from flows.dataprep import check
 from flows.settings import DataprepSettings, resolve
 from gpt2train.errors import UserError
+from tests.flows.commands import run
 from tests.flows.mini import Mini
 
 
-def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    import os
-
-    command = [sys.executable, "-m", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
-
-
-def check_refused(done: "subprocess.CompletedProcess[str]", *said: str) -> None:
-    """Exit code 2 and exactly one line that says these things."""
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+def check_line(error: str, *said: str) -> None:
+    """Exactly one line that says these things."""
+    assert error.startswith("error: ") and error.count("\n") == 1, error
     for part in said:
-        assert part in done.stderr
+        assert part in error
 
 
 def test_a_list_that_is_not_there(tmp_path: Path) -> None:
-    done = run("flows.pipeline", "--urls", str(tmp_path / "none.txt"), "--output", str(tmp_path / "out"))
-    check_refused(done, "none.txt", "No such file", "check the path")
+    """As the shell sees it."""
+    command = [sys.executable, "-m", "flows.pipeline", "--urls", str(tmp_path / "none.txt")]
+    command += ["--output", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stdout == ""
+    check_line(done.stderr, "none.txt", "No such file", "check the path")
 
 
-def test_an_unknown_flag_has_a_near_name(tmp_path: Path) -> None:
-    check_refused(run("flows.pipeline", "--dedup.treshold", "0.7"), "--dedup.treshold", "--dedup.threshold")
-
-
-def test_an_unknown_setting_in_a_file_has_a_near_name(tmp_path: Path) -> None:
-    config = tmp_path / "mine.toml"
-    config.write_text("[dedup]\ntreshold = 0.7\n")
-    check_refused(run("flows.pipeline", "--config", str(config)), "mine.toml", "dedup.treshold", "'dedup.threshold'")
-
-
-def test_a_value_out_of_bounds(tmp_path: Path) -> None:
-    check_refused(run("flows.pipeline", "--dedup.threshold", "7"), "--dedup.threshold", "less than or equal to 1")
-
-
-def test_a_file_that_is_no_toml(tmp_path: Path) -> None:
-    config = tmp_path / "mine.toml"
-    config.write_text("[dedup\n")
-    check_refused(run("flows.dataprep", "--config", str(config)), "mine.toml", "line 1")
-
-
-def test_an_unknown_preset(tmp_path: Path) -> None:
-    check_refused(run("flows.pipeline", "--preset", "354m", "--output", str(tmp_path)), "'354m'", "'345m'")
-
-
-def test_a_batch_that_does_not_divide(tmp_path: Path) -> None:
-    done = run("flows.pipeline", "--launch.processes", "3", "--output", str(tmp_path / "out"))
-    check_refused(done, "global_batch", "3 processes")
-
-
-def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flow", "flags", "said"),
+    [
+        ("pipeline", ["--dedup.treshold", "0.7"], ["--dedup.treshold", "--dedup.threshold"]),
+        ("pipeline", ["--config", "{}/unknown.toml"], ["unknown.toml", "dedup.treshold", "'dedup.threshold'"]),
+        ("pipeline", ["--dedup.threshold", "7"], ["--dedup.threshold", "less than or equal to 1"]),
+        ("dataprep", ["--config", "{}/open.toml"], ["open.toml", "line 1"]),
+        ("pipeline", ["--preset", "354m", "--output", "{}/out"], ["'354m'", "'345m'"]),
+        ("pipeline", ["--launch.processes", "3", "--output", "{}/out"], ["global_batch 8", "x 3 "]),
+        ("pipeline", ["--output", "{}/file/out"], ["file/out", "--output"]),
+        ("pipeline", ["--lambada", "{}/lambada.jsonl", "--output", "{}/out"], ["lambada.jsonl line 2"]),
+        ("pipeline", ["--urls", "{}/urls.txt", "--output", "{}/out"], ["urls.txt", "holds no URL", "one a line"]),
+        ("dataprep", ["--output", "{}/out", "--cluster", "tcp://127.0.0.1:1"], ["tcp://127.0.0.1:1 needs --runner"]),
+        ("pipeline", ["--output", "memory://out"], ["a local disk, not to memory://out; run flows.dataprep"]),
+        ("pretrain", ["--output", "memory://out"], ["a local disk, not to memory://out; run flows.dataprep"]),
+    ],
+)
+def test_a_command_line_that_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flow: str, flags: list[str], said: list[str]
+) -> None:
+    (tmp_path / "unknown.toml").write_text("[dedup]\ntreshold = 0.7\n")
+    (tmp_path / "open.toml").write_text("[dedup\n")
     (tmp_path / "file").write_text("")
-    check_refused(run("flows.pipeline", "--output", str(tmp_path / "file" / "out")), "file/out", "--output")
-
-
-def test_a_lambada_file_with_a_bad_line(tmp_path: Path) -> None:
     (tmp_path / "lambada.jsonl").write_text('{"text": "a b"}\n{"words": 1}\n')
-    done = run("flows.pipeline", "--lambada", str(tmp_path / "lambada.jsonl"), "--output", str(tmp_path / "out"))
-    check_refused(done, "lambada.jsonl line 2")
+    (tmp_path / "urls.txt").write_text("\n# nothing yet\n")
+    assert run(flow, *(flag.replace("{}", str(tmp_path)) for flag in flags)) == 2
+    check_line(capsys.readouterr().err, *said)
 
 
 @pytest.mark.parametrize(("name", "said"), [("none.jsonl", "No such file"), ("bad.jsonl", "row 1 (KeyError)")])
@@ -86,22 +72,16 @@ def test_an_evaluation_set_that_is_none(tmp_path: Path, name: str, said: str) ->
     assert name in str(caught.value) and said in str(caught.value)
 
 
-def test_training_without_tokens_names_what_is_missing(tmp_path: Path) -> None:
-    done = run("flows.pretrain", "--output", str(tmp_path / "out"))
-    assert done.returncode == 1
-    assert "tokens" in done.stderr and done.stderr.count("\n") == 1
+def test_training_without_tokens_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("pretrain", "--output", str(tmp_path / "out")) == 1
+    check_line(capsys.readouterr().err, "tokens")
 
 
-def test_help_shows_defaults_and_bounds() -> None:
-    done = run("flows.pipeline", "--help", COLUMNS="200")
-    assert done.returncode == 0
-    assert "--dedup.threshold" in done.stdout and "[default: 0.8]" in done.stdout
-
-
-def test_an_empty_list(tmp_path: Path) -> None:
-    (tmp_path / "urls.txt").write_text("\n# nothing yet\n")
-    done = run("flows.pipeline", "--urls", str(tmp_path / "urls.txt"), "--output", str(tmp_path / "out"))
-    check_refused(done, "urls.txt", "holds no URL", "one a line")
+def test_help_shows_defaults_and_bounds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run("pipeline", "--help") == 0
+    said = capsys.readouterr().out
+    assert "--dedup.threshold" in said and "[default: 0.8]" in said
 
 
 def test_a_list_whose_every_url_is_rejected(mini: Mini, tmp_path: Path) -> None:

@@ -66,11 +66,6 @@ def test_what_a_cluster_needs_is_said_before_anything_starts() -> None:
         _installed("ray", "nowhere_at_all")
 
 
-def test_a_cluster_without_a_runner_is_one_line(mini: Mini, tmp_path: Path) -> None:
-    refused = mini.run("dataprep", "--output", str(tmp_path), "--cluster", "tcp://127.0.0.1:1")
-    assert refused.returncode == 2 and "--cluster tcp://127.0.0.1:1 needs --runner" in refused.stderr
-
-
 @pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_one_line(mini: Mini, tmp_path: Path) -> None:
     pytest.importorskip("prefect_dask")

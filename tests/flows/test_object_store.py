@@ -10,13 +10,6 @@ from tests.object_stores import KEY, SECRET, store_server
 from tests.processes import wait_for
 
 
-def test_training_is_told_where_to_write(mini: Mini) -> None:
-    for flow in ("pipeline", "pretrain"):
-        done = mini.run(flow, "--output", "memory://out")
-        assert done.returncode == 2
-        assert "error: training writes to a local disk, not to memory://out; run flows.dataprep" in done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_dataprep_on_s3_killed_and_run_again(finished: Finished, tmp_path: Path) -> None:
