@@ -1,11 +1,14 @@
-"""What the tests share: where the real data lies."""
+"""What the tests share: where the real data lies, and how they are divided among pytest's workers."""
 
+import fcntl
 import os
 import shutil
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from tests.trained_run import TrainedRun
@@ -20,6 +23,41 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # 20 ms for that made the kill matrix take 8 minutes; in memory it takes one.
 if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+
+# A time limit for one example would be one for the machine, which has other work as well.
+settings.register_profile("here", deadline=None)
+settings.load_profile("here")
+
+# Tests that share a costly fixture stay in one worker: those of a file, and these files, with the main job's run.
+SHARED_RUN = ("tests/flows/test_pipeline.py", "tests/flows/test_kill.py")
+# What takes longest begins first: at the end no worker waits for the other.
+LONGEST = (*SHARED_RUN, "tests/gpt2train/", "tests/tasks/test_kills.py", "tests/flows/")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests stay in one worker, and put the longest first."""
+
+    def turn(item: pytest.Item) -> int:
+        return next((n for n, start in enumerate(LONGEST) if item.nodeid.startswith(start)), len(LONGEST))
+
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(SHARED_RUN[0] if file in SHARED_RUN else file))
+    items.sort(key=turn)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around the timeout: to wait for one's turn is no hang
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run no test beside one that is marked `alone`, in whatever worker."""
+    with (ROOT / "pyproject.toml").open() as door, Path(__file__).open() as room:
+        fcntl.flock(door, fcntl.LOCK_EX)  # who waits for an empty room lets nobody else in
+        fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(room, fcntl.LOCK_UN)  # a forked process may hold the file open
 
 
 @pytest.fixture(scope="session")

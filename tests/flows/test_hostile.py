@@ -150,6 +150,7 @@ def check_reasons(found: dict[str, str], expected: dict[str, tuple[str, ...]]) -
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # pages have seconds, and the memory of all processes is bounded
 def test_over_http(place: Mini, tmp_path: Path) -> None:
     cases: dict[str, Case] = dict(answers())
     for name, (body, reasons) in bodies(20).items():
@@ -195,6 +196,7 @@ def test_over_http(place: Mini, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # pages have seconds, and the memory of all processes is bounded
 def test_from_archives_and_json_lines(place: Mini, tmp_path: Path) -> None:
     expected = write_archive(tmp_path / "hostile.warc.gz") | write_lines(tmp_path)
     sources = f"warcs = ['{tmp_path}/hostile.warc.gz']\ndocuments = ['{tmp_path}/*.jsonl*']"

@@ -24,6 +24,7 @@ DIRT = {
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # 360 s and 6 GB
 @pytest.mark.timeout(900)
 def test_the_demo_from_nothing(tmp_path: Path) -> None:
     mini = Mini(tmp_path / "mini", {})

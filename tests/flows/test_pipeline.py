@@ -3,7 +3,7 @@
 import json
 import os
 import re
-import time
+import resource
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -97,14 +97,19 @@ def test_nothing_is_left_running(finished: Finished) -> None:
 
 def test_again_everything_is_cached_and_quick(finished: Finished) -> None:
     before = (finished.output / "report" / "report.html").stat().st_mtime_ns
-    began = time.monotonic()
+    used = cpu_of_children()
     again = finished.mini.run("pipeline", "--output", str(finished.output))
-    seconds = time.monotonic() - began
     assert again.returncode == 0, again.stderr
     assert cached(again.stderr) == STEPS
     assert (finished.output / "report" / "report.html").stat().st_mtime_ns == before
-    assert seconds < 20
+    assert cpu_of_children() - used < 20
     assert _prefect_states(finished)[: len(STEPS)] == ["Cached"] * len(STEPS)
+
+
+def cpu_of_children() -> float:
+    """Seconds that commands which have ended took of a core, the processes that they waited for among them."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _prefect_states(finished: Finished) -> list[str]:
