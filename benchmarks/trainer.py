@@ -54,7 +54,8 @@ class Task:
 def ours(task: Task, **parallel: Any) -> Step:
     """A step of the engine, as gpt2train.train runs it on one process."""
     from gpt2train.config import RunConfig
-    from gpt2train.engine import Batch, Engine
+    from gpt2train.data.batch import Batch
+    from gpt2train.engine import Engine
     from gpt2train.parallel.mesh import join
     from gpt2train.settings import build
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpt2train.config import RunConfig
+from gpt2train.data.batch import Batch
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.optim import clip, make_optimizer, set_learning_rate, squared_norm
 from gpt2train.parallel.fsdp import accumulate, local_gradients, materialise, reshard, shard
@@ -25,23 +26,6 @@ from gpt2train.parallel.rng import dropout_seed
 from gpt2train.parallel.stages import stage_layers
 from gpt2train.parallel.tensor import apply_tensor_parallel
 from gpt2train.parallel.tied import TiedEmbedding
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One micro-batch on the device.
-
-    Attributes:
-        tokens: int64 [micro_batch, context].
-        targets: int64 [micro_batch, context]; -100 marks positions that do not count.
-        positions: int64 [micro_batch, context] where they do not run from 0 to context - 1.
-        documents: int64 [micro_batch, context] number of each token's document, where attention stays within one.
-    """
-
-    tokens: Tensor
-    targets: Tensor
-    positions: Tensor | None = None
-    documents: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +95,7 @@ class Engine:
         for turn, batch in enumerate(batches):
             accumulate(self.parts, self.config.parallel.zero, last=turn == len(batches) - 1)
             with self._autocast():
-                loss = self.parts[0](batch.tokens, batch.targets)
+                loss = self.parts[0](batch.tokens, batch.targets, **batch.marks)
             (loss / tokens).backward()
             total += loss.detach()
         return total
@@ -150,7 +134,7 @@ class Engine:
             total = torch.zeros((), dtype=torch.float64, device=self.place.device)
             for batch in batches:
                 with self._autocast():
-                    total += self.parts[0](batch.tokens, batch.targets).double()
+                    total += self.parts[0](batch.tokens, batch.targets, **batch.marks).double()
         for part in self.parts:
             part.train()
         reshard(self.parts)

@@ -21,8 +21,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import torch.distributed as dist
 
 from gpt2train.checkpoint import store
@@ -30,12 +28,13 @@ from gpt2train.checkpoint.resume import checkpoint_of, find_position, save_run
 from gpt2train.checkpoint.store import Position
 from gpt2train.cluster import Seat, find_seat, likely_rank
 from gpt2train.config import CONFIG_FILE, RunConfig, read_run_config, to_toml
-from gpt2train.data.samples import Samples
-from gpt2train.engine import Batch, Engine
+from gpt2train.data.batch import Batch
+from gpt2train.data.corpora import Corpora, training_data, validation_data
+from gpt2train.data.loader import step_batches
+from gpt2train.engine import Engine
 from gpt2train.errors import RunError, UserError
 from gpt2train.logs import divert_native_stderr, drop_empty, log_to
 from gpt2train.metrics import MetricsWriter, mfu, parameter_count
-from gpt2train.model.loss import IGNORE
 from gpt2train.parallel import meeting
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TIMEOUT, Place, from_first, join, together
@@ -93,8 +92,7 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
     with contextlib.ExitStack() as cleanup:
         together(lambda: cleanup.enter_context(only_job_in(run)) if place.is_first else None)
         layout = together(lambda: Layout.of(config, place.world))
-        data = together(lambda: _open(config.data.corpora[0].prefix, config, config.seed, place))
-        valid = together(lambda: _open(held_out, config, None, place)) if (held_out := config.data.valid) else None
+        data, valid = together(lambda: _open(config, place))
 
         engine = Engine(config, place)
         position = from_first(lambda: find_position(config))
@@ -108,10 +106,11 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
             metrics = MetricsWriter(run, position.step, config.logging.tensorboard)
             cleanup.callback(metrics.close)
 
-        skips, tokens = 0, layout.global_batch * data.context
+        skips = 0
         while position.step < config.steps:
             began = time.perf_counter()
             step = position.step + 1
+            tokens = data.counted(range(position.samples, position.samples + layout.global_batch))
             total = engine.accumulate(_micro_batches(data, engine, position.samples), tokens, step)
             lr = _learning_rate(config, position.updates)
             result = engine.update(total, tokens, lr, stop.asked)
@@ -159,17 +158,11 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
     return position
 
 
-def _micro_batches(data: Samples, engine: Engine, first: int) -> list[Batch]:
+def _micro_batches(data: Corpora, engine: Engine, first: int) -> list[Batch]:
     """This process's micro-batches of the step whose first sample has this global index."""
     layout = engine.layout
-    micro = layout.micro_batch
-    starts = [first + (turn * layout.data + engine.data_rank) * micro for turn in range(layout.accumulation)]
-    return [_batch(data.batch(range(start, start + micro)), engine) for start in starts]
-
-
-def _batch(samples: np.ndarray, engine: Engine) -> Batch:
-    tokens = torch.from_numpy(samples).to(engine.place.device)
-    return Batch(tokens[:, :-1], tokens[:, 1:])
+    shares = layout.micro_batch, layout.accumulation, engine.data_rank, layout.data
+    return [batch.to(engine.place.device) for batch in step_batches(data, first, *shares)]
 
 
 def _learning_rate(config: RunConfig, update: int) -> float:
@@ -182,29 +175,27 @@ def _learning_rate(config: RunConfig, update: int) -> float:
     )
 
 
-def validate(config: RunConfig, engine: Engine, data: Samples) -> float:
+def validate(config: RunConfig, engine: Engine, data: Corpora) -> float:
     """Mean loss per token over the first samples of the validation file: the same set always and everywhere."""
     layout = engine.layout
     count, micro = min(config.validation.samples, data.per_epoch), layout.micro_batch
-    batches = []
-    for start in range(engine.data_rank * micro, _round_up(count, micro * layout.data), micro * layout.data):
-        # Every process makes the same number of turns, since a forward can communicate; samples beyond the set are
-        # there for the shape and count nothing.
-        numbers = range(start, start + micro)
-        batch = _batch(data.batch([min(n, count - 1) for n in numbers]), engine)
-        beyond = torch.tensor([[n >= count] for n in numbers], device=batch.targets.device)
-        batches.append(Batch(batch.tokens, batch.targets.masked_fill(beyond, IGNORE)))
-    return engine.evaluate(batches) / (count * data.context)
+    # Every process makes the same number of turns, since a forward can communicate; samples beyond the set are there
+    # for the shape and count nothing.
+    starts = range(engine.data_rank * micro, _round_up(count, micro * layout.data), micro * layout.data)
+    batches = [data.batch(range(start, start + micro), until=count).to(engine.place.device) for start in starts]
+    return engine.evaluate(batches) / data.counted(range(count))
 
 
-def _open(prefix: str, config: RunConfig, seed: int | None, place: Place) -> Samples:
-    """Open a token file; the processes share the work of looking at every token."""
-    samples = Samples(prefix, config.model.context, config.vocab, seed)
-    samples.check_vocabulary(place.rank, place.world)
-    return samples
+def _open(config: RunConfig, place: Place) -> tuple[Corpora, Corpora | None]:
+    """Open the token files; the processes share the work of looking at every token."""
+    data, valid = training_data(config), validation_data(config)
+    for part in (data, valid):
+        if part is not None:
+            part.check_vocabulary(place.rank, place.world)
+    return data, valid
 
 
-def _introduce(config: RunConfig, place: Place, layout: Layout, data: Samples, position: Position) -> None:
+def _introduce(config: RunConfig, place: Place, layout: Layout, data: Corpora, position: Position) -> None:
     log.info(
         "%s parameters, %s, %d processes on %s, %s, batch %d = %d x %d x %d, ZeRO %d",
         f"{parameter_count(config.shape):,}",
@@ -218,10 +209,12 @@ def _introduce(config: RunConfig, place: Place, layout: Layout, data: Samples, p
         layout.accumulation,
         config.parallel.zero,
     )
-    epochs = config.steps * layout.global_batch / data.per_epoch
-    log.info("%s tokens, %.2f epochs in %d steps", f"{data.tokens:,}", epochs, config.steps)
-    if epochs > MANY_EPOCHS:
-        log.warning("warning: %.1f epochs; beyond %d repeated data helps ever less", epochs, MANY_EPOCHS)
+    for name, corpus, epochs in data.epochs(config.steps * layout.global_batch):
+        log.info("%s: %s tokens, %.2f epochs in %d steps", name, f"{corpus:,}", epochs, config.steps)
+        if epochs > MANY_EPOCHS:
+            log.warning(
+                "warning: %.1f epochs of %s; beyond %d repeated data helps ever less", epochs, name, MANY_EPOCHS
+            )
     if config.schedule.warmup > config.steps / 2:
         log.warning("warning: the warm-up takes %d of %d steps", config.schedule.warmup, config.steps)
     if position.step:

@@ -21,6 +21,9 @@ class DataSettings(Settings):
     """Prefix of the training tokens, or several corpora with their weights."""
     valid: str | None = None
     """Prefix of the validation tokens; None trains without validation."""
+    cache: str | None = None
+    """Folder where the order of a corpus of more than about a million documents is kept, for other runs to use as well;
+    None: `index/` in the run folder."""
 
     @property
     def corpora(self) -> tuple[Corpus, ...]:

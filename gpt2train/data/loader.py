@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
 
-from gpt2train.data.batches import Batch, Corpora
+from gpt2train.data.batch import Batch
+from gpt2train.data.corpora import Corpora
 
 T = TypeVar("T")
 

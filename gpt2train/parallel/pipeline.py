@@ -7,7 +7,7 @@ stages. Every process reads the whole batch itself; only hidden states and their
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,11 +20,9 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
 )
 
+from gpt2train.data.batch import Batch
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.parallel.mesh import PIPELINE
-
-if TYPE_CHECKING:
-    from gpt2train.engine import Batch
 
 SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
 BESIDE = ("targets", "positions", "documents")  # what of a batch every stage is given
@@ -60,7 +58,7 @@ class Pipeline:
         for part in parts:
             part.forward = self._checked(part, autocast)  # type: ignore[method-assign]
 
-    def accumulate(self, batches: "Sequence[Batch]", factor: float) -> Tensor:
+    def accumulate(self, batches: Sequence[Batch], factor: float) -> Tensor:
         """Forward and backward of a step's micro-batches.
 
         Args:
@@ -79,7 +77,7 @@ class Pipeline:
         schedule.step(*([tokens] if self.parts[0].begins else []), target=factors, return_outputs=False, **whole)
         return self._total
 
-    def evaluate(self, batches: "Sequence[Batch]") -> Tensor:
+    def evaluate(self, batches: Sequence[Batch]) -> Tensor:
         """Forward alone, in a loop of our own: on torch 2.11 a schedule cannot evaluate before it has trained.
 
         In each tick every process works on one micro-batch, then all pass on what they have. Micro-batches go in
@@ -167,6 +165,6 @@ class Pipeline:
         return forward
 
 
-def _given(batch: "Batch") -> dict[str, Tensor]:
+def _given(batch: Batch) -> dict[str, Tensor]:
     """What of a batch goes along with the tokens, as keywords of the model."""
     return {name: value for name in BESIDE if (value := getattr(batch, name)) is not None}

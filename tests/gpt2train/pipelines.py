@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpt2train.config import RunConfig
-from gpt2train.engine import Batch, Engine
+from gpt2train.data.batch import Batch
+from gpt2train.engine import Engine
 from gpt2train.parallel.mesh import join
 from gpt2train.rank import end_at_once_on_bugs, follow_launcher
 from gpt2train.settings import build

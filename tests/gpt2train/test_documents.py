@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpt2train.data.batches import positions_within
+from gpt2train.data.corpora import positions_within
 from gpt2train.model.gpt2 import GPT2, document_mask
 from gpt2train.model.init import initialise
 from gpt2train.model.loss import IGNORE

@@ -6,12 +6,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gpt2train.data.batches import Corpora
+from gpt2train.config import SampleSettings
+from gpt2train.data.corpora import Corpora
 from gpt2train.data.indexed import IndexedWriter
 from gpt2train.data.loader import prefetch, step_batches
 from gpt2train.data.samples import Samples
@@ -22,7 +22,7 @@ from gpt2train.errors import UserError
 def data(tmp_path: Path) -> Corpora:
     with IndexedWriter(tmp_path / "t", "<u2") as writer:
         writer.add_all([[number] * 9 for number in range(80)])
-    choices = SimpleNamespace(reset_positions=True, mask_documents=True, eod_mask_loss=False)
+    choices = SampleSettings(reset_positions=True, mask_documents=True)
     return Corpora([Samples(tmp_path / "t", 4, 100, seed=1)], [1.0], choices)
 
 

@@ -6,64 +6,18 @@ how the next document begins (Megatron-LM's `--reset-position-ids`, `--reset-att
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Protocol
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from gpt2train.config import RunConfig, SampleSettings
+from gpt2train.data.batch import Batch
 from gpt2train.data.mixture import Mixture
 from gpt2train.data.samples import Samples
 from gpt2train.model.loss import IGNORE
 
-
-class Choices(Protocol):
-    """What `gpt2train.config.SampleSettings` says."""
-
-    @property
-    def reset_positions(self) -> bool: ...
-
-    @property
-    def mask_documents(self) -> bool: ...
-
-    @property
-    def eod_mask_loss(self) -> bool: ...
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Some samples, as the model takes them.
-
-    Attributes:
-        tokens: int64 [samples, context].
-        targets: int64 [samples, context]; -100 marks positions that do not count.
-        positions: int64 [samples, context] where they do not run from 0 to context - 1.
-        documents: int64 [samples, context] number of each token's document, where attention stays within one.
-    """
-
-    tokens: Tensor
-    targets: Tensor
-    positions: Tensor | None = None
-    documents: Tensor | None = None
-
-    @property
-    def marks(self) -> dict[str, Tensor]:
-        """`positions` and `documents`, those that are there: keywords of the model."""
-        found = {"positions": self.positions, "documents": self.documents}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
-
-    def pinned(self) -> "Batch":
-        """A copy in memory that a GPU reads without waiting."""
-        return Batch(**{name: tensor.pin_memory() for name, tensor in self._tensors()})
-
-    def to(self, device: torch.device) -> "Batch":
-        """On a device; from pinned memory the copy runs beside the computation."""
-        return Batch(**{name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors()})
-
-    def _tensors(self) -> list[tuple[str, Tensor]]:
-        found = [(field.name, getattr(self, field.name)) for field in fields(self)]
-        return [(name, tensor) for name, tensor in found if tensor is not None]
+CACHE = "index"  # folder in the run folder where the order of large corpora is kept
 
 
 class Corpora:
@@ -75,16 +29,22 @@ class Corpora:
         choices: what a sample shows of its documents.
     """
 
-    def __init__(self, corpora: Sequence[Samples], weights: Sequence[float], choices: Choices) -> None:
+    def __init__(self, corpora: Sequence[Samples], weights: Sequence[float], choices: SampleSettings) -> None:
         self.corpora, self.choices = corpora, choices
         self.context = corpora[0].context
         self.tokens = sum(corpus.tokens for corpus in corpora)
         self._mixture = Mixture(weights)
 
-    def epochs(self, samples: int) -> dict[str, float]:
-        """How often each corpus is gone through by this many samples, by its prefix."""
+    @property
+    def per_epoch(self) -> int:
+        """Samples until the first corpus begins anew."""
+        lasting = zip(self.corpora, self._mixture.shares, strict=True)
+        return int(min(corpus.per_epoch / share for corpus, share in lasting))
+
+    def epochs(self, samples: int) -> list[tuple[str, int, float]]:
+        """Of each corpus its prefix, its tokens, and how often it is gone through by this many samples."""
         shares = zip(self.corpora, self._mixture.shares, strict=True)
-        return {str(corpus.prefix): samples * share / corpus.per_epoch for corpus, share in shares}
+        return [(str(corpus.prefix), corpus.tokens, samples * share / corpus.per_epoch) for corpus, share in shares]
 
     def batch(self, indices: Sequence[int] | np.ndarray, until: int | None = None) -> Batch:
         """The samples of these global indices.
@@ -114,12 +74,14 @@ class Corpora:
     def counted(self, indices: Sequence[int] | np.ndarray) -> int:
         """Targets that count in the samples of these global indices, without reading a token.
 
-        Every process computes it for the whole step, so that all divide the loss by the same number.
+        Every process computes it for the whole step, so that all divide the loss by the same number. At least 1: where
+        documents are one token long, nothing counts, and the mean of nothing is 0.
         """
         count = len(indices) * self.context
         if not self.choices.eod_mask_loss:
             return count
-        return count - sum(corpus.document_ends(mine) for _, corpus, mine in self._by_corpus(np.asarray(indices)))
+        ends = sum(corpus.document_ends(mine) for _, corpus, mine in self._by_corpus(np.asarray(indices)))
+        return max(1, count - ends)
 
     def check_vocabulary(self, part: int = 0, parts: int = 1) -> None:
         """Look at every token of one share of each corpus.
@@ -152,3 +114,29 @@ def positions_within(documents: np.ndarray) -> np.ndarray:
     begins = np.zeros_like(documents)
     begins[..., 1:] = np.where(documents[..., 1:] != documents[..., :-1], place[1:], 0)
     return place - np.maximum.accumulate(begins, axis=-1)
+
+
+def training_data(config: RunConfig) -> Corpora:
+    """The training corpora of a run, shuffled by its seed.
+
+    Raises:
+        UserError: a file is missing, is not of this format, or holds too few tokens.
+        RunError: a file is truncated, or an index belongs to other data.
+    """
+    found = config.data.corpora
+    cache = Path(config.data.cache or Path(config.output) / CACHE)
+    context, vocab, seed = config.model.context, config.vocab, config.seed
+    parts = [Samples(corpus.prefix, context, vocab, seed, cache) for corpus in found]
+    return Corpora(parts, [corpus.weight for corpus in found], config.samples)
+
+
+def validation_data(config: RunConfig) -> Corpora | None:
+    """The validation tokens of a run, in the order of the file; None where it has none.
+
+    Raises:
+        UserError, RunError: as `training_data`.
+    """
+    if config.data.valid is None:
+        return None
+    parts = [Samples(config.data.valid, config.model.context, config.vocab, None)]
+    return Corpora(parts, [1.0], config.samples)
