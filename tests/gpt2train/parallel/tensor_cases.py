@@ -4,12 +4,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
+from torch.distributed.tensor import DTensor
 
+from benchmarks.peers import torch_tensor_parallel
 from gpt2train.config import ParallelSettings
 from gpt2train.model.gpt2 import GPT2, KeyValueCache
 from gpt2train.model.init import initialise
@@ -62,6 +61,11 @@ def gap(model: nn.Module, plain: nn.Module) -> float:
     )
 
 
+def off(x: Tensor, y: Tensor) -> float:
+    """Relative difference of two losses."""
+    return float((x.detach() / y.detach() - 1).abs())
+
+
 def whole(x: Tensor) -> Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
@@ -90,8 +94,8 @@ def equal(tp: int, sequence: bool) -> dict[str, Any]:
     partial = [n for n, p in model.named_parameters() if p.grad.placements != p.placements]
     sum_partial_gradients(model.parameters())
     return {
-        "logits": float((model(tokens) - plain(tokens)).abs().max()),
-        "loss": float((loss - expected).abs() / expected),
+        "logits": float((model(tokens) - plain(tokens)).detach().abs().max()),
+        "loss": off(loss, expected),
         "same loss": all(torch.equal(loss, other) for other in everyone(loss.detach(), mesh)),
         "gradient": gap(model, plain),
         "partial": partial,
@@ -126,12 +130,12 @@ def steps(tp: int, sequence: bool) -> dict[str, Any]:
             nn.utils.clip_grad_norm_(m.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(float(loss))
-        worst = max(worst, abs(losses[1] / losses[0] - 1))
+            losses.append(loss)
+        worst = max(worst, off(losses[1], losses[0]))
     kept = [p.to_local() for p in model.parameters() if p.placements[0].is_replicate()]
     return {
         "loss": worst,
-        "last": losses[0],
+        "last": losses[0].item(),
         "whole stay equal": all(torch.equal(p, other) for p in kept for other in everyone(p.detach(), mesh)),
     }
 
@@ -162,18 +166,11 @@ def zero(stage: int, sequence: bool) -> dict[str, Any]:
 def stock(tp: int) -> dict[str, Any]:
     """Torch's own plan for the same model, with its own loss over a cut vocabulary: an independent second way."""
     other, model, mesh = noisy(), noisy(), mesh_of(tp)[TENSOR]
-    plan = {"attn.qkv": ColwiseParallel(), "attn.proj": RowwiseParallel()}
-    plan |= {"up": ColwiseParallel(), "down": RowwiseParallel()}
-    for block in other.blocks.values():
-        parallelize_module(block, mesh, plan)
-    parallelize_module(other, mesh, {"wte": RowwiseParallel(input_layouts=Replicate())})
-    other.project = lambda x, weight: F.linear(DTensor.from_local(x, mesh, [Replicate()], run_check=False), weight)
+    torch_tensor_parallel.parallelize(other, mesh)
     apply_tensor_parallel(model, mesh, False)
     tokens, targets = batch(1)
     model(tokens, targets).backward()
-    with loss_parallel():  # knows no other reduction than the mean
-        mean = F.cross_entropy(other(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
-        (mean * (targets != IGNORE).sum()).backward()
+    torch_tensor_parallel.backward(other, tokens, targets)
     for parameter in other.parameters():
         parameter.grad = whole(parameter.grad)
     return {"gradient": gap(model, other)}
@@ -198,7 +195,7 @@ def loss(tp: int) -> dict[str, Any]:
     with torch.no_grad():
         again = vocabulary.cross_entropy(hidden, part, targets, region)
     return {
-        "loss": float((value - expected).abs() / expected),
+        "loss": off(value, expected),
         "without gradient": torch.equal(again, value.detach()),
         "hidden": float((entered.grad - hidden.grad).abs().max() / hidden.grad.abs().max()),
         "weight": float((part.grad - mine).abs().max() / mine.abs().max()),
@@ -215,8 +212,8 @@ def autocast(tp: int, sequence: bool, dtype: str) -> dict[str, Any]:
         rough, ours = plain(tokens, targets), model(tokens, targets)
     ours.backward()
     return {
-        "of plain": float((ours - rough).abs() / rough),
-        "of exact": float((ours - exact).abs() / exact),
+        "of plain": off(ours, rough),
+        "of exact": off(ours, exact),
         "dtypes": sorted({str(p.grad.dtype) for p in model.parameters()} | {str(ours.dtype)}),
     }
 
@@ -237,6 +234,26 @@ def cache(tp: int) -> dict[str, Any]:
     return {"logits": float((torch.cat(seen, 1) - expected).abs().max()), "heads": caches[0].key.shape[1]}
 
 
+def documents(tp: int, sequence: bool) -> dict[str, Any]:
+    """Samples of several documents: positions that begin anew, attention that stays within one."""
+    plain, model = noisy(), noisy()
+    apply_tensor_parallel(model, mesh_of(tp)[TENSOR], sequence)
+    tokens, targets = batch(1)
+    length = torch.arange(SHAPE.context)
+    starts = torch.tensor([0, 5, 7, 12]).unsqueeze(1)  # of the second document of each sample
+    more = {"documents": (length >= starts).long(), "positions": length - starts * (length >= starts)}
+    loss, expected = model(tokens, targets, **more), plain(tokens, targets, **more)
+    loss.backward()
+    expected.backward()
+    sum_partial_gradients(model.parameters())
+    unmasked = plain(tokens, targets)
+    return {
+        "loss": off(loss, expected),
+        "gradient": gap(model, plain),
+        "unmasked": off(unmasked, expected),
+    }
+
+
 def stages(tp: int, sequence: bool) -> dict[str, Any]:
     """Two pieces of a pipeline, each cut: hidden states go from one to the other as they are."""
     plain, mesh = noisy(), mesh_of(tp)[TENSOR]
@@ -246,7 +263,7 @@ def stages(tp: int, sequence: bool) -> dict[str, Any]:
     tokens, targets = batch(1)
     between = pieces[0](tokens)
     return {
-        "loss": float((pieces[1](between, targets) / plain(tokens, targets) - 1).abs()),
+        "loss": off(pieces[1](between, targets), plain(tokens, targets)),
         "length": between.shape[1],
     }
 

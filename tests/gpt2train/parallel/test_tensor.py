@@ -12,8 +12,13 @@ from tests.gpt2train.jobs import finish, start
 RANKS = Path(__file__).parent / "ranks.py"
 Findings = Callable[[str], list[dict[str, Any]]]
 WAYS = [(tp, sequence) for tp in (2, 4) for sequence in (False, True)]
+WHOLE = ("equal", "steps", "stages", "documents")
 CASES = [
-    *(f"tensor_cases.{name} {tp} {sequence}" for name in ("equal", "steps", "stages") for tp, sequence in WAYS),
+    *(
+        f"tensor_cases.{name} {tp} {sequence}"
+        for name in ("equal", "steps", "stages", "documents")
+        for tp, sequence in WAYS
+    ),
     *(f"tensor_cases.{name} {tp}" for name in ("heads", "stock", "loss", "cache") for tp in (2, 4)),
     *(f"tensor_cases.zero {stage} {sequence}" for stage in (0, 1, 2, 3) for sequence in (False, True)),
     *(f"tensor_cases.autocast 2 {sequence} 'bfloat16'" for sequence in (False, True)),
@@ -107,6 +112,12 @@ def test_generation_keeps_the_keys_of_its_own_heads(tp: int, findings: Findings)
 def test_stages_of_a_pipeline_are_cut_as_they_are(tp: int, sequence: bool, findings: Findings) -> None:
     for found in findings(f"tensor_cases.stages {tp} {sequence}"):
         assert found["loss"] < 1e-6 and found["length"] == (16 // tp if sequence else 16), found
+
+
+@pytest.mark.parametrize(("tp", "sequence"), WAYS)
+def test_positions_and_documents_go_along(tp: int, sequence: bool, findings: Findings) -> None:
+    for found in findings(f"tensor_cases.documents {tp} {sequence}"):
+        assert found["loss"] < 1e-6 and found["gradient"] < 1e-5 and found["unmasked"] > 1e-4, found
 
 
 def test_a_group_of_one_changes_nothing(findings: Findings) -> None:
