@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     follow_launcher()
     stop = StopRequest()
     stop.install()
-    seat = Seat(rank=likely_rank(os.environ))
+    seat = Seat(rank=(rank := likely_rank(os.environ)), local=rank)
     end_at_once_on_bugs(seat.rank, options.debug)
     try:
         seat = find_seat(os.environ)

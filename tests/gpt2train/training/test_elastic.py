@@ -1,0 +1,79 @@
+"""Lost ranks: all start again from the last checkpoint, and the numbers are those of a job that lost none."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gpt2train.checkpoint import store
+from gpt2train.config import RunConfig
+from tests.gpt2train.jobs import curve, finish, make, start, wait_for, write, write_tokens
+from tests.gpt2train.training.machines import RANKS, finish_all, free_port, meeting_at, start_machines
+
+WITH_DROPOUT: dict[str, Any] = {"model": {"dropout": 0.1}, "steps": 40, "checkpoints": {"every": 10, "keep": 9}}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("tokens"))
+
+
+def ranks_of(launcher: int) -> list[psutil.Process]:
+    return psutil.Process(launcher).children()
+
+
+def passed(config: RunConfig, step: int) -> bool:
+    rows = curve(config.output, "step")
+    return bool(rows) and rows[-1] >= step
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_two_machines_go_on_after_a_rank_is_lost(tokens: Path, tmp_path: Path, processes: int) -> None:
+    broken, straight = (make(tokens, tmp_path / name, **WITH_DROPOUT) for name in ("broken", "straight"))
+    port = free_port()
+    # One job trains both: the first run is broken, and the second is its undisturbed twin.
+    jobs = start_machines([meeting_at(port, processes, restarts=2)] * 2, str(RANKS), write(broken), write(straight))
+    wait_for(lambda: passed(broken, 14), jobs[0], pause=0.002)
+    lost = ranks_of(jobs[1].pid)[-1]
+    lost.kill()
+    done = finish_all(jobs)
+    assert [code for code, _, _ in done] == [0, 0], done
+    assert sum(err.count("was ended by SIGKILL") for _, _, err in done) == 1, done
+    assert all("starting all ranks again, from the last checkpoint: restart 1 of 2" in out for _, out, _ in done)
+    for key in ("step", "loss", "grad_norm"):
+        assert curve(broken.output, key) == curve(straight.output, key), key
+    assert store.verify(store.newest(broken.output)).position.step == 40
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_and_then_replaced(tokens: Path, tmp_path: Path) -> None:
+    config = make(tokens, tmp_path / "run", **(WITH_DROPOUT | {"steps": 3000, "checkpoints": {"every": 200}}))
+    job = start(
+        *("--max-restarts", "1", "--shutdown-timeout", "2", "-m", "gpt2train.train"),
+        *("--config", write(config), "--timeout", "15"),
+    )
+    wait_for(lambda: passed(config, 210), job)
+    first, second = ranks_of(job.pid)
+    os.kill(second.pid, signal.SIGSTOP)
+    wait_for(lambda: (new := ranks_of(job.pid)) and len(new) == 2 and not {first, second} & set(new), job)
+    assert not psutil.wait_procs([first, second], timeout=10)[1]
+    wait_for(lambda: not passed(config, 3000), job)
+    job.terminate()
+    code, out, err = finish(job)
+    assert "error: rank 1 gave no sign of life while rank 0 waited" in err, err
+    assert len(err.splitlines()) == 1, err
+    assert "restart 1 of 1" in out and "going on from step" in out and code == 0, out
+
+
+def test_a_mistake_of_the_user_is_not_tried_again(tokens: Path, tmp_path: Path) -> None:
+    config = make(tokens, tmp_path / "run", vocab=250)
+    job = start("--max-restarts", "3", "-m", "gpt2train.train", "--config", write(config))
+    code, out, err = finish(job)
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert err.startswith("error: ") and "starting all ranks again" not in out
+    for rank in (0, 1):
+        text = (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
+        assert " ERROR attempt 0: error: " in text and "attempt 1" not in text
