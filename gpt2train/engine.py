@@ -141,6 +141,10 @@ class Engine:
         dist.all_reduce(total)
         return total.item() / self.layout.tp
 
+    def parameters(self) -> list[Tensor]:
+        """The parameters that live here."""
+        return [parameter for part in self.parts for parameter in part.parameters()]
+
     def state(self) -> Mapping[str, Tensor]:
         """Weights and optimizer state by names that no layout shows in: `model.<name>`, `optim.<name>.<key>`."""
         state: dict[str, Tensor] = {}

@@ -13,8 +13,6 @@ import argparse
 import contextlib
 import logging
 import os
-import resource
-import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -34,15 +32,17 @@ from gpt2train.data.loader import step_batches
 from gpt2train.engine import Engine
 from gpt2train.errors import RunError, UserError
 from gpt2train.logs import divert_native_stderr, drop_empty, log_to
+from gpt2train.memory import tell_memory
 from gpt2train.metrics import MetricsWriter, mfu, parameter_count
 from gpt2train.parallel import meeting
 from gpt2train.parallel.layout import Layout
-from gpt2train.parallel.mesh import TIMEOUT, Place, from_first, join, together
+from gpt2train.parallel.mesh import TIMEOUT, Place, anyone, from_first, join, together
 from gpt2train.rank import StopRequest, end_at_once_on_bugs, exit_code, follow_launcher, leave, only_job_in
 from gpt2train.schedule import learning_rate
 
 log = logging.getLogger("gpt2train")
 
+VALIDATION_TURNS = 8  # micro-batches between two looks at whether to stop
 MANY_EPOCHS = 4  # beyond, repeated data is worth ever less (Muennighoff et al. 2023, "Scaling Data-Constrained LMs")
 
 
@@ -106,7 +106,7 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
             metrics = MetricsWriter(run, position.step, config.logging.tensorboard)
             cleanup.callback(metrics.close)
 
-        skips = 0
+        skips, first_step = 0, position.step + 1
         while position.step < config.steps:
             began = time.perf_counter()
             step = position.step + 1
@@ -134,9 +134,14 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
             }
             if used := mfu(row["tokens_per_second"], config.shape, place.device, place.world):
                 row["mfu"] = used
-            last = step == config.steps or result.stop
-            if valid is not None and (step % config.validation.every == 0 or step == config.steps):
-                row["valid_loss"] = validate(config, engine, valid)
+            stopping = result.stop
+            if valid is not None and not stopping and (step % config.validation.every == 0 or step == config.steps):
+                valid_loss = validate(config, engine, valid, stop)
+                if valid_loss is None:
+                    stopping = True
+                else:
+                    row["valid_loss"] = valid_loss
+            last = step == config.steps or stopping
             if metrics is not None:
                 metrics.write(row)
             if last or step == 1 or step % config.logging.every == 0 or "valid_loss" in row:
@@ -148,10 +153,11 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
                 )
             if last or step % config.checkpoints.every == 0:
                 save_run(config, engine.state(), position)
-            if result.stop:
+            if stopping:
                 break
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << (20 if sys.platform != "darwin" else 30))
-    log.info("peak memory of rank %d: %.2f GiB", place.rank, peak)
+            if step == first_step:
+                tell_memory(place, layout, engine.parameters(), "after the first step")
+        tell_memory(place, layout, engine.parameters(), "at the end")
     if position.step < config.steps:
         log.info("stopped at step %d of %d; the same command goes on from there", position.step, config.steps)
     log.info("checkpoint: %s", checkpoint_of(config, position))
@@ -175,15 +181,24 @@ def _learning_rate(config: RunConfig, update: int) -> float:
     )
 
 
-def validate(config: RunConfig, engine: Engine, data: Corpora) -> float:
-    """Mean loss per token over the first samples of the validation file: the same set always and everywhere."""
+def validate(config: RunConfig, engine: Engine, data: Corpora, stop: StopRequest) -> float | None:
+    """Mean loss per token over the first samples of the validation file: the same set always and everywhere.
+
+    None when a process was asked to stop meanwhile: the grace time is for the save.
+    """
     layout = engine.layout
     count, micro = min(config.validation.samples, data.per_epoch), layout.micro_batch
     # Every process makes the same number of turns, since a forward can communicate; samples beyond the set are there
     # for the shape and count nothing.
     starts = range(engine.data_rank * micro, _round_up(count, micro * layout.data), micro * layout.data)
-    batches = [data.batch(range(start, start + micro), until=count).to(engine.place.device) for start in starts]
-    return engine.evaluate(batches) / data.counted(range(count))
+    total = 0.0
+    for turn in range(0, len(starts), VALIDATION_TURNS):
+        if anyone(stop.asked):
+            return None
+        some = starts[turn : turn + VALIDATION_TURNS]
+        batches = [data.batch(range(start, start + micro), until=count).to(engine.place.device) for start in some]
+        total += engine.evaluate(batches)
+    return total / data.counted(range(count))
 
 
 def _open(config: RunConfig, place: Place) -> tuple[Corpora, Corpora | None]:

@@ -100,3 +100,10 @@ def from_first(work: Callable[[], T]) -> T:
     box = [together(lambda: work() if dist.get_rank() == 0 else None)]
     dist.broadcast_object_list(box, src=0)
     return cast(T, box[0])
+
+
+def anyone(asked: bool) -> bool:
+    """Whether any process says yes; all of them call it together."""
+    said = torch.tensor(float(asked))  # on the CPU: gloo carries it, and no GPU is waited for
+    dist.all_reduce(said)
+    return bool(said.item() > 0)
