@@ -1,0 +1,145 @@
+"""What cannot be trained: one clear error on the first rank alone, every rank ends, the exit code is not 0.
+
+All cases are run by the same two real ranks, one after the other; each joins and leaves a process group of its own.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2train.checkpoint import store
+from gpt2train.config import RunConfig, to_toml
+from gpt2train.data.indexed import IndexedWriter
+from gpt2train.rank import only_job_in
+from tests.gpt2train.jobs import finish, make, start, write_tokens
+
+HERE = Path(__file__).parent
+REFUSED = {
+    "preset": (2, r"unknown preset '346m'; did you mean '345m'\?"),
+    "vocabulary": (2, r"train\.bin holds the token \d+, but the vocabulary has 250"),
+    "truncated": (1, r"train\.bin .* bytes, but its \.idx tells of"),
+    "index": (1, r"train\.bin .* bytes, but its \.idx tells of"),
+    "layout": (2, r"tp 3 x pp 1 = 3 processes, but 2 were given"),
+    "batch": (2, r"global_batch 9 is not a multiple"),
+    "two-jobs": (2, r"another training job works in .*two-jobs"),
+    "elsewhere": (2, r"cannot write .*elsewhere"),
+    "file-limit": (1, r"cannot save .*step-00000006"),
+    "full-disk": (1, r"no space left while saving .*step-0000000\d"),
+}
+SAVING: dict[str, Any] = {"checkpoints": {"every": 2, "keep": 99}, "schedule": {"warmup": 1}}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a case ended on both ranks."""
+
+    codes: tuple[int, ...]
+    screens: tuple[str, ...]
+    checkpoints: list[int]
+    """Steps of those that stand and are intact."""
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[bool]:
+    """A disk of this size at a folder; False where we may not mount one."""
+    folder.mkdir()
+    mount = shutil.which("mount")
+    command = [mount or "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    made = mount is not None and subprocess.run(command, capture_output=True).returncode == 0
+    try:
+        yield made
+    finally:
+        if made:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def write_bad_tokens(folder: Path) -> tuple[Path, Path, Path]:
+    """Tokens that are sound, that lost their end, and that have the index of another corpus."""
+    sound, truncated, other = write_tokens(folder), folder / "cut", folder / "other"
+    for place in (truncated, other):
+        place.mkdir()
+        for name in ("train.bin", "train.idx", "valid.bin", "valid.idx"):
+            shutil.copy(sound / name, place)
+    os.truncate(truncated / "train.bin", (sound / "train.bin").stat().st_size - 1000)
+    with IndexedWriter(folder / "corpus", "<u2") as writer:
+        writer.add(list(range(90)))
+    shutil.copy(folder / "corpus.idx", other / "train.idx")
+    return sound, truncated, other
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ending]]:
+    """How each case ended, all in one torchrun job; without those that this machine cannot play."""
+    folder = tmp_path_factory.mktemp("refusals")
+    sound, truncated, other = write_bad_tokens(folder)
+    (folder / "elsewhere").write_text("a file where a folder should be")
+    limited = folder / "file-limit"
+    configs: dict[str, RunConfig] = {
+        "preset": make(sound, folder / "preset"),
+        "vocabulary": make(sound, folder / "vocabulary", vocab=250),
+        "truncated": make(truncated, folder / "truncated"),
+        "index": make(other, folder / "index"),
+        "layout": make(sound, folder / "layout", parallel={"tp": 3}),
+        "batch": make(sound, folder / "batch", batch={"global_batch": 9}),
+        "two-jobs": make(sound, folder / "two-jobs"),
+        "elsewhere": make(sound, folder / "elsewhere" / "run"),
+        "before-limit": make(sound, limited, steps=4, **SAVING),
+        "file-limit": make(sound, limited, steps=40, **SAVING),
+        "full-disk": make(sound, folder / "disk" / "full-disk", steps=40, **SAVING),
+        "sound": make(sound, folder / "sound", steps=4),
+    }
+    more = {"preset": {"arguments": ["--preset", "346m"]}, "file-limit": {"file_limit": 100_000}}
+    # Two checkpoints of some 470 KB fit on the disk, with the logs.
+    with small_disk(folder / "disk", "1400k") as mounted, only_job_in(folder / "two-jobs"):
+        if not mounted:
+            del configs["full-disk"]
+        cases = []
+        for name, config in configs.items():
+            (folder / f"{name}.toml").write_text(to_toml(config))
+            extra = more.get(name, {})
+            arguments = ["--config", str(folder / f"{name}.toml"), *extra.get("arguments", [])]
+            cases.append({**extra, "name": name, "arguments": arguments})
+        (folder / "cases.json").write_text(json.dumps(cases))
+        out = folder / "out"
+        out.mkdir()
+        code, _, err = finish(start(str(HERE / "cases.py"), str(folder / "cases.json"), str(out)), 270)
+        assert code == 0, err
+        yield {name: ending(out, name, config.output) for name, config in configs.items()}
+
+
+def ending(out: Path, name: str, run: str) -> Ending:
+    standing = [store.verify(path).position.step for path in store.list_checkpoints(run)]
+    codes = tuple(int((out / f"{name}.{rank}.code").read_text()) for rank in (0, 1))
+    return Ending(codes, tuple((out / f"{name}.{rank}.txt").read_text() for rank in (0, 1)), standing)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_one_error_on_the_first_rank_alone(endings: dict[str, Ending], name: str) -> None:
+    if name not in endings:
+        pytest.skip("mounting a small disk needs root")
+    code, message = REFUSED[name]
+    end = endings[name]
+    errors = [line for line in end.screens[0].splitlines() if line.startswith("error: ")]
+    assert end.codes == (code, code), end
+    assert len(errors) == 1 and re.search(message, errors[0]), end
+    assert end.screens[1] == "", end
+
+
+def test_what_could_not_be_saved_leaves_the_checkpoints_before(endings: dict[str, Ending]) -> None:
+    assert endings["file-limit"].checkpoints == [2, 4]
+    if "full-disk" in endings:
+        assert endings["full-disk"].checkpoints[0] == 2
+
+
+def test_the_ranks_are_as_fit_as_before_for_what_is_sound(endings: dict[str, Ending]) -> None:
+    assert endings["sound"].codes == (0, 0)
+    assert "memory at the end" in endings["sound"].screens[0] and endings["sound"].screens[1] == ""
