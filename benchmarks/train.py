@@ -5,7 +5,7 @@
     python -m benchmarks.train --device cuda --preset 345m --compile   bfloat16 autocast
 
 Same shape, batch, dtype and optimizer (fused AdamW, clipping), no dropout. The row `products` is the floor: as many
-FLOPs as a step has by the usual formula (6N + 12LHQT), done as plain matrix products on this machine. MFU takes the same
+FLOPs as a step has by the usual formula (6N + 12LHQT), done as plain matrix products on this machine. MFU takes that
 formula and the maker's dense bfloat16 peak (989 TFLOP/s for an H200). Expected: not slower than transformers, at half
 its peak memory at most.
 """
