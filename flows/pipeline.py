@@ -40,7 +40,7 @@ def check(settings: PipelineSettings) -> None:
     """
     check_local(settings.output)
     dataprep.check(settings)
-    Layout.of(settings.train, settings.launch.processes)
+    Layout.of(settings.train, settings.launch.world)
 
 
 if __name__ == "__main__":

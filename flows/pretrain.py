@@ -54,7 +54,7 @@ def check(settings: PretrainSettings) -> None:
     """
     check_local(settings.output)
     check_place(settings)
-    Layout.of(settings.train, settings.launch.processes)
+    Layout.of(settings.train, settings.launch.world)
     for step in ("tokens", "tokenizer"):
         need_manifest(Folder(settings.data or settings.output) / step)
 

@@ -11,13 +11,14 @@ import contextlib
 import contextvars
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from gpt2train.config import CONFIG_FILE, TrainSettings, run_config, to_toml
 from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
@@ -40,11 +41,30 @@ class LaunchSettings(Settings):
     """How the training job is started. Nothing here changes what is learned."""
 
     processes: PositiveInt = 2
-    """Processes of the torchrun job: GPUs of this machine, or CPU cores where there is none."""
+    """Processes of the torchrun job on each machine: its GPUs, or CPU cores where there is none."""
+    nodes: PositiveInt = 1
+    """Machines; the others are told the command to run, and see the same run folder on a shared disk."""
+    endpoint: str | None = Field(None, pattern=r"^[^\s:]+:\d+$")
+    """HOST:PORT of the machine where they meet, with more than one."""
+    restarts: NonNegativeInt = 0
+    """How often all processes start again from the last checkpoint when one was lost."""
+    timeout: float = Field(300.0, gt=0)
+    """Seconds until a process that says nothing counts as lost."""
     threads: PositiveInt = 1
     """OMP threads of each process; on a CPU, processes x threads should not exceed the cores."""
     grace: float = Field(60.0, gt=0)
     """Seconds that a cancelled job has to save a checkpoint before it is killed."""
+
+    @property
+    def world(self) -> int:
+        """Processes on all machines."""
+        return self.processes * self.nodes
+
+    @model_validator(mode="after")
+    def _meet_somewhere(self) -> "LaunchSettings":
+        if self.nodes > 1 and self.endpoint is None:
+            raise ValueError(f"{self.nodes} nodes need launch.endpoint, the HOST:PORT where they meet")
+        return self
 
 
 def train(
@@ -137,8 +157,10 @@ def run_job(config: str, launch: LaunchSettings, follower: Follower) -> None:
     Raises:
         RunError: it ended with an error.
     """
-    command = [sys.executable, "-m", "gpt2train.launch", "--parent", str(os.getpid()), "--"]
-    command += ["--nproc-per-node", str(launch.processes), "--standalone", "-m", "gpt2train.train", "--config", config]
+    arguments = job_arguments(config, launch)
+    command = [sys.executable, "-m", "gpt2train.launch", "--parent", str(os.getpid()), "--", *arguments]
+    if launch.nodes > 1:
+        log.info("start on each other machine: python -m gpt2train.launch -- %s", shlex.join(arguments))
     environment = {**os.environ, "OMP_NUM_THREADS": str(launch.threads), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command,
@@ -172,6 +194,17 @@ def run_job(config: str, launch: LaunchSettings, follower: Follower) -> None:
             process.stdout.close()
     if process.returncode:
         raise job_error(process.returncode, list(last), config)
+
+
+def job_arguments(config: str, launch: LaunchSettings) -> list[str]:
+    """torchrun's arguments, the same on every machine of a job."""
+    where = ["--standalone"]
+    if launch.endpoint is not None and launch.nodes > 1:
+        # The run folder's name has the fingerprint of all settings: no other job meets under it.
+        where = ["--nnodes", str(launch.nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", launch.endpoint]
+        where += ["--rdzv-id", Path(config).parent.name]
+    ranks = ["--nproc-per-node", str(launch.processes), "--max-restarts", str(launch.restarts)]
+    return [*where, *ranks, "-m", "gpt2train.train", "--config", config, "--timeout", str(launch.timeout)]
 
 
 def job_error(code: int, last: list[str], config: str) -> Exception:

@@ -1,7 +1,6 @@
 """Lost ranks: all start again from the last checkpoint, and the numbers are those of a job that lost none."""
 
-import os
-import signal
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +49,21 @@ def test_two_machines_go_on_after_a_rank_is_lost(tokens: Path, tmp_path: Path, p
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_and_then_replaced(tokens: Path, tmp_path: Path) -> None:
-    config = make(tokens, tmp_path / "run", **(WITH_DROPOUT | {"steps": 3000, "checkpoints": {"every": 200}}))
+    config = make(tokens, tmp_path / "run", steps=1_000_000, checkpoints={"every": 5, "keep": 2})
     job = start(
         *("--max-restarts", "1", "--shutdown-timeout", "2", "-m", "gpt2train.train"),
-        *("--config", write(config), "--timeout", "15"),
+        *("--config", write(config), "--timeout", "20"),
     )
-    wait_for(lambda: passed(config, 210), job)
-    first, second = ranks_of(job.pid)
-    os.kill(second.pid, signal.SIGSTOP)
-    wait_for(lambda: (new := ranks_of(job.pid)) and len(new) == 2 and not {first, second} & set(new), job)
-    assert not psutil.wait_procs([first, second], timeout=10)[1]
-    wait_for(lambda: not passed(config, 3000), job)
+    wait_for(lambda: passed(config, 7), job)
+    hanging = ranks_of(job.pid)[1]
+    hanging.suspend()
+    log = tmp_path / "run" / "logs" / "rank-0.log"
+    wait_for(lambda: "attempt 1: going on from step" in log.read_text(), job)
+    assert not psutil.wait_procs([hanging], timeout=10)[1]
     job.terminate()
     code, out, err = finish(job)
-    assert "error: rank 1 gave no sign of life while rank 0 waited" in err, err
-    assert len(err.splitlines()) == 1, err
-    assert "restart 1 of 1" in out and "going on from step" in out and code == 0, out
+    assert re.match(r"error: rank 1 gave no sign of life while rank 0 waited; .*\n$", err), err
+    assert "restart 1 of 1" in out and code == 0, out
 
 
 def test_a_mistake_of_the_user_is_not_tried_again(tokens: Path, tmp_path: Path) -> None:
