@@ -22,7 +22,8 @@ from typing import Any
 import torch.distributed as dist
 
 from gpt2train.checkpoint import store
-from gpt2train.checkpoint.resume import checkpoint_of, find_position, save_run
+from gpt2train.checkpoint.resume import checkpoint_of
+from gpt2train.checkpoint.saver import Checkpoints
 from gpt2train.checkpoint.store import Position
 from gpt2train.cluster import Seat, find_seat, likely_rank
 from gpt2train.config import CONFIG_FILE, RunConfig, read_run_config, to_toml
@@ -36,7 +37,7 @@ from gpt2train.memory import tell_memory
 from gpt2train.metrics import MetricsWriter, mfu, parameter_count
 from gpt2train.parallel import meeting
 from gpt2train.parallel.layout import Layout
-from gpt2train.parallel.mesh import TIMEOUT, Place, anyone, from_first, join, together
+from gpt2train.parallel.mesh import TIMEOUT, Place, anyone, join, together
 from gpt2train.rank import StopRequest, end_at_once_on_bugs, exit_code, follow_launcher, leave, only_job_in
 from gpt2train.schedule import learning_rate
 
@@ -95,13 +96,11 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
         data, valid = together(lambda: _open(config, place))
 
         engine = Engine(config, place)
-        position = from_first(lambda: find_position(config))
-        if position.step:
-            store.load(checkpoint_of(config, position), engine.state())
-        _introduce(config, place, layout, data, position)
+        checkpoints = cleanup.enter_context(Checkpoints(config))
+        position = checkpoints.restore(engine.state())
+        _introduce(config, place, layout, data)
         metrics = None
         if place.is_first:
-            store.sweep(run)
             _write(run / CONFIG_FILE, to_toml(config))
             metrics = MetricsWriter(run, position.step, config.logging.tensorboard)
             cleanup.callback(metrics.close)
@@ -113,7 +112,7 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
             tokens = data.counted(range(position.samples, position.samples + layout.global_batch))
             total = engine.accumulate(_micro_batches(data, engine, position.samples), tokens, step)
             lr = _learning_rate(config, position.updates)
-            result = engine.update(total, tokens, lr, stop.asked)
+            result = engine.update(total, tokens, lr, stop.asked or checkpoints.failed)
             skips = 0 if result.updated else skips + 1
             position = Position(
                 step=step,
@@ -131,6 +130,7 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
                 "skipped": position.skipped,
                 "seconds": seconds,
                 "tokens_per_second": tokens / seconds,
+                **checkpoints.seconds(),
             }
             if used := mfu(row["tokens_per_second"], config.shape, place.device, place.world):
                 row["mfu"] = used
@@ -152,11 +152,12 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
                     f"raise schedule.warmup, and go on from the last checkpoint in {run / store.FOLDER}"
                 )
             if last or step % config.checkpoints.every == 0:
-                save_run(config, engine.state(), position)
+                checkpoints.save(engine.state(), position, row.get("valid_loss"))
             if stopping:
                 break
             if step == first_step:
                 tell_memory(place, layout, engine.parameters(), "after the first step")
+        checkpoints.wait()
         tell_memory(place, layout, engine.parameters(), "at the end")
     if position.step < config.steps:
         log.info("stopped at step %d of %d; the same command goes on from there", position.step, config.steps)
@@ -210,7 +211,7 @@ def _open(config: RunConfig, place: Place) -> tuple[Corpora, Corpora | None]:
     return data, valid
 
 
-def _introduce(config: RunConfig, place: Place, layout: Layout, data: Corpora, position: Position) -> None:
+def _introduce(config: RunConfig, place: Place, layout: Layout, data: Corpora) -> None:
     log.info(
         "%s parameters, %s, %d processes on %s, %s, batch %d = %d x %d x %d, ZeRO %d",
         f"{parameter_count(config.shape):,}",
@@ -232,8 +233,6 @@ def _introduce(config: RunConfig, place: Place, layout: Layout, data: Corpora, p
             )
     if config.schedule.warmup > config.steps / 2:
         log.warning("warning: the warm-up takes %d of %d steps", config.schedule.warmup, config.steps)
-    if position.step:
-        log.info("going on from step %d", position.step)
 
 
 def _line(row: dict[str, Any], steps: int) -> str:

@@ -1,21 +1,54 @@
-"""What of a run goes into a checkpoint, and where a run goes on."""
+"""Where a run goes on, or what it begins from; and which settings it may change on its way."""
 
+import hashlib
 import logging
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch.distributed as dist
 from torch import Tensor
 
 from gpt2train.checkpoint import store
-from gpt2train.checkpoint.store import CheckpointManifest, Position
+from gpt2train.checkpoint.store import CheckpointManifest, Position, StoredCorpus
 from gpt2train.config import RunConfig
+from gpt2train.data.stream import open_tokens
 from gpt2train.errors import RunError, UserError
+from gpt2train.parallel.mesh import from_first, together
 
 log = logging.getLogger("gpt2train")
 
-FIXED = ("model", "vocab", "tokenizer_hash", "seed")  # settings that a run cannot change on its way
+# What the weights are: another value is another model.
+SHAPE = ("model.layers", "model.heads", "model.hidden", "model.context", "vocab", "tokenizer_hash")
+# What a run cannot change on its way: with another seed or other samples, its sample index would count something else.
+# The rest may change: layout, batch, precision, learning rate, steps, dropout, how often is saved and validated.
+FIXED = (*SHAPE, "seed", "samples")
+UNSAID = ("output", "data", "checkpoints", "logging", "validation", "speed")  # no change of these changes the numbers
 START = Position(step=0, samples=0, updates=0, skipped=0)
+LOOKS, LOOK = 64, 1024  # tokens of a corpus that name it: so many pieces of so many
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint whose files were all found whole."""
+
+    checkpoint: Path
+    manifest: CheckpointManifest
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a new run takes from a checkpoint of another one."""
+
+    checkpoint: Path
+    position: Position
+    optimizer: bool
+
+    def wanted(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors that are loaded."""
+        return {name: value for name, value in state.items() if self.optimizer or name.startswith("model.")}
 
 
 def checkpoint_of(config: RunConfig, position: Position) -> Path:
@@ -23,45 +56,128 @@ def checkpoint_of(config: RunConfig, position: Position) -> Path:
     return Path(config.output) / store.FOLDER / store.checkpoint_name(position.step)
 
 
-def save_run(config: RunConfig, state: Mapping[str, Tensor], position: Position) -> None:
-    """Save, all processes together, and say how long training stood still for it."""
-    began = time.perf_counter()
-    settings = config.model_dump(mode="json")
-    folder = store.save(config.output, state, position, settings, config.tokenizer_hash, config.checkpoints.keep)
-    log.info("saved %s in %.1f s", folder.name, time.perf_counter() - began)
-
-
-def find_position(config: RunConfig) -> Position:
-    """Where a run goes on: its newest intact checkpoint, or the beginning where it has none. For one process to ask.
+def find_own(config: RunConfig, corpora: tuple[StoredCorpus, ...], group: dist.ProcessGroup | None) -> Found | None:
+    """The checkpoint where a run goes on; None where it has none. All processes together.
 
     Raises:
-        UserError: the run folder is of another model, tokenizer or seed, or beyond `steps`.
+        UserError: the run folder is of another model, tokenizer, seed or data, or beyond `steps`.
         RunError: there are checkpoints, and all of them are damaged: never a silent new start.
     """
-    found = store.list_checkpoints(config.output)
-    for checkpoint in reversed(found):
+    found = _newest_whole(config.output, group)
+    if found is not None:
+        together(lambda: _check_same_run(config, corpora, found.manifest, f"{config.output} holds"), group)
+        log.info("going on from step %d", found.manifest.position.step)
+        for key, before, now in _changes(found.manifest.config, config):
+            log.info("changed since: %s from %s to %s", key, before, now)
+    return found
+
+
+def find_start(
+    config: RunConfig, corpora: tuple[StoredCorpus, ...], group: dist.ProcessGroup | None
+) -> Beginning | None:
+    """What `checkpoints.start_from` names; None where it names nothing. All processes together.
+
+    Raises:
+        UserError: there is no checkpoint, or it is of another shape or tokenizer; for a position also of other data.
+        RunError: it is damaged; of a run folder, every one.
+    """
+    place, what = config.checkpoints.start_from, config.checkpoints.start_with
+    if place is None:
+        return None
+    path = Path(place)
+    if (path / store.FOLDER).is_dir():
+        found = _newest_whole(place, group)
+    elif (path / store.MANIFEST).is_file():
+        found = Found(path, _verified(path, group))
+    else:
+        found = None
+    if found is None:
+        raise UserError(f"checkpoints.start_from: there is no checkpoint at {place}; give a run folder or a checkpoint")
+    position = found.manifest.position if what == "position" else START
+    if what == "position":
+        together(lambda: _check_same_run(config, corpora, found.manifest, f"{place} is of"), group)
+    else:
+        _check(config, found.manifest, SHAPE, f"{place} is of", "leave out checkpoints.start_from")
+    log.info("beginning with the %s of %s", "weights" if what == "weights" else f"weights and {what}", found.checkpoint)
+    return Beginning(found.checkpoint, position, optimizer=what != "weights")
+
+
+def stored_corpora(config: RunConfig) -> tuple[StoredCorpus, ...]:
+    """What names the training data of a run, wherever it lies."""
+    corpora = []
+    for corpus in config.data.corpora:
+        data = open_tokens(corpus.prefix)
+        count = len(data.tokens)
+        digest = hashlib.sha256(np.ascontiguousarray(data.lengths, dtype="<i8").data)
+        digest.update(np.ascontiguousarray(data.documents, dtype="<i8").data)
+        for start in np.linspace(0, max(0, count - LOOK), LOOKS, dtype=np.int64).tolist():
+            digest.update(data.tokens[start : start + LOOK].astype("<i8").data)
+        corpora.append(StoredCorpus(identity=digest.hexdigest(), tokens=count, weight=corpus.weight))
+    return tuple(corpora)
+
+
+def _newest_whole(run: str, group: dist.ProcessGroup | None) -> Found | None:
+    checkpoints = from_first(lambda: store.list_checkpoints(run), group)
+    for checkpoint in reversed(checkpoints):
         try:
-            manifest = store.verify(checkpoint)
+            return Found(checkpoint, _verified(checkpoint, group))
         except RunError as error:
             log.warning("%s", error)
-            continue
-        _check_same_run(config, manifest)
-        return manifest.position
-    if found:
-        raise RunError(f"all {len(found)} checkpoints in {found[0].parent} are damaged; remove them to start anew")
-    return START
+    if checkpoints:
+        raise RunError(
+            f"all {len(checkpoints)} checkpoints in {checkpoints[0].parent} are damaged; remove them to start anew"
+        )
+    return None
 
 
-def _check_same_run(config: RunConfig, manifest: CheckpointManifest) -> None:
-    now = config.model_dump(mode="json")
-    for key in FIXED:
-        there = manifest.config.get(key)
-        if now[key] != there:
-            raise UserError(
-                f"{config.output} holds a run with another {key} ({there} there, {now[key]} now); give another output"
-            )
+def _verified(checkpoint: Path, group: dist.ProcessGroup | None) -> CheckpointManifest:
+    """All processes share the reading: hashing 18 GB (1542m) takes one core half a minute, and the disk longer."""
+    return together(lambda: store.verify(checkpoint, dist.get_rank(), dist.get_world_size()), group)
+
+
+def _check_same_run(
+    config: RunConfig, corpora: tuple[StoredCorpus, ...], manifest: CheckpointManifest, holder: str
+) -> None:
+    remedy = "give another output" if holder.endswith("holds") else "use start_with = 'optimizer'"
+    _check(config, manifest, FIXED, f"{holder} a run with", remedy)
+    if manifest.data and manifest.data != corpora:
+        raise UserError(f"{holder} a run with other training data ({_differ(manifest, corpora, config)}); {remedy}")
     if manifest.position.step > config.steps:
         raise UserError(
             f"{config.output} stands at step {manifest.position.step}, beyond steps = {config.steps}; "
             "raise steps or give another output"
         )
+
+
+def _check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...], holder: str, remedy: str) -> None:
+    now, there = _flat(config.model_dump(mode="json")), _flat(manifest.config)
+    for key in [key for key in now if key in keys or key.split(".")[0] in keys]:
+        if now[key] != there.get(key):
+            raise UserError(f"{holder} another {key} ({there.get(key)} there, {now[key]} now); {remedy}")
+
+
+def _differ(manifest: CheckpointManifest, corpora: tuple[StoredCorpus, ...], config: RunConfig) -> str:
+    if len(manifest.data) != len(corpora):
+        return f"{len(manifest.data)} corpora there, {len(corpora)} now"
+    for corpus, there, now in zip(config.data.corpora, manifest.data, corpora, strict=True):
+        if there.tokens != now.tokens:
+            return f"{corpus.prefix}: {there.tokens:,} tokens there, {now.tokens:,} now"
+        if there.identity != now.identity:
+            return f"{corpus.prefix}: other documents"
+        if there.weight != now.weight:
+            return f"{corpus.prefix}: weight {there.weight:g} there, {now.weight:g} now"
+    return "nothing"
+
+
+def _changes(before: Mapping[str, Any], config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
+    there = _flat(before)
+    for key, now in _flat(config.model_dump(mode="json")).items():
+        if key.split(".")[0] not in UNSAID and key in there and there[key] != now:
+            yield key, there[key], now
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat

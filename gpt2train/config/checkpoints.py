@@ -1,5 +1,7 @@
 """When to save, and what to keep."""
 
+from typing import Literal
+
 from pydantic import NonNegativeInt, PositiveInt
 
 from gpt2train.settings import Settings
@@ -13,8 +15,11 @@ class CheckpointSettings(Settings):
     keep: PositiveInt = 3
     """Newest checkpoints that stay on the disk."""
     keep_best: NonNegativeInt = 1
-    """Checkpoints with the lowest validation loss that stay as well."""
+    """Checkpoints with the lowest validation loss that stay as well; of those at steps that were validated."""
     asynchronous: bool = True
     """Write while training goes on; it stands still only while the state is copied."""
     start_from: str | None = None
-    """A checkpoint, or a run folder, of any layout whose weights and optimizer begin this run; it must exist."""
+    """A checkpoint, or a run folder, of any layout that a new run begins with; it must exist. A run that has
+    checkpoints of its own goes on from those."""
+    start_with: Literal["weights", "optimizer", "position"] = "optimizer"
+    """What is taken of it: the weights; the optimizer's state as well; or also where it stood in steps and data."""

@@ -75,8 +75,12 @@ def make_mesh(place: Place, layout: Layout) -> DeviceMesh:
     return init_device_mesh(place.device.type, sizes, mesh_dim_names=(PIPELINE, REPLICATE, SHARD, TENSOR))
 
 
-def together(work: Callable[[], T]) -> T:
+def together(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Run `work` on every process; when one fails, all raise its error, so that none waits for it in vain.
+
+    Args:
+        work: what to do.
+        group: over which to tell each other; None takes that of all processes.
 
     Raises:
         UserError, RunError: of the first process that failed.
@@ -88,17 +92,17 @@ def together(work: Callable[[], T]) -> T:
     except (UserError, RunError) as error:
         failure = (isinstance(error, UserError), str(error))
     failures: list[tuple[bool, str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(failures, failure)
+    dist.all_gather_object(failures, failure, group=group)
     for found in failures:
         if found is not None:
             raise (UserError if found[0] else RunError)(found[1])
     return cast(T, result)
 
 
-def from_first(work: Callable[[], T]) -> T:
+def from_first(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Run `work` on the first process and give its result, or its error, to all."""
-    box = [together(lambda: work() if dist.get_rank() == 0 else None)]
-    dist.broadcast_object_list(box, src=0)
+    box = [together(lambda: work() if dist.get_rank() == 0 else None, group)]
+    dist.broadcast_object_list(box, src=0, group=group)
     return cast(T, box[0])
 
 

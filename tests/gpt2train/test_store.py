@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 
 from gpt2train.checkpoint import store
-from gpt2train.checkpoint.store import Position
+from gpt2train.checkpoint.keep import tidy
+from gpt2train.checkpoint.store import CheckpointManifest, Position
+from gpt2train.checkpoint.writing import write
 from gpt2train.errors import RunError, UserError
 from gpt2train.parallel.mesh import join
 
@@ -32,9 +34,17 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def save(run: Path, step: int, keep: int = 2) -> Path:
-    position = Position(step=step, samples=8 * step, updates=step, skipped=0)
-    return store.save(run, tensors(step), position, {"seed": 1}, "tok", keep)
+def save(run: Path, step: int, keep: int = 2, keep_best: int = 0, valid_loss: float | None = None) -> Path:
+    manifest = CheckpointManifest(
+        format=store.FORMAT,
+        position=Position(step=step, samples=8 * step, updates=step, skipped=0),
+        config={"seed": 1},
+        tokenizer_hash="tok",
+        valid_loss=valid_loss,
+        torch=torch.__version__,
+        files={},
+    )
+    return write(run, tensors(step), manifest, keep, keep_best)
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
@@ -57,7 +67,7 @@ def test_old_ones_go_and_leftovers_are_swept(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000004.tmp").mkdir()
     (tmp_path / "checkpoints" / "step-00000004.tmp" / "manifest.json").write_text("{}")
     assert [p.name for p in store.list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
-    store.sweep(tmp_path)
+    tidy(tmp_path)
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000002", "step-00000003"]
 
 
@@ -117,7 +127,7 @@ def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path) -> None:
     manifest = store.read_manifest(folder)
     files = manifest.files | {
         ".metadata": store.StoredFile(
-            bytes=(folder / ".metadata").stat().st_size, sha256=store._sha256(folder / ".metadata")
+            bytes=(folder / ".metadata").stat().st_size, sha256=store.sha256(folder / ".metadata")
         )
     }
     (folder / "manifest.json").write_text(manifest.model_copy(update={"files": files}).model_dump_json())

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpt2train.checkpoint import store
+from gpt2train.checkpoint import keep, store
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError, UserError
 from gpt2train.logs import log_to
@@ -78,7 +78,7 @@ def test_every_layout_trains_the_same(
 def test_a_sharded_run_goes_on_in_one_process(tokens: Path, alone: Place, two_ranks: dict[str, RunConfig]) -> None:
     run = Path(two_ranks["zero 3"].output)
     straight = curve(run)
-    store._remove(store.newest(run))  # back to step 10
+    keep.remove(store.newest(run))  # back to step 10
     train(make(tokens, run), alone)
     assert curve(run)[:10] == straight[:10] and curve(run)[10:] != straight[10:]
     np.testing.assert_allclose(curve(run), straight, rtol=1e-5)
