@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,8 @@ def stored_corpora(config: RunConfig) -> tuple[StoredCorpus, ...]:
         digest.update(np.ascontiguousarray(data.documents, dtype="<i8").data)
         for start in np.linspace(0, max(0, count - LOOK), LOOKS, dtype=np.int64).tolist():
             digest.update(data.tokens[start : start + LOOK].astype("<i8").data)
-        corpora.append(StoredCorpus(identity=digest.hexdigest(), tokens=count, weight=corpus.weight))
+        share = corpus.weight / sum(other.weight for other in config.data.corpora)
+        corpora.append(StoredCorpus(identity=digest.hexdigest(), tokens=count, share=share))
     return tuple(corpora)
 
 
@@ -140,8 +142,8 @@ def _check_same_run(
 ) -> None:
     remedy = "give another output" if holder.endswith("holds") else "use start_with = 'optimizer'"
     _check(config, manifest, FIXED, f"{holder} a run with", remedy)
-    if manifest.data and manifest.data != corpora:
-        raise UserError(f"{holder} a run with other training data ({_differ(manifest, corpora, config)}); {remedy}")
+    if manifest.data and (difference := _difference(config, manifest.data, corpora)):
+        raise UserError(f"{holder} a run with other training data ({difference}); {remedy}")
     if manifest.position.step > config.steps:
         raise UserError(
             f"{config.output} stands at step {manifest.position.step}, beyond steps = {config.steps}; "
@@ -156,17 +158,18 @@ def _check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...
             raise UserError(f"{holder} another {key} ({there.get(key)} there, {now[key]} now); {remedy}")
 
 
-def _differ(manifest: CheckpointManifest, corpora: tuple[StoredCorpus, ...], config: RunConfig) -> str:
-    if len(manifest.data) != len(corpora):
-        return f"{len(manifest.data)} corpora there, {len(corpora)} now"
-    for corpus, there, now in zip(config.data.corpora, manifest.data, corpora, strict=True):
-        if there.tokens != now.tokens:
-            return f"{corpus.prefix}: {there.tokens:,} tokens there, {now.tokens:,} now"
-        if there.identity != now.identity:
-            return f"{corpus.prefix}: other documents"
-        if there.weight != now.weight:
-            return f"{corpus.prefix}: weight {there.weight:g} there, {now.weight:g} now"
-    return "nothing"
+def _difference(config: RunConfig, before: tuple[StoredCorpus, ...], now: tuple[StoredCorpus, ...]) -> str | None:
+    """What is other about the training data, by the name of the corpus; None where it is the same."""
+    if len(before) != len(now):
+        return f"{len(before)} corpora there, {len(now)} now"
+    for corpus, there, here in zip(config.data.corpora, before, now, strict=True):
+        if there.tokens != here.tokens:
+            return f"{corpus.prefix} had {there.tokens:,} tokens there and has {here.tokens:,} now"
+        if there.identity != here.identity:
+            return f"{corpus.prefix} has other documents"
+        if not math.isclose(there.share, here.share):
+            return f"{corpus.prefix} had {there.share:.1%} of the samples there and has {here.share:.1%} now"
+    return None
 
 
 def _changes(before: Mapping[str, Any], config: RunConfig) -> Iterator[tuple[str, Any, Any]]:

@@ -64,8 +64,8 @@ class StoredCorpus(Settings):
     """Hash of its documents' lengths and of a part of its tokens; the same wherever it lies."""
     tokens: int
     """How many it has."""
-    weight: float
-    """Its share of the samples, relative to the others' weights."""
+    share: float
+    """Of the samples, 0 to 1."""
 
 
 class CheckpointManifest(Settings):
