@@ -71,7 +71,7 @@ class Engine:
             self.pipeline = Pipeline(
                 self.parts, self.mesh, place.device, config.parallel.schedule, sent, self._autocast
             )
-            self.tied = TiedEmbedding(self.parts, self.mesh)
+            self.tied = TiedEmbedding(self.parts, self.mesh, place.timeout)
 
     @property
     def data_rank(self) -> int:

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from gpt2train.cluster import Seat, find_seat
 from gpt2train.errors import RunError, UserError
@@ -33,6 +33,8 @@ class Place:
     rank: int
     world: int
     device: torch.device
+    timeout: timedelta = TIMEOUT
+    """How long it waits for the others."""
 
     @property
     def is_first(self) -> bool:
@@ -66,13 +68,21 @@ def join(device: str, seat: Seat | None = None, timeout: timedelta = TIMEOUT) ->
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     store = meeting.enter(seat, timeout) if seat.world > 1 else dist.HashStore()
     dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.world, timeout=timeout)
-    return Place(seat.rank, seat.world, place)
+    return Place(seat.rank, seat.world, place, timeout)
 
 
 def make_mesh(place: Place, layout: Layout) -> DeviceMesh:
-    """The mesh of a layout, over all processes."""
-    sizes = (layout.pp, layout.replicate, layout.shard, layout.tp)
-    return init_device_mesh(place.device.type, sizes, mesh_dim_names=(PIPELINE, REPLICATE, SHARD, TENSOR))
+    """The mesh of a layout, over all processes.
+
+    Its groups are made here: torch would give them its own patience, half an hour on gloo.
+    """
+    names = (PIPELINE, REPLICATE, SHARD, TENSOR)
+    ranks = torch.arange(place.world).view(layout.pp, layout.replicate, layout.shard, layout.tp)
+    groups = []
+    for dimension, size in enumerate(ranks.shape):
+        rows = ranks.movedim(dimension, -1).reshape(-1, size).tolist()
+        groups.append(dist.new_subgroups_by_enumeration(rows, timeout=place.timeout, group_desc=names[dimension])[0])
+    return DeviceMesh.from_group(groups, place.device.type, ranks, mesh_dim_names=names)
 
 
 def together(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:

@@ -5,6 +5,7 @@ The micro-batches of one step go through the stages in the order of a schedule o
 stages. Every process reads the whole batch itself; only hidden states and their gradients travel.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,8 +25,9 @@ from gpt2train.data.batch import Batch
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.parallel.mesh import PIPELINE
 
+# When a peer is lost, torch's schedules print the plan of all ranks; the launcher says in one line who was lost.
+logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
 SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
-BESIDE = ("targets", "positions", "documents")  # what of a batch every stage is given
 
 
 class Pipeline:
@@ -69,7 +71,8 @@ class Pipeline:
             float32 scalar, the sum of -log p over the targets; 0 but on the last process.
         """
         self._total = torch.zeros((), device=self.device)
-        whole = {name: torch.cat([getattr(batch, name) for batch in batches]) for name in _given(batches[0])}
+        beside = [_keywords(batch) for batch in batches]
+        whole = {name: torch.cat([keywords[name] for keywords in beside]) for name in beside[0]}
         tokens = torch.cat([batch.tokens for batch in batches])
         # Torch cuts everything into micro-batches along its first dimension, the factor as well.
         factors = torch.full((len(batches),), factor, device=self.device)
@@ -99,7 +102,7 @@ class Pipeline:
             if (now := self._turn(turns, tick, len(batches))) is not None:
                 part, number = now
                 batch = batches[number]
-                out = part(batch.tokens if part.begins else arrived, **_given(batch))
+                out = part(batch.tokens if part.begins else arrived, **_keywords(batch))
                 if part.ends:
                     total += out.double()
                 else:
@@ -165,6 +168,6 @@ class Pipeline:
         return forward
 
 
-def _given(batch: Batch) -> dict[str, Tensor]:
-    """What of a batch goes along with the tokens, as keywords of the model."""
-    return {name: value for name in BESIDE if (value := getattr(batch, name)) is not None}
+def _keywords(batch: Batch) -> dict[str, Tensor]:
+    """What every stage is given of a batch, beside what comes in."""
+    return {"targets": batch.targets, **batch.marks}

@@ -6,6 +6,7 @@ each column of the mesh, after the data-parallel reduction and before clipping.
 """
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import cast
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from gpt2train.errors import RunError
 from gpt2train.model.gpt2 import GPT2
-from gpt2train.parallel.mesh import TIMEOUT, together
+from gpt2train.parallel.mesh import together
 
 PIECE = 1 << 24  # elements compared at a time: 64 MB of float32
 
@@ -27,12 +28,13 @@ class TiedEmbedding:
     Args:
         parts: of this process.
         mesh: of all processes, pipeline outermost.
+        timeout: how long one waits for the other.
     """
 
-    def __init__(self, parts: Sequence[GPT2], mesh: DeviceMesh) -> None:
+    def __init__(self, parts: Sequence[GPT2], mesh: DeviceMesh, timeout: timedelta) -> None:
         ends = mesh.mesh[[0, -1]].flatten(1)
         # Every process makes every group, in the same order.
-        self.group, _ = dist.new_subgroups_by_enumeration(ends.T.tolist(), timeout=TIMEOUT)
+        self.group, _ = dist.new_subgroups_by_enumeration(ends.T.tolist(), timeout=timeout)
         self.copy: Tensor | None = next((part.wte.weight for part in parts if part.begins or part.ends), None)
         self.second: Tensor | None = self.copy if any(part.ends for part in parts) else None
         """The copy that counts neither in the gradient's norm nor in the number of parameters."""

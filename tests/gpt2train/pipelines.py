@@ -6,6 +6,7 @@ FOLDER/<name>-<rank>.pt.
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,32 +48,37 @@ def sample(number: int) -> Tensor:
     return (torch.randint(VOCAB, (1,), generator=generator) + steps.cumsum(0)) % VOCAB
 
 
-def batch(numbers: list[int]) -> Batch:
-    """Samples as one micro-batch; one in three targets does not count."""
+def batch(numbers: Sequence[int], documents: bool = False) -> Batch:
+    """Samples as one micro-batch; one in three targets does not count. With `documents`, each sample holds two."""
     tokens = torch.stack([sample(number) for number in numbers])
     targets = tokens[:, 1:].clone()
     targets[:, ::3] = -100
-    return Batch(tokens[:, :-1], targets)
+    places = torch.arange(CONTEXT).expand_as(targets)
+    cuts = torch.tensor([[3 + number % 9] for number in numbers])
+    second = (places >= cuts).long()
+    masks = (places - second * cuts, second) if documents else (None, None)
+    return Batch(tokens[:, :-1], targets, *masks)
 
 
 def counted(numbers: range) -> int:
-    return int((batch(list(numbers)).targets != -100).sum())
+    return int((batch(numbers).targets != -100).sum())
 
 
-def micro_batches(engine: Engine, numbers: range) -> list[Batch]:
+def micro_batches(engine: Engine, numbers: range, documents: bool = False) -> list[Batch]:
     """This rank's share of some samples, as many micro-batches on every rank."""
     size, layout = engine.layout.micro_batch, engine.layout
-    mine = [numbers[i : i + size] for i in range(engine.data_rank * size, len(numbers), size * layout.data)]
-    return [batch(list(part)) for part in mine]
+    starts = range(engine.data_rank * size, len(numbers), size * layout.data)
+    return [batch(numbers[start : start + size], documents) for start in starts]
 
 
 def whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
-def gradients(engine: Engine) -> dict[str, Tensor]:
-    """Of the first step, the tied ones added up, whole."""
-    engine.accumulate(micro_batches(engine, range(SAMPLES)), counted(range(SAMPLES)), 0)
+def gradients(engine: Engine, numbers: range, *, documents: bool = False, times: int = 1) -> dict[str, Tensor]:
+    """Of the first weights and some samples, the tied ones added up, whole."""
+    for _ in range(times):
+        engine.accumulate(micro_batches(engine, numbers, documents), counted(numbers), 0)
     if engine.tied is not None:
         engine.tied.add_gradients()
     found = {name: whole(p.grad) for part in engine.parts for name, p in part.named_parameters()}
@@ -80,12 +86,14 @@ def gradients(engine: Engine) -> dict[str, Tensor]:
     return found
 
 
-def run(config: RunConfig, early: bool) -> dict[str, Any]:
-    """Train, with an evaluation before the first step where `early`; what came of it, by name."""
+def run(config: RunConfig) -> dict[str, Any]:
+    """Train; what came of it, by name."""
     engine = Engine(config, place)
     held_out = micro_batches(engine, range(10_000, 10_000 + HELD_OUT * engine.layout.micro_batch * engine.layout.data))
-    seen: dict[str, Any] = {"loss": [], "norm": [], "held_out": [engine.evaluate(held_out)] if early else []}
-    seen["gradients"] = gradients(engine)
+    seen: dict[str, Any] = {"loss": [], "norm": [], "held_out": [engine.evaluate(held_out)]}
+    seen["gradients"] = gradients(engine, range(SAMPLES))
+    seen["twice"] = gradients(engine, range(SAMPLES), times=2)
+    seen["fewer"] = gradients(engine, range(SAMPLES // 2), documents=True)
     for step in range(config.steps):
         numbers = range(step * SAMPLES, (step + 1) * SAMPLES)
         tokens = counted(numbers)
@@ -108,6 +116,6 @@ if __name__ == "__main__":
     end_at_once_on_bugs(place.rank, debug=True)
     folder = Path(sys.argv[1])
     for name, changes in json.loads(Path(sys.argv[2]).read_text()).items():
-        seen = run(settings(changes), early=True)
+        seen = run(settings(changes))
         torch.save(seen, folder / f"{name}-{place.rank}.pt")
     dist.destroy_process_group()
