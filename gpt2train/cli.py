@@ -15,6 +15,7 @@ from gpt2train.checkpoint.format import Device, MergeSettings
 from gpt2train.command import HELP_DEBUG, progress, run_command
 from gpt2train.errors import UserError
 from gpt2train.files import write_whole
+from gpt2train.plan.command import plan
 from gpt2train.sampling import SamplingSettings
 
 DEFAULT_MERGE, DEFAULT_SAMPLING = MergeSettings(), SamplingSettings()
@@ -29,6 +30,7 @@ evaluate = App(name="evaluate", help="Score a model folder.")
 app.command(evaluate)
 data = App(name="data", help="Token files.")
 app.command(data)
+app.command(plan)
 
 
 @app.command

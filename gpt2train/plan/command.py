@@ -1,0 +1,95 @@
+"""`gpt2train plan`: which layout to train with."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from pydantic import ValidationError
+
+from gpt2train.config import ParallelSettings, TrainSettings, preset
+from gpt2train.errors import UserError
+from gpt2train.model.shape import Shape
+from gpt2train.plan.hardware import Hardware
+from gpt2train.plan.search import search
+from gpt2train.plan.show import headline, reasons, table
+from gpt2train.settings import build, explain, read_toml
+
+GPT2_VOCAB = 50257
+DEFAULT_HARDWARE = Hardware()
+
+
+def plan(
+    *,
+    preset_name: Annotated[str, Parameter(name="--preset")] = "345m",
+    config: Path | None = None,
+    memory: str = "80GB",
+    global_batch: int | None = None,
+    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    vocab: int = GPT2_VOCAB,
+    rows: int = 12,
+    hardware: Annotated[Hardware, Parameter(name="*")] = DEFAULT_HARDWARE,
+) -> None:
+    """Show memory per rank and expected step time of every layout on some GPUs, the best first.
+
+    Parameters
+    ----------
+    preset_name
+        Model and batch: 117m, 345m, 762m, 1542m, …
+    config
+        TOML file of settings on top of the preset.
+    memory
+        Memory of one GPU: 80GB, 141GB, …
+    global_batch
+        Samples of a step, where not the preset's.
+    precision
+        Where not the preset's.
+    vocab
+        Tokens of the tokenizer.
+    rows
+        Layouts to show.
+    """
+    from rich.console import Console  # 0.1 s that the other commands need not spend
+
+    changes = {"batch": {"global_batch": global_batch} if global_batch else {}}
+    layers = [preset(preset_name), read_toml(config) if config else {}, changes]
+    settings = build(TrainSettings, *layers, {"precision": precision} if precision else {})
+    model = settings.model
+    shape = Shape(vocab, model.layers, model.heads, model.hidden, model.context)
+    try:
+        hardware = Hardware.model_validate(hardware.model_dump() | {"memory": _gigabytes(memory)})
+    except ValidationError as error:
+        raise UserError(explain(error, Hardware, "--memory")) from error
+    found = search(settings, shape, hardware)
+    console = Console(width=None if Console().is_terminal else 140)
+    console.print(headline(shape, hardware))
+    if found.fits:
+        console.print(table(found, shape, hardware, rows))
+    for line in reasons(found):
+        console.print(line, style="dim", highlight=False)
+    if not found.fits:
+        raise UserError(f"no layout fits {hardware.gpus} x {hardware.memory:g} GB; give more GPUs or more memory")
+    best = found.fits[0]
+    p, usual = best.settings.parallel, ParallelSettings()
+    flags = [
+        f"--train.parallel.{name} {getattr(p, name)}"
+        for name in ("tp", "pp", "zero")
+        if getattr(p, name) != getattr(usual, name)
+    ]
+    flags += ["--train.parallel.offload"] if p.offload else []
+    if p.activation_checkpointing != "none":
+        flags.append(f"--train.parallel.activation-checkpointing {p.activation_checkpointing}")
+    flags.append(f"--train.batch.micro-batch {best.layout.micro_batch}")
+    console.print(f"best: {' '.join(flags)}", highlight=False, soft_wrap=True)
+
+
+def _gigabytes(text: str) -> float:
+    """80, 80GB or 74.5GiB in units of 10^9 bytes."""
+    number, unit = text.strip().lower(), 1.0
+    for suffix, size in (("gib", 1.073741824), ("gb", 1.0), ("g", 1.0)):
+        if number.endswith(suffix):
+            number, unit = number.removesuffix(suffix), size
+            break
+    try:
+        return float(number) * unit
+    except ValueError as error:
+        raise UserError(f"--memory {text!r} is no amount of memory; write 80GB") from error

@@ -1,0 +1,44 @@
+"""Run by torchrun: two steps on each layout that it is given; writes the peak bytes of every rank.
+
+ranks.py OUTPUT.json RUN.toml…
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gpt2train.config import read_run_config
+from gpt2train.engine import Batch, Engine
+from gpt2train.parallel.mesh import join
+from gpt2train.rank import end_at_once_on_bugs, follow_launcher, leave
+from tests.gpt2train.plan.live import LiveBytes
+
+follow_launcher()
+place = join("cpu")
+end_at_once_on_bugs(place.rank, debug=True)
+peaks: list[int] = []
+for path in sys.argv[2:]:
+    config = read_run_config(path)
+    engine = Engine(config, place)
+    for step in (1, 2):  # the first one makes buffers that the second one meets
+        batches = []
+        for _ in range(engine.layout.accumulation):
+            tokens = torch.randint(config.vocab, (engine.layout.micro_batch, config.model.context + 1))
+            batches.append(Batch(tokens[:, :-1], tokens[:, 1:]))
+        live = LiveBytes()
+        for tensor in engine.state().values():
+            live.add(tensor)
+        with live:
+            total = engine.accumulate(batches, 1000, step)
+            engine.update(total, 1000, 1e-3, False)
+    peaks.append(live.peak)
+    del engine, live, total
+everybody: list[list[int]] = [[]] * place.world
+dist.all_gather_object(everybody, peaks)
+if place.is_first:
+    Path(sys.argv[1]).write_text(json.dumps(everybody))
+dist.destroy_process_group()
+leave(0)

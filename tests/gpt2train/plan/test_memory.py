@@ -1,0 +1,93 @@
+"""The memory of a plan against the bytes that really live on each rank in a step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2train.config import RunConfig
+from gpt2train.parallel.layout import Layout
+from gpt2train.plan.memory import peak
+from gpt2train.plan.parameters import pieces
+from gpt2train.settings import build
+from tests.gpt2train.jobs import finish, start, write
+
+HERE = Path(__file__).parent
+LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    1: {
+        "one process": {},
+        "more layers": {"model": {"layers": 8}},
+        "large micro-batch": {"batch": {"micro_batch": 16}},
+        "short context": {"model": {"context": 64}},
+        "large vocabulary": {"vocab": 4000},
+        "bf16": {"precision": "bf16"},
+    },
+    2: {
+        "dp 2": {"parallel": {"zero": 0}},
+        "dp 2 zero 1": {"parallel": {"zero": 1}},
+        "dp 2 zero 2": {"parallel": {"zero": 2}},
+        "dp 2 zero 3": {"parallel": {"zero": 3}},
+        "dp 2 zero 3 offload": {"parallel": {"zero": 3, "offload": True}},
+        "dp 2 zero 1, no accumulation": {"parallel": {"zero": 1}, "batch": {"micro_batch": 8}},
+        "dp 2 zero 1, bf16": {"parallel": {"zero": 1}, "precision": "bf16"},
+        "tp 2": {"parallel": {"tp": 2}},
+        "tp 2, whole sequence": {"parallel": {"tp": 2, "sequence_parallel": False}},
+    },
+}
+
+
+def run(output: Path, changes: dict[str, Any]) -> RunConfig:
+    """A model whose activations, states and logits all count: 3.8 MB of parameters, 18 MB of activations."""
+    base = {
+        "model": {"layers": 4, "heads": 4, "hidden": 128, "context": 128, "dropout": 0.0},
+        "batch": {"micro_batch": 4, "global_batch": 16},
+        "schedule": {"warmup": 1},
+        "precision": "fp32",
+        "device": "cpu",
+        "vocab": 1000,
+        "output": str(output),
+        "data": {"train": "none"},
+    }
+    return build(RunConfig, base, changes)
+
+
+def compare(folder: Path, processes: int) -> dict[str, list[float]]:
+    """For each layout the measured bytes of every rank, as multiples of the planned ones."""
+    runs = {name: run(folder / f"{i}", changes) for i, (name, changes) in enumerate(LAYOUTS[processes].items())}
+    report = folder / "peaks.json"
+    code, _, err = finish(
+        start(str(HERE / "ranks.py"), str(report), *map(write, runs.values()), processes=processes), 240
+    )
+    assert code == 0, err
+    peaks = json.loads(report.read_text())
+    found: dict[str, list[float]] = {}
+    for number, (name, config) in enumerate(runs.items()):
+        layout = Layout.of(config, processes)
+        parts = pieces(config, config.shape)
+        for rank in range(processes):
+            at = layout.coordinates(rank).pp
+            planned = peak(config, config.shape, layout, parts[at], at)
+            found.setdefault(name, []).append(peaks[rank][number] / (planned.device + planned.on_cpu))
+    return found
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    return compare(tmp_path_factory.mktemp("one"), 1)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    return compare(tmp_path_factory.mktemp("two"), 2)
+
+
+@pytest.mark.parametrize("name", LAYOUTS[1])
+def test_one_process_needs_what_was_planned(name: str, one: dict[str, list[float]]) -> None:
+    assert one[name] == [pytest.approx(1, abs=0.1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS[2])
+def test_two_processes_need_what_was_planned(name: str, two: dict[str, list[float]]) -> None:
+    assert two[name] == [pytest.approx(1, abs=0.1)] * 2

@@ -1,0 +1,95 @@
+"""Planning: counts of the reference, what fits where, and the command."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2train.cli import app
+from gpt2train.command import run_command
+from gpt2train.config import ParallelSettings, TrainSettings, preset
+from gpt2train.metrics import parameter_count
+from gpt2train.model.shape import Shape
+from gpt2train.plan.hardware import Hardware
+from gpt2train.plan.parameters import Piece, parameters, pieces
+from gpt2train.plan.search import search
+from gpt2train.settings import build
+
+M345 = Shape(50257, 24, 16, 1024, 1024)
+
+
+def test_parameters_of_each_rank_are_those_of_the_tutorial() -> None:
+    """Megatron-LM's layouts of the 345M model: even stages, the vocabulary padded to a multiple of 128 x tp."""
+
+    def counts(tp: int, pp: int) -> list[int]:
+        parts = [Piece(24 // pp, rank == 0, rank == pp - 1) for rank in range(pp)]
+        return [parameters(part, M345, tp, padding=128 * tp) for part in parts]
+
+    assert counts(1, 1) == [354_871_296]
+    assert counts(2, 2) == [102_483_968, 101_437_440]
+    assert counts(4, 1) == [89_714_688]
+    assert counts(1, 4) == [128_137_216, 75_577_344, 75_577_344, 127_090_688]
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 4), st.integers(12, 24), st.integers(2, 60_000), st.integers(1, 3))
+def test_the_ranks_hold_the_model_once_and_the_tied_embedding_twice(
+    tp: int, pp: int, layers: int, vocab: int, stages: int
+) -> None:
+    shape = Shape(vocab, layers, 8, 64, 128)
+    parallel = ParallelSettings(tp=tp, pp=pp, stages=stages, schedule="interleaved" if stages > 1 else "1f1b")
+    settings = build(
+        TrainSettings, {"model": {"layers": layers, "heads": 8, "hidden": 64}, "parallel": parallel.model_dump()}
+    )
+    held = sum(parameters(piece, shape, tp) for piece in pieces(settings, shape)) * tp
+    tied = shape.padded_vocab * 64 if pp > 1 else 0
+    whole_on_each = (tp - 1) * (shape.context * 64 + layers * 6 * 64 + 2 * 64)
+    assert held == parameter_count(shape) + tied + whole_on_each
+
+
+def test_a_small_model_on_large_gpus_is_data_parallel() -> None:
+    settings = build(TrainSettings, preset("345m"))
+    found = search(settings, M345, Hardware(gpus=8, memory=80))
+    best = found.fits[0].settings.parallel
+    assert (best.tp, best.pp, best.offload, best.activation_checkpointing) == (1, 1, False, "none")
+    assert [one.duration.total for one in found.fits] == sorted(one.duration.total for one in found.fits)
+    assert all(one.memory.device <= 80e9 for one in found.fits)
+    assert len({(p.tp, p.pp, p.zero, p.offload) for p in (one.settings.parallel for one in found.fits)}) == len(
+        found.fits
+    )
+
+
+def test_a_model_that_does_not_fit_is_offloaded_and_the_reasons_are_told() -> None:
+    settings = build(TrainSettings, preset("1542m"))
+    shape = Shape(50257, 48, 25, 1600, 1024)
+    found = search(settings, shape, Hardware(gpus=1, memory=24))
+    assert found.fits and all(one.settings.parallel.offload for one in found.fits)
+    assert any("ZeRO 0: more than 22.1 GB" in reason for reason, _ in found.refused)
+    found = search(settings, shape, Hardware(gpus=4, memory=24))
+    assert any("parallel.tp 2 does not divide model.heads 25" in reason for reason, _ in found.refused)
+    assert any(one.settings.parallel.pp > 1 for one in found.fits)
+    assert not any(one.settings.parallel.tp > 1 for one in found.fits)
+
+
+def test_slow_links_speak_against_tensor_parallelism() -> None:
+    settings = build(TrainSettings, preset("345m"))
+
+    def slowdown(link: float) -> float:
+        fits = search(settings, M345, Hardware(gpus=4, gpus_per_node=4, link=link)).fits
+        seconds = {(one.layout.tp, one.layout.pp): one.duration.total for one in reversed(fits)}  # the best comes last
+        return seconds[(4, 1)] / seconds[(1, 1)]
+
+    assert 1 < slowdown(450) < 1.6 < 2 < slowdown(12)  # NVLink 4, PCIe 4
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(app, ["plan", "--preset", "345m", "--gpus", "8", "--memory", "80GB", "--rows", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("354,871,296 parameters on 8 x 80 GB")
+    assert "best: " in out and "--train.batch.micro-batch" in out
+    for flags, message in (
+        (["--memory", "0.1GB"], "no layout fits 8 x 0.1 GB; give more GPUs or more memory"),
+        (["--memory", "plenty"], "--memory 'plenty' is no amount of memory; write 80GB"),
+        (["--preset", "345"], "did you mean '345m'?"),
+        (["--memory", "0GB"], "greater than 0"),
+    ):
+        assert run_command(app, ["plan", "--gpus", "8", *flags]) == 2
+        assert message in capsys.readouterr().err
