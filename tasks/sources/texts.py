@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import Field
 
-from gpt2train.errors import UserError
 from gpt2train.settings import Settings
 from tasks.extract import document_id
 from tasks.inputs import InputFile
 from tasks.runner import Runner
 from tasks.shards import DOCUMENT, commit_rows, rejected_row
+from tasks.sources.commit import commit_some
 from tasks.sources.index import where_of
 from tasks.sources.rows import Item, read_items
 from tasks.steps import Manifest, Outcome, Step, digest
@@ -57,13 +57,7 @@ def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSet
         return done
     batches = grouped(files, settings.shard_rows, settings.shard_bytes)
     total = Outcome.total(runner.batches(step, "part", batches, texts_part, key, settings, where=where_of(root, files)))
-    if not total.kept:
-        step.forget_batches()
-        counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items()) or "no records"
-        raise UserError(
-            f"the files given with --documents hold no text that can be used ({counts}); see {step.folder.url}/rejected"
-        )
-    return step.commit(total)
+    return commit_some(step, total, "the files given with --documents hold no text that can be used", "no records")
 
 
 def grouped(files: Sequence[InputFile], count: int, size: int) -> list[tuple[InputFile, ...]]:

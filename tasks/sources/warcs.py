@@ -20,6 +20,7 @@ from tasks.html.decode import storable
 from tasks.inputs import InputFile, find_inputs, kind_of
 from tasks.runner import Runner
 from tasks.shards import commit_rows, rejected_row
+from tasks.sources.commit import commit_some
 from tasks.sources.index import INDEX, index_row, where_of, write_places
 from tasks.sources.payload import page_of
 from tasks.sources.records import Broken, read_records
@@ -104,13 +105,8 @@ def warcs(
     total = Outcome.total(
         runner.batches(step, "part", list(files), warcs_part, settings, rules, where=where_of(root, files))
     )
-    if not total.kept:
-        step.forget_batches()
-        counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items()) or "no response records"
-        raise UserError(
-            f"the archives given with --warcs hold no page that can be used ({counts}); see {step.folder.url}/rejected"
-        )
-    return step.commit(total)
+    what = "the archives given with --warcs hold no page that can be used"
+    return commit_some(step, total, what, "no response records")
 
 
 def rules_of(settings: BlacklistSettings) -> Rules:

@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import Field
 
-from gpt2train.errors import UserError
 from gpt2train.settings import Settings
 from tasks.inputs import InputFile, open_input
 from tasks.runner import Runner
 from tasks.shards import commit_rows, rejected_row
+from tasks.sources.commit import commit_some
 from tasks.sources.index import INDEX, index_row, where_of, whole_page, write_places
 from tasks.sources.texts import grouped
 from tasks.steps import Manifest, Outcome, Step, digest
@@ -50,11 +50,7 @@ def webpages(root: Folder, files: Sequence[InputFile], settings: WebpagesSetting
     if done := runner.finished(step):
         return done
     total = Outcome.total(runner.batches(step, "part", batches, webpages_part, settings, where=where_of(root, files)))
-    if not total.kept:
-        step.forget_batches()
-        counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items())
-        raise UserError(f"the pages given with --documents cannot be used ({counts}); see {step.folder.url}/rejected")
-    return step.commit(total)
+    return commit_some(step, total, "the pages given with --documents cannot be used", "no pages")
 
 
 def webpages_part(folder: Folder, name: str, files: Sequence[InputFile], settings: WebpagesSettings) -> Outcome:
