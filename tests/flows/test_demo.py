@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from html import unescape
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from tasks.shards import read_rows, write_rows
 from tasks.steps import Manifest, Outcome, Step
 from tasks.storage import Folder
 from tasks.urls import find_url_lists
+from tests.processes import GONE_SECONDS, wait_for
 
 SAMPLE = (
     (LIBRARY, "/argparse.html"),
@@ -247,10 +247,7 @@ def test_it_ends_with_its_parent_however_that_ends() -> None:
         port = int(match.group(1))
         assert answers(port)
         parent.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 5
-    while answers(port) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not answers(port)
+    wait_for(lambda: not answers(port), GONE_SECONDS, "the end of the site")
 
 
 def test_a_site_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
