@@ -7,14 +7,17 @@ from gpt2train.settings import Settings
 
 
 class RampUp(Settings):
-    """A global batch that grows with the samples used (Megatron-LM's `--rampup-batch-size`)."""
+    """A global batch that grows with the samples used (Megatron-LM's `--rampup-batch-size`).
+
+    start, start + increment, start + 2 x increment … up to the global batch, each for an equal share of `samples`.
+    """
 
     start: PositiveInt
     """Samples of the first step."""
     increment: PositiveInt
     """Samples that are added each time."""
     samples: PositiveInt
-    """Samples over which the batch grows, in equal parts."""
+    """Samples over which the batch grows; after them it is whole."""
 
 
 class BatchSettings(Settings):
@@ -38,6 +41,11 @@ class BatchSettings(Settings):
         Raises:
             UserError: the numbers do not go together; the message gives the sum and the nearest values that do.
         """
+        micro, whole, turns = self._sizes(processes)
+        self._check_ramp_up(micro * processes, whole)
+        return micro, whole, turns
+
+    def _sizes(self, processes: int) -> tuple[int, int, int]:
         micro, whole, turns = self.micro_batch, self.global_batch, self.accumulation
         if [micro, whole, turns].count(0) > 1:
             raise UserError("of batch.micro_batch, batch.global_batch and batch.accumulation two are needed")
@@ -45,11 +53,9 @@ class BatchSettings(Settings):
             return micro, micro * processes * turns, turns
         unit, name = (micro, "micro_batch") if micro else (turns, "accumulation")
         if whole % (unit * processes):
-            below = whole // (unit * processes) * unit * processes
-            near = f"{below} or {below + unit * processes}" if below else f"{unit * processes}"
             raise UserError(
                 f"batch.global_batch {whole} is not a multiple of {name} {unit} x {processes} data-parallel processes"
-                f" = {unit * processes}; set it to {near}, or change {name}"
+                f" = {unit * processes}; set it to {_nearest(whole, unit * processes)}, or change {name}"
             )
         third = whole // (unit * processes)
         if micro and turns and turns != third:
@@ -58,3 +64,25 @@ class BatchSettings(Settings):
                 f"accumulation {turns} = {micro * processes * turns}; leave one of the three at 0"
             )
         return (micro, whole, third) if micro else (third, whole, turns)
+
+    def _check_ramp_up(self, unit: int, whole: int) -> None:
+        ramp = self.ramp_up
+        if ramp is None:
+            return
+        if ramp.start > whole or (whole - ramp.start) % ramp.increment:
+            raise UserError(
+                f"batch.ramp_up from {ramp.start} by {ramp.increment} does not arrive at global_batch {whole}: "
+                f"{whole} - {ramp.start} = {whole - ramp.start} is not a multiple of {ramp.increment}"
+            )
+        for name, value in (("start", ramp.start), ("increment", ramp.increment)):
+            if value % unit:
+                raise UserError(
+                    f"batch.ramp_up.{name} {value} is not a multiple of micro_batch x data-parallel processes = "
+                    f"{unit}; set it to {_nearest(value, unit)}"
+                )
+
+
+def _nearest(value: int, unit: int) -> str:
+    """The multiples of a unit on both sides of a value."""
+    below = value // unit * unit
+    return f"{below} or {below + unit}" if below else f"{unit}"

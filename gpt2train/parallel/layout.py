@@ -8,7 +8,8 @@ most, are neighbours on a machine.
 
 from dataclasses import dataclass
 
-from gpt2train.config import TrainSettings
+from gpt2train.batch import BatchPlan
+from gpt2train.config import RampUp, TrainSettings
 from gpt2train.errors import UserError
 from gpt2train.model.shape import PADDING
 
@@ -34,6 +35,12 @@ class Layout:
     micro_batch: int
     global_batch: int
     accumulation: int
+    ramp_up: RampUp | None = None
+
+    @property
+    def batches(self) -> BatchPlan:
+        """Samples of each step."""
+        return BatchPlan(self.global_batch, self.ramp_up)
 
     @property
     def data(self) -> int:
@@ -94,17 +101,26 @@ class Layout:
             )
         _check_pipeline(settings)
         micro, whole, turns = settings.batch.sizes(data)
-        if p.pp > 1 and turns < p.pp:
-            raise UserError(
-                f"a pipeline of {p.pp} needs at least {p.pp} micro-batches a step, but global_batch {whole} = "
-                f"micro_batch {micro} x dp {data} x {turns}; lower batch.micro_batch"
-            )
-        if p.schedule == "interleaved" and turns % p.pp:
-            raise UserError(
-                f"the interleaved schedule needs a multiple of pp {p.pp} micro-batches a step, not {turns} "
-                f"(global_batch {whole} / (micro_batch {micro} x dp {data}))"
-            )
-        return Layout(p.pp, data // shard, shard, p.tp, micro, whole, turns)
+        layout = Layout(p.pp, data // shard, shard, p.tp, micro, whole, turns, settings.batch.ramp_up)
+        for size in layout.batches.sizes():
+            _check_micro_batches(settings, layout, size)
+        return layout
+
+
+def _check_micro_batches(settings: TrainSettings, layout: Layout, size: int) -> None:
+    """Whether steps of `size` samples keep the pipeline busy."""
+    p, micro, data = settings.parallel, layout.micro_batch, layout.data
+    turns = size // (micro * data)
+    if p.pp > 1 and turns < p.pp:
+        raise UserError(
+            f"a pipeline of {p.pp} needs at least {p.pp} micro-batches a step, but a batch of {size} = "
+            f"micro_batch {micro} x dp {data} x {turns}; lower batch.micro_batch"
+        )
+    if p.schedule == "interleaved" and turns % p.pp:
+        raise UserError(
+            f"the interleaved schedule needs a multiple of pp {p.pp} micro-batches a step, not {turns} "
+            f"(a batch of {size} / (micro_batch {micro} x dp {data}))"
+        )
 
 
 def _check_pipeline(settings: TrainSettings) -> None:
