@@ -26,7 +26,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from gpt2train.checkpoint.reader import SafeReader
 from gpt2train.errors import RunError, UserError
+from gpt2train.scaler import LossScale
 from gpt2train.settings import Settings
+from gpt2train.spikes import History
 
 FOLDER = "checkpoints"
 LATEST, BEST = "latest", "best"
@@ -54,7 +56,13 @@ class Position(Settings):
     updates: int
     """Steps that changed the weights; the learning rate goes by these."""
     skipped: int
-    """Steps that were skipped because the gradient was not finite."""
+    """Steps that were skipped: the gradient was not finite, or a spike."""
+    in_a_row: int = 0
+    """Skipped steps since the last update."""
+    scale: LossScale | None = None
+    """Loss scale of fp16."""
+    history: History = History()
+    """What spikes are measured by."""
 
 
 class StoredCorpus(Settings):

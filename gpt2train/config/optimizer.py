@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from gpt2train.settings import Settings
 
@@ -27,20 +27,33 @@ class OptimizerSettings(Settings):
 
 
 class ScheduleSettings(Settings):
-    """Warm-up, then the learning rate falls (or not) down to `min_lr` at the last step."""
+    """Warm-up, then the learning rate falls (or not) down to `min_lr` at the last step.
+
+    The warm-up is given in one of three ways; the other two are 0, and all three may be.
+    """
 
     kind: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = "cosine"
     """Shape after the warm-up. wsd: constant, then falling over the last `decay` of the steps."""
     warmup: NonNegativeInt = 100
     """Steps until the peak learning rate."""
     warmup_tokens: NonNegativeInt = 0
-    """The warm-up in tokens; when given, `warmup` must be 0."""
+    """The warm-up in tokens; `warmup` must be 0 then."""
     warmup_fraction: float = Field(0.0, ge=0, lt=1)
-    """The warm-up as a share of all steps; when given, the other two must be 0."""
+    """The warm-up as a share of all steps; `warmup` must be 0 then."""
     min_lr: float = Field(6e-5, ge=0)
-    """Learning rate of the last step."""
+    """Learning rate of the last step; inverse_sqrt: the rate that it does not fall below; constant: not used."""
     decay: float = Field(0.2, gt=0, le=1)
     """wsd: share of the steps in which the learning rate falls."""
+    fall: Literal["sqrt", "linear"] = "sqrt"
+    """wsd: how it falls: as 1 - sqrt of the share done, or in a line."""
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> "ScheduleSettings":
+        names = ("warmup", "warmup_tokens", "warmup_fraction")
+        given = [f"{name} {getattr(self, name):g}" for name in names if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"the warm-up is given twice, as {' and '.join(given)}; set one of them to 0")
+        return self
 
 
 class ScalerSettings(Settings):
@@ -64,6 +77,9 @@ class SkipSettings(Settings):
     limit: PositiveInt = 10
     """Skipped steps in a row at which training stops: a spike or two is survived, this many mean lost weights."""
     sigma: float = Field(0.0, ge=0)
-    """Skip a step whose gradient norm lies this many standard deviations above the mean of `window`; 0 never."""
+    """Skip a step that lies this many standard deviations above the mean of `window`, a spike; 0 skips none. 6 is what
+    OLMo 2 used. The decision needs the step's numbers at once, so that a GPU waits for each step."""
     window: int = Field(128, ge=8)
-    """Steps over which mean and deviation are taken."""
+    """Steps over which mean and deviation are taken; before half of them are done nothing is judged."""
+    watch: Literal["grad_norm", "loss"] = "grad_norm"
+    """What is looked at for spikes."""
