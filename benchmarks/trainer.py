@@ -81,7 +81,9 @@ def ours(task: Task, **parallel: Any) -> Step:
 
     def step(batches: list[Tensor]) -> Tensor:
         total = engine.accumulate([Batch(b[:, :-1], b[:, 1:]) for b in batches], task.tokens, next(steps))
-        return torch.tensor(engine.update(total, task.tokens, task.lr, False).loss)
+        measure = engine.measure(total, task.tokens, 1.0, False)
+        engine.update(measure, task.lr)
+        return torch.tensor(measure.read()[0])
 
     return step
 

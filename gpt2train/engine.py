@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -17,10 +18,11 @@ from torch import Tensor
 from gpt2train.config import RunConfig
 from gpt2train.data.batch import Batch
 from gpt2train.model.gpt2 import GPT2
-from gpt2train.optim import clip, make_optimizer, set_learning_rate, squared_norm
-from gpt2train.parallel.fsdp import accumulate, local_gradients, materialise, reshard, shard
+from gpt2train.optim import AdamW
+from gpt2train.parallel.fsdp import accumulate, materialise, reshard, shard
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TENSOR, Place, make_mesh
+from gpt2train.parallel.norm import canonicalise, counts, local, norms, squared_norm
 from gpt2train.parallel.pipeline import Pipeline
 from gpt2train.parallel.rng import dropout_seed
 from gpt2train.parallel.stages import stage_layers
@@ -29,17 +31,30 @@ from gpt2train.parallel.tied import TiedEmbedding
 
 
 @dataclass(frozen=True)
-class Result:
-    """What came of one step, the same on every process."""
+class Measure:
+    """What came of the backward passes of one step, on the device and the same on every process.
 
-    loss: float
-    """Mean over the tokens of the step."""
-    grad_norm: float
-    """Over all parameters, before clipping."""
-    updated: bool
-    """False when the step was skipped since the gradient is not finite."""
-    stop: bool
-    """Whether any process was asked to stop."""
+    Attributes:
+        told: float64 [3]: mean loss over the tokens of the step, gradient norm over all parameters before clipping,
+            and how many processes were asked to stop.
+        divisor: float32, what gradients are to be divided by: the loss scale, times the excess over the clipping limit.
+        bad: float32, 1 where the norm is not finite.
+        gradients: the shares that live here, in the order of the optimizer's parameters.
+        each: float64, the norm of each of them.
+        finite_loss: bool, whether this process's own loss is finite.
+    """
+
+    told: Tensor
+    divisor: Tensor
+    bad: Tensor
+    gradients: list[Tensor]
+    each: Tensor
+    finite_loss: Tensor
+
+    def read(self) -> tuple[float, float, bool]:
+        """Loss, gradient norm, and whether any process was asked to stop. Waits for the device."""
+        loss, norm, stopping = self.told.tolist()
+        return loss, norm, stopping > 0
 
 
 class Engine:
@@ -63,7 +78,6 @@ class Engine:
             apply_tensor_parallel(part, self.mesh[TENSOR], config.parallel.sequence_parallel)
             shard(part, self.mesh, config.parallel)
             materialise(part, torch.device("cpu") if config.parallel.offload else place.device, config.seed)
-        self.optimizer = make_optimizer(self.parts, config.optimizer)
         self.pipeline = self.tied = None
         if layout.pp > 1:
             length = config.model.context // (layout.tp if config.parallel.sequence_parallel else 1)
@@ -72,56 +86,100 @@ class Engine:
                 self.parts, self.mesh, place.device, config.parallel.schedule, sent, self._autocast
             )
             self.tied = TiedEmbedding(self.parts, self.mesh, place.timeout)
+        named = [pair for part in self.parts for pair in part.named_parameters()]
+        self.optimizer = AdamW(named, config.optimizer)
+        copies = [self.tied.second] if self.tied is not None and self.tied.second is not None else []
+        self._counted = counts([parameter for _, parameter in named], place.world // layout.pp, copies)
 
     @property
     def data_rank(self) -> int:
         """Which share of the samples this process works on."""
         return self.layout.data_rank(self.place.rank)
 
-    def accumulate(self, batches: Sequence[Batch], tokens: int, step: int) -> Tensor:
+    def accumulate(self, batches: Sequence[Batch], tokens: int, step: int, scale: float = 1.0) -> Tensor:
         """Forward and backward of this process's micro-batches; the gradients of all of them are in place afterwards.
 
         Args:
             tokens: targets that count in the whole step, over all processes: the loss is divided by it.
             step: seeds dropout, with the place of this process.
+            scale: of the loss, in fp16; the gradients are as many times larger.
 
         Returns:
             float32 scalar, the sum of -log p over the targets of this process.
         """
         torch.manual_seed(self._dropout_seed(step))
         if self.pipeline is not None:
-            return self.pipeline.accumulate(batches, 1 / tokens)
+            return self.pipeline.accumulate(batches, scale / tokens)
         total = torch.zeros((), device=self.place.device)
         for turn, batch in enumerate(batches):
             accumulate(self.parts, self.config.parallel.zero, last=turn == len(batches) - 1)
             with self._autocast():
                 loss = self.parts[0](batch.tokens, batch.targets, **batch.marks)
-            (loss / tokens).backward()
+            (loss * (scale / tokens)).backward()
             total += loss.detach()
         return total
 
-    def update(self, total: Tensor, tokens: int, lr: float, stop: bool) -> Result:
-        """Clip and step, or skip, the same on every process.
+    @torch.no_grad()
+    def measure(self, total: Tensor, tokens: int, scale: float, stop: bool) -> Measure:
+        """Loss, gradient norm and whether to stop, by one collective. Nothing waits for the device.
 
-        One collective tells everybody the loss, the norm and whether to stop. A rank's infinite gradient makes the sum
-        not finite on all of them, so that all skip or none does. Replicated gradients are counted once.
+        A single infinite element on one process makes the norm not finite on all of them.
+
+        Args:
+            total: what `accumulate` gave.
+            tokens: what the loss was divided by.
+            scale: what it was multiplied by.
+            stop: whether this process was asked to stop.
         """
+        parameters = [parameter for _, parameter in self.optimizer.named]
+        canonicalise(parameters)
         if self.tied is not None:
             self.tied.add_gradients()
-        gradients = local_gradients(self.parts)
-        counted = local_gradients(self.parts, but=self.tied.second if self.tied else None)
-        square = squared_norm(counted) / self.layout.replicate
+        gradients = [local(cast(Tensor, parameter.grad)) for parameter in parameters]
+        each = norms(gradients)
+        square = squared_norm(each, self._counted).to(total.device)
         told = torch.stack([total.double() / self.layout.tp, square, total.new_tensor(stop).double()])
         dist.all_reduce(told)
-        loss_sum, square_sum, stopping = told.tolist()
-        norm = math.sqrt(square_sum) if square_sum >= 0 else math.nan
-        good = math.isfinite(norm)
-        if good:
-            clip(gradients, norm, self.config.optimizer.clip)
-            set_learning_rate(self.optimizer, lr)
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return Result(loss=loss_sum / tokens, grad_norm=norm, updated=good, stop=stopping > 0)
+        told[0] /= tokens
+        told[1].sqrt_().div_(scale)
+        return Measure(
+            told=told,
+            divisor=(((told[1] + 1e-6) / self.config.optimizer.clip).clamp(min=1) * scale).float(),
+            bad=(~told[1].isfinite()).float(),
+            gradients=gradients,
+            each=each,
+            finite_loss=total.isfinite(),
+        )
+
+    @torch.no_grad()
+    def update(self, measure: Measure, lr: float, skip: bool = False) -> None:
+        """Clip, undo the loss scale and step, in one kernel; where the norm is not finite, nothing changes.
+
+        Args:
+            measure: of this step.
+            lr: learning rate.
+            skip: leave this step out in any case.
+        """
+        device = self.optimizer.device  # the CPU when the optimizer is offloaded
+        bad = torch.ones_like(measure.bad) if skip else measure.bad
+        rate = torch.tensor(lr, dtype=torch.float32, device=device)
+        self.optimizer.step(measure.gradients, rate, measure.divisor.to(device), bad.to(device))
+        for _, parameter in self.optimizer.named:
+            parameter.grad = None
+
+    def culprit(self, measure: Measure) -> str:
+        """Where it began that a gradient is not finite: the first rank whose loss is not, or else its share of one.
+
+        All processes together, and only after a step that was skipped: it waits for the device.
+        """
+        each = zip(self.optimizer.named, measure.each.tolist(), strict=True)
+        names = [f"the gradient of {name}" for (name, _), norm in each if not math.isfinite(norm)]
+        mine = "the loss" if not measure.finite_loss else names[0] if names else ""
+        found: list[str] = [""] * self.place.world
+        dist.all_gather_object(found, mine)
+        losses = [rank for rank, what in enumerate(found) if what == "the loss"]
+        rank = (losses or [rank for rank, what in enumerate(found) if what])[0]
+        return f"{found[rank]} on rank {rank}"
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Batch]) -> float:
@@ -151,8 +209,7 @@ class Engine:
         for part in self.parts:
             for name, parameter in part.named_parameters():
                 state[f"model.{name}"] = parameter.detach()
-                state |= {f"optim.{name}.{key}": value for key, value in self.optimizer.state[parameter].items()}
-        return state
+        return state | {f"optim.{key}": value for key, value in self.optimizer.state().items()}
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}

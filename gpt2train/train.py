@@ -12,6 +12,7 @@ stopped. SIGTERM and Ctrl-C finish the step, save and end with exit code 0.
 import argparse
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -38,8 +39,9 @@ from gpt2train.metrics import MetricsWriter, mfu, parameter_count
 from gpt2train.parallel import meeting
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TIMEOUT, Place, anyone, join, together
+from gpt2train.progress import advance, is_spike, loss_scale
 from gpt2train.rank import StopRequest, end_at_once_on_bugs, exit_code, follow_launcher, leave, only_job_in
-from gpt2train.schedule import learning_rate
+from gpt2train.schedule import learning_rate, make_schedule
 
 log = logging.getLogger("gpt2train")
 
@@ -95,46 +97,51 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
         layout = together(lambda: Layout.of(config, place.world))
         data, valid = together(lambda: _open(config, place))
 
+        schedule = together(lambda: make_schedule(config, layout.batches))
+
         engine = Engine(config, place)
         checkpoints = cleanup.enter_context(Checkpoints(config))
         position = checkpoints.restore(engine.state())
-        _introduce(config, place, layout, data)
+        _introduce(config, place, layout, data, schedule.warmup)
         metrics = None
         if place.is_first:
             _write(run / CONFIG_FILE, to_toml(config))
             metrics = MetricsWriter(run, position.step, config.logging.tensorboard)
             cleanup.callback(metrics.close)
 
-        skips, first_step = 0, position.step + 1
+        reason, first_step = "", position.step + 1
         while position.step < config.steps:
             began = time.perf_counter()
             step = position.step + 1
-            tokens = data.counted(range(position.samples, position.samples + layout.global_batch))
-            total = engine.accumulate(_micro_batches(data, engine, position.samples), tokens, step)
-            lr = _learning_rate(config, position.updates)
-            result = engine.update(total, tokens, lr, stop.asked or checkpoints.failed)
-            skips = 0 if result.updated else skips + 1
-            position = Position(
-                step=step,
-                samples=position.samples + layout.global_batch,
-                updates=position.updates + result.updated,
-                skipped=position.skipped + (not result.updated),
-            )
+            size = layout.batches.size_at(position.samples)
+            tokens = data.counted(range(position.samples, position.samples + size))
+            scale, lr = loss_scale(position, config), learning_rate(position.updates, schedule)
+            total = engine.accumulate(_micro_batches(data, engine, position.samples, size), tokens, step, scale)
+            measure = engine.measure(total, tokens, scale, stop.asked or checkpoints.failed)
+            engine.update(measure, lr, skip=config.skip.sigma > 0 and is_spike(position, *measure.read()[:2], config))
+            loss, grad_norm, stopping = measure.read()
+            before, position = position, advance(position, loss, grad_norm, size, config)
+            updated = position.updates > before.updates
+            if not updated:
+                why = "a spike" if math.isfinite(grad_norm) else f"{engine.culprit(measure)} is not finite"
+                reason = reason if before.in_a_row else f"first in step {step}: {why}"
+                log.warning("step %d skipped: %s", step, why)
             seconds = time.perf_counter() - began
             row: dict[str, Any] = {
                 "step": step,
-                "loss": result.loss,
-                "grad_norm": result.grad_norm,
-                "lr": lr if result.updated else 0.0,
+                "loss": loss,
+                "grad_norm": grad_norm,
+                "lr": lr if updated else 0.0,
                 "tokens": position.samples * data.context,
                 "skipped": position.skipped,
                 "seconds": seconds,
                 "tokens_per_second": tokens / seconds,
                 **checkpoints.seconds(),
             }
+            if position.scale:
+                row["loss_scale"] = scale
             if used := mfu(row["tokens_per_second"], config.shape, place.device, place.world):
                 row["mfu"] = used
-            stopping = result.stop
             if valid is not None and not stopping and (step % config.validation.every == 0 or step == config.steps):
                 valid_loss = validate(config, engine, valid, stop)
                 if valid_loss is None:
@@ -146,10 +153,10 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
                 metrics.write(row)
             if last or step == 1 or step % config.logging.every == 0 or "valid_loss" in row:
                 log.info(_line(row, config.steps))
-            if skips == config.skip.limit:
+            if position.in_a_row >= config.skip.limit:
                 raise RunError(
-                    f"the gradient was not finite in {skips} steps in a row, up to step {step}; lower optimizer.lr or "
-                    f"raise schedule.warmup, and go on from the last checkpoint in {run / store.FOLDER}"
+                    f"{position.in_a_row} steps in a row were skipped, up to step {step}; {reason}; lower "
+                    f"optimizer.lr or raise schedule.warmup, and go on from the last checkpoint in {run / store.FOLDER}"
                 )
             if last or step % config.checkpoints.every == 0:
                 checkpoints.save(engine.state(), position, row.get("valid_loss"))
@@ -165,21 +172,12 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
     return position
 
 
-def _micro_batches(data: Corpora, engine: Engine, first: int) -> list[Batch]:
-    """This process's micro-batches of the step whose first sample has this global index."""
+def _micro_batches(data: Corpora, engine: Engine, first: int, size: int) -> list[Batch]:
+    """This process's micro-batches of the step of `size` samples whose first one has this global index."""
     layout = engine.layout
-    shares = layout.micro_batch, layout.accumulation, engine.data_rank, layout.data
+    turns = size // (layout.micro_batch * layout.data)
+    shares = layout.micro_batch, turns, engine.data_rank, layout.data
     return [batch.to(engine.place.device) for batch in step_batches(data, first, *shares)]
-
-
-def _learning_rate(config: RunConfig, update: int) -> float:
-    return learning_rate(
-        update,
-        updates=config.steps,
-        warmup=config.schedule.warmup,
-        peak=config.optimizer.lr,
-        floor=config.schedule.min_lr,
-    )
 
 
 def validate(config: RunConfig, engine: Engine, data: Corpora, stop: StopRequest) -> float | None:
@@ -211,7 +209,7 @@ def _open(config: RunConfig, place: Place) -> tuple[Corpora, Corpora | None]:
     return data, valid
 
 
-def _introduce(config: RunConfig, place: Place, layout: Layout, data: Corpora) -> None:
+def _introduce(config: RunConfig, place: Place, layout: Layout, data: Corpora, warmup: int) -> None:
     log.info(
         "%s parameters, %s, %d processes on %s, %s, batch %d = %d x %d x %d, ZeRO %d",
         f"{parameter_count(config.shape):,}",
@@ -225,14 +223,14 @@ def _introduce(config: RunConfig, place: Place, layout: Layout, data: Corpora) -
         layout.accumulation,
         config.parallel.zero,
     )
-    for name, corpus, epochs in data.epochs(config.steps * layout.global_batch):
+    for name, corpus, epochs in data.epochs(layout.batches.samples_after(config.steps)):
         log.info("%s: %s tokens, %.2f epochs in %d steps", name, f"{corpus:,}", epochs, config.steps)
         if epochs > MANY_EPOCHS:
             log.warning(
                 "warning: %.1f epochs of %s; beyond %d repeated data helps ever less", epochs, name, MANY_EPOCHS
             )
-    if config.schedule.warmup > config.steps / 2:
-        log.warning("warning: the warm-up takes %d of %d steps", config.schedule.warmup, config.steps)
+    if warmup > config.steps / 2:
+        log.warning("warning: the warm-up takes %d of %d steps", warmup, config.steps)
 
 
 def _line(row: dict[str, Any], steps: int) -> str:

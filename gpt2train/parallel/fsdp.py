@@ -10,7 +10,7 @@ the sum over processes and micro-batches is the gradient of the mean.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -78,9 +78,3 @@ def reshard(parts: Sequence[nn.Module]) -> None:
     for part in parts:
         for module in modules(part):
             module.reshard()
-
-
-def local_gradients(parts: Sequence[nn.Module], but: Tensor | None = None) -> list[Tensor]:
-    """The part of each gradient that lives here, in the order of the parameters, without that of `but`."""
-    gradients = [p.grad for part in parts for p in part.parameters() if p is not but and p.grad is not None]
-    return [grad.to_local() if isinstance(grad, DTensor) else grad for grad in gradients]

@@ -82,7 +82,8 @@ def gradients(engine: Engine, numbers: range, *, documents: bool = False, times:
     if engine.tied is not None:
         engine.tied.add_gradients()
     found = {name: whole(p.grad) for part in engine.parts for name, p in part.named_parameters()}
-    engine.optimizer.zero_grad(set_to_none=True)
+    for part in engine.parts:
+        part.zero_grad(set_to_none=True)
     return found
 
 
@@ -98,9 +99,11 @@ def run(config: RunConfig) -> dict[str, Any]:
         numbers = range(step * SAMPLES, (step + 1) * SAMPLES)
         tokens = counted(numbers)
         total = engine.accumulate(micro_batches(engine, numbers), tokens, step + 1)
-        result = engine.update(total, tokens, config.optimizer.lr, False)
-        seen["loss"].append(result.loss)
-        seen["norm"].append(result.grad_norm)
+        measure = engine.measure(total, tokens, 1.0, False)
+        engine.update(measure, config.optimizer.lr)
+        loss, norm, _ = measure.read()
+        seen["loss"].append(loss)
+        seen["norm"].append(norm)
         if step == config.steps // 2:
             seen["held_out"].append(engine.evaluate(held_out))
     seen["held_out"].append(engine.evaluate(held_out))

@@ -1,6 +1,5 @@
 """Settings of a run: presets, arithmetic, refusals, the way to TOML and back."""
 
-import itertools
 import tomllib
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from gpt2train.errors import UserError
 from gpt2train.metrics import parameter_count
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
-from gpt2train.schedule import learning_rate
 from gpt2train.settings import build
 
 PUBLISHED = {"117m": 124_475_904, "345m": 354_871_296, "762m": 774_090_240, "1542m": 1_557_686_400}
@@ -90,16 +88,6 @@ def test_batch_that_does_not_divide_says_the_sum() -> None:
         BatchSettings(micro_batch=4, global_batch=16).sizes(3)
     with pytest.raises(UserError, match="set it to 12,"):
         BatchSettings(micro_batch=4, global_batch=8).sizes(3)
-
-
-@given(st.integers(2, 500), st.data())
-def test_schedule_warms_up_and_falls_to_the_floor(updates: int, data: st.DataObject) -> None:
-    warmup = data.draw(st.integers(0, updates - 2))
-    rates = [learning_rate(u, updates=updates, warmup=warmup, peak=1.0, floor=0.1) for u in range(updates)]
-    assert rates[warmup] == 1.0 == max(rates)
-    assert all(a < b for a, b in itertools.pairwise(rates[: warmup + 1])) and rates[0] > 0
-    assert all(a >= b for a, b in itertools.pairwise(rates[warmup:]))
-    assert rates[-1] == pytest.approx(0.1)
 
 
 def test_vocabulary_is_padded_for_matrix_kernels() -> None:

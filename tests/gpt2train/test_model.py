@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gpt2train.config import OptimizerSettings
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initial_value, initialise
 from gpt2train.model.loss import IGNORE, chunked_cross_entropy, plain_cross_entropy
 from gpt2train.model.shape import Shape
-from gpt2train.optim import clip, make_optimizer, squared_norm
 
 SHAPE = Shape(vocab=128, layers=3, heads=4, hidden=32, context=24)
 
@@ -117,27 +115,3 @@ def test_first_values_depend_on_seed_and_name_alone() -> None:
     assert not torch.equal(model.wpe.weight, initialise(GPT2(SHAPE), 8).wpe.weight)
     assert model.wte.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert model.blocks["0"].down.weight.std().item() == pytest.approx(0.02 / 6**0.5, rel=0.05)
-
-
-def test_only_matrices_decay() -> None:
-    model = GPT2(SHAPE)
-    decayed, rest = make_optimizer([model], OptimizerSettings()).param_groups
-    names = {id(p): name for name, p in model.named_parameters()}
-    assert decayed["weight_decay"] == 0.1 and rest["weight_decay"] == 0.0
-    assert all("ln_" in names[id(p)] or names[id(p)].endswith("bias") for p in rest["params"])
-    assert len(decayed["params"]) + len(rest["params"]) == len(names)
-    assert {names[id(p)].split(".")[-1] for p in decayed["params"]} == {"weight"}
-
-
-def test_clip_equals_torch() -> None:
-    ours = [torch.randn(3, 4, generator=torch.Generator().manual_seed(i)) * 3 for i in range(4)]
-    theirs = [nn.Parameter(torch.zeros(3, 4)) for _ in ours]
-    for parameter, gradient in zip(theirs, ours, strict=True):
-        parameter.grad = gradient.clone()
-    norm = squared_norm(ours).sqrt().item()
-    assert norm == pytest.approx(nn.utils.clip_grad_norm_(theirs, 1.0).item(), rel=1e-6)
-    clip(ours, norm, 1.0)
-    for parameter, gradient in zip(theirs, ours, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient)
-    bad: list[Tensor] = [torch.ones(2), torch.tensor([1.0, torch.inf])]
-    assert not squared_norm(bad).isfinite()

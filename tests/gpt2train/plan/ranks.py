@@ -33,7 +33,7 @@ for path in sys.argv[2:]:
             live.add(tensor)
         with live:
             total = engine.accumulate(batches, 1000, step)
-            engine.update(total, 1000, 1e-3, False)
+            engine.update(engine.measure(total, 1000, 1.0, False), 1e-3)
     peaks.append(live.peak)
     del engine, live, total
 everybody: list[list[int]] = [[]] * place.world
