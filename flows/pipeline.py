@@ -16,6 +16,7 @@ from flows.settings import PipelineSettings
 from flows.workplace import workplace
 from gpt2train.parallel.layout import Layout
 from tasks.report import REPORT, gather, report, summary
+from tasks.train import check_corpora
 
 
 @flow(name="pipeline")
@@ -41,6 +42,7 @@ def check(settings: PipelineSettings) -> None:
     check_local(settings.output)
     dataprep.check(settings)
     Layout.of(settings.train, settings.launch.world)
+    check_corpora(settings.train)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from tasks.fetch import on_local_disk
 from tasks.runner import Runner
 from tasks.steps import Manifest, need_manifest
 from tasks.storage import Folder
-from tasks.train import train
+from tasks.train import check_corpora, train
 
 
 @flow(name="pretrain")
@@ -49,12 +49,14 @@ def check(settings: PretrainSettings) -> None:
     """Find before anything starts what would stop the flow later.
 
     Raises:
-        UserError: the output cannot be written or is not local, or the batch does not divide over the processes.
+        UserError: the output cannot be written or is not local, the batch does not divide over the processes, or a
+            corpus to mix in is missing.
         RunError: there are no tokens.
     """
     check_local(settings.output)
     check_place(settings)
     Layout.of(settings.train, settings.launch.world)
+    check_corpora(settings.train)
     for step in ("tokens", "tokenizer"):
         need_manifest(Folder(settings.data or settings.output) / step)
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.config import CONFIG_FILE, TrainSettings, read_run_config
+from gpt2train.data.mixture import Mixture
 from gpt2train.data.samples import Samples
 from gpt2train.data.tokenizer import TOKENIZER, load_tokenizer
 from gpt2train.errors import RunError, UserError
@@ -73,7 +74,7 @@ def trace(
     """Look up one sample.
 
     Args:
-        data: output folder of the data steps; that of the run's tokens where not given.
+        data: output folder of the data steps; that of the run's tokens where not given, or where the run mixes corpora.
         sample: global index, as the run counts: sample `n` of step `s` is `s * global_batch + n`.
         run: run folder, which knows context and seed; else those given, else the defaults of a run.
 
@@ -81,20 +82,24 @@ def trace(
         UserError: something is missing, or there is no such sample.
         RunError: files do not belong together.
     """
-    if run is not None:
-        config = read_run_config(run / CONFIG_FILE)
-        context, seed = config.model.context, config.seed
-        data = data or Path(config.data.corpora[0].prefix).parents[2]
-    if data is None:
-        raise UserError("give --data, the folder that holds tokens/, or --run, a run folder")
     if sample < 0:
         raise UserError(f"--sample {sample}: samples are counted from 0")
+    index = sample
+    if run is not None:
+        config = read_run_config(run / CONFIG_FILE)
+        context, seed, corpora = config.model.context, config.seed, config.data.corpora
+        if split == "train" and len(corpora) > 1:
+            numbers, indices = Mixture([corpus.weight for corpus in corpora]).of([sample])
+            data, index = Path(corpora[int(numbers[0])].prefix).parents[2], int(indices[0])
+        data = data or Path(corpora[0].prefix).parents[2]
+    if data is None:
+        raise UserError("give --data, the folder that holds tokens/, or --run, a run folder")
     context, seed = context or TRAINING.model.context, TRAINING.seed if seed is None else seed
     shuffle = seed if split == "train" else None  # the others are read in the order of the file
     samples = Samples(data / "tokens" / split / "tokens", context, ANY_VOCABULARY, shuffle)
-    if split != "train" and sample >= samples.per_epoch:
+    if split != "train" and index >= samples.per_epoch:
         raise UserError(f"--sample {sample}: {split} has the samples 0 … {samples.per_epoch - 1}")
-    places = samples.places([sample])[0]
+    places = samples.places([index])[0]
     ends = np.concatenate(([0], np.cumsum(samples.dataset.lengths, dtype=np.int64)))[samples.dataset.documents[1:]]
     numbers = np.searchsorted(ends, places, side="right")
     tokenizer = load_tokenizer(data / "tokenizer") if (data / "tokenizer" / TOKENIZER).is_file() else None
@@ -110,7 +115,7 @@ def trace(
         bounds = (first - row["start"], last - row["start"], row["end"] - row["start"], first)
         parts.append(Part(row["doc_id"], row["url"], *bounds, text))
     _locate(data, parts)
-    return Trace(split, sample, sample // samples.per_epoch, context, shuffle, parts)
+    return Trace(split, sample, index // samples.per_epoch, context, shuffle, parts)
 
 
 class _Sidecar:

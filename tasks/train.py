@@ -21,6 +21,7 @@ from pathlib import Path
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from gpt2train.config import CONFIG_FILE, TrainSettings, run_config, to_toml
+from gpt2train.data.stream import open_tokens
 from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.errors import RunError, UserError
 from gpt2train.metrics import FILE, read_metrics
@@ -117,6 +118,17 @@ def train(
             f"the training was stopped from outside at step {reached} of {settings.steps}; run again to go on"
         )
     return step.commit(_outcome(step.folder, settings), sweep=False)
+
+
+def check_corpora(settings: TrainSettings) -> None:
+    """Look whether the corpora that are mixed in are there.
+
+    Raises:
+        UserError: one is missing, or is no token data set.
+        RunError: one is truncated.
+    """
+    for corpus in settings.mix.corpora:
+        open_tokens(corpus.prefix)
 
 
 def write_config(data: Folder, tokens: Manifest, tokenizer: Manifest, settings: TrainSettings, run: Folder) -> str:

@@ -7,7 +7,7 @@ data decides (token files, vocabulary, tokenizer) and where the run lives. A run
 
 from gpt2train.config.batch import BatchSettings, RampUp
 from gpt2train.config.checkpoints import CheckpointSettings
-from gpt2train.config.data import Corpus, DataSettings, SampleSettings, ValidationSettings
+from gpt2train.config.data import Corpus, DataSettings, MixSettings, SampleSettings, ValidationSettings
 from gpt2train.config.logging import LoggingSettings
 from gpt2train.config.model import ModelSettings
 from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, ScheduleSettings, SkipSettings
@@ -23,6 +23,7 @@ __all__ = [
     "Corpus",
     "DataSettings",
     "LoggingSettings",
+    "MixSettings",
     "ModelSettings",
     "OptimizerSettings",
     "ParallelSettings",

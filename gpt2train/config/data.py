@@ -1,6 +1,6 @@
 """Token files, and how samples are made of them."""
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from gpt2train.settings import Settings
 
@@ -10,7 +10,7 @@ class Corpus(Settings):
 
     prefix: str
     """Token files (`.bin/.idx`), named without their ending."""
-    weight: float = Field(1.0, gt=0)
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
     """Share of the samples, relative to the other corpora's weights."""
 
 
@@ -25,10 +25,26 @@ class DataSettings(Settings):
     """Folder where the order of a corpus of more than about a million documents is kept, for other runs to use as well;
     None: `index/` in the run folder."""
 
+    @field_validator("train")
+    @classmethod
+    def _not_empty(cls, value: str | tuple[Corpus, ...]) -> str | tuple[Corpus, ...]:
+        if not value:
+            raise ValueError("at least one corpus is needed: a prefix, or a list of {prefix, weight}")
+        return value
+
     @property
     def corpora(self) -> tuple[Corpus, ...]:
         """The training corpora, one or several."""
         return (Corpus(prefix=self.train),) if isinstance(self.train, str) else self.train
+
+
+class MixSettings(Settings):
+    """Corpora beside the tokens that the data flow made."""
+
+    corpora: tuple[Corpus, ...] = ()
+    """Token files made elsewhere with the same tokenizer. They are known by their path: changed tokens need another."""
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Share of the flow's own tokens, relative to the weights of `corpora`."""
 
 
 class SampleSettings(Settings):

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from gpt2train.config.batch import BatchSettings
 from gpt2train.config.checkpoints import CheckpointSettings
-from gpt2train.config.data import DataSettings, SampleSettings, ValidationSettings
+from gpt2train.config.data import Corpus, DataSettings, MixSettings, SampleSettings, ValidationSettings
 from gpt2train.config.logging import LoggingSettings
 from gpt2train.config.model import ModelSettings
 from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, ScheduleSettings, SkipSettings
@@ -40,6 +40,8 @@ class TrainSettings(Settings):
     """Saving."""
     parallel: ParallelSettings = ParallelSettings()
     """Layout over the processes."""
+    mix: MixSettings = MixSettings()
+    """Further corpora; in a run's own file they stand in `data.train`."""
     samples: SampleSettings = SampleSettings()
     """Documents within a sample."""
     scaler: ScalerSettings = ScalerSettings()
@@ -79,6 +81,12 @@ class RunConfig(TrainSettings):
     output: str
     """The run folder, on a local or shared disk."""
 
+    @model_validator(mode="after")
+    def _mixed_once(self) -> "RunConfig":
+        if self.mix.corpora:
+            raise ValueError("mix.corpora is for the flows; give data.train as a list of {prefix, weight}")
+        return self
+
     @property
     def shape(self) -> Shape:
         """The sizes that fix the model's parameters."""
@@ -99,8 +107,11 @@ def run_config(
     settings: TrainSettings, *, train: str, valid: str | None, vocab: int, tokenizer_hash: str | None, output: str
 ) -> RunConfig:
     """Join what a person chose with what the data decides."""
-    data = {"data": {"train": train, "valid": valid}, "vocab": vocab, "output": output}
-    return build(RunConfig, layer(settings.model_dump(), data, {"tokenizer_hash": tokenizer_hash}))
+    corpora = (Corpus(prefix=train, weight=settings.mix.weight), *settings.mix.corpora)
+    mixed = [corpus.model_dump() for corpus in corpora] if settings.mix.corpora else train
+    data = {"data": {"train": mixed, "valid": valid}, "vocab": vocab, "output": output}
+    chosen = settings.model_dump(exclude={"mix"})
+    return build(RunConfig, layer(chosen, data, {"tokenizer_hash": tokenizer_hash}))
 
 
 def to_toml(settings: Settings) -> str:

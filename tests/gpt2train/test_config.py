@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpt2train.config import (
     BatchSettings,
+    RunConfig,
     TrainSettings,
     preset,
     presets,
@@ -73,6 +74,20 @@ def test_run_config_reads_back_from_its_toml(tmp_path: Path) -> None:
     assert read_run_config(tmp_path / "c.toml") == config
     with pytest.raises(UserError, match="no-such"):
         read_run_config(tmp_path / "no-such.toml")
+
+
+def test_corpora_to_mix_in_stand_beside_the_own_tokens(tmp_path: Path) -> None:
+    mix = {"weight": 3, "corpora": [{"prefix": "b/t"}, {"prefix": "c/t", "weight": 0.5}]}
+    settings = build(TrainSettings, {"mix": mix})
+    config = run_config(settings, train="a/t", valid=None, vocab=4096, tokenizer_hash=None, output="out")
+    found = [(corpus.prefix, corpus.weight) for corpus in config.data.corpora]
+    assert found == [("a/t", 3), ("b/t", 1), ("c/t", 0.5)]
+    (tmp_path / "c.toml").write_text(to_toml(config))
+    assert read_run_config(tmp_path / "c.toml") == config
+    with pytest.raises(UserError, match="as a list of"):
+        build(RunConfig, config.model_dump(), {"mix": mix})
+    with pytest.raises(UserError, match="at least one corpus"):
+        build(RunConfig, config.model_dump(), {"data": {"train": []}})
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))

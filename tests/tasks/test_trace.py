@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import zlib
 from hashlib import sha256
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 
 from gpt2train.cli import app
 from gpt2train.command import run_command
-from gpt2train.config import CONFIG_FILE, TrainSettings, run_config, to_toml
+from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, run_config, to_toml
+from gpt2train.data.corpora import training_data
 from gpt2train.data.samples import Samples
 from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.settings import build
 from gpt2train.trace import trace
 from tasks.download.ledger import LEDGER
 from tasks.download.warc import Page, read_pages, write_pages
@@ -117,6 +120,26 @@ def test_a_run_knows_its_settings(root: Path, tmp_path: Path, capsys: pytest.Cap
     assert run_command(app, ["trace", "--run", str(tmp_path), "--sample", "5", "--excerpt", "10"]) == 0
     shown = capsys.readouterr().out
     assert by_run["parts"][0]["url"] in shown and "seed 7" in shown
+
+
+def test_a_run_of_several_corpora_knows_which_one(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "other")
+    settings = {"model": {"context": CONTEXT}, "seed": 7, "vocab": 300, "output": str(tmp_path)}
+    corpora = [
+        {"prefix": f"{folder}/tokens/train/tokens", "weight": weight}
+        for folder, weight in ((root, 2), (tmp_path / "other", 1))
+    ]
+    config = build(RunConfig, settings, {"data": {"train": corpora}})
+    (tmp_path / CONFIG_FILE).write_text(to_toml(config))
+    data = training_data(config)
+    for sample in range(12):
+        found = trace(None, sample, run=tmp_path)
+        text = "".join(str(part.text) for part in found.parts)
+        tokens = data.batch([sample])
+        ids = [*tokens.tokens[0].tolist(), int(tokens.targets[0, -1])]
+        assert text == load_tokenizer(root / "tokenizer").decode(ids, skip_special_tokens=False)
+        wheres = {place.split("/")[0] for part in found.parts for place in part.found}
+        assert found.sample == sample and wheres
 
 
 @pytest.mark.parametrize(
