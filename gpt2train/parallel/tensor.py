@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -125,5 +126,11 @@ def _attend(
     """
     if region.sequence or not module.training:
         return forward(x, *rest, **more)
+    return _attend_apart(forward, region, x, *rest, **more)
+
+
+@torch.compiler.disable
+def _attend_apart(forward: Callable[..., Tensor], region: Region, x: Tensor, *rest: Any, **more: Any) -> Tensor:
+    # A compiler cannot follow a change of the generator's state: here a compiled block has a gap.
     with apart(region.rank, x.device):
         return forward(x, *rest, **more)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from gpt2train.parallel.mesh import SHARD, TENSOR
@@ -78,6 +79,28 @@ def recomputed(sequence: bool) -> dict[str, Any]:
         sum_partial_gradients(model.parameters())
         gradients.append([p.grad.to_local() for p in model.parameters()])
     return {"same": all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))}
+
+
+def compiled(rate: float, sequence: bool) -> dict[str, Any]:
+    """Gradients with and without compiled blocks, and where a compiler had to give up."""
+    gradients = []
+    torch._dynamo.reset()
+    counters.clear()
+    for compiles in (False, True):
+        model = noisy(rate)
+        apply_tensor_parallel(model, mesh_of(2)[TENSOR], sequence)
+        for block in model.blocks.values():
+            if compiles:
+                block.compile(backend="aot_eager")  # traces all, and leaves the numbers as they are
+        seeded(1, sequence)
+        model(*batch(1)).backward()
+        sum_partial_gradients(model.parameters())
+        gradients.append([p.grad.to_local() for p in model.parameters()])
+    return {
+        "same": all(torch.equal(a, b) for a, b in zip(*gradients, strict=True)),
+        "graphs": counters["stats"]["unique_graphs"],
+        "gaps": [reason[:60] for reason in counters["graph_break"]],
+    }
 
 
 def kept_in_step() -> dict[str, Any]:

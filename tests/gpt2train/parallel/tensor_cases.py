@@ -208,12 +208,16 @@ def autocast(tp: int, sequence: bool, dtype: str) -> dict[str, Any]:
     apply_tensor_parallel(model, mesh_of(tp)[TENSOR], sequence)
     tokens, targets = batch(1)
     exact = plain(tokens, targets)
+    products: list[str] = []
+    for m in (plain, model):
+        m.blocks["0"].attn.proj.register_forward_hook(lambda _, x, y: products.append(str(y.dtype)))
     with torch.autocast("cpu", getattr(torch, dtype)):
         rough, ours = plain(tokens, targets), model(tokens, targets)
     ours.backward()
     return {
         "of plain": off(ours, rough),
         "of exact": off(ours, exact),
+        "products": products,
         "dtypes": sorted({str(p.grad.dtype) for p in model.parameters()} | {str(ours.dtype)}),
     }
 

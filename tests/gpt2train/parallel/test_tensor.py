@@ -12,7 +12,9 @@ from tests.gpt2train.jobs import finish, start
 RANKS = Path(__file__).parent / "ranks.py"
 Findings = Callable[[str], list[dict[str, Any]]]
 WAYS = [(tp, sequence) for tp in (2, 4) for sequence in (False, True)]
-WHOLE = ("equal", "steps", "stages", "documents")
+WHOLE = ("equal", "stages", "documents")
+LONG = [(2, False), (4, True)]
+ZERO = [(0, True), (1, False), (2, True), (3, False), (3, True)]
 CASES = [
     *(
         f"tensor_cases.{name} {tp} {sequence}"
@@ -20,7 +22,8 @@ CASES = [
         for tp, sequence in WAYS
     ),
     *(f"tensor_cases.{name} {tp}" for name in ("heads", "stock", "loss", "cache") for tp in (2, 4)),
-    *(f"tensor_cases.zero {stage} {sequence}" for stage in (0, 1, 2, 3) for sequence in (False, True)),
+    *(f"tensor_cases.steps {tp} {sequence}" for tp, sequence in LONG),
+    *(f"tensor_cases.zero {stage} {sequence}" for stage, sequence in ZERO),
     *(f"tensor_cases.autocast 2 {sequence} 'bfloat16'" for sequence in (False, True)),
     "tensor_cases.autocast 2 True 'float16'",
     "tensor_cases.alone",
@@ -56,7 +59,7 @@ def test_every_gradient_lies_as_its_parameter(tp: int, sequence: bool, findings:
         assert found["left partial"] == []
 
 
-@pytest.mark.parametrize(("tp", "sequence"), WAYS)
+@pytest.mark.parametrize(("tp", "sequence"), LONG)
 def test_twenty_steps_are_those_of_the_plain_model(tp: int, sequence: bool, findings: Findings) -> None:
     for found in findings(f"tensor_cases.steps {tp} {sequence}"):
         assert found["loss"] < 1e-5 and found["last"] < 4.5, found
@@ -81,8 +84,7 @@ def test_the_loss_over_a_cut_vocabulary_equals_the_plain_one(tp: int, findings: 
         assert found["without gradient"]
 
 
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("stage", "sequence"), ZERO)
 def test_zero_on_top_has_the_first_values_and_gradients(stage: int, sequence: bool, findings: Findings) -> None:
     for found in findings(f"tensor_cases.zero {stage} {sequence}"):
         assert found["first values"] and found["left partial"] == []
@@ -93,6 +95,7 @@ def test_zero_on_top_has_the_first_values_and_gradients(stage: int, sequence: bo
 def test_bf16_is_near_the_plain_model(sequence: bool, findings: Findings) -> None:
     for found in findings(f"tensor_cases.autocast 2 {sequence} 'bfloat16'"):
         assert found["of plain"] < 5e-3 and 0 < found["of exact"] < 2e-2, found
+        assert found["products"] == ["torch.bfloat16"] * 2
         assert found["dtypes"] == ["torch.float32"]
 
 
@@ -141,3 +144,18 @@ def test_recomputation_drops_the_same_again(sequence: bool, findings: Findings) 
 
 def test_dropout_leaves_a_group_in_step(findings: Findings) -> None:
     assert all(found["same"] and found["and after"] for found in findings("dropout_cases.kept_in_step"))
+
+
+@pytest.mark.slow
+def test_a_compiler_takes_a_cut_block_whole(tmp_path: Path) -> None:
+    output = tmp_path / "found.json"
+    ways = [(0.0, False), (0.0, True), (0.5, True), (0.5, False)]
+    cases = [f"dropout_cases.compiled {rate} {sequence}" for rate, sequence in ways]
+    code, _, err = finish(start(str(RANKS), str(output), *cases), 240)
+    assert code == 0, err
+    found = json.loads(output.read_text())
+    for case, way in zip(cases, ways, strict=True):
+        for seen in found[case]:
+            assert seen["same"] and seen["graphs"] > 0, seen
+            # Masks that differ by process come from another state of the generator, which no graph can hold.
+            assert len(seen["gaps"]) == (way == (0.5, False)), seen
