@@ -15,6 +15,8 @@ from gpt2train.errors import UserError
 
 log = logging.getLogger("gpt2train")
 
+_screen = 2  # file descriptor of what was stderr when the process began
+
 
 def log_to(folder: Path, rank: int) -> None:
     """Send the log to `rank-N.log`, and on the first rank to the screen as well.
@@ -46,11 +48,12 @@ def divert_native_stderr(folder: Path, rank: int) -> None:
     Python's own `sys.stderr` stays where it was.
     """
     path = folder / f"rank-{rank}.err"
+    global _screen
     sys.stderr.flush()
-    screen = os.dup(sys.stderr.fileno())
+    _screen = os.dup(sys.stderr.fileno())
     with path.open("a") as file:
         os.dup2(file.fileno(), 2)
-    sys.stderr = os.fdopen(screen, "w", buffering=1, errors="backslashreplace")
+    sys.stderr = os.fdopen(_screen, "w", buffering=1, errors="backslashreplace")
     faulthandler.enable(file=2)
 
 
@@ -60,3 +63,12 @@ def drop_empty(folder: Path, rank: int) -> None:
     with contextlib.suppress(OSError):
         if path.stat().st_size == 0:
             path.unlink()
+
+
+def last_words(text: str) -> None:
+    """Write to the screen from an excepthook.
+
+    torch puts a hook of its own around ours, once there is a process group, and shows what ours writes to
+    `sys.stderr` only after it returns; ours ends the process.
+    """
+    os.write(_screen, text.encode(errors="backslashreplace"))

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from gpt2train.cluster import Seat
 from gpt2train.errors import RunError, UserError
 from gpt2train.lifeline import LAUNCHER, LOST_CONTACT, die_with_parent
+from gpt2train.logs import last_words
 from gpt2train.parallel import meeting
 
 log = logging.getLogger("gpt2train")
@@ -97,9 +98,9 @@ def end_at_once_on_bugs(rank: int, debug: bool) -> None:
             log.error(line or "the process ends", exc_info=(kind, error, tb))
             where = f"; the traceback is in {getattr(log.handlers[0], 'baseFilename', 'its log')}"
         if line:
-            print(f"error: {line}{where}", file=sys.stderr, flush=True)
+            last_words(f"error: {line}{where}\n")
         if debug:
-            traceback.print_exception(kind, error, tb)
+            last_words("".join(traceback.format_exception(kind, error, tb)))
         logging.shutdown()
         os._exit(code)
 

@@ -12,8 +12,8 @@ from gpt2train.parallel.mesh import join
 from gpt2train.rank import end_at_once_on_bugs, follow_launcher
 
 follow_launcher()
+end_at_once_on_bugs(int(os.environ["RANK"]), debug=False)  # before the process group, as the training does
 place = join("cpu")
-end_at_once_on_bugs(place.rank, debug=False)
 dist.all_reduce(torch.ones(1))
 if place.rank == 1:
     if sys.argv[1] == "raise":

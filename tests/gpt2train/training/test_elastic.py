@@ -51,7 +51,7 @@ def test_two_machines_go_on_after_a_rank_is_lost(tokens: Path, tmp_path: Path, p
 def test_a_rank_that_hangs_is_named_and_then_replaced(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", steps=1_000_000, checkpoints={"every": 5, "keep": 2})
     job = start(
-        *("--max-restarts", "1", "--shutdown-timeout", "2", "-m", "gpt2train.train"),
+        *("--max-restarts", "1", "-m", "gpt2train.train"),
         *("--config", write(config), "--timeout", "20"),
     )
     wait_for(lambda: passed(config, 7), job)
