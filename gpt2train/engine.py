@@ -204,7 +204,13 @@ class Engine:
         return [parameter for part in self.parts for parameter in part.parameters()]
 
     def state(self) -> Mapping[str, Tensor]:
-        """Weights and optimizer state by names that no layout shows in: `model.<name>`, `optim.<name>.<key>`."""
+        """Weights and optimizer state by names that no layout shows in: `model.<name>`, `optim.<name>.<key>`.
+
+        Raises:
+            RunError: the two ends of a pipeline no longer have the same embedding.
+        """
+        if self.tied is not None:
+            self.tied.check()
         state: dict[str, Tensor] = {}
         for part in self.parts:
             for name, parameter in part.named_parameters():

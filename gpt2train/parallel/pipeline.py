@@ -77,7 +77,11 @@ class Pipeline:
         # Torch cuts everything into micro-batches along its first dimension, the factor as well.
         factors = torch.full((len(batches),), factor, device=self.device)
         schedule = self._schedule_of(len(batches), batches[0].tokens)
-        schedule.step(*([tokens] if self.parts[0].begins else []), target=factors, return_outputs=False, **whole)
+        try:
+            schedule.step(*([tokens] if self.parts[0].begins else []), target=factors, return_outputs=False, **whole)
+        except RuntimeError as error:
+            # torch wraps what a stage's forward raises, a lost peer among it, into a page about the stage's inputs.
+            raise error.__cause__ or error from None
         return self._total
 
     def evaluate(self, batches: Sequence[Batch]) -> Tensor:

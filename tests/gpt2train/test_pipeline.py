@@ -105,3 +105,23 @@ def test_gradients_are_those_of_one_model(case: str, plain: dict[str, Any], rank
     assert difference(first["twice"] | last["twice"], doubled) < 1e-6
     # Half as many micro-batches as before, with positions and documents that every stage must see.
     assert difference(first["fewer"] | last["fewer"], plain["fewer"]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ("raise", "error: rank 1: ValueError: broken on purpose"),
+        pytest.param("die", "error: rank 1 on ", marks=pytest.mark.slow),
+    ],
+)
+def test_a_failing_stage_ends_the_job_in_one_line(how: str, line: str) -> None:
+    code, _, err = finish(start(str(HERE / "failing_stage.py"), how))
+    assert code == 1
+    assert err.startswith(line) and len(err.splitlines()) == 1, err
+
+
+@pytest.mark.slow
+def test_copies_of_the_embedding_that_differ_are_not_saved() -> None:
+    code, _, err = finish(start(str(HERE / "failing_stage.py"), "drift"))
+    assert code == 1
+    assert "RunError: the copies of wte.weight on the first and the last pipeline stage differ" in err
