@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from gpt2train.errors import RunError
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.parallel.mesh import together
+from gpt2train.parallel.norm import local
 
 PIECE = 1 << 24  # elements compared at a time: 64 MB of float32
 
@@ -42,8 +42,7 @@ class TiedEmbedding:
     def add_gradients(self) -> None:
         """Give both copies the sum of their gradients."""
         if self.copy is not None:
-            gradient = cast(Tensor, self.copy.grad)
-            dist.all_reduce(_local(gradient), group=self.group)
+            dist.all_reduce(local(cast(Tensor, self.copy.grad)), group=self.group)
 
     def check(self) -> None:
         """Compare the two copies bit by bit; all processes together.
@@ -53,7 +52,7 @@ class TiedEmbedding:
         """
 
         def compare() -> None:
-            if self.copy is not None and not self._equal(_local(self.copy.detach())):
+            if self.copy is not None and not self._equal(local(self.copy.detach())):
                 raise RunError("the copies of wte.weight on the first and the last pipeline stage differ; not saved")
 
         together(compare)
@@ -65,8 +64,3 @@ class TiedEmbedding:
             dist.broadcast(first, group=self.group, group_src=0)
             same = same and torch.equal(first.view(torch.int32), piece.view(torch.int32))
         return same
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """The share of a tensor that lives here, not a copy."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -50,10 +50,16 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
             "zero": 3,
             "offload": True,
         },
+        "tp 2 pp 2": {"tp": 2, "pp": 2},
+        "tp 2 pp 2 interleaved": {"tp": 2, "pp": 2, "schedule": "interleaved", "stages": 2},
+        "tp 2 pp 2 whole sequences": {"tp": 2, "pp": 2, "sequence_parallel": False},
     },
     8: {
         "dp 8 hybrid 2 x 4": {"zero": 3, "shard": 4},
         "pp 2 dp 4 hybrid 2 x 2": {"pp": 2, "zero": 3, "shard": 2},
+        "tp 2 pp 2 dp 2": {"tp": 2, "pp": 2},
+        "tp 2 pp 2 dp 2 zero 1": {"tp": 2, "pp": 2, "zero": 1},
+        "tp 2 pp 2 dp 2 zero 3": {"tp": 2, "pp": 2, "zero": 3},
     },
 }
 SECONDS = {2: 120.0, 4: 240.0, 8: 280.0}
