@@ -69,10 +69,10 @@ def _prune(newest: Path, keep: int, keep_best: int) -> None:
     """
     found = list_checkpoints(newest.parent.parent)
     lasting = [checkpoint for checkpoint in found if checkpoint.name <= newest.name]
-    best = best_first(lasting)
-    _point(newest.parent, newest, best)
+    staying = {*lasting[-keep:], *best_first(lasting)[:keep_best]}
+    _point(newest.parent, newest, best_first([checkpoint for checkpoint in lasting if checkpoint in staying]))
     for checkpoint in found:
-        if checkpoint not in {*lasting[-keep:], *best[:keep_best]}:
+        if checkpoint not in staying:
             remove(checkpoint)
 
 

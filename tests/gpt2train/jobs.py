@@ -110,3 +110,11 @@ def curve(run: Path | str, key: str = "loss") -> list[float]:
 def weights(run: Path | str) -> dict[str, torch.Tensor]:
     """The weights of a run's newest checkpoint."""
     return store.load_weights(store.newest(run))
+
+
+def wait_until(ready: Callable[[], Any], pause: float = 0.005) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + SECONDS
+    while not ready():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(pause)
