@@ -1,0 +1,177 @@
+"""Where a run goes on and what it begins with: never silently with something else."""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2train.checkpoint import store
+from gpt2train.checkpoint.saver import Checkpoints
+from gpt2train.config import RunConfig
+from gpt2train.data.indexed import IndexedWriter
+from gpt2train.engine import Engine
+from gpt2train.errors import RunError, UserError
+from gpt2train.parallel.mesh import Place
+from gpt2train.train import train
+from tests.gpt2train.jobs import curve, make
+
+SAVING = {"every": 3, "keep": 9}
+
+
+@pytest.fixture(scope="module")
+def finished(tokens: Path, tmp_path_factory: pytest.TempPathFactory, alone: Place) -> RunConfig:
+    """A run of ten steps with checkpoints at 3, 6, 9 and 10."""
+    config = make(tokens, tmp_path_factory.mktemp("finished") / "run", steps=10, checkpoints=SAVING)
+    train(config, alone)
+    return config
+
+
+def from_(tokens: Path, output: Path, start: Path | str, how: str, **changes: Any) -> RunConfig:
+    checkpoints = SAVING | {"start_from": str(start), "start_with": how}
+    return make(tokens, output, **({"steps": 10, "checkpoints": checkpoints} | changes))
+
+
+def copy(run: RunConfig, to: Path) -> Path:
+    shutil.copytree(run.output, to)
+    return to
+
+
+@pytest.mark.parametrize("how", ["weights", "optimizer", "position"])
+def test_a_new_run_begins_with_what_it_asks_for(
+    tokens: Path, tmp_path: Path, alone: Place, finished: RunConfig, how: str
+) -> None:
+    config = from_(tokens, tmp_path / "run", finished.output, how)
+    engine, other = Engine(config, alone), Engine(finished, alone)
+    fresh = {name: value.clone() for name, value in engine.state().items()}
+    with Checkpoints(finished) as checkpoints:
+        checkpoints.restore(other.state())
+    with Checkpoints(config) as checkpoints:
+        position = checkpoints.restore(engine.state())
+    there = store.read_manifest(store.newest(finished.output)).position
+    assert position == (there if how == "position" else there.model_copy(update=dict.fromkeys(dict(there), 0)))
+    for name, value in engine.state().items():
+        source = fresh if how == "weights" and name.startswith("optim.") else other.state()
+        assert torch.equal(value, source[name]), name
+    assert not torch.equal(fresh["model.wte.weight"], engine.state()["model.wte.weight"])
+
+
+def test_the_position_goes_on_bit_for_bit(tokens: Path, tmp_path: Path, alone: Place, finished: RunConfig) -> None:
+    checkpoint = store.list_checkpoints(finished.output)[1]
+    config = from_(tokens, tmp_path / "run", checkpoint, "position")
+    train(config, alone)
+    assert curve(config.output, "step") == [7, 8, 9, 10]
+    assert curve(config.output) == curve(finished.output)[6:]
+    shutil.rmtree(store.newest(config.output))  # its own checkpoints come first, even if the other is gone
+    again = from_(tokens, tmp_path / "run", "/nowhere", "position")
+    train(again, alone)
+    assert curve(config.output) == curve(finished.output)[6:]
+
+
+def test_what_cannot_be_begun_with_is_refused(tokens: Path, tmp_path: Path, alone: Place, finished: RunConfig) -> None:
+    (tmp_path / "empty").mkdir()
+    for place in ("/nowhere/at/all", str(tmp_path / "empty"), f"{finished.output}/checkpoints"):
+        with pytest.raises(UserError, match=f"start_from: there is no checkpoint at {place}"):
+            train(from_(tokens, tmp_path / "a", place, "weights"), alone)
+    with pytest.raises(UserError, match=r"is of another model.hidden \(32 there, 64 now\)"):
+        train(from_(tokens, tmp_path / "b", finished.output, "weights", model={"hidden": 64}), alone)
+    with pytest.raises(UserError, match=r"is of a run with another seed \(1234 there, 5 now\)"):
+        train(from_(tokens, tmp_path / "c", finished.output, "position", seed=5), alone)
+    with pytest.raises(UserError, match="stands at step 10, beyond steps = 8"):
+        train(from_(tokens, tmp_path / "d", finished.output, "position", steps=8), alone)
+    assert not any((tmp_path / name / "metrics.jsonl").exists() for name in "abcd")
+
+
+def test_damage_of_what_a_run_begins_with(
+    tokens: Path, tmp_path: Path, alone: Place, finished: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = copy(finished, tmp_path / "other")
+    damaged, before = store.newest(other), store.list_checkpoints(other)[-2]
+    (damaged / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(RunError, match="the checkpoint is damaged"):  # this very one was asked for
+        train(from_(tokens, tmp_path / "a", damaged, "weights"), alone)
+    logging.getLogger("gpt2train").propagate = True
+    with caplog.at_level(logging.INFO), Checkpoints(from_(tokens, tmp_path / "b", other, "position")) as checkpoints:
+        engine = Engine(finished, alone)
+        assert checkpoints.restore(engine.state()).step == 9
+    assert "the checkpoint is damaged" in caplog.text and f"of {before}" in caplog.text
+    for checkpoint in store.list_checkpoints(other):
+        (checkpoint / "manifest.json").write_text("{}")
+    with pytest.raises(RunError, match=r"all 4 checkpoints in .* are damaged"):
+        train(from_(tokens, tmp_path / "c", other, "weights"), alone)
+
+
+def test_other_data_is_refused_by_name(tokens: Path, tmp_path: Path, alone: Place, finished: RunConfig) -> None:
+    run = copy(finished, tmp_path / "run")
+    for name, document in (("other", [5] * 40), ("same", None)):
+        with IndexedWriter(tmp_path / name, "<u2") as writer:
+            for _ in range(30):
+                writer.add(document or [1])
+    moved = tmp_path / "moved"
+    shutil.copytree(tokens, moved)
+    train(make(moved, run, steps=10), alone)  # the same data at another place
+    data = {"train": str(tmp_path / "other")}
+    with pytest.raises(UserError, match=r"other training data \(.*other had [\d,]+ tokens there and has 1,200 now\)"):
+        train(make(tokens, run, steps=10, data=data), alone)
+    two = {"train": [{"prefix": str(tokens / "train")}, {"prefix": str(tmp_path / "other")}]}
+    with pytest.raises(UserError, match=r"other training data \(1 corpora there, 2 now\)"):
+        train(make(tokens, run, steps=10, data=two), alone)
+    with (moved / "train.bin").open("r+b") as file:  # one token in the middle of a piece that is looked at
+        file.seek(16)
+        file.write(b"\x01\x00" if file.read(2) != b"\x01\x00" else b"\x02\x00")
+    with pytest.raises(UserError, match=r"moved/train has other documents"):
+        train(make(moved, run, steps=10), alone)
+
+
+def test_shares_of_corpora_belong_to_the_data(tokens: Path, tmp_path: Path, alone: Place) -> None:
+    def mixed(first: float, second: float) -> RunConfig:
+        corpora = [
+            {"prefix": str(tokens / "train"), "weight": first},
+            {"prefix": str(tokens / "valid"), "weight": second},
+        ]
+        return make(tokens, tmp_path / "run", steps=2, schedule={"warmup": 1}, data={"train": corpora})
+
+    train(mixed(3, 1), alone)
+    train(mixed(6, 2), alone)  # the same shares
+    with pytest.raises(UserError, match=r"train had 75.0% of the samples there and has 50.0% now"):
+        train(mixed(1, 1), alone)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"model": {"layers": 3}}, "model.layers"),
+        ({"model": {"context": 8}}, "model.context"),
+        ({"vocab": 301}, "vocab"),
+        ({"samples": {"reset_positions": True}}, "samples.reset_positions"),
+    ],
+)
+def test_what_a_run_is_cannot_change(
+    tokens: Path, alone: Place, finished: RunConfig, change: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(UserError, match=f"holds a run with another {key} "):
+        train(make(tokens, Path(finished.output), **({"steps": 10} | change)), alone)
+
+
+def test_how_it_learns_may_change_and_is_said(
+    tokens: Path, tmp_path: Path, alone: Place, finished: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = copy(finished, tmp_path / "run")
+    changed = make(
+        tokens,
+        run,
+        steps=12,
+        model={"dropout": 0.1},
+        optimizer={"lr": 5e-3},
+        batch={"global_batch": 4},
+        precision="bf16",
+    )
+    logging.getLogger("gpt2train").propagate = True
+    with caplog.at_level(logging.INFO):
+        position = train(changed, alone)
+    assert (position.step, position.samples) == (12, 88)
+    assert "changed since: optimizer.lr from 0.01 to 0.005" in caplog.text
+    assert "changed since: precision from fp32 to bf16" in caplog.text
+    assert "changed since: output" not in caplog.text
