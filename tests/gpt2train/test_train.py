@@ -84,32 +84,6 @@ def test_a_sharded_run_goes_on_in_one_process(tokens: Path, alone: Place, two_ra
     np.testing.assert_allclose(curve(run), straight, rtol=1e-5)
 
 
-def test_killed_in_a_save_and_resumed_bit_for_bit(
-    tokens: Path, tmp_path: Path, two_ranks: dict[str, RunConfig]
-) -> None:
-    straight, broken = two_ranks["dropout"], make(tokens, tmp_path / "broken", **WITH_DROPOUT)
-    run = Path(broken.output)
-    job = start("-m", "gpt2train.train", "--config", write(broken))
-    wait_for(lambda: list((run / "checkpoints").glob("step-0000002*.tmp")), job, pause=0.0005)
-    ranks = psutil.Process(job.pid).children(recursive=True)
-    assert len(ranks) == 2
-    job.kill()  # SIGKILL to the launcher alone
-    finish(job)
-    assert gone(ranks)
-    assert store.verify(store.newest(run)).position.step in (10, 20)
-    # What the killed run wrote after its checkpoint is cut off; a half-written row is no row.
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 99')
-
-    code, out, err = finish(start("-m", "gpt2train.train", "--config", str(run / "config.toml")))
-    assert code == 0, err
-    assert "step 60/60" in out and "error" not in err
-    for key in ("step", "loss", "grad_norm", "lr", "tokens", "skipped"):
-        assert curve(run, key) == curve(straight.output, key), key
-    assert all(torch.equal(weights(run)[name], value) for name, value in weights(straight.output).items())
-    assert not list((run / "checkpoints").glob("*.tmp"))
-
-
 def test_sigterm_saves_and_a_second_job_is_refused(tokens: Path, tmp_path: Path, alone: Place) -> None:
     config = make(tokens, tmp_path / "run", steps=1_000_000, checkpoints={"every": 1_000_000})
     job = start("-m", "gpt2train.train", "--config", write(config))
