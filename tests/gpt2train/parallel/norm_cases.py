@@ -1,0 +1,89 @@
+"""The norm, the vote and the update on layouts of four processes of `ranks.py`; test_norm.py judges."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+
+from gpt2train.config import RunConfig
+from gpt2train.engine import Engine, Measure
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.parallel.mesh import TIMEOUT, Place
+from gpt2train.parallel.norm import canonicalise, local
+from gpt2train.settings import build
+
+MODEL = {"layers": 4, "heads": 4, "hidden": 32, "context": 16, "dropout": 0.0}
+CLIP, SCALE = 0.5, 1024.0
+
+
+def engine_of(layout: dict[str, Any]) -> Engine:
+    rest = {"vocab": 300, "data": {"train": "none"}, "output": "none", "precision": "fp32", "device": "cpu"}
+    batch = {"micro_batch": 1, "global_batch": 16}
+    config = build(RunConfig, rest, {"model": MODEL, "batch": batch, "parallel": layout, "optimizer": {"clip": CLIP}})
+    return Engine(config, Place(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), TIMEOUT))
+
+
+def value(name: str, size: tuple[int, ...]) -> Tensor:
+    """A gradient that is the same on every layout."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(len(name) + sum(map(ord, name))))
+
+
+def fill(engine: Engine) -> None:
+    """Give every parameter its gradient; the second copy of the tied one gets nothing, since both are added up."""
+    second = engine.tied.second if engine.tied else None
+    for name, parameter in engine.optimizer.named:
+        whole = value(name, tuple(parameter.shape)) * (parameter is not second) * SCALE
+        if isinstance(parameter, DTensor):
+            parameter.grad = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        else:
+            parameter.grad = whole
+
+
+def measured(engine: Engine, loss: float = 1.0) -> Measure:
+    return engine.measure(torch.tensor(loss), 4, SCALE, stop=engine.place.rank == 3)
+
+
+def layout(parallel: dict[str, Any]) -> dict[str, Any]:
+    """The norm against that of the whole model, the clipped gradients, and what one bad element does."""
+    engine = engine_of(parallel)
+    fill(engine)
+    measure = measured(engine)
+    with torch.device("meta"):
+        model = GPT2(engine.config.shape)
+    whole = {name: value(name, tuple(p.shape)).double() for name, p in model.named_parameters()}
+    exact = torch.stack([tensor.square().sum() for tensor in whole.values()]).sum().sqrt().item()
+    found: dict[str, Any] = {"norm": measure.read()[1] / exact - 1, "stop": measure.read()[2]}
+    found["divisor"] = measure.divisor.item() / (exact / CLIP * SCALE) - 1
+    engine.update(measure, 1e-2)
+    found["step"] = {value.item() for key, value in engine.optimizer.state().items() if key.endswith("step")} == {1.0}
+    name = engine.optimizer.named[-1][0]
+    moments = engine.optimizer.state()[f"{name}.exp_avg"]
+    mean = moments.full_tensor() if isinstance(moments, DTensor) else moments
+    wanted = whole[name].float() * (0.1 * CLIP / exact)
+    found["clipped"] = ((mean - wanted).norm() / wanted.norm()).item()
+    before = {key: local(tensor).clone() for key, tensor in engine.state().items()}
+    for kind in ("inf", "nan"):
+        fill(engine)
+        if engine.place.rank == 2:  # one element of one process
+            place = [p for _, p in engine.optimizer.named if local(p).numel()][-1]  # the tied one would share it
+            local(place.grad).view(-1)[-1] = float(kind)
+        measure = measured(engine)
+        engine.update(measure, 1e-2)
+        found[kind] = [measure.bad.item(), engine.culprit(measure)]
+        found[f"{kind} untouched"] = all(torch.equal(before[key], local(t)) for key, t in engine.state().items())
+    fill(engine)
+    measure = measured(engine, float("inf") if engine.place.rank == 1 else 1.0)
+    found["loss"] = engine.culprit(measure)
+    return found
+
+
+def partial() -> dict[str, Any]:
+    """A gradient that is still to be summed becomes the sum, placed as its parameter."""
+    engine = engine_of({"tp": 2})
+    mesh = next(p for _, p in engine.optimizer.named).device_mesh
+    parameter = torch.nn.Parameter(distribute_tensor(torch.zeros(6), mesh))
+    parameter.grad = DTensor.from_local(torch.ones(6), mesh, [Partial()] * mesh.ndim)
+    canonicalise([parameter])
+    return {"same": parameter.grad.placements == parameter.placements, "sum": local(parameter.grad).tolist()}
