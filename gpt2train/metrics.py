@@ -1,8 +1,8 @@
-"""What a run tells while it trains: metrics.jsonl, TensorBoard, throughput and hardware use."""
+"""What a run tells while it trains: metrics.jsonl, throughput and hardware use."""
 
 import json
 import math
-import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,10 @@ from gpt2train.model.shape import Shape
 if TYPE_CHECKING:
     import torch
 
+    from gpt2train.trackers import Tracker
+
 FILE = "metrics.jsonl"
-TENSORBOARD = "tensorboard"
+NOT_CURVES = ("step", "tokens")  # columns that trackers need not draw
 
 # Dense bfloat16 peak in FLOP/s by a part of the device's name (the makers' data sheets; SXM where there are several).
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10G": 70e12}
@@ -57,41 +59,39 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
 
 
 class MetricsWriter:
-    """Appends one row a step to metrics.jsonl and TensorBoard.
+    """Appends one row a step to metrics.jsonl, and passes it on to trackers.
 
     Args:
         run: the run folder.
         step: where the run goes on; rows of later steps, left by a run that was killed after its last checkpoint,
             are cut off.
-        tensorboard: also write TensorBoard files.
+        trackers: where rows go as well; closed with this.
+
+    Attributes:
+        rows: the rows so far, those of before a restart included.
     """
 
-    def __init__(self, run: str | Path, step: int, tensorboard: bool) -> None:
+    def __init__(self, run: str | Path, step: int, trackers: "Sequence[Tracker]" = ()) -> None:
         path = Path(run) / FILE
-        kept = [row for row in read_metrics(run) if row["step"] <= step]
+        self.rows = [row for row in read_metrics(run) if row["step"] <= step]
         draft = path.with_name(FILE + ".tmp")
-        draft.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        draft.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
         draft.replace(path)
         self._file = path.open("a", encoding="utf-8")
-        self._board = None
-        if tensorboard:
-            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-            from torch.utils.tensorboard import SummaryWriter  # here: 1 s that only the first rank need spend
-
-            self._board = SummaryWriter(str(Path(run) / TENSORBOARD), purge_step=step + 1)
+        self._trackers = trackers
 
     def write(self, row: dict[str, Any]) -> None:
         """Write one row; numbers that are not finite become null, which JSON can hold."""
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        self.rows.append(plain)
         self._file.write(json.dumps(plain) + "\n")
         self._file.flush()
-        if self._board is not None:
-            for name, value in plain.items():
-                if name not in ("step", "tokens") and value is not None:
-                    self._board.add_scalar(name, value, row["step"])
+        values = {name: value for name, value in plain.items() if value is not None and name not in NOT_CURVES}
+        for tracker in self._trackers:
+            tracker.write(row["step"], values)
 
     def close(self) -> None:
         """Flush and close."""
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for tracker in self._trackers:
+            tracker.close()

@@ -22,9 +22,17 @@ from gpt2train.errors import UserError
 from gpt2train.metrics import parameter_count
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
+from gpt2train.parallel.layout import Layout
 from gpt2train.settings import build
 
-PUBLISHED = {"117m": 124_475_904, "345m": 354_871_296, "762m": 774_090_240, "1542m": 1_557_686_400}
+PUBLISHED = {
+    "117m": 124_475_904,
+    "345m": 354_871_296,
+    "762m": 774_090_240,
+    "1542m": 1_557_686_400,
+    "oneflow-1x8": 532_147_200,
+    "oneflow-4x8": 1_647_806_976,
+}
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
@@ -43,10 +51,18 @@ def test_every_preset_is_valid_and_shown() -> None:
         assert settings.batch.sizes(1)[2] >= 1
 
 
+def test_the_distributed_presets_fill_their_machines() -> None:
+    four = Layout.of(build(TrainSettings, preset("oneflow-4x8")), 32)
+    assert (four.tp, four.pp, four.data, four.world) == (2, 4, 4, 32)
+    assert (four.micro_batch, four.global_batch, four.accumulation) == (4, 512, 32)
+    one = Layout.of(build(TrainSettings, preset("oneflow-1x8")), 8)
+    assert (one.tp, one.pp, one.data, one.shard) == (1, 1, 8, 8)
+
+
 def test_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(UserError, match=r"unknown preset '345M'; did you mean '345m'\?"):
         preset("345M")
-    with pytest.raises(UserError, match="there are: 117m, 1542m, 345m, 762m, tiny"):
+    with pytest.raises(UserError, match="there are: 117m, 1542m, 345m, 762m, oneflow-1x8, oneflow-4x8, tiny"):
         preset("llama")
 
 
