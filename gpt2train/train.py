@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
@@ -27,7 +26,7 @@ from gpt2train.checkpoint.resume import checkpoint_of
 from gpt2train.checkpoint.saver import Checkpoints
 from gpt2train.checkpoint.store import Position
 from gpt2train.cluster import Seat, find_seat, likely_rank
-from gpt2train.config import CONFIG_FILE, RunConfig, read_run_config, to_toml
+from gpt2train.config import RunConfig, read_run_config
 from gpt2train.data.batch import Batch
 from gpt2train.data.corpora import Corpora, training_data, validation_data
 from gpt2train.data.loader import step_batches
@@ -35,18 +34,18 @@ from gpt2train.engine import Engine
 from gpt2train.errors import RunError, UserError
 from gpt2train.logs import divert_native_stderr, drop_empty, log_to
 from gpt2train.memory import tell_memory
-from gpt2train.metrics import MetricsWriter, mfu, parameter_count
 from gpt2train.parallel import meeting
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TIMEOUT, Place, anyone, join, together
+from gpt2train.profiling import Profiler
 from gpt2train.progress import advance, is_spike, loss_scale
 from gpt2train.rank import StopRequest, end_at_once_on_bugs, exit_code, follow_launcher, leave, only_job_in
 from gpt2train.schedule import learning_rate, make_schedule
+from gpt2train.telling import Telling, introduce
 
 log = logging.getLogger("gpt2train")
 
 VALIDATION_TURNS = 8  # micro-batches between two looks at whether to stop
-MANY_EPOCHS = 4  # beyond, repeated data is worth ever less (Muennighoff et al. 2023, "Scaling Data-Constrained LMs")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,21 +95,20 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
         together(lambda: cleanup.enter_context(only_job_in(run)) if place.is_first else None)
         layout = together(lambda: Layout.of(config, place.world))
         data, valid = together(lambda: _open(config, place))
-
         schedule = together(lambda: make_schedule(config, layout.batches))
 
         engine = Engine(config, place)
         checkpoints = cleanup.enter_context(Checkpoints(config))
         position = checkpoints.restore(engine.state())
-        _introduce(config, place, layout, data, schedule.warmup)
-        metrics = None
-        if place.is_first:
-            _write(run / CONFIG_FILE, to_toml(config))
-            metrics = MetricsWriter(run, position.step, config.logging.tensorboard)
-            cleanup.callback(metrics.close)
+        introduce(config, place, layout, data, schedule.warmup)
+        telling = Telling(config, place, position)
+        cleanup.callback(telling.close)
+        profiler = Profiler(config.logging, config.output, place)
+        cleanup.callback(profiler.close)
 
         reason, first_step = "", position.step + 1
         while position.step < config.steps:
+            profiler.step()
             began = time.perf_counter()
             step = position.step + 1
             size = layout.batches.size_at(position.samples)
@@ -126,22 +124,15 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
                 why = "a spike" if math.isfinite(grad_norm) else f"{engine.culprit(measure)} is not finite"
                 reason = reason if before.in_a_row else f"first in step {step}: {why}"
                 log.warning("step %d skipped: %s", step, why)
-            seconds = time.perf_counter() - began
-            row: dict[str, Any] = {
-                "step": step,
-                "loss": loss,
-                "grad_norm": grad_norm,
-                "lr": lr if updated else 0.0,
-                "tokens": position.samples * data.context,
-                "skipped": position.skipped,
-                "seconds": seconds,
-                "tokens_per_second": tokens / seconds,
-                **checkpoints.seconds(),
-            }
-            if position.scale:
-                row["loss_scale"] = scale
-            if used := mfu(row["tokens_per_second"], config.shape, place.device, place.world):
-                row["mfu"] = used
+            row = telling.row(
+                position,
+                loss=loss,
+                grad_norm=grad_norm,
+                lr=lr if updated else 0.0,
+                tokens=tokens,
+                seconds=time.perf_counter() - began,
+            )
+            row |= checkpoints.seconds()
             if valid is not None and not stopping and (step % config.validation.every == 0 or step == config.steps):
                 valid_loss = validate(config, engine, valid, stop)
                 if valid_loss is None:
@@ -149,10 +140,7 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
                 else:
                     row["valid_loss"] = valid_loss
             last = step == config.steps or stopping
-            if metrics is not None:
-                metrics.write(row)
-            if last or step == 1 or step % config.logging.every == 0 or "valid_loss" in row:
-                log.info(_line(row, config.steps))
+            telling.write(row, last)
             if position.in_a_row >= config.skip.limit:
                 raise RunError(
                     f"{position.in_a_row} steps in a row were skipped, up to step {step}; {reason}; lower "
@@ -207,50 +195,6 @@ def _open(config: RunConfig, place: Place) -> tuple[Corpora, Corpora | None]:
         if part is not None:
             part.check_vocabulary(place.rank, place.world)
     return data, valid
-
-
-def _introduce(config: RunConfig, place: Place, layout: Layout, data: Corpora, warmup: int) -> None:
-    log.info(
-        "%s parameters, %s, %d processes on %s, %s, batch %d = %d x %d x %d, ZeRO %d",
-        f"{parameter_count(config.shape):,}",
-        config.precision,
-        place.world,
-        place.device.type,
-        layout,
-        layout.global_batch,
-        layout.micro_batch,
-        layout.data,
-        layout.accumulation,
-        config.parallel.zero,
-    )
-    for name, corpus, epochs in data.epochs(layout.batches.samples_after(config.steps)):
-        log.info("%s: %s tokens, %.2f epochs in %d steps", name, f"{corpus:,}", epochs, config.steps)
-        if epochs > MANY_EPOCHS:
-            log.warning(
-                "warning: %.1f epochs of %s; beyond %d repeated data helps ever less", epochs, name, MANY_EPOCHS
-            )
-    if warmup > config.steps / 2:
-        log.warning("warning: the warm-up takes %d of %d steps", warmup, config.steps)
-
-
-def _line(row: dict[str, Any], steps: int) -> str:
-    parts = [
-        f"step {row['step']}/{steps}",
-        f"loss {row['loss']:.4f}",
-        f"grad {row['grad_norm']:.2f}",
-        f"lr {row['lr']:.2e}",
-        f"{row['tokens_per_second']:,.0f} tokens/s",
-    ]
-    parts += [f"MFU {row['mfu']:.1%}"] if "mfu" in row else []
-    parts += [f"skipped {row['skipped']}"] if row["skipped"] else []
-    parts += [f"valid {row['valid_loss']:.4f}"] if "valid_loss" in row else []
-    return " | ".join(parts)
-
-
-def _write(path: Path, text: str) -> None:
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
 
 
 def _round_up(count: int, unit: int) -> int:

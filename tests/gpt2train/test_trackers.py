@@ -22,7 +22,7 @@ def config(output: Path, **logging: object) -> RunConfig:
 def write_rows(settings: RunConfig, first: int, last: int) -> None:
     writer = MetricsWriter(settings.output, first - 1, open_trackers(settings, first - 1))
     for step in range(first, last + 1):
-        writer.write({"step": step, "loss": 1 / step, "grad_norm": float("nan"), "tokens": step * 8})
+        writer.write({"step": step, "loss": 1 / step, "odd_norm": float("nan"), "tokens": step * 8})
     writer.close()
 
 
@@ -39,7 +39,7 @@ def test_tensorboard_draws_what_is_finite(tmp_path: Path) -> None:
         (step, pytest.approx(1 / step)) for step in (1, 2, 3, 4)
     ]
     assert [row["step"] for row in read_metrics(settings.output)] == [1, 2, 3, 4]
-    assert read_metrics(settings.output)[0]["grad_norm"] is None
+    assert read_metrics(settings.output)[0]["odd_norm"] is None
 
 
 def test_mlflow_keeps_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     identity = json.loads((tmp_path / "run" / "tracking.json").read_text())["wandb"]
     write_rows(settings, 3, 3)
     stored = b"".join(p.read_bytes() for p in (tmp_path / "run" / "wandb").glob(f"offline-run-*/run-{identity}.wandb"))
-    assert stored.count(b"grad_norm") == 0  # not a number, so not drawn
+    assert stored.count(b"odd_norm") == 0  # not a number, so not drawn
     for value in (b"0.5", b"0.3333333333333333"):  # of the first job and of the one that went on
         assert value in stored
 
