@@ -1,4 +1,4 @@
-"""Two corpora, documents masked, ends not counted: the same numbers on every layout, and after a restart."""
+"""Two corpora, documents masked, what follows their ends not counted: the same numbers on every layout."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def run(tokens: Path, output: Path, **changes: Any) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def alone(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
-    """Runs of one process: with all choices, half of it, and one without them."""
+    """Runs of one process, with all choices and without them."""
     folder, threads = tmp_path_factory.mktemp("one"), torch.get_num_threads()
     runs = {"whole": run(tokens, folder / "run"), "plain": run(tokens, folder / "plain", samples={})}
     torch.set_num_threads(1)
