@@ -18,9 +18,11 @@ import pytest
 from tests.flows.mini import hashes
 from tests.tasks.deaths import FOLDERS, INSTANTS
 from tests.tasks.site import Handler, Site, running_site
+from tests.tasks.sources.archives import members, response
 from tests.tasks.test_cloze import story
 
 NAMES = ("Anna", "Bert", "Carl", "Dora", "Emil", "Fred", "Gina", "Hans", "Ines", "Jens", "Kira", "Lars", "Mona", "Nils")
+STEPS = (*FOLDERS, "warcs", "webpages", "texts")  # one recipe from every kind of source
 SETTINGS: dict[str, Any] = {
     "workers": 1,
     "blacklist": {"shard_rows": 8},
@@ -77,8 +79,12 @@ def bytes_of(output: Path) -> dict[str, str]:
     return {name: value for name, value in hashes(output).items() if name != "timings.jsonl"}
 
 
+def html(text: str) -> bytes:
+    return f"<html><head><title>A tale</title></head><body><article><p>{text}</p></article></body></html>".encode()
+
+
 def article(text: str) -> Any:
-    body = f"<html><head><title>A tale</title></head><body><article><p>{text}</p></article></body></html>".encode()
+    body = html(text)
 
     def answer(h: Handler) -> None:
         h.answer(body, "text/html; charset=utf-8")
@@ -94,6 +100,19 @@ def make_list(site: Site, path: Path) -> None:
         site.handlers[f"/{number}"] = article(text)
     urls = [f"http://a.test/{number}" for number in range(len(texts))]
     path.write_text("\n".join([*urls[:5], "http://a.test/gone", "http://a.test/x.pdf", *urls[5:], urls[0]]) + "\n")
+
+
+def make_files(folder: Path) -> dict[str, Any]:
+    """An archive, pages and texts, each with one that cannot be used; the settings that name them."""
+    loose = folder / "loose"
+    loose.mkdir()
+    responses = [response(number, html(story(name))) for number, name in enumerate(("Olga", "Paul"))]
+    (folder / "a.warc.gz").write_bytes(members([*responses, response(9, b"gone", status="404 Not Found")]))
+    (loose / "a.html").write_bytes(html(story("Rosa")))
+    (loose / "b.html").write_text(" ")
+    rows = [json.dumps({"text": story(name), "url": f"http://c.test/{name}"}) for name in ("Sven", "Ulla")]
+    (loose / "c.jsonl").write_text("\n".join([*rows, "{cut"]) + "\n")
+    return {"warcs": [str(folder / "a.warc.gz")], "documents": [str(loose)]}
 
 
 @contextlib.contextmanager
@@ -120,7 +139,8 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
     folder = tmp_path_factory.mktemp("kills")
     with running_site() as site, started(folder / "errors.log") as driver:
         make_list(site, folder / "list.txt")
-        settings = {**SETTINGS, "urls": [str(folder / "list.txt")], "connect_to": {"*.test": site.address}}
+        settings = {**SETTINGS, **make_files(folder), "urls": [str(folder / "list.txt")]}
+        settings["connect_to"] = {"*.test": site.address}
         matrix = Matrix(settings, driver, folder / "errors.log", folder / "out", folder / "straight")
         record = folder / "record.json"
         assert matrix.order(record=str(record)) == 0, matrix.errors.read_text()
@@ -134,13 +154,13 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
 
 
 def test_the_matrix_knows_every_step(matrix: Matrix) -> None:
-    assert set(matrix.writes) - {"timings.jsonl"} == set(FOLDERS)
-    assert all(matrix.writes[folder][-1] == "_manifest.json" for folder in FOLDERS)
-    counts = {folder: len(matrix.writes[folder]) for folder in FOLDERS}
-    assert min(counts[folder] for folder in FOLDERS if folder != "report") >= 3, counts
+    assert set(matrix.writes) - {"timings.jsonl"} == set(STEPS)
+    assert all(matrix.writes[folder][-1] == "_manifest.json" for folder in STEPS)
+    counts = {folder: len(matrix.writes[folder]) for folder in STEPS}
+    assert min(counts[folder] for folder in STEPS if folder != "report") >= 3, counts
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", STEPS)
 def test_killed_at_each_instant(matrix: Matrix, folder: str) -> None:
     """Before the first write, at the rename of one in the middle, and after the rename of the manifest."""
     writes = len(matrix.writes[folder])
@@ -154,7 +174,8 @@ def test_workers_killed_at_each_instant(matrix: Matrix, tmp_path: Path) -> None:
     (tmp_path / "marks").mkdir()
     assert matrix.order(workers=2, marks=str(tmp_path / "marks")) == 0, matrix.errors.read_text()
     dead = [mark.name.rsplit("-", 1) for mark in (tmp_path / "marks").iterdir()]
-    assert {name.partition("-")[0] for name, _ in dead} >= {"clean", "cloze", "decontaminate", "dedup", "shuffle"}
+    stages = {"warcs", "webpages", "texts", "clean", "cloze", "decontaminate", "dedup", "shuffle"}
+    assert {name.partition("-")[0] for name, _ in dead} >= stages
     assert {instant for _, instant in dead} == set(INSTANTS)
     assert bytes_of(matrix.output) == bytes_of(matrix.straight)
 
@@ -171,7 +192,7 @@ def test_workers_and_hash_seed_change_no_byte(matrix: Matrix, tmp_path: Path, wo
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", STEPS)
 def test_killed_around_every_write(matrix: Matrix, folder: str) -> None:
     writes = len(matrix.writes[folder])
     for number in range(0, writes, 1 + writes // 12):  # the dedup has many
