@@ -28,22 +28,27 @@ if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:
 settings.register_profile("here", deadline=None)
 settings.load_profile("here")
 
-# Tests that share a costly fixture stay in one worker: those of a file, and these files, with the main job's run.
-SHARED_RUN = ("tests/flows/test_pipeline.py", "tests/flows/test_kill.py")
 # What takes longest begins first: at the end no worker waits for the other.
-LONGEST = (*SHARED_RUN, "tests/gpt2train/", "tests/tasks/test_kills.py", "tests/flows/")
+LONGEST = ("the main job", "tests/gpt2train/test_train", "tests/tasks/test_kills", "tests/gpt2train/", "tests/flows/")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests stay in one worker, and put the longest first."""
+    """Say which tests stay in one worker, those that share a costly fixture, and put the longest first."""
+
+    def group(item: pytest.Item) -> str:
+        file, slow = item.nodeid.partition("::")[0], item.get_closest_marker("slow") is not None
+        if "finished" in getattr(item, "fixturenames", ()) and not slow:
+            return "the main job"
+        return item.nodeid if slow and file == "tests/tasks/test_kills.py" else file  # nine minutes for one worker
 
     def turn(item: pytest.Item) -> int:
-        return next((n for n, start in enumerate(LONGEST) if item.nodeid.startswith(start)), len(LONGEST))
+        if item.get_closest_marker("alone"):
+            return -1
+        return next((n for n, start in enumerate(LONGEST) if group(item).startswith(start)), len(LONGEST))
 
     for item in items:
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(SHARED_RUN[0] if file in SHARED_RUN else file))
+        item.add_marker(pytest.mark.xdist_group(group(item)))
     items.sort(key=turn)
 
 

@@ -1,6 +1,8 @@
 """The demo site, once for all tests of the flows, and one finished small run of the main job."""
 
+import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.demo import DemoSite, demo_site
+from flows.server import prefect_server
 from tests.flows.mini import Mini
 
 CONNECTS = "GPT2TRAIN_TEST_CONNECTS"
@@ -33,6 +36,14 @@ class Finished:
     stderr: str
 
 
+@dataclass
+class Server:
+    """A Prefect server that lives longer than a command."""
+
+    environment: dict[str, str]  # by which a command finds it
+    home: Path
+
+
 @pytest.fixture(scope="session")
 def site() -> Iterator[DemoSite]:
     with demo_site() as running:
@@ -56,3 +67,16 @@ def finished(mini: Mini) -> Finished:
     assert done.returncode == 0, done.stdout + done.stderr
     [run] = (output / "runs").iterdir()
     return Finished(mini, output, run, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def server(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """For commands of which something else is asked than to start one, which takes 5 s of a core."""
+    home = tmp_path_factory.mktemp("server") / "prefect"
+    shutil.copytree(finished.mini.home, home)
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PREFECT_API_URL", "")  # and away again, so that other commands start their own
+            patch.setenv("PREFECT_HOME", str(home))
+            address = stack.enter_context(prefect_server())
+        yield Server({"PREFECT_API_URL": f"{address}/api"}, home)

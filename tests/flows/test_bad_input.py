@@ -15,7 +15,7 @@ from flows.dataprep import check
 from flows.settings import DataprepSettings, resolve
 from gpt2train.errors import UserError
 from tests.flows.commands import run
-from tests.flows.mini import Mini
+from tests.flows.conftest import Finished, Server
 
 
 def check_line(error: str, *said: str) -> None:
@@ -84,12 +84,13 @@ def test_help_shows_defaults_and_bounds(capsys: pytest.CaptureFixture[str], monk
     assert "--dedup.threshold" in said and "[default: 0.8]" in said
 
 
-def test_a_list_whose_every_url_is_rejected(mini: Mini, tmp_path: Path) -> None:
+def test_a_list_whose_every_url_is_rejected(finished: Finished, server: Server, tmp_path: Path) -> None:
     """Seen by a step, inside a Prefect run; still one line."""
     (tmp_path / "urls.txt").write_text("http://www.youtube.example/x\nnot a url\n")
     command = [sys.executable, "-m", "flows.dataprep", "--urls", str(tmp_path / "urls.txt")]
     command += ["--output", str(tmp_path / "out")]
-    done = subprocess.run(command, env=mini.environ(), capture_output=True, text=True, timeout=120)
+    environment = finished.mini.environ(**server.environment)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     error = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(error) == 1, done.stderr
@@ -97,11 +98,11 @@ def test_a_list_whose_every_url_is_rejected(mini: Mini, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_two_runs_on_one_output(mini: Mini, tmp_path: Path) -> None:
+def test_two_runs_on_one_output(finished: Finished, server: Server, tmp_path: Path) -> None:
     from filelock import FileLock
 
     with FileLock(tmp_path / ".lock"):
-        done = mini.run("dataprep", "--output", str(tmp_path))
+        done = finished.mini.run("dataprep", "--output", str(tmp_path), **server.environment)
     assert done.returncode == 2
     assert "another run is at work" in done.stderr
 

@@ -100,7 +100,7 @@ def kill_one(candidates: list[psutil.Process]) -> None:
 @pytest.mark.timeout(600)
 def test_a_joined_dask_cluster_that_loses_a_worker_gives_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
     pytest.importorskip("prefect_dask")
-    mini, output = Mini(tmp_path / "mini", finished.mini.connect_to), tmp_path / "out"
+    mini, output = finished.mini.another(tmp_path / "mini"), tmp_path / "out"
     with running_dask(tmp_path) as (address, cluster):
         process = mini.start("dataprep", "--output", str(output), "--runner", "dask", "--cluster", address)
         wait_for(lambda: (output / "documents").exists() or process.poll() is not None, 240, "the extraction")
@@ -118,7 +118,7 @@ def test_a_joined_dask_cluster_that_loses_a_worker_gives_the_same_bytes(finished
 @pytest.mark.timeout(600)
 def test_a_ray_cluster_of_its_own_that_loses_a_worker_gives_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
     pytest.importorskip("prefect_ray")
-    mini, output = Mini(tmp_path / "mini", finished.mini.connect_to), tmp_path / "out"
+    mini, output = finished.mini.another(tmp_path / "mini"), tmp_path / "out"
     process = mini.start("dataprep", "--output", str(output), "--runner", "ray", RAY_TMPDIR=_short())
     busy: list[psutil.Process] = []
 
@@ -146,7 +146,7 @@ def _short() -> str:
 @pytest.mark.parametrize("kind", ["dask", "ray"])
 def test_ctrl_c_leaves_nothing_of_a_cluster(finished: Finished, tmp_path: Path, kind: str) -> None:
     pytest.importorskip(f"prefect_{kind}")
-    mini, output = Mini(tmp_path / "mini", finished.mini.connect_to), tmp_path / "out"
+    mini, output = finished.mini.another(tmp_path / "mini"), tmp_path / "out"
     process = mini.start("dataprep", "--output", str(output), "--runner", kind)
     wait_for(lambda: (output / "documents").exists() or process.poll() is not None, 240, "the extraction")
     time.sleep(3)

@@ -28,7 +28,7 @@ def long_training() -> list[str]:
 def test_kill_9_in_the_data_steps_then_the_same_bytes(
     finished: Finished, site: object, tmp_path: Path, moment: float
 ) -> None:
-    mini = Mini(tmp_path / "mini", finished.mini.connect_to)
+    mini = finished.mini.another(tmp_path / "mini")
     output = tmp_path / "out"
     kill_after(mini, output, moment)
     on = mini.run("dataprep", "--output", str(output))
@@ -107,7 +107,7 @@ def test_a_lost_rank_fails_the_run_in_one_line(finished: Finished, tmp_path: Pat
 @pytest.mark.alone  # it must come further between two kills
 def test_kill_9_at_random_moments_then_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
     """Killed again and again at moments of a seeded clock, until it gets through."""
-    mini, output = Mini(tmp_path / "mini", finished.mini.connect_to), tmp_path / "out"
+    mini, output = finished.mini.another(tmp_path / "mini"), tmp_path / "out"
     moments = random.Random(7)
     kills = 0
     while True:
@@ -129,7 +129,7 @@ def test_kill_9_at_random_moments_then_the_same_bytes(finished: Finished, tmp_pa
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("workers", "seed"), [("1", "4242")])
 def test_workers_and_hash_seed_change_no_byte(finished: Finished, tmp_path: Path, workers: str, seed: str) -> None:
-    mini, output = Mini(tmp_path / "mini", finished.mini.connect_to), tmp_path / "out"
+    mini, output = finished.mini.another(tmp_path / "mini"), tmp_path / "out"
     done = mini.run("dataprep", "--output", str(output), "--workers", workers, PYTHONHASHSEED=seed)
     assert done.returncode == 0, done.stderr
     assert hashes(output / "tokens") == hashes(finished.output / "tokens")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.conftest import Finished
-from tests.flows.mini import Mini, hashes
+from tests.flows.mini import hashes
 from tests.object_stores import KEY, SECRET, store_server
 from tests.processes import wait_for
 
@@ -14,7 +14,7 @@ from tests.processes import wait_for
 @pytest.mark.timeout(600)
 def test_dataprep_on_s3_killed_and_run_again(finished: Finished, tmp_path: Path) -> None:
     s3fs = pytest.importorskip("s3fs")
-    mini = Mini(tmp_path / "mini", finished.mini.connect_to)
+    mini = finished.mini.another(tmp_path / "mini")
     with store_server("s3") as variables:
         mini.environment.update(variables)
         store = s3fs.S3FileSystem(

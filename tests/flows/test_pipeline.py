@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import subprocess
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tasks.steps import read_manifest
 from tasks.storage import Folder
-from tests.flows.conftest import CONNECTS, Finished
+from tests.flows.conftest import CONNECTS, Finished, Server
 from tests.flows.mini import lines_of
 
 STEPS = [
@@ -95,15 +96,15 @@ def test_nothing_is_left_running(finished: Finished) -> None:
     finished.mini.wait_for_the_end()
 
 
-def test_again_everything_is_cached_and_quick(finished: Finished) -> None:
+def test_again_everything_is_cached_and_quick(finished: Finished, server: Server) -> None:
     before = (finished.output / "report" / "report.html").stat().st_mtime_ns
     used = cpu_of_children()
-    again = finished.mini.run("pipeline", "--output", str(finished.output))
+    again = finished.mini.run("pipeline", "--output", str(finished.output), **server.environment)
     assert again.returncode == 0, again.stderr
     assert cached(again.stderr) == STEPS
     assert (finished.output / "report" / "report.html").stat().st_mtime_ns == before
     assert cpu_of_children() - used < 20
-    assert _prefect_states(finished)[: len(STEPS)] == ["Cached"] * len(STEPS)
+    assert _prefect_states(server)[: len(STEPS)] == ["Cached"] * len(STEPS)
 
 
 def cpu_of_children() -> float:
@@ -112,31 +113,38 @@ def cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _prefect_states(finished: Finished) -> list[str]:
+def _prefect_states(server: Server) -> list[str]:
     """State names of the last run's task runs, newest first, read from Prefect's own database."""
     import sqlite3
 
-    home = Path(finished.mini.environ()["PREFECT_HOME"])
-    with sqlite3.connect(home / "prefect.db") as database:
+    with sqlite3.connect(server.home / "prefect.db") as database:
         last = "SELECT id FROM flow_run ORDER BY created DESC LIMIT 1"
         rows = database.execute(f"SELECT state_name FROM task_run WHERE flow_run_id = ({last})").fetchall()
     return [name for (name,) in rows]
 
 
-def test_another_dedup_threshold_repeats_dedup_and_what_follows(finished: Finished) -> None:
-    changed = finished.mini.run("dataprep", "--output", str(finished.output), "--dedup.threshold", "0.6")
+def test_another_dedup_threshold_repeats_dedup_and_what_follows(finished: Finished, server: Server) -> None:
+    """And the data steps alone, by which this is seen, write a report of their own."""
+    whole = (finished.output / "report" / "report.html").read_bytes()
+    flags = ["--output", str(finished.output)]
+    changed = finished.mini.run("dataprep", *flags, "--dedup.threshold", "0.6", **server.environment)
     assert changed.returncode == 0, changed.stderr
     assert cached(changed.stderr) == ["blacklist", "download", "extract", "clean", "cloze", "decontaminate"]
-    back = finished.mini.run("dataprep", "--output", str(finished.output))
+    back = finished.mini.run("dataprep", *flags, **server.environment)
     assert back.returncode == 0, back.stderr
     assert cached(back.stderr) == ["blacklist", "download", "extract", "clean", "cloze", "decontaminate"]
+    assert back.stdout == f"tokens: {finished.output}/tokens\n"
+    page = finished.output / "data-report" / "report.html"
+    assert f"report: {page}" in back.stderr
+    said = page.read_text()
+    assert "Where the rows went" in said and "Hosts that failed most" in said and "<h2>Training" not in said
+    assert (finished.output / "report" / "report.html").read_bytes() == whole
 
 
-def test_evaluate_takes_up_a_run(finished: Finished) -> None:
+def test_evaluate_takes_up_a_run(finished: Finished, server: Server) -> None:
     command = [*finished.mini.command("evaluate")[:3], "--run", str(finished.run)]
-    import subprocess
-
-    done = subprocess.run(command, env=finished.mini.environ(), capture_output=True, text=True, timeout=120)
+    environment = finished.mini.environ(**server.environment)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"scores: {finished.run}/eval\n"
 
@@ -144,8 +152,6 @@ def test_evaluate_takes_up_a_run(finished: Finished) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 @pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(finished: Finished, tmp_path: Path) -> None:
-    import subprocess
-
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", disk], capture_output=True).returncode:
@@ -160,15 +166,3 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(finished: Finished
         assert on.returncode == 0, on.stderr
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
-
-
-def test_the_data_steps_alone_write_a_report_of_their_own(finished: Finished) -> None:
-    whole = (finished.output / "report" / "report.html").read_bytes()
-    done = finished.mini.run("dataprep", "--output", str(finished.output))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"tokens: {finished.output}/tokens\n"
-    page = finished.output / "data-report" / "report.html"
-    assert f"report: {page}" in done.stderr
-    said = page.read_text()
-    assert "Where the rows went" in said and "Hosts that failed most" in said and "<h2>Training" not in said
-    assert (finished.output / "report" / "report.html").read_bytes() == whole
