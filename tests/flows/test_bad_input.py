@@ -29,7 +29,7 @@ def test_a_list_that_is_not_there(tmp_path: Path) -> None:
     """As the shell sees it."""
     command = [sys.executable, "-m", "flows.pipeline", "--urls", str(tmp_path / "none.txt")]
     command += ["--output", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2 and done.stdout == ""
     check_line(done.stderr, "none.txt", "No such file", "check the path")
 
@@ -90,7 +90,7 @@ def test_a_list_whose_every_url_is_rejected(finished: Finished, server: Server, 
     command = [sys.executable, "-m", "flows.dataprep", "--urls", str(tmp_path / "urls.txt")]
     command += ["--output", str(tmp_path / "out")]
     environment = finished.mini.environ(**server.environment)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2, done.stderr
     error = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(error) == 1, done.stderr

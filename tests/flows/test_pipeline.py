@@ -144,7 +144,7 @@ def test_another_dedup_threshold_repeats_dedup_and_what_follows(finished: Finish
 def test_evaluate_takes_up_a_run(finished: Finished, server: Server) -> None:
     command = [*finished.mini.command("evaluate")[:3], "--run", str(finished.run)]
     environment = finished.mini.environ(**server.environment)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"scores: {finished.run}/eval\n"
 
