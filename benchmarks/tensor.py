@@ -26,7 +26,7 @@ from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.mesh import join
-from gpt2train.parallel.regions import sum_partial_gradients
+from gpt2train.parallel.norm import canonicalise
 from gpt2train.parallel.tensor import apply_tensor_parallel
 
 # Sizes, and samples of a step: overheads show in one, products fill the other.
@@ -73,7 +73,7 @@ def run(shape: Shape, samples: int, rounds: int) -> None:
 
         def step() -> None:
             backward(model, tokens[:, :-1], tokens[:, 1:])
-            sum_partial_gradients(model.parameters())
+            canonicalise(list(model.parameters()))
             optimizer.step()
             optimizer.zero_grad()
 

@@ -9,12 +9,11 @@ out, each the other's gradient:
     slices of the sequence  enter: gathered     (gradient: sum, sliced)  leave: sum, sliced       (gathered)
 """
 
-from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
@@ -63,35 +62,14 @@ class Region:
         """What this process has of a parameter, differentiable.
 
         A whole parameter that meets a slice of the tokens gets a part of its gradient on each process: `Partial`,
-        which FSDP sums before it shards, and `sum_partial_gradients` where there is no FSDP.
+        which FSDP sums before it shards, once a step under ZeRO 0 and 1, and
+        `gpt2train.parallel.norm.canonicalise` where there is no FSDP.
         """
         if not isinstance(parameter, DTensor):
             return parameter
         if self.sequence and parameter.placements[0].is_replicate():
             return parameter.to_local(grad_placements=[Partial()])
         return parameter.to_local()
-
-
-@torch.no_grad()
-def sum_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Leave every gradient with the placements of its parameter, all partial ones summed in one collective.
-
-    To be called between backward and norm: a norm, a clip or an optimizer would take a part for the whole, without an
-    error.
-    """
-    partial: list[tuple[nn.Parameter, DTensor]] = []
-    for parameter in parameters:
-        gradient = parameter.grad
-        if isinstance(gradient, DTensor) and gradient.placements != cast(DTensor, parameter).placements:
-            partial.append((parameter, gradient))
-    if not partial:
-        return
-    parts = [gradient.to_local() for _, gradient in partial]
-    flat = torch.cat([part.flatten() for part in parts])
-    dist.all_reduce(flat, group=partial[0][1].device_mesh.get_group())
-    for (parameter, gradient), summed in zip(partial, flat.split([part.numel() for part in parts]), strict=True):
-        mesh, placements = gradient.device_mesh, cast(DTensor, parameter).placements
-        parameter.grad = DTensor.from_local(summed.view(parameter.shape), mesh, placements, run_check=False)
 
 
 def _gathered(x: Tensor, region: Region) -> Tensor:

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from gpt2train.parallel.mesh import SHARD, TENSOR
-from gpt2train.parallel.regions import sum_partial_gradients
+from gpt2train.parallel.norm import canonicalise
 from gpt2train.parallel.rng import dropout_seed
 from gpt2train.parallel.tensor import apply_tensor_parallel
 from tests.gpt2train.parallel.tensor_cases import alike, batch, everyone, mesh_of, noisy
@@ -76,7 +76,7 @@ def recomputed(sequence: bool) -> dict[str, Any]:
                 block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
         seeded(1, sequence)
         model(tokens, targets).backward()
-        sum_partial_gradients(model.parameters())
+        canonicalise(list(model.parameters()))
         gradients.append([p.grad.to_local() for p in model.parameters()])
     return {"same": all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))}
 
@@ -94,7 +94,7 @@ def compiled(rate: float, sequence: bool) -> dict[str, Any]:
                 block.compile(backend="aot_eager")  # traces all, and leaves the numbers as they are
         seeded(1, sequence)
         model(*batch(1)).backward()
-        sum_partial_gradients(model.parameters())
+        canonicalise(list(model.parameters()))
         gradients.append([p.grad.to_local() for p in model.parameters()])
     return {
         "same": all(torch.equal(a, b) for a, b in zip(*gradients, strict=True)),

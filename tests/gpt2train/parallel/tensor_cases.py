@@ -17,7 +17,8 @@ from gpt2train.model.shape import Shape
 from gpt2train.parallel import vocabulary
 from gpt2train.parallel.fsdp import accumulate, materialise, shard
 from gpt2train.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
-from gpt2train.parallel.regions import Region, sum_partial_gradients
+from gpt2train.parallel.norm import canonicalise
+from gpt2train.parallel.regions import Region
 from gpt2train.parallel.tensor import apply_tensor_parallel
 
 # A vocabulary that 2 and 4 do not divide into whole parts before it is padded to 384.
@@ -92,7 +93,7 @@ def equal(tp: int, sequence: bool) -> dict[str, Any]:
     expected.backward()
     loss.backward()
     partial = [n for n, p in model.named_parameters() if p.grad.placements != p.placements]
-    sum_partial_gradients(model.parameters())
+    canonicalise(list(model.parameters()))
     return {
         "logits": float((model(tokens) - plain(tokens)).detach().abs().max()),
         "loss": off(loss, expected),
@@ -126,7 +127,7 @@ def steps(tp: int, sequence: bool) -> dict[str, Any]:
         for m, optimizer in ((plain, theirs), (model, ours)):
             loss = m(tokens, targets) / count
             loss.backward()
-            sum_partial_gradients(m.parameters()) if m is model else None
+            canonicalise(list(m.parameters())) if m is model else None
             nn.utils.clip_grad_norm_(m.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
@@ -249,7 +250,7 @@ def documents(tp: int, sequence: bool) -> dict[str, Any]:
     loss, expected = model(tokens, targets, **more), plain(tokens, targets, **more)
     loss.backward()
     expected.backward()
-    sum_partial_gradients(model.parameters())
+    canonicalise(list(model.parameters()))
     unmasked = plain(tokens, targets)
     return {
         "loss": off(loss, expected),
