@@ -45,7 +45,6 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "tp 2 dp 2 zero 1": {"tp": 2, "zero": 1},
         "tp 2 dp 2 zero 3": {"tp": 2, "zero": 3, "sequence_parallel": False},
         "tp 2 dp 2 zero 3 offload": {"tp": 2, "zero": 3, "offload": True},
-        "tp 2 pp 2": {"tp": 2, "pp": 2},
         "pp 4": {"pp": 4},
         "pp 2 dp 2": {"pp": 2},
         "pp 2 dp 2 zero 1": {"pp": 2, "zero": 1},
@@ -64,8 +63,6 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     },
     8: {
         "dp 8 hybrid 2 x 4": {"zero": 3, "shard": 4},
-        "tp 2 pp 2 dp 2": {"tp": 2, "pp": 2},
-        "tp 2 pp 2 dp 2 zero 3 interleaved": {"tp": 2, "pp": 2, "zero": 3, "schedule": "interleaved", "stages": 2},
         "pp 2 dp 4 hybrid 2 x 2": {"pp": 2, "zero": 3, "shard": 2},
         "tp 2 pp 2 dp 2": {"tp": 2, "pp": 2},
         "tp 2 pp 2 dp 2 zero 1": {"tp": 2, "pp": 2, "zero": 1},
