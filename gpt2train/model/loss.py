@@ -43,7 +43,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 continue
             grad = logits.mul_(valid / total).scatter_add_(1, column, -valid).to(matrix.dtype)
             grad_hidden[start : start + size] = grad @ matrix
-            grad_weight.addmm_(grad.t().to(weight.dtype), rows.to(weight.dtype))
+            add_product(grad_weight, grad, rows)
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
@@ -54,6 +54,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         scale = grad_output[0]
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden * scale.to(grad_hidden.dtype), grad_weight * scale.to(grad_weight.dtype), None, None
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left.T @ right to a float32 total, in place; the product in the factors' own precision.
+
+    Half-precision factors are not made float32 for it: a GPU's float32 product is 12 times slower, and this is a third
+    of the work of the head.
+    """
+    if left.dtype == total.dtype:
+        total.addmm_(left.t(), right)
+    else:
+        total += left.t() @ right
 
 
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gpt2train.model.loss import CHUNK, IGNORE
+from gpt2train.model.loss import CHUNK, IGNORE, add_product
 from gpt2train.parallel.regions import Region
 
 
@@ -74,7 +74,7 @@ class _CrossEntropy(torch.autograd.Function):
             part.mul_(valid * (top - largest).exp() / whole)
             grad = part.scatter_add_(1, column, -valid * here).to(dtype)
             grad_hidden[start : start + size] = grad @ matrix
-            grad_weight.addmm_(grad.t().to(weight.dtype), rows.to(weight.dtype))
+            add_product(grad_weight, grad, rows)
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
