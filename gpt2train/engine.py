@@ -19,6 +19,7 @@ from gpt2train.config import RunConfig
 from gpt2train.data.batch import Batch
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.optim import AdamW
+from gpt2train.parallel.activation import apply_activation_checkpointing
 from gpt2train.parallel.fsdp import accumulate, materialise, reshard, shard
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TENSOR, Place, make_mesh
@@ -28,6 +29,7 @@ from gpt2train.parallel.rng import dropout_seed
 from gpt2train.parallel.stages import stage_layers
 from gpt2train.parallel.tensor import apply_tensor_parallel
 from gpt2train.parallel.tied import TiedEmbedding
+from gpt2train.speed import compile_part
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ class Engine:
             ]
         for part in self.parts:
             apply_tensor_parallel(part, self.mesh[TENSOR], config.parallel.sequence_parallel)
+            apply_activation_checkpointing(part, config.parallel.activation_checkpointing)
+            alone = place.world == 1 and not config.parallel.offload
+            compile_part(part, config.speed, place.device, whole=alone)
             shard(part, self.mesh, config.parallel)
             materialise(part, torch.device("cpu") if config.parallel.offload else place.device, config.seed)
         self.pipeline = self.tied = None

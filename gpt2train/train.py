@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from gpt2train.cluster import Seat, find_seat, likely_rank
 from gpt2train.config import RunConfig, read_run_config
 from gpt2train.data.batch import Batch
 from gpt2train.data.corpora import Corpora, training_data, validation_data
-from gpt2train.data.loader import step_batches
+from gpt2train.data.loader import AHEAD, prefetch, step_batches
 from gpt2train.engine import Engine
 from gpt2train.errors import RunError, UserError
 from gpt2train.logs import divert_native_stderr, drop_empty, log_to
@@ -41,6 +41,7 @@ from gpt2train.profiling import Profiler
 from gpt2train.progress import advance, is_spike, loss_scale
 from gpt2train.rank import StopRequest, end_at_once_on_bugs, exit_code, follow_launcher, leave, only_job_in
 from gpt2train.schedule import learning_rate, make_schedule
+from gpt2train.speed import fast_kernels, quiet_collector
 from gpt2train.telling import Telling, introduce
 
 log = logging.getLogger("gpt2train")
@@ -97,6 +98,7 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
         data, valid = together(lambda: _open(config, place))
         schedule = together(lambda: make_schedule(config, layout.batches))
 
+        cleanup.enter_context(fast_kernels(config.speed, place.device))
         engine = Engine(config, place)
         checkpoints = cleanup.enter_context(Checkpoints(config))
         position = checkpoints.restore(engine.state())
@@ -107,14 +109,15 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
         cleanup.callback(profiler.close)
 
         reason, first_step = "", position.step + 1
+        ahead = AHEAD if config.speed.prefetch else 0
+        upcoming = cleanup.enter_context(prefetch(_steps(data, engine, position, config.steps), ahead))
         while position.step < config.steps:
             profiler.step()
             began = time.perf_counter()
             step = position.step + 1
-            size = layout.batches.size_at(position.samples)
-            tokens = data.counted(range(position.samples, position.samples + size))
+            size, tokens, batches = next(upcoming)
             scale, lr = loss_scale(position, config), learning_rate(position.updates, schedule)
-            total = engine.accumulate(_micro_batches(data, engine, position.samples, size), tokens, step, scale)
+            total = engine.accumulate([batch.to(place.device) for batch in batches], tokens, step, scale)
             measure = engine.measure(total, tokens, scale, stop.asked or checkpoints.failed)
             engine.update(measure, lr, skip=config.skip.sigma > 0 and is_spike(position, *measure.read()[:2], config))
             loss, grad_norm, stopping = measure.read()
@@ -151,6 +154,7 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
             if stopping:
                 break
             if step == first_step:
+                cleanup.enter_context(quiet_collector())
                 tell_memory(place, layout, engine.parameters(), "after the first step")
         checkpoints.wait()
         tell_memory(place, layout, engine.parameters(), "at the end")
@@ -160,12 +164,15 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
     return position
 
 
-def _micro_batches(data: Corpora, engine: Engine, first: int, size: int) -> list[Batch]:
-    """This process's micro-batches of the step of `size` samples whose first one has this global index."""
-    layout = engine.layout
-    turns = size // (layout.micro_batch * layout.data)
-    shares = layout.micro_batch, turns, engine.data_rank, layout.data
-    return [batch.to(engine.place.device) for batch in step_batches(data, first, *shares)]
+def _steps(data: Corpora, engine: Engine, done: Position, steps: int) -> Iterator[tuple[int, int, list[Batch]]]:
+    """Of each step that is still to do: its samples, its targets that count, and this process's micro-batches."""
+    layout, on_gpu, first = engine.layout, engine.place.device.type == "cuda", done.samples
+    for _ in range(done.step, steps):
+        size = layout.batches.size_at(first)
+        turns = size // (layout.micro_batch * layout.data)
+        shares = layout.micro_batch, turns, engine.data_rank, layout.data
+        yield size, data.counted(range(first, first + size)), step_batches(data, first, *shares, pin=on_gpu)
+        first += size
 
 
 def validate(config: RunConfig, engine: Engine, data: Corpora, stop: StopRequest) -> float | None:

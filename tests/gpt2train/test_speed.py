@@ -1,0 +1,95 @@
+"""What makes a run faster leaves it as it is."""
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
+
+from gpt2train.config import RunConfig, SpeedSettings
+from gpt2train.data.batch import Batch
+from gpt2train.engine import Engine
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.init import initialise
+from gpt2train.model.shape import Shape
+from gpt2train.parallel.mesh import join
+from gpt2train.settings import build
+from gpt2train.speed import compile_part, fast_kernels, quiet_collector
+
+SHAPE = Shape(vocab=300, layers=2, heads=2, hidden=32, context=16)
+CPU = torch.device("cpu")
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(SHAPE.vocab, (2, SHAPE.context + 1), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("whole", [True, False])
+def test_compiled_is_the_same(whole: bool) -> None:
+    plain, compiled = (initialise(GPT2(SHAPE), 1) for _ in range(2))
+    compile_part(compiled, SpeedSettings(compile="on"), CPU, whole=whole)
+    x = tokens()
+    losses = [model(x[:, :-1], x[:, 1:]) for model in (plain, compiled)]
+    for loss in losses:
+        (loss / 32).backward()
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=0)
+    for (name, one), other in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
+    counters = torch._dynamo.utils.counters
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 1  # all blocks share one
+
+
+@pytest.mark.parametrize("compile", ["auto", "off"])
+def test_a_cpu_does_not_wait_for_the_compiler(compile: Any) -> None:
+    model = GPT2(SHAPE)
+    compile_part(model, SpeedSettings(compile=compile), CPU, whole=True)
+    assert "forward" not in vars(model) and not any("forward" in vars(block) for block in model.blocks.values())
+
+
+def test_kernels_and_collector_are_put_back() -> None:
+    before = torch.get_float32_matmul_precision()
+    with fast_kernels(SpeedSettings(), CPU), quiet_collector():
+        assert torch.get_float32_matmul_precision() == before
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+
+
+class NoReading(TorchFunctionMode):
+    """Refuses whatever waits for a device: to look at a number, or to take it to the CPU."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        if name in {"item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "nonzero"}:
+            raise AssertionError(f"{name} waits for the device")
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_waits_for_the_device_in_one_place_only() -> None:
+    config = build(
+        RunConfig,
+        {
+            "model": {"layers": 2, "heads": 2, "hidden": 32, "context": 16, "dropout": 0.1},
+            "batch": {"micro_batch": 2, "global_batch": 4},
+            "precision": "fp32",
+            "vocab": SHAPE.vocab,
+            "data": {"train": "none"},
+            "output": "none",
+        },
+    )
+    engine = Engine(config, join("cpu"))
+    x = tokens()
+    batches = [Batch(x[:, :-1], x[:, 1:])] * 2
+    with NoReading():
+        measure = engine.measure(engine.accumulate(batches, 64, 1), 64, 1.0, stop=False)
+        engine.update(measure, 1e-3)
+        with pytest.raises(AssertionError, match="waits for the device"):
+            measure.read()
+    loss, norm, stop = measure.read()
+    dist.destroy_process_group()
+    assert loss == pytest.approx(5.95, abs=0.2)  # ln 384, the padded vocabulary
+    assert norm > 0 and not stop
