@@ -6,6 +6,7 @@ A line with a number on standard input is answered, after that many optimizer st
 wall and of the processor, the loss, the peak memory in bytes. The batches are random tokens, the same for all.
 """
 
+import contextlib
 import gc
 import itertools
 import json
@@ -23,6 +24,7 @@ from torch import Tensor
 from gpt2train.metrics import flops_per_token
 from gpt2train.model.shape import Shape
 
+kernels = contextlib.ExitStack()  # preferred by ours until the process ends
 Step = Callable[[list[Tensor]], Tensor]  # micro-batches of tokens [batch, context + 1] -> mean loss, on the device
 
 
@@ -58,6 +60,7 @@ def ours(task: Task, **parallel: Any) -> Step:
     from gpt2train.engine import Engine
     from gpt2train.parallel.mesh import join
     from gpt2train.settings import build
+    from gpt2train.speed import fast_kernels
 
     shape = task.shape
     sizes = {key: getattr(shape, key) for key in ("layers", "heads", "hidden", "context")}
@@ -76,6 +79,7 @@ def ours(task: Task, **parallel: Any) -> Step:
             "output": "nowhere",
         },
     )
+    kernels.enter_context(fast_kernels(config.speed, torch.device(task.device)))
     engine = Engine(config, join(task.device))
     steps = itertools.count(1)
 
