@@ -33,7 +33,7 @@ def compile_part(part: GPT2, settings: SpeedSettings, device: torch.device, whol
         return
     for module in [part] if whole else part.blocks.values():
         # The forward alone: what FSDP does around a block stays outside. Shapes never change in a run.
-        module.forward = torch.compile(  # type: ignore[method-assign]
+        module.forward = torch.compile(
             module.forward, dynamic=False, mode="max-autotune-no-cudagraphs" if settings.max_autotune else None
         )
 
