@@ -36,7 +36,7 @@ def settings(changes: dict[str, Any]) -> RunConfig:
         "schedule": {"warmup": 3, "min_lr": 1e-3},
         "vocab": VOCAB,
         "output": "",
-        "data": {"train": ""},
+        "data": {"train": "unused"},
     }
     return build(RunConfig, base, changes)
 
