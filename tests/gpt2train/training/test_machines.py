@@ -1,0 +1,79 @@
+"""Two machines, each with a network of its own (a Linux network namespace), joined by one cable."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpt2train.checkpoint import store
+from gpt2train.metrics import read_metrics
+from tests.gpt2train.jobs import curve, make, wait_for, write, write_tokens
+from tests.gpt2train.training.machines import RANKS, finish_all, free_port, meeting_at, start_machines, start_process
+
+LAUNCH = [sys.executable, "-m", "gpt2train.launch", "--"]
+
+
+def ip(*arguments: str) -> bool:
+    return subprocess.run(["ip", *arguments], capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def networks() -> Iterator[list[str]]:
+    """Names of two network namespaces; their addresses are 10.99.0.1 and 10.99.0.2."""
+    names = [f"gpt2train-{os.getpid()}-{side}" for side in "ab"]
+    if not shutil.which("ip") or not all(ip("netns", "add", name) for name in names):
+        pytest.skip("network namespaces need root and iproute2")
+    try:
+        made = ip("-n", names[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", names[1])
+        if not made:
+            pytest.skip("no virtual cables here")
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "addr", "add", f"10.99.0.{number}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                ip("-n", name, "link", "set", device, "up")
+        yield names
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+@pytest.mark.slow
+def test_machines_with_networks_of_their_own_train_together(tmp_path: Path, networks: list[str]) -> None:
+    config = make(write_tokens(tmp_path), tmp_path / "run", steps=6)
+    job = ["--nproc-per-node", "1", "-m", "gpt2train.train", "--config", write(config)]
+    meet = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.99.0.1:29500", "--rdzv-id", "job"]
+    jobs = [
+        start_process(
+            ["ip", "netns", "exec", name, *LAUNCH, *meet, "--local-addr", f"10.99.0.{number}", *job],
+            GLOO_SOCKET_IFNAME="cable",
+        )
+        for number, name in enumerate(networks, 1)
+    ]
+    done = finish_all(jobs)
+    assert [code for code, _, _ in done] == [0, 0], done
+    assert curve(config.output, "step") == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_a_number_for_each_machine_instead_of_a_rendezvous(tmp_path: Path) -> None:
+    config = make(write_tokens(tmp_path), tmp_path / "run", steps=6)
+    where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc-per-node", "1"]
+    done = finish_all(start_machines([[*where, "--node-rank", str(n)] for n in (0, 1)], str(RANKS), write(config)))
+    assert [code for code, _, _ in done] == [0, 0], done
+    assert curve(config.output, "step") == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_machine_stops_and_saves_all(tmp_path: Path) -> None:
+    config = make(write_tokens(tmp_path), tmp_path / "run", steps=1_000_000, checkpoints={"every": 1_000_000})
+    job = ["-m", "gpt2train.train", "--config", write(config)]
+    jobs = start_machines([meeting_at(free_port(), 1, restarts=2)] * 2, *job)
+    wait_for(lambda: len(read_metrics(config.output)) > 3, jobs[0])
+    jobs[1].terminate()
+    done = finish_all(jobs)
+    assert [(code, err) for code, _, err in done] == [(0, "")] * 2, done
+    assert store.verify(store.newest(config.output)).position.step == read_metrics(config.output)[-1]["step"] > 3
