@@ -86,9 +86,11 @@ def finish(process: subprocess.Popen[str], seconds: float = SECONDS) -> tuple[in
     return process.returncode, out, err
 
 
-def wait_for(ready: Callable[[], Any], process: subprocess.Popen[str], pause: float = 0.02) -> Any:
+def wait_for(
+    ready: Callable[[], Any], process: subprocess.Popen[str], pause: float = 0.02, seconds: float = SECONDS
+) -> Any:
     """Wait until something is so, as long as the job runs."""
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := ready():
             return found

@@ -35,7 +35,7 @@ def test_two_machines_go_on_after_a_rank_is_lost(tokens: Path, tmp_path: Path, p
     port = free_port()
     # One job trains both: the first run is broken, and the second is its undisturbed twin.
     jobs = start_machines([meeting_at(port, processes, restarts=2)] * 2, str(RANKS), write(broken), write(straight))
-    wait_for(lambda: passed(broken, 14), jobs[0], pause=0.002)
+    wait_for(lambda: passed(broken, 14), jobs[0], pause=0.002, seconds=240)
     lost = ranks_of(jobs[1].pid)[-1]
     lost.kill()
     done = finish_all(jobs)
@@ -54,11 +54,11 @@ def test_a_rank_that_hangs_is_named_and_then_replaced(tokens: Path, tmp_path: Pa
         *("--max-restarts", "1", "-m", "gpt2train.train"),
         *("--config", write(config), "--timeout", "20"),
     )
-    wait_for(lambda: passed(config, 7), job)
+    wait_for(lambda: passed(config, 7), job, seconds=240)
     hanging = ranks_of(job.pid)[1]
     hanging.suspend()
     log = tmp_path / "run" / "logs" / "rank-0.log"
-    wait_for(lambda: "attempt 1: going on from step" in log.read_text(), job)
+    wait_for(lambda: "attempt 1: going on from step" in log.read_text(), job, seconds=240)
     assert not psutil.wait_procs([hanging], timeout=10)[1]
     job.terminate()
     code, out, err = finish(job)

@@ -72,7 +72,7 @@ def test_a_signal_to_one_machine_stops_and_saves_all(tmp_path: Path) -> None:
     config = make(write_tokens(tmp_path), tmp_path / "run", steps=1_000_000, checkpoints={"every": 1_000_000})
     job = ["-m", "gpt2train.train", "--config", write(config)]
     jobs = start_machines([meeting_at(free_port(), 1, restarts=2)] * 2, *job)
-    wait_for(lambda: len(read_metrics(config.output)) > 3, jobs[0])
+    wait_for(lambda: len(read_metrics(config.output)) > 3, jobs[0], seconds=240)
     jobs[1].terminate()
     done = finish_all(jobs)
     assert [(code, err) for code, _, err in done] == [(0, "")] * 2, done
