@@ -4,7 +4,7 @@
 
 CPU seconds of all processes together, for forward, backward and a fused AdamW step in fp32: what is above one process
 is the price of being cut. Sending is no part of it, since processes on one machine hardly send. Expected: less than
-torch's `parallelize_module` at both sizes.
+torch's `parallelize_module`.
 """
 
 import argparse
