@@ -11,8 +11,9 @@ import torch.distributed as dist
 from gpt2train.config import RunConfig
 from gpt2train.parallel.mesh import join
 from gpt2train.train import train
-from tests.gpt2train.jobs import STEPS, curve, finish, make, start, write, write_tokens
+from tests.gpt2train.jobs import curve, finish, make, start, write, write_tokens
 
+STEPS = 10
 RANKS = Path(__file__).parent / "parity" / "ranks.py"
 LAYOUTS: dict[str, dict[str, Any]] = {"dp": {"zero": 2}, "tp": {"tp": 2}, "pp": {"pp": 2}}
 CHOICES = {"reset_positions": True, "mask_documents": True, "eod_mask_loss": True}
@@ -27,7 +28,12 @@ def run(tokens: Path, output: Path, **changes: Any) -> RunConfig:
     """3 of 4 samples from one corpus; the other is gone through twice."""
     corpora = [{"prefix": str(tokens / "train"), "weight": 0.75}, {"prefix": str(tokens / "valid"), "weight": 0.25}]
     data = {"train": corpora, "valid": str(tokens / "valid")}
-    base: dict[str, Any] = {"data": data, "samples": CHOICES, "batch": {"micro_batch": 1, "global_batch": 8}}
+    base: dict[str, Any] = {
+        "data": data,
+        "samples": CHOICES,
+        "batch": {"micro_batch": 1, "global_batch": 8},
+        "steps": STEPS,
+    }
     return make(tokens, output, **(base | changes))
 
 
@@ -46,7 +52,7 @@ def alone(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, R
 
 def test_every_layout_sees_the_same_documents(tokens: Path, tmp_path: Path, alone: dict[str, RunConfig]) -> None:
     runs = {name: run(tokens, tmp_path / name, parallel=layout) for name, layout in LAYOUTS.items()}
-    code, _, err = finish(start(str(RANKS), *map(write, runs.values())), 180)
+    code, _, err = finish(start(str(RANKS), *map(write, runs.values())), 240)
     assert code == 0, err
     expected = curve(alone["whole"].output)
     assert len(expected) == STEPS and expected[-1] < expected[0]
