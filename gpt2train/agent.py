@@ -13,6 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 from torch.distributed import run
 from torch.distributed.elastic.agent.server import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -115,12 +116,39 @@ def _complete(args: Namespace, seat: Seat) -> Namespace:
             )
         args.nnodes, args.rdzv_backend, args.rdzv_id = str(seat.world), "c10d", seat.job
         args.rdzv_endpoint = f"{seat.host}:{seat.port}"
-        host = f"is_host={str(seat.rank == 0).lower()}"
-        args.rdzv_conf = f"{args.rdzv_conf},{host}" if args.rdzv_conf else host
+        _set_host(args, seat.rank == 0)
+    elif args.rdzv_backend == "c10d" and args.rdzv_endpoint and "is_host" not in args.rdzv_conf:
+        if _opens(args.rdzv_endpoint):
+            _set_host(args, True)
     elif args.standalone or not chosen:
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())
     args.master_port = args.master_port or 29500  # torchrun's own
     return args
+
+
+def _set_host(args: Namespace, here: bool) -> None:
+    host = f"is_host={str(here).lower()}"
+    args.rdzv_conf = f"{args.rdzv_conf},{host}" if args.rdzv_conf else host
+
+
+def _opens(endpoint: str) -> bool:
+    """Whether this machine is to open the port at which all meet.
+
+    torch finds out by the machine's name, which need not lead to the address of the network that all share. Loopback
+    is left to torch: there several launchers share a machine, and the first opens the port.
+    """
+    host, _, port = endpoint.rpartition(":")
+    try:
+        address = socket.gethostbyname(host)
+        ours = {one.address for found in psutil.net_if_addrs().values() for one in found}
+        if address not in ours or address.startswith("127."):
+            return False
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address, int(port)))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def tell(codes: dict[int, int], stopped: bool = False) -> int:
