@@ -16,6 +16,9 @@ KEPT = {
     "fp32": (8, 8, 48),  # x 4, x 4 | ln_1 4, ln_2 4 | q, k, v 12, attention 4, up 16, gelu 16
     "half": (8, 4, 24),  # x 4, x 4 | ln_1 2, ln_2 2 | q, k, v 6, attention 2, up 8, gelu 8
 }
+# The same under activation checkpointing; what is left out here exists for one block at a time.
+SELECTIVE = {"fp32": (8, 0, 32), "half": (8, 0, 16)}  # without the norms' outputs and gelu
+FULL = {"fp32": (4, 0, 0), "half": (4, 0, 0)}  # the input of the block
 EDGE = 3  # residual streams (fp32) beside the blocks: after the embedding, before and after the last LayerNorm
 
 
@@ -68,7 +71,7 @@ def in_flight(settings: TrainSettings, layout: Layout, rank: int) -> float:
         return turns
     if settings.parallel.schedule == "1f1b":
         return min(turns, pp - rank)
-    warm = (pp - rank - 1) * 2 + (stages - 1) * pp + 1
+    warm = (pp - rank - 1) * 2 + (stages - 1) * pp + 2
     return min(warm, turns * stages) / stages
 
 
@@ -88,20 +91,22 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     # Parameters that are whole: ZeRO 3 has one block and the next, which is fetched ahead, the others everything.
     root = count - piece.layers * block
     few = root + min(2, piece.layers) * block
-    whole = few if p.zero == 3 else count
+    alone = layout.world == 1 and not p.offload  # FSDP, which gathers copies, is left away then
+    whole = 0 if alone else few if p.zero == 3 else count
     # Gradients of earlier micro-batches: ZeRO 0 and 1 sum them over the processes only after the last one.
     before = (count if p.zero <= 1 else share) if layout.accumulation > 1 else 0
     copies = HALF * count if kind == "half" else 0
 
     tokens = layout.micro_batch * shape.context
-    stream, inputs, split = KEPT[kind]
     along = layout.tp if layout.tp > 1 and p.sequence_parallel else 1
-    per_block = shape.hidden * (stream / along + inputs + split / layout.tp)
-    if p.activation_checkpointing == "full":
-        # The input of each block stays; one block's inside exists at a time.
-        blocks = piece.layers * FP32 * shape.hidden / along * in_flight(settings, layout, rank) + per_block
-    else:
-        blocks = piece.layers * per_block * in_flight(settings, layout, rank)
+    kept = {"none": KEPT, "selective": SELECTIVE, "full": FULL}[p.activation_checkpointing][kind]
+
+    def block_bytes(parts: tuple[int, int, int]) -> float:
+        stream, inputs, inside = parts
+        return shape.hidden * (stream / along + inputs + inside / layout.tp)
+
+    blocks = piece.layers * block_bytes(kept) * in_flight(settings, layout, rank)
+    blocks += block_bytes(KEPT[kind]) - block_bytes(kept)  # the block whose backward pass is under way
     edge = EDGE * FP32 * shape.hidden / along * (piece.first or piece.last)
     chunk = min(tokens, CHUNK["cpu" if settings.device == "cpu" else "cuda"]) * shape.padded_vocab // layout.tp
     head = (2 * FP32 * chunk + FP32 * table) if piece.last else 0

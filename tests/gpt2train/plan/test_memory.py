@@ -22,6 +22,12 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "short context": {"model": {"context": 64}},
         "large vocabulary": {"vocab": 4000},
         "bf16": {"precision": "bf16"},
+        "selective": {"parallel": {"activation_checkpointing": "selective"}},
+        "full": {
+            "parallel": {"activation_checkpointing": "full"},
+            "model": {"layers": 8},
+            "batch": {"micro_batch": 16},
+        },
     },
     2: {
         "dp 2": {"parallel": {"zero": 0}},
@@ -33,6 +39,9 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "dp 2 zero 1, bf16": {"parallel": {"zero": 1}, "precision": "bf16"},
         "tp 2": {"parallel": {"tp": 2}},
         "tp 2, whole sequence": {"parallel": {"tp": 2, "sequence_parallel": False}},
+        "pp 2": {"parallel": {"pp": 2}},
+        "pp 2 gpipe": {"parallel": {"pp": 2, "schedule": "gpipe"}},
+        "pp 2 interleaved": {"parallel": {"pp": 2, "schedule": "interleaved", "stages": 2}},
     },
 }
 
