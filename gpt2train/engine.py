@@ -38,7 +38,8 @@ class Measure:
 
     Attributes:
         told: float64 [3]: mean loss over the tokens of the step, gradient norm over all parameters before clipping,
-            and how many processes were asked to stop.
+            and how many processes were asked to stop. In the CPU's memory, but for a GPU only when `ready`.
+        ready: the moment from which `told` is there; None where it is at once.
         divisor: float32, what gradients are to be divided by: the loss scale, times the excess over the clipping limit.
         bad: float32, 1 where the norm is not finite.
         gradients: the shares that live here, in the order of the optimizer's parameters.
@@ -47,6 +48,7 @@ class Measure:
     """
 
     told: Tensor
+    ready: torch.cuda.Event | None
     divisor: Tensor
     bad: Tensor
     gradients: list[Tensor]
@@ -54,7 +56,12 @@ class Measure:
     finite_loss: Tensor
 
     def read(self) -> tuple[float, float, bool]:
-        """Loss, gradient norm, and whether any process was asked to stop. Waits for the device."""
+        """Loss, gradient norm, and whether any process was asked to stop.
+
+        Waits for the device, but not for what it was given to do after `Engine.measure`.
+        """
+        if self.ready is not None:
+            self.ready.synchronize()
         loss, norm, stopping = self.told.tolist()
         return loss, norm, stopping > 0
 
@@ -143,12 +150,16 @@ class Engine:
         gradients = [local(cast(Tensor, parameter.grad)) for parameter in parameters]
         each = norms(gradients)
         square = squared_norm(each, self._counted).to(total.device)
-        told = torch.stack([total.double() / self.layout.tp, square, total.new_tensor(stop).double()])
+        # Numbers go to the device as arguments of a kernel: to copy them there would wait for it.
+        asked = torch.full((), float(stop), dtype=torch.float64, device=total.device)
+        told = torch.stack([total.double() / self.layout.tp, square, asked])
         dist.all_reduce(told)
         told[0] /= tokens
         told[1].sqrt_().div_(scale)
+        out, ready = _on_its_way(told)
         return Measure(
-            told=told,
+            told=out,
+            ready=ready,
             divisor=(((told[1] + 1e-6) / self.config.optimizer.clip).clamp(min=1) * scale).float(),
             bad=(~told[1].isfinite()).float(),
             gradients=gradients,
@@ -167,10 +178,11 @@ class Engine:
         """
         device = self.optimizer.device  # the CPU when the optimizer is offloaded
         bad = torch.ones_like(measure.bad) if skip else measure.bad
-        rate = torch.tensor(lr, dtype=torch.float32, device=device)
+        rate = torch.full((), lr, dtype=torch.float32, device=device)
         self.optimizer.step(measure.gradients, rate, measure.divisor.to(device), bad.to(device))
         for _, parameter in self.optimizer.named:
             parameter.grad = None
+        measure.gradients.clear()  # their memory is for the next step
 
     def culprit(self, measure: Measure) -> str:
         """Where it began that a gradient is not finite: the first rank whose loss is not, or else its share of one.
@@ -233,3 +245,13 @@ class Engine:
         at = self.layout.coordinates(self.place.rank)
         slice_ = at.tp if self.config.parallel.sequence_parallel else 0
         return dropout_seed(self.config.seed, step, at.pp, self.data_rank, slice_)
+
+
+def _on_its_way(told: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """A copy in the CPU's memory, and when it will be there."""
+    if told.device.type != "cuda":
+        return told, None
+    copy = torch.empty(told.shape, dtype=told.dtype, pin_memory=True).copy_(told, non_blocking=True)
+    ready = torch.cuda.Event()
+    ready.record()
+    return copy, ready

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt2train.config import SpeedSettings
+from gpt2train.config import RunConfig, SpeedSettings
 from gpt2train.model.gpt2 import GPT2
 
 # Attention on a GPU, the first that can do it. Torch prefers flash; cuDNN's is faster on Hopper (1.7 to 2.3 times by
@@ -52,6 +52,20 @@ def fast_kernels(settings: SpeedSettings, device: torch.device) -> Iterator[None
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def overlaps(config: RunConfig, device: torch.device, step: int) -> bool:
+    """Whether the next step may begin before the numbers of this one are known.
+
+    Its data, weights and dropout do not depend on them, only its learning rate does, and that is needed later. Not
+    behind a step that validates, saves or is the last, and not in fp16, where the loss scale depends on them.
+    """
+    wanted, every = config.speed.overlap, [config.checkpoints.every]
+    if config.data.valid:
+        every.append(config.validation.every)
+    if wanted == "off" or (wanted == "auto" and device.type != "cuda") or config.precision == "fp16":
+        return False
+    return step < config.steps and all(step % some for some in every)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
+from torch import Tensor
 
 from gpt2train.checkpoint import store
 from gpt2train.checkpoint.resume import checkpoint_of
@@ -41,7 +42,7 @@ from gpt2train.profiling import Profiler
 from gpt2train.progress import advance, is_spike, loss_scale
 from gpt2train.rank import StopRequest, end_at_once_on_bugs, exit_code, follow_launcher, leave, only_job_in
 from gpt2train.schedule import learning_rate, make_schedule
-from gpt2train.speed import fast_kernels, quiet_collector
+from gpt2train.speed import fast_kernels, overlaps, quiet_collector
 from gpt2train.telling import Telling, introduce
 
 log = logging.getLogger("gpt2train")
@@ -111,15 +112,22 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
         reason, first_step = "", position.step + 1
         ahead = AHEAD if config.speed.prefetch else 0
         upcoming = cleanup.enter_context(prefetch(_steps(data, engine, position, config.steps), ahead))
+        started: tuple[int, int, Tensor] | None = None
+
+        def start(step: int, scale: float) -> tuple[int, int, Tensor]:
+            size, tokens, batches = next(upcoming)
+            return size, tokens, engine.accumulate([b.to(place.device) for b in batches], tokens, step, scale)
+
+        began = time.perf_counter()
         while position.step < config.steps:
             profiler.step()
-            began = time.perf_counter()
             step = position.step + 1
-            size, tokens, batches = next(upcoming)
             scale, lr = loss_scale(position, config), learning_rate(position.updates, schedule)
-            total = engine.accumulate([batch.to(place.device) for batch in batches], tokens, step, scale)
+            size, tokens, total = started or start(step, scale)
             measure = engine.measure(total, tokens, scale, stop.asked or checkpoints.failed)
             engine.update(measure, lr, skip=config.skip.sigma > 0 and is_spike(position, *measure.read()[:2], config))
+            # The device has the next step to do before we wait for the numbers of this one.
+            started = start(step + 1, scale) if overlaps(config, place.device, step) else None
             loss, grad_norm, stopping = measure.read()
             before, position = position, advance(position, loss, grad_norm, size, config)
             updated = position.updates > before.updates
@@ -127,13 +135,15 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
                 why = "a spike" if math.isfinite(grad_norm) else f"{engine.culprit(measure)} is not finite"
                 reason = reason if before.in_a_row else f"first in step {step}: {why}"
                 log.warning("step %d skipped: %s", step, why)
+            seconds = time.perf_counter() - began
+            began += seconds
             row = telling.row(
                 position,
                 loss=loss,
                 grad_norm=grad_norm,
                 lr=lr if updated else 0.0,
                 tokens=tokens,
-                seconds=time.perf_counter() - began,
+                seconds=seconds,
             )
             row |= checkpoints.seconds()
             if valid is not None and not stopping and (step % config.validation.every == 0 or step == config.steps):
@@ -153,6 +163,8 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
                 checkpoints.save(engine.state(), position, row.get("valid_loss"))
             if stopping:
                 break
+            if started is None:
+                began = time.perf_counter()
             if step == first_step:
                 cleanup.enter_context(quiet_collector())
                 tell_memory(place, layout, engine.parameters(), "after the first step")

@@ -12,7 +12,10 @@ class SpeedSettings(Settings):
     """torch.compile: auto compiles on a GPU. Where one process has the model alone, it is compiled whole, else block by
     block."""
     prefetch: bool = True
-    """Make the next batch ready while the present one is computed."""
+    """Make the next batches ready while the present one is computed."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Begin the next step before this step's numbers are read, so that the device never waits for us: auto does so on a
+    GPU. Not in fp16, whose loss scale follows from those numbers."""
     tf32: bool = True
     """On a GPU, let fp32 matrix products use TensorFloat-32."""
     attention: Literal["cudnn", "flash", "efficient", "math"] = "cudnn"

@@ -1,6 +1,7 @@
 """What makes a run faster leaves it as it is."""
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.mesh import join
+from gpt2train.rank import StopRequest
 from gpt2train.settings import build
-from gpt2train.speed import compile_part, fast_kernels, quiet_collector
+from gpt2train.speed import compile_part, fast_kernels, overlaps, quiet_collector
+from gpt2train.train import train
+from tests.gpt2train.jobs import STEPS, curve, make, weights, write_tokens
 
 SHAPE = Shape(vocab=300, layers=2, heads=2, hidden=32, context=16)
 CPU = torch.device("cpu")
@@ -30,6 +34,7 @@ def tokens() -> torch.Tensor:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("whole", [True, False])
 def test_compiled_is_the_same(whole: bool) -> None:
+    torch._dynamo.utils.counters.clear()
     plain, compiled = (initialise(GPT2(SHAPE), 1) for _ in range(2))
     compile_part(compiled, SpeedSettings(compile="on"), CPU, whole=whole)
     x = tokens()
@@ -59,12 +64,49 @@ def test_kernels_and_collector_are_put_back() -> None:
     assert gc.get_freeze_count() == 0
 
 
+class StopsAt(StopRequest):
+    """Asked to stop in a step, counted by the looks at it; there is one a step."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    @property
+    def asked(self) -> bool:  # type: ignore[override]
+        self.left -= 1
+        return self.left <= 0
+
+
+def test_a_step_begun_early_changes_nothing(tmp_path: Path) -> None:
+    tokens = write_tokens(tmp_path)
+    place = join("cpu")
+    numbers = {}
+    for overlap in ("off", "on"):
+        changes = {"model": {"dropout": 0.1}, "checkpoints": {"every": 5}, "optimizer": {"lr": 1e-2, "clip": 0.5}}
+        config = make(tokens, tmp_path / overlap, speed={"overlap": overlap}, **changes)
+        early = [step for step in range(1, STEPS + 1) if overlaps(config, CPU, step)]
+        assert early == ([step for step in range(1, STEPS) if step % 5] if overlap == "on" else [])
+        assert train(config, place, StopsAt(7)).step == 7
+        assert train(config, place).step == STEPS
+        numbers[overlap] = curve(tmp_path / overlap), weights(tmp_path / overlap)
+    dist.destroy_process_group()
+    assert numbers["on"][0] == numbers["off"][0]
+    for name, weight in numbers["off"][1].items():
+        assert torch.equal(numbers["on"][1][name], weight), name
+
+
+def test_fp16_waits_for_its_loss_scale(tmp_path: Path) -> None:
+    config = make(tmp_path, tmp_path / "run", speed={"overlap": "on"}, precision="fp16")
+    assert not any(overlaps(config, CPU, step) for step in range(STEPS))
+
+
 class NoReading(TorchFunctionMode):
-    """Refuses whatever waits for a device: to look at a number, or to take it to the CPU."""
+    """Refuses whatever waits for a GPU: to look at a number there, or to take one there from pageable memory."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
-        if name in {"item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "nonzero"}:
+        reads = {"item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "nonzero"}
+        writes = {"tensor", "as_tensor", "new_tensor"}
+        if name in reads | writes:
             raise AssertionError(f"{name} waits for the device")
         return function(*args, **(kwargs or {}))
 
