@@ -53,7 +53,7 @@ class Task:
         return Task(shape=Shape(**fields.pop("shape")), **fields)
 
 
-def ours(task: Task, **parallel: Any) -> Step:
+def ours(task: Task, speed: dict[str, Any] | None = None, **parallel: Any) -> Step:
     """A step of the engine, as gpt2train.train runs it on one process."""
     from gpt2train.config import RunConfig
     from gpt2train.data.batch import Batch
@@ -71,7 +71,7 @@ def ours(task: Task, **parallel: Any) -> Step:
             "batch": {"micro_batch": task.micro_batch, "global_batch": task.micro_batch * task.accumulation},
             "optimizer": {"lr": task.lr, "clip": task.clip},
             "parallel": parallel,
-            "speed": {"compile": "on" if task.compile else "off"},
+            "speed": {"compile": "on" if task.compile else "off"} | (speed or {}),
             "precision": "bf16" if task.device == "cuda" else "fp32",
             "device": task.device,
             "vocab": shape.vocab,
@@ -163,6 +163,8 @@ CONTESTANTS: dict[str, Callable[[Task], Step]] = {
     "ours, offload": partial(ours, offload=True),
     "ours, selective": partial(ours, activation_checkpointing="selective"),
     "ours, full": partial(ours, activation_checkpointing="full"),
+    "ours, flash": partial(ours, speed={"attention": "flash"}),
+    "ours, autotuned": partial(ours, speed={"max_autotune": True}),
     "transformers": transformers,
     "products": products,
 }
