@@ -18,6 +18,7 @@ from tests.gpt2train.jobs import curve, finish, make, start, write
 
 RANKS = Path(__file__).parent.parent / "parity" / "ranks.py"  # trains the runs that it is given, in one process group
 HALF, STEPS = 10, 20
+SECONDS = 900.0  # for a job of 18 runs on 4 processes; 60 on two free cores
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
@@ -47,10 +48,8 @@ FOUR = [
     ("hybrid", "tp4"),
     ("tp4", "interleaved"),
     ("interleaved", "dp4-zero1"),
-    ("dp4-zero1", "pp4"),
+    ("pp4", "offload"),
     ("offload", "tp2-dp2"),
-    ("tp2-dp2-zero3", "offload"),
-    ("pp4", "dp4-zero3"),
 ]
 ONE = [("pp4", "one"), ("tp2-pp2", "one"), ("offload", "one")]
 SAME = ["dp4-zero3", "hybrid", "offload", "tp2-dp2", "tp2-pp2", "interleaved"]
@@ -78,7 +77,7 @@ def going_on(tokens: Path, folder: Path, before: Path, layout: str, **changes: A
 
 
 def job(configs: list[RunConfig], processes: int) -> None:
-    code, _, err = finish(start(str(RANKS), *map(write, configs), processes=processes), 280)
+    code, _, err = finish(start(str(RANKS), *map(write, configs), processes=processes), SECONDS)
     assert code == 0, err
     for config in configs:
         refusal = Path(f"{config.output}.error")
@@ -115,6 +114,7 @@ def test_two_processes_go_on_from_each_others_checkpoints(tokens: Path, folder: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2000)
 def test_four_processes_go_on_from_each_others_checkpoints(tokens: Path, folder: Path) -> None:
     job(of(FOUR, tokens, folder), 4)
     found = differences(folder, FOUR, folder / "dp4-zero3")
@@ -133,6 +133,7 @@ def test_four_processes_go_on_from_each_others_checkpoints(tokens: Path, folder:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2000)
 def test_the_same_layout_goes_on_bit_for_bit(tokens: Path, folder: Path) -> None:
     """With dropout, accumulation and clipping, on every kind of layout."""
     drop = {"model": {"layers": 4, "heads": 4, "dropout": 0.1}}
