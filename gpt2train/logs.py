@@ -30,6 +30,7 @@ def log_to(folder: Path, rank: int) -> None:
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}; give another output") from error
     log.setLevel(logging.INFO)
+    logging.raiseExceptions = False  # a full disk is told once, by who saves there, not by a traceback a line
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s attempt {attempt}: %(message)s"))
     log.handlers = [file]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpt2train.errors import RunError
 from gpt2train.model.shape import Shape
 
 if TYPE_CHECKING:
@@ -77,15 +78,24 @@ class MetricsWriter:
         draft = path.with_name(FILE + ".tmp")
         draft.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
         draft.replace(path)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)  # what a full disk did not take is not tried again on closing
         self._trackers = trackers
 
     def write(self, row: dict[str, Any]) -> None:
-        """Write one row; numbers that are not finite become null, which JSON can hold."""
+        """Write one row; numbers that are not finite become null, which JSON can hold.
+
+        Raises:
+            RunError: the disk is full or cannot be written.
+        """
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         self.rows.append(plain)
-        self._file.write(json.dumps(plain) + "\n")
-        self._file.flush()
+        line = json.dumps(plain).encode() + b"\n"
+        try:
+            whole = self._file.write(line) == len(line)
+        except OSError as error:
+            raise RunError(f"cannot write {self._file.name}: {error.strerror}; checkpoints are whole") from error
+        if not whole:
+            raise RunError(f"no space left for {self._file.name}; checkpoints are whole")
         values = {name: value for name, value in plain.items() if value is not None and name not in NOT_CURVES}
         for tracker in self._trackers:
             tracker.write(row["step"], values)

@@ -105,8 +105,9 @@ class Checkpoints:
         )
         share = own_share(state)
         if config.checkpoints.asynchronous:
+            on_gpu = {name for name, tensor in share.items() if tensor.device.type != "cpu"}
             share = copied(share, self._buffers)
-            self._buffers = {name: tensor for name, tensor in share.items() if tensor.is_pinned()}
+            self._buffers = {name: share[name] for name in on_gpu}
         self._writing = self._thread.submit(self._write, share, manifest)
         if not config.checkpoints.asynchronous:
             self.wait()
