@@ -53,7 +53,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grad_output: Tensor) -> tuple[Tensor, Tensor, None, None]:
         scale = grad_output[0]
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * scale.to(grad_hidden.dtype), grad_weight * scale.to(grad_weight.dtype), None, None
+        # In place, at the moment when most memory is in use. A second backward is refused: what was saved has changed.
+        return grad_hidden.mul_(scale), grad_weight.mul_(scale), None, None
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -84,7 +84,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         scale = grads[0]
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * scale.to(grad_hidden.dtype), grad_weight * scale.to(grad_weight.dtype), None, None, None
+        return grad_hidden.mul_(scale), grad_weight.mul_(scale), None, None, None
 
 
 def _together(top: Tensor, total: Tensor, picked: Tensor, region: Region) -> tuple[Tensor, Tensor, Tensor]:

@@ -94,6 +94,14 @@ def test_chunked_loss_equals_the_plain_one(rows: int) -> None:
         torch.testing.assert_close(chunked_cross_entropy(hidden, weight, targets), results[0][0].detach())
 
 
+def test_chunked_loss_refuses_a_second_backward() -> None:
+    hidden, weight = torch.randn(5, 16, requires_grad=True), torch.randn(64, 16, requires_grad=True)
+    loss = chunked_cross_entropy(hidden, weight, torch.arange(5)) * 0.5
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_chunked_loss_under_autocast_is_near_the_fp32_one() -> None:
     model = noisy_model()
     tokens = torch.randint(0, SHAPE.vocab, (2, SHAPE.context), generator=torch.Generator().manual_seed(2))
