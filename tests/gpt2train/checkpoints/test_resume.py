@@ -71,6 +71,26 @@ def test_the_position_goes_on_bit_for_bit(tokens: Path, tmp_path: Path, alone: P
     assert curve(config.output) == curve(finished.output)[6:]
 
 
+def test_the_loss_scale_and_the_history_of_norms_go_on(tokens: Path, tmp_path: Path, alone: Place) -> None:
+    """In half precision, from a scale that overflows in the first steps; dropout is on."""
+    changes: dict[str, Any] = {
+        "precision": "fp16",
+        "model": {"dropout": 0.1},
+        "scaler": {"initial": 2.0**24, "window": 2, "hysteresis": 1},
+        "skip": {"sigma": 0.5, "window": 8, "limit": 99},
+        "steps": 14,
+    }
+    straight = make(tokens, tmp_path / "straight", checkpoints={"every": 7, "keep": 9}, **changes)
+    train(straight, alone)
+    checkpoint = store.list_checkpoints(straight.output)[0]
+    position = store.read_manifest(checkpoint).position
+    assert position.step == 7 and position.skipped and position.scale and position.history.values
+    again = from_(tokens, tmp_path / "again", checkpoint, "position", **changes)
+    train(again, alone)
+    for key in ("loss", "grad_norm", "lr", "loss_scale", "skipped"):
+        assert curve(again.output, key) == curve(straight.output, key)[7:], key
+
+
 def test_what_cannot_be_begun_with_is_refused(tokens: Path, tmp_path: Path, alone: Place, finished: RunConfig) -> None:
     (tmp_path / "empty").mkdir()
     for place in ("/nowhere/at/all", str(tmp_path / "empty"), f"{finished.output}/checkpoints"):
