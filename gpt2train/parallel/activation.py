@@ -11,12 +11,13 @@ Under tensor parallelism `selective` does the product and the communication behi
 """
 
 import functools
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.gpt2 import GPT2, Block
 
 _aten = torch.ops.aten
 # With a bias, that is: the sum over tensor-parallel processes is made in the memory of a product without one, and what
@@ -44,7 +45,7 @@ def apply_activation_checkpointing(part: GPT2, mode: str) -> None:
     options: dict[str, Any] = {"use_reentrant": False}
     if mode == "selective":
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _what_to_keep)
-    for block in part.blocks.values():
+    for block in cast(Iterable[Block], part.blocks.values()):
         options["preserve_rng_state"] = block.drop.p > 0
         block.forward = functools.partial(checkpoint, block.forward, **options)  # type: ignore[method-assign]
 
