@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from gpt2train.checkpoint.keep import publish
 from gpt2train.checkpoint.store import (
@@ -75,10 +76,16 @@ def _fresh(draft: Path) -> None:
 
 
 def _write_tensors(draft: Path, state: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
+    # torch's own checksums cost 5 times what writing does (1.6 against 0.3 s of one core for 0.6 GB), and its loader
+    # does not look at them; ours are SHA-256.
+    before = get_crc32_options()
+    set_crc32_options(False)
     try:
         dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(draft, sync_files=True), process_group=group)
     except CheckpointException as error:  # a BaseException; the same one on every process
         raise _write_error(draft, next(iter(error.failures.values()))[0]) from error
+    finally:
+        set_crc32_options(before)
 
 
 def _own_files(draft: Path) -> dict[str, StoredFile]:
