@@ -80,17 +80,26 @@ def test_how_long_a_save_took_is_told(
     assert written and min(written) >= 0.2
 
 
-def test_a_failed_save_is_told_at_the_next_step(tokens: Path, tmp_path: Path, alone: Place) -> None:
+def test_a_failed_save_is_told_at_the_next_step(
+    tokens: Path, tmp_path: Path, alone: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(make(tokens, tmp_path / "run", steps=4), alone)
-    config = make(tokens, tmp_path / "run", steps=10_000, checkpoints={"every": 60}, validation={"every": 10_000})
+    config = make(tokens, tmp_path / "run", steps=100, checkpoints={"every": 10}, validation={"every": 1000})
+    original = saver.Checkpoints.save
+
+    def until_it_failed(checkpoints: saver.Checkpoints, *arguments: Any) -> None:
+        original(checkpoints, *arguments)
+        wait_until(lambda: checkpoints.failed)
+
+    monkeypatch.setattr(saver.Checkpoints, "save", until_it_failed)
     whole = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100 * 2**10, whole[1]))  # the tensors are larger, the metrics not
-        with pytest.raises(RunError, match=r"cannot save .*step-00000060.*earlier checkpoints are whole"):
+        with pytest.raises(RunError, match=r"cannot save .*step-00000010.*earlier checkpoints are whole"):
             train(config, alone)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, whole)
-    assert 60 < read_metrics(config.output)[-1]["step"] < 120  # the next save would have been the time to notice
+    assert read_metrics(config.output)[-1]["step"] == 11  # the next save would be at 20
     assert store.verify(store.newest(config.output)).position.step == 4
     assert not list((tmp_path / "run" / "checkpoints").glob("*.tmp"))
 
