@@ -8,10 +8,19 @@ from gpt2train.scaler import LossScale, can_fall, first_scale, next_scale
 from gpt2train.spikes import judge
 
 
-def loss_scale(position: Position, settings: TrainSettings) -> float:
-    """What the loss of the next step is multiplied by."""
+def loss_scale(position: Position, settings: TrainSettings, micro_batches: int) -> float:
+    """What the loss of the next step is multiplied by, beside the division by all its tokens.
+
+    In fp16 the scale is that of the mean over one micro-batch, as in Megatron-LM. Were it that of the whole batch, the
+    gradients in half precision would be smaller by the number of micro-batches, and with hundreds of them mostly 0.
+
+    Args:
+        position: before the step.
+        settings: of the run.
+        micro_batches: of the step, over all processes.
+    """
     scale = _scale(position, settings)
-    return scale.value if scale else 1.0
+    return scale.value * micro_batches if scale else 1.0
 
 
 def is_spike(position: Position, loss: float, grad_norm: float, settings: TrainSettings) -> bool:

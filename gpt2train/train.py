@@ -122,7 +122,8 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
         while position.step < config.steps:
             profiler.step()
             step = position.step + 1
-            scale, lr = loss_scale(position, config), learning_rate(position.updates, schedule)
+            micro_batches = layout.batches.size_at(position.samples) // layout.micro_batch
+            scale, lr = loss_scale(position, config, micro_batches), learning_rate(position.updates, schedule)
             size, tokens, total = started or start(step, scale)
             measure = engine.measure(total, tokens, scale, stop.asked or checkpoints.failed)
             engine.update(measure, lr, skip=config.skip.sigma > 0 and is_spike(position, *measure.read()[:2], config))

@@ -73,7 +73,7 @@ def test_a_skipped_step_is_no_update() -> None:
         at = advance(at, 2.0, norm, 8, made)
     assert (at.step, at.samples, at.updates, at.skipped, at.in_a_row) == (4, 32, 2, 2, 0)
     assert advance(at, 2.0, math.nan, 8, made).in_a_row == 1
-    assert loss_scale(at, made) == 1.0 and at.scale is None
+    assert loss_scale(at, made, 4) == 1.0 and at.scale is None
 
 
 def test_a_spike_is_skipped_by_what_is_watched() -> None:
@@ -94,7 +94,7 @@ def test_overflows_that_a_lower_scale_may_mend_do_not_end_a_run() -> None:
     made = settings(precision="fp16", scaler={"initial": 16.0, "hysteresis": 2})
     at, rows, values = START, [], []
     for _ in range(8):
-        values.append(loss_scale(at, made))
+        values.append(loss_scale(at, made, 4) / 4)
         at = advance(at, 2.0, math.inf, 8, made)
         rows.append(at.in_a_row)
     assert values == [16.0, 16.0, 8.0, 4.0, 2.0, 1.0, 1.0, 1.0]

@@ -76,7 +76,7 @@ def test_the_loss_scale_and_the_history_of_norms_go_on(tokens: Path, tmp_path: P
     changes: dict[str, Any] = {
         "precision": "fp16",
         "model": {"dropout": 0.1},
-        "scaler": {"initial": 2.0**24, "window": 2, "hysteresis": 1},
+        "scaler": {"initial": 2.0**22, "window": 2, "hysteresis": 1},
         "skip": {"sigma": 0.5, "window": 8, "limit": 99},
         "steps": 14,
     }
