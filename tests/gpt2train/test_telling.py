@@ -30,10 +30,21 @@ def test_a_line_has_what_there_is() -> None:
     assert line(ROW | more, 9).endswith("| MFU 47.0% | 1.50 GiB | scale 2^16 | skipped 2 | valid 2.2500")
 
 
-def test_a_run_tells_its_steps_and_records_a_profile(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("gpt2train"), "propagate", True)
+class Listener(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def test_a_run_tells_its_steps_and_records_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener, log = Listener(), logging.getLogger("gpt2train")
+    monkeypatch.setattr(log, "handlers", [listener])
+    monkeypatch.setattr(log, "level", logging.INFO)
     config = make(
         write_tokens(tmp_path),
         tmp_path / "run",
@@ -42,10 +53,9 @@ def test_a_run_tells_its_steps_and_records_a_profile(
         logging={"profile": 2, "every": 25, "tensorboard": False},
     )
     place = join("cpu")
-    with caplog.at_level(logging.INFO, "gpt2train"):
-        train(config, place)
+    train(config, place)
     dist.destroy_process_group()
-    told = caplog.messages
+    told = listener.messages
     assert any(text.startswith("warning: the warm-up takes 40 of 60 steps") for text in told)
     assert [text.split(" |")[0] for text in told if text.startswith("step ")] == [
         f"step {step}/60" for step in (1, 10, 20, 25, 30, 40, 50, 60)
