@@ -65,7 +65,7 @@ class Telling:
         return MetricsWriter(run, position.step, open_trackers(self._config, position.step))
 
     def row(
-        self, position: Position, *, loss: float, grad_norm: float, lr: float, scale: float, tokens: int, seconds: float
+        self, position: Position, *, loss: float, grad_norm: float, lr: float, tokens: int, seconds: float
     ) -> dict[str, Any]:
         """The metrics of the step that led to `position`, which counted `tokens` targets and took `seconds`."""
         row: dict[str, Any] = {
@@ -82,7 +82,7 @@ class Telling:
         if used := mfu(row["tokens_per_second"], self._config.shape, self._place.device, self._place.world):
             row["mfu"] = used
         if position.scale:
-            row["loss_scale"] = scale
+            row["loss_scale"] = position.scale.value  # of the next step
         return row
 
     def write(self, row: dict[str, Any], last: bool) -> None:

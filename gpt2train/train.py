@@ -143,7 +143,6 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
                 loss=loss,
                 grad_norm=grad_norm,
                 lr=lr if updated else 0.0,
-                scale=scale,
                 tokens=tokens,
                 seconds=seconds,
             )

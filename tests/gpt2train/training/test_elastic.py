@@ -29,7 +29,8 @@ def passed(config: RunConfig, step: int) -> bool:
     return bool(rows) and rows[-1] >= step
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_two_machines_go_on_after_a_rank_is_lost(tokens: Path, tmp_path: Path, processes: int) -> None:
     broken, straight = (make(tokens, tmp_path / name, **WITH_DROPOUT) for name in ("broken", "straight"))
     port = free_port()
@@ -66,6 +67,7 @@ def test_a_rank_that_hangs_is_named_and_then_replaced(tokens: Path, tmp_path: Pa
     assert "restart 1 of 1" in out and code == 0, out
 
 
+@pytest.mark.slow
 def test_a_mistake_of_the_user_is_not_tried_again(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", vocab=250)
     job = start("--max-restarts", "3", "-m", "gpt2train.train", "--config", write(config))
