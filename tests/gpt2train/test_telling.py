@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,12 @@ class Listener(logging.Handler):
         self.messages.append(record.getMessage())
 
 
-def test_a_run_tells_its_steps_and_records_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_tells_its_steps_and_records_a_profile(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     listener, log = Listener(), logging.getLogger("gpt2train")
-    monkeypatch.setattr(log, "handlers", [listener])
-    monkeypatch.setattr(log, "level", logging.INFO)
+    request.addfinalizer(partial(log.setLevel, log.level))
+    request.addfinalizer(partial(log.removeHandler, listener))
+    log.setLevel(logging.INFO)
+    log.addHandler(listener)
     config = make(
         write_tokens(tmp_path),
         tmp_path / "run",
