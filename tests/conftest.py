@@ -32,6 +32,9 @@ settings.load_profile("here")
 LONGEST = ("the main job", "tests/gpt2train/test_train", "tests/tasks/test_kills", "tests/gpt2train/", "tests/flows/")
 
 
+SLOW_SECONDS = 900.0  # until a slow test counts as hung: some drive eight processes on two cores
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests stay in one worker, those that share a costly fixture, and put the longest first."""
@@ -48,6 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, start in enumerate(LONGEST) if group(item).startswith(start)), len(LONGEST))
 
     for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
         item.add_marker(pytest.mark.xdist_group(group(item)))
     items.sort(key=turn)
 
