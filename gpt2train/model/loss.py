@@ -60,7 +60,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add left.T @ right to a float32 total, in place; the product in the factors' own precision.
 
-    Half-precision factors are not made float32 for it: a GPU's float32 product is 12 times slower, and this is a third
+    Half-precision factors are not made float32 for it: by its data sheet an H100 is 15 times slower there (67 against 989
+    TFLOP/s), half as fast as bfloat16 with TensorFloat-32, and this is a third
     of the work of the head.
     """
     if left.dtype == total.dtype:
