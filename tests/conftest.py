@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 # 86 s with two threads and 14 s with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# The ranks that the tests start run modules of the tests. pytest finds those from its own path, a child process does not.
+# Ranks that the tests start run modules of the tests: pytest finds those by its own path, a child process does not.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 # Every file that a step writes is forced to the disk, and so is each record of Prefect's database. A disk that takes
