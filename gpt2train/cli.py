@@ -15,8 +15,8 @@ from gpt2train.checkpoint.format import Device, MergeSettings
 from gpt2train.command import HELP_DEBUG, progress, run_command
 from gpt2train.errors import UserError
 from gpt2train.files import write_whole
+from gpt2train.generate.settings import SamplingSettings
 from gpt2train.plan.command import plan
-from gpt2train.sampling import SamplingSettings
 
 DEFAULT_MERGE, DEFAULT_SAMPLING = MergeSettings(), SamplingSettings()
 
@@ -166,7 +166,7 @@ def generate(
     """
     from gpt2train.checkpoint.huggingface import read_model
     from gpt2train.data.tokenizer import load_tokenizer
-    from gpt2train.generate import generate as continue_prompts
+    from gpt2train.generate.continuation import generate as continue_prompts
 
     for answer in continue_prompts(read_model(model, device), load_tokenizer(model), prompt, sampling):
         print(f"{answer.prompt}{answer.text}\n[{len(answer.tokens)} tokens, stopped: {answer.stopped}]")

@@ -16,7 +16,7 @@ from pydantic import Field, PositiveInt
 from gpt2train.checkpoint.format import Device
 from gpt2train.errors import RunError, UserError
 from gpt2train.evaluate.passages import read_passages
-from gpt2train.sampling import SamplingSettings
+from gpt2train.generate.settings import SamplingSettings
 from gpt2train.settings import Settings
 from tasks.runner import Runner
 from tasks.shards import read_table
@@ -108,7 +108,7 @@ def evaluate_part(
     from gpt2train.data.tokenizer import load_tokenizer
     from gpt2train.evaluate.lambada import evaluate_lambada
     from gpt2train.evaluate.perplexity import document_perplexity
-    from gpt2train.generate import generate
+    from gpt2train.generate.continuation import generate
 
     torch.set_num_threads(threads)
     model, tokenizer = read_model(Path(model_folder), device), load_tokenizer(model_folder)

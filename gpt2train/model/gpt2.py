@@ -4,34 +4,15 @@ Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learne
 OpenAI code. Nothing here knows of distribution: parallelism is applied from outside.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt2train.model.cache import Prefill, Step
 from gpt2train.model.loss import chunked_cross_entropy
 from gpt2train.model.shape import Shape
-
-
-@dataclass
-class KeyValueCache:
-    """Keys and values of the tokens already seen by one layer, each [batch, heads, seen, head_dim]."""
-
-    key: Tensor | None = None
-    value: Tensor | None = None
-
-    @property
-    def seen(self) -> int:
-        return 0 if self.key is None else self.key.shape[2]
-
-    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append new keys and values and return all of them."""
-        if self.key is not None and self.value is not None:
-            key, value = torch.cat((self.key, key), 2), torch.cat((self.value, value), 2)
-        self.key, self.value = key, value
-        return key, value
 
 
 def document_mask(documents: Tensor) -> Tensor:
@@ -57,15 +38,12 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(shape.hidden, 3 * shape.hidden)
         self.proj = nn.Linear(shape.hidden, shape.hidden)
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: Prefill | Step | None = None, mask: Tensor | None = None) -> Tensor:
         batch, length, _ = x.shape
         # The number of heads falls out of the width, so that a shard of the heads needs no change here.
         query, key, value = self.qkv(x).view(batch, length, -1, 3, self.head_dim).transpose(1, 2).unbind(3)
         if cache is not None:
-            seen = cache.seen
-            key, value = cache.extend(key, value)
-            if seen:  # row i of the new tokens may look at everything up to seen + i
-                mask = torch.ones(length, seen + length, dtype=torch.bool, device=x.device).tril(seen)
+            key, value, mask = cache.extend(key, value)
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None and length > 1
@@ -85,7 +63,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * shape.hidden, shape.hidden)
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: Prefill | Step | None = None, mask: Tensor | None = None) -> Tensor:
         x = x + self.drop(self.attn(self.ln_1(x), cache, mask))
         return x + self.drop(self.down(F.gelu(self.up(self.ln_2(x)), approximate="tanh")))
 
@@ -116,7 +94,7 @@ class GPT2(nn.Module):
         self,
         tokens: Tensor,
         targets: Tensor | None = None,
-        cache: list[KeyValueCache] | None = None,
+        cache: Sequence[Prefill | Step] | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
@@ -126,7 +104,7 @@ class GPT2(nn.Module):
             tokens: int64 [batch, length], length <= context; hidden states [batch, length, hidden] where the model does
                 not begin.
             targets: int64 [batch, length]; -100 marks positions that do not count.
-            cache: one KeyValueCache a layer, extended in place; positions then go on where the cache ends.
+            cache: of each layer, what keeps its keys and values (`gpt2train.model.cache`).
             positions: int64 [batch or 1, length] where they are not 0, 1, 2 …
             documents: int64 [batch, length] number of each token's document, where a token may look at earlier tokens
                 of its own document only; not together with a cache.
@@ -145,24 +123,21 @@ class GPT2(nn.Module):
     def hidden(
         self,
         tokens: Tensor,
-        cache: list[KeyValueCache] | None = None,
+        cache: Sequence[Prefill | Step] | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
         """The last hidden states [batch, length, hidden], for callers that want the logits of a few positions only."""
-        x = self.embed(tokens, cache, positions) if self.begins else tokens
+        x = self.embed(tokens, positions) if self.begins else tokens
         mask = None if documents is None else document_mask(documents)
         for i, block in enumerate(self.blocks.values()):
             x = block(x, cache[i] if cache else None, mask)
         return self.ln_f(x) if self.ends else x
 
-    def embed(
-        self, tokens: Tensor, cache: list[KeyValueCache] | None = None, positions: Tensor | None = None
-    ) -> Tensor:
+    def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """What goes into the first block: token and position embedding, after dropout."""
         if positions is None:
-            start = cache[0].seen if cache else 0
-            positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
         return self.drop(self.wte(tokens) + self.wpe(positions))
 
     def keep_only(self, layers: range) -> "GPT2":

@@ -9,7 +9,7 @@ import pytest
 
 from gpt2train.checkpoint.format import MergeSettings
 from gpt2train.errors import RunError, UserError
-from gpt2train.sampling import SamplingSettings
+from gpt2train.generate.settings import SamplingSettings
 from tasks.lambada import EvaluateSettings, cut, evaluate, held_out_texts
 from tasks.merge import checkpoint_name, merge
 from tasks.runner import Runner

@@ -11,11 +11,12 @@ from tokenizers import Tokenizer
 from gpt2train.checkpoint.huggingface import write_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.generate import draw, generate, generate_tokens, restrict
+from gpt2train.generate.continuation import generate, generate_tokens
+from gpt2train.generate.draw import draw, restrict
+from gpt2train.generate.settings import SamplingSettings
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
-from gpt2train.sampling import SamplingSettings
 
 SHAPE = Shape(vocab=50257, layers=2, heads=4, hidden=32, context=64)
 SMALL = Shape(vocab=100, layers=2, heads=2, hidden=16, context=24)
