@@ -11,17 +11,12 @@ import torch.distributed as dist
 from gpt2train.config import RunConfig
 from gpt2train.parallel.mesh import join
 from gpt2train.train import train
-from tests.gpt2train.jobs import curve, finish, make, start, write, write_tokens
+from tests.gpt2train.jobs import curve, finish, make, start, write
 
 STEPS = 10
 RANKS = Path(__file__).parent / "parity" / "ranks.py"
 LAYOUTS: dict[str, dict[str, Any]] = {"dp": {"zero": 2}, "tp": {"tp": 2}, "pp": {"pp": 2}}
 CHOICES = {"reset_positions": True, "mask_documents": True, "eod_mask_loss": True}
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 def run(tokens: Path, output: Path, **changes: Any) -> RunConfig:

@@ -2,14 +2,12 @@
 
 import itertools
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from gpt2train.checkpoint import store
@@ -17,25 +15,11 @@ from gpt2train.metrics import read_metrics
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
-from gpt2train.parallel.mesh import Place, join
+from gpt2train.parallel.mesh import Place
 from gpt2train.train import train
-from tests.gpt2train.jobs import curve, make, weights, write_tokens
+from tests.gpt2train.jobs import curve, make, weights
 
 SHAPE = Shape(vocab=200, layers=2, heads=2, hidden=16, context=8)
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[Place]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield join("cpu")
-    dist.destroy_process_group()
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])

@@ -4,42 +4,24 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-import torch
-import torch.distributed as dist
 
 from gpt2train.checkpoint import keep, store
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError, UserError
 from gpt2train.logs import log_to
 from gpt2train.metrics import read_metrics
-from gpt2train.parallel.mesh import Place, join
+from gpt2train.parallel.mesh import Place
 from gpt2train.rank import only_job_in
 from gpt2train.train import train
-from tests.gpt2train.jobs import curve, finish, gone, make, start, start_alone, wait_for, weights, write, write_tokens
+from tests.gpt2train.jobs import curve, finish, gone, make, start, start_alone, wait_for, weights, write
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[Place]:
-    """A process group of this process."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield join("cpu")
-    dist.destroy_process_group()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from gpt2train.config import RunConfig
 from gpt2train.metrics import read_metrics
 from gpt2train.parallel.mesh import join
 from gpt2train.train import train
-from tests.gpt2train.jobs import curve, finish, make, start, weights, write, write_tokens
+from tests.gpt2train.jobs import curve, finish, make, start, weights, write
 
 HERE = Path(__file__).parent
 MODEL = {"layers": 4, "heads": 4}
@@ -88,11 +88,6 @@ def run(tokens: Path, output: Path, parallel: dict[str, Any], **changes: Any) ->
     """One row of the matrix; every layout of up to 8 data-parallel processes adds micro-batches up."""
     batch = {"micro_batch": 1, "global_batch": 16}
     return make(tokens, output, model=MODEL, batch=batch, parallel=parallel, **changes)
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,10 @@ import pytest
 
 from gpt2train.checkpoint import store
 from gpt2train.config import RunConfig
-from tests.gpt2train.jobs import curve, finish, make, start, wait_for, write, write_tokens
+from tests.gpt2train.jobs import curve, finish, make, start, wait_for, write
 from tests.gpt2train.training.machines import RANKS, finish_all, free_port, meeting_at, start_machines
 
 WITH_DROPOUT: dict[str, Any] = {"model": {"dropout": 0.1}, "steps": 40, "checkpoints": {"every": 10, "keep": 9}}
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 def ranks_of(launcher: int) -> list[psutil.Process]:

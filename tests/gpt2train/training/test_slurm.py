@@ -8,13 +8,8 @@ import pytest
 
 from gpt2train.parallel.mesh import Place
 from gpt2train.train import train
-from tests.gpt2train.jobs import curve, make, write, write_tokens
+from tests.gpt2train.jobs import curve, make, write
 from tests.gpt2train.training.machines import RANKS, finish_all, free_port, start_process
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 def srun(rank: int, world: int, nodes: str, per_node: str, local: int, node: int, port: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What the tests of checkpoints share: small data, and a process group of the test's own process."""
+"""What the tests of the engine share: small data, and a process group of the test's own process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +13,7 @@ from tests.gpt2train.jobs import write_tokens
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of small token files."""
     return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
