@@ -94,6 +94,7 @@ def test_it_spoke_to_this_machine_only(finished: Finished) -> None:
 
 def test_nothing_is_left_running(finished: Finished) -> None:
     finished.mini.wait_for_the_end()
+    assert finished.mini.children() == []
 
 
 def test_again_everything_is_cached_and_quick(finished: Finished, server: Server) -> None:
