@@ -18,7 +18,19 @@ IGNORE = -100
 CHUNK = {"cpu": 256, "cuda": 2048}
 
 
-class _ChunkedCrossEntropy(torch.autograd.Function):
+class GradientInForward(torch.autograd.Function):
+    """A loss of (hidden states, weight, …) whose `forward` has saved both gradients: nothing is left but to scale."""
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        scale = grad_output[0]
+        grad_hidden, grad_weight = ctx.saved_tensors
+        # In place, at the moment when most memory is in use. A second backward is refused: what was saved has changed.
+        return grad_hidden.mul_(scale), grad_weight.mul_(scale), *(None for _ in ctx.needs_input_grad[2:])
+
+
+class _ChunkedCrossEntropy(GradientInForward):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, needs_grad: bool) -> Tensor:
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -47,14 +59,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        scale = grad_output[0]
-        grad_hidden, grad_weight = ctx.saved_tensors
-        # In place, at the moment when most memory is in use. A second backward is refused: what was saved has changed.
-        return grad_hidden.mul_(scale), grad_weight.mul_(scale), None, None
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

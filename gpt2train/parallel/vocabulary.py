@@ -9,9 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from gpt2train.model.loss import CHUNK, IGNORE, add_product
+from gpt2train.model.loss import CHUNK, IGNORE, GradientInForward, add_product
 from gpt2train.parallel.regions import Region
 
 
@@ -45,7 +44,7 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, region: Regio
     return _CrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), region, needs_grad)
 
 
-class _CrossEntropy(torch.autograd.Function):
+class _CrossEntropy(GradientInForward):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, region: Region, needs_grad: bool) -> Tensor:
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -78,13 +77,6 @@ class _CrossEntropy(torch.autograd.Function):
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        scale = grads[0]
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden.mul_(scale), grad_weight.mul_(scale), None, None, None
 
 
 def _together(top: Tensor, total: Tensor, picked: Tensor, region: Region) -> tuple[Tensor, Tensor, Tensor]:
