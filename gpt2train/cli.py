@@ -223,6 +223,22 @@ def trace(
             print(f"  {place}")
 
 
+@app.command
+def client(address: str, /) -> None:
+    """Talk to a server: type a prompt and a number of tokens, read how the model goes on.
+
+    Ctrl-D ends it. A server that asks for an API key gets that of the variable GPT2TRAIN_API_KEY.
+
+    Parameters
+    ----------
+    address
+        HOST:PORT, or the server's whole address (https://…).
+    """
+    from gpt2train.serve.client import talk
+
+    talk(address)
+
+
 @data.command
 def convert(source: Path, target: Path, /, *, vocab_size: int | None = None) -> None:
     """Write token files of any kind that Megatron made (TNTIDX, MMIDIDX, shards) as one MMIDIDX pair.

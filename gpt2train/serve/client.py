@@ -1,0 +1,144 @@
+"""An interactive client: asks for a prompt and a number of tokens, shows what the server answers.
+
+It speaks to `PUT /api`, so any server with Megatron-LM's interface will do. What is typed is text and a number, never
+code.
+"""
+
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from http.client import HTTPException
+from typing import Any
+
+from gpt2train.errors import RunError, UserError
+
+ASK_PROMPT = "Enter prompt: "
+ASK_TOKENS = "Enter number of tokens to generate: "
+KEY_VARIABLE = "GPT2TRAIN_API_KEY"
+REACH_SECONDS = 10.0
+ANSWER_SECONDS = 600.0  # the server has a deadline of its own; this one is for a connection that went dead
+
+# No proxy: the address is that of one's own server. And no redirection: it would lead the key elsewhere.
+_OPENER = urllib.request.OpenerDirector()
+for _handler in (urllib.request.HTTPHandler, urllib.request.HTTPSHandler, urllib.request.HTTPDefaultErrorHandler):
+    _OPENER.add_handler(_handler())
+_OPENER.add_handler(urllib.request.HTTPErrorProcessor())
+
+
+def talk(address: str, read: Callable[[str], str] = input, write: Callable[[str], None] = print) -> None:
+    """Ask, send, show, until the input ends (Ctrl-D) or Ctrl-C is pressed.
+
+    Args:
+        address: `HOST:PORT`, or the server's whole address.
+        read: shows a question and takes a line.
+        write: shows a line.
+
+    Raises:
+        UserError: the address is none.
+        RunError: nobody answers there when the conversation begins.
+    """
+    base, key = base_of(address), os.environ.get(KEY_VARIABLE)
+    _reach(base)
+    try:
+        while True:
+            prompt = read(ASK_PROMPT)
+            tokens = _ask_number(read, write)
+            try:
+                write(_printable(complete(base, prompt, tokens, key)))
+            except RunError as error:
+                write(_printable(f"error: {error}"))
+    except (EOFError, KeyboardInterrupt):
+        write("")
+
+
+def complete(base: str, prompt: str, tokens: int, key: str | None = None) -> str:
+    """The prompt and what the model goes on with.
+
+    Raises:
+        RunError: the server cannot be reached, or refuses; the message is the server's own.
+    """
+    body = json.dumps({"prompts": [prompt], "tokens_to_generate": tokens}).encode()
+    headers = {"Content-Type": "application/json; charset=UTF-8"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    request = urllib.request.Request(f"{base}/api", body, headers, method="PUT")
+    try:
+        with _OPENER.open(request, timeout=ANSWER_SECONDS) as response:
+            return _text(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            raise RunError(_refusal(error.code, error.read())) from error
+    except (OSError, HTTPException) as error:
+        raise RunError(f"no answer from {base}: {_reason(error)}; is the server still running?") from error
+
+
+def base_of(address: str) -> str:
+    """`http://HOST:PORT` of what was typed.
+
+    Raises:
+        UserError: it has no host, no port, or is of another scheme than http and https.
+    """
+    remedy = f"{address!r} is no address of a server; give HOST:PORT, for example 127.0.0.1:5000"
+    try:
+        parts = urllib.parse.urlsplit(address if "://" in address else f"http://{address}")
+        port = parts.port
+    except ValueError as error:
+        raise UserError(remedy) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or (port is None and "://" not in address):
+        raise UserError(remedy)
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/api')}"
+
+
+def _reach(base: str) -> None:
+    try:
+        with _OPENER.open(f"{base}/health", timeout=REACH_SECONDS) as response:
+            response.read()
+    except urllib.error.HTTPError as error:
+        error.close()  # somebody is there; another server of this interface has no /health
+    except (OSError, HTTPException) as error:
+        raise RunError(
+            f"nobody answers at {base}: {_reason(error)}; check the address, or start one: gpt2train serve --model DIR"
+        ) from error
+
+
+def _ask_number(read: Callable[[str], str], write: Callable[[str], None]) -> int:
+    while True:
+        typed = read(ASK_TOKENS).strip()
+        if typed.isascii() and typed.isdigit() and 0 < len(typed) < 10 and int(typed) > 0:
+            return int(typed)
+        write(f"{typed!r} is no number of tokens; type a whole number of 1 or more")
+
+
+def _text(raw: bytes) -> str:
+    answer = _json(raw)
+    if isinstance(answer, dict) and isinstance(answer.get("text"), list) and answer["text"]:
+        return str(answer["text"][0])
+    # Megatron-LM's own server answers some refusals as a bare string with status 200.
+    raise RunError(answer if isinstance(answer, str) else "the server's answer has no text; is it another server?")
+
+
+def _refusal(status: int, raw: bytes) -> str:
+    answer = _json(raw)
+    if isinstance(answer, dict) and isinstance(answer.get("message"), str):
+        return f"{answer['message']} (HTTP {status})"
+    return f"the server refused with HTTP {status}" + (f": {answer}" if isinstance(answer, str) else "")
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return None
+
+
+def _reason(error: Exception) -> str:
+    cause = getattr(error, "reason", error)
+    return str(getattr(cause, "strerror", None) or cause) or type(cause).__name__
+
+
+def _printable(text: str) -> str:
+    """A model's text without what would command the terminal; lines and tabs stay."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
