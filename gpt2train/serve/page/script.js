@@ -1,0 +1,281 @@
+// The page of gpt2train: sends a prompt, shows the text as it comes, and how sure the model was of each token.
+// Text of the model enters the page as text nodes alone, never as HTML.
+"use strict";
+
+const ALTERNATIVES = 5;
+const DARKEST = Math.log(10000); // the shade of a token grows with its surprise; one in ten thousand has the darkest
+const at = (id) => document.getElementById(id);
+const text = at("text"), tip = at("tip"), status = at("status"), problem = at("error");
+const told = new WeakMap(); // span -> the tokens behind it
+let running = null; // the AbortController of the request that is under way
+let shown = null; // the span that the tip speaks of
+let model = null;
+
+function element(kind, className, content) {
+  const made = document.createElement(kind);
+  made.className = className;
+  if (content !== undefined) made.textContent = content;
+  return made;
+}
+
+// ---- what is asked for
+
+const FIELDS = {
+  max_tokens: "Tokens: give a whole number of 1 or more.",
+  temperature: "Temperature: give a number from 0 to 100.",
+  top_k: "Top-k: give a whole number from 0 to 1000.",
+  top_p: "Top-p: give a number above 0, up to 1.",
+  seed: "Seed: give a whole number of 0 or more, or leave it empty.",
+};
+
+function settings() {
+  const asked = {};
+  for (const [name, remedy] of Object.entries(FIELDS)) {
+    const input = at(name);
+    const good = input.checkValidity() && !(name === "top_p" && input.valueAsNumber === 0);
+    input.toggleAttribute("aria-invalid", false);
+    if (!good) {
+      input.setAttribute("aria-invalid", "true");
+      input.focus();
+      throw new Error(remedy);
+    }
+    if (input.value !== "") asked[name] = input.valueAsNumber;
+  }
+  const stop = at("stop_text").value.replaceAll("\\n", "\n");
+  if (stop) asked.stop = stop;
+  return asked;
+}
+
+function headers() {
+  const sent = { "Content-Type": "application/json" };
+  if (at("key").value) sent.Authorization = `Bearer ${at("key").value}`;
+  return sent;
+}
+
+// ---- the answer
+
+async function refusal(response) {
+  let message = "";
+  try {
+    const body = await response.json();
+    message = body.error?.message ?? body.message ?? "";
+  } catch { /* no JSON: the status alone has to do */ }
+  if (response.status === 401) {
+    at("key_field").hidden = false;
+    at("key").focus();
+    return message || "This server asks for an API key: give it among the settings.";
+  }
+  const wait = response.headers.get("Retry-After");
+  if (response.status === 503) return `${message || "The server is busy."} Try again${wait ? ` in ${wait} s` : " in a moment"}.`;
+  return message || `The server refused (HTTP ${response.status}).`;
+}
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (held + value).split(/\r?\n\r?\n/);
+    held = parts.pop();
+    for (const part of parts) {
+      const data = part.split(/\r?\n/).filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart());
+      if (data.length) yield data.join("\n");
+    }
+  }
+}
+
+// A chunk's text and tokens. A letter can take several tokens, and text can be held back until it is sure: tokens whose
+// letters have not come wait for them.
+class Writer {
+  waiting = [];
+  count = 0;
+
+  add(choice) {
+    const given = choice.logprobs;
+    (given?.tokens ?? []).forEach((token, i) => {
+      this.waiting.push({ token, logprob: given.token_logprobs[i], top: given.top_logprobs?.[i] ?? {} });
+    });
+    this.count += given?.tokens?.length ?? 0;
+    if (!choice.text) return;
+    const tokens = this.waiting.splice(0);
+    if (tokens.length > 1 && tokens.map(({ token }) => token).join("") === choice.text) tokens.forEach((one) => this.write(one.token, [one]));
+    else this.write(choice.text, tokens);
+  }
+
+  write(letters, tokens) {
+    const span = element("span", "token", letters);
+    if (tokens.length) {
+      const surprise = -tokens.reduce((sum, one) => sum + one.logprob, 0);
+      span.style.setProperty("--unlikely", Math.min(1, surprise / DARKEST).toFixed(3));
+      told.set(span, tokens);
+    }
+    span.tabIndex = text.querySelector(".token") ? -1 : 0;
+    text.append(span);
+  }
+}
+
+const ENDS = { stop: "the text came to its end", length: "the length asked for" };
+
+async function go() {
+  problem.hidden = true;
+  let asked;
+  try {
+    asked = settings();
+  } catch (error) {
+    return complain(error.message);
+  }
+  running = new AbortController();
+  const began = performance.now(), writer = new Writer();
+  let end = null;
+  busy(true);
+  clear(at("prompt").value);
+  try {
+    const body = JSON.stringify({ model, prompt: at("prompt").value, stream: true, logprobs: ALTERNATIVES, ...asked });
+    const response = await fetch("v1/completions", { method: "POST", headers: headers(), body, signal: running.signal });
+    if (!response.ok) throw new Error(await refusal(response));
+    for await (const data of events(response)) {
+      if (data === "[DONE]") { end ??= ""; break; }
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Error(chunk.error.message);
+      for (const choice of chunk.choices ?? []) {
+        writer.add(choice);
+        end = choice.finish_reason ?? end;
+      }
+      status.textContent = count(writer.count);
+    }
+    if (end === null) throw new Error("The connection ended before the text did; the server may have been stopped.");
+    const seconds = (performance.now() - began) / 1000;
+    status.textContent = `${count(writer.count)} in ${seconds.toFixed(1)} s` + (ENDS[end] ? `: ${ENDS[end]}` : "");
+  } catch (error) {
+    if (error.name === "AbortError") status.textContent = `stopped after ${count(writer.count)}`;
+    else complain(error instanceof TypeError ? "No answer from the server: it may have been stopped." : error.message);
+  } finally {
+    running = null;
+    busy(false);
+  }
+}
+
+function count(tokens) {
+  return tokens === 1 ? "1 token" : `${tokens} tokens`;
+}
+
+function complain(message) {
+  status.textContent = "";
+  problem.textContent = message;
+  problem.hidden = false;
+}
+
+function busy(now) {
+  at("go").disabled = now;
+  at("stop").disabled = !now;
+  at("adopt").disabled = now || !text.querySelector(".token");
+  text.classList.toggle("running", now);
+  text.setAttribute("aria-busy", String(now));
+  if (now) status.textContent = "waiting for the first token…";
+}
+
+function clear(prompt) {
+  hide();
+  text.replaceChildren(element("span", "prompt", prompt));
+}
+
+// ---- what the model thought
+
+function visible(token) {
+  return token.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
+}
+
+function percent(share) {
+  if (share >= 0.9995) return "≈ 100 %";
+  if (share < 0.0001) return "< 0.01 %";
+  return `${(share * 100).toFixed(share < 0.01 ? 2 : 1)} %`;
+}
+
+function row(token, share, chosen) {
+  const made = element("div", chosen ? "row chosen" : "row"), track = element("span", "track"), bar = element("b", "");
+  bar.style.setProperty("--share", share.toFixed(4));
+  track.append(bar);
+  made.append(element("span", "name", visible(token)), track, element("span", "number", percent(share)));
+  return made;
+}
+
+function show(span) {
+  const tokens = told.get(span);
+  if (!tokens) return hide();
+  const sure = Math.exp(tokens.reduce((sum, one) => sum + one.logprob, 0)), head = element("div", "head");
+  head.append(element("span", "name", visible(span.textContent)), element("span", "number", percent(sure)));
+  tip.replaceChildren(head);
+  if (tokens.length > 1) {
+    for (const one of tokens) tip.append(row(one.token, Math.exp(one.logprob), true));
+  } else {
+    const best = Object.entries(tokens[0].top).sort((one, other) => other[1] - one[1]).slice(0, ALTERNATIVES);
+    for (const [token, logprob] of best) tip.append(row(token, Math.exp(logprob), token === tokens[0].token));
+  }
+  tip.hidden = false;
+  shown = span;
+  put();
+  span.setAttribute("aria-describedby", "tip");
+}
+
+function put() {
+  const place = shown.getClientRects()[0], size = tip.getBoundingClientRect(), gap = 8;
+  const left = Math.min(Math.max(gap, place.left), document.documentElement.clientWidth - size.width - gap);
+  const below = place.bottom + gap + size.height <= window.innerHeight;
+  tip.style.left = `${left}px`;
+  tip.style.top = `${below ? place.bottom + gap : Math.max(gap, place.top - size.height - gap)}px`;
+}
+
+function hide() {
+  shown?.removeAttribute("aria-describedby");
+  shown = null;
+  tip.hidden = true;
+}
+
+function walk(event) {
+  const tokens = [...text.querySelectorAll(".token")], here = tokens.indexOf(document.activeElement);
+  const to = { ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: tokens.length - 1 }[event.key];
+  if (here < 0 || to === undefined || !tokens[to]) return;
+  event.preventDefault();
+  tokens[here].tabIndex = -1;
+  tokens[to].tabIndex = 0;
+  tokens[to].focus();
+}
+
+const tokenOf = (event) => event.target.closest?.(".token");
+text.addEventListener("pointerover", (event) => { if (tokenOf(event)) { hide(); show(tokenOf(event)); } });
+text.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") hide(); });
+text.addEventListener("click", (event) => tokenOf(event)?.focus());
+text.addEventListener("focusin", (event) => { if (tokenOf(event)) { hide(); show(tokenOf(event)); } });
+text.addEventListener("focusout", hide);
+text.addEventListener("keydown", walk);
+window.addEventListener("scroll", () => { if (shown) put(); }, { passive: true });
+document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
+
+// ---- the rest of the page
+
+at("form").addEventListener("submit", (event) => { event.preventDefault(); if (!running) go(); });
+at("form").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); at("form").requestSubmit(); }
+});
+at("stop").addEventListener("click", () => running?.abort());
+at("shade").addEventListener("change", () => text.classList.toggle("shaded", at("shade").checked));
+at("adopt").addEventListener("click", () => {
+  at("prompt").value = [...text.querySelectorAll(".prompt, .token")].map((span) => span.textContent).join("");
+  at("prompt").focus();
+});
+text.classList.toggle("shaded", at("shade").checked);
+
+async function greet() {
+  try {
+    const response = await fetch("v1/models", { headers: headers() });
+    if (!response.ok) return void (at("model").textContent = await refusal(response));
+    model = (await response.json()).data[0].id;
+    at("model").textContent = model;
+    document.title = `${model} · gpt2train`;
+  } catch {
+    at("model").textContent = "no answer from the server";
+  }
+}
+at("key").addEventListener("change", greet);
+greet();
