@@ -6,30 +6,35 @@ it would give alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from tokenizers import Tokenizer
 
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
+from gpt2train.generate.batch import Batch
 from gpt2train.generate.decoder import LocalDecoder
-from gpt2train.generate.draw import draw, generator_of
+from gpt2train.generate.sequence import Stop, TokenScore, TokenSequence, check_prompt
 from gpt2train.generate.settings import SamplingSettings
 from gpt2train.model.gpt2 import GPT2
 
-BATCH = 8  # prompts that run together
-
-Stop = Literal["end", "length", "context"]
+BATCH = 8  # sequences that run together
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What a model made of a prompt; `stopped` at `<|endoftext|>`, at the length asked for, or at the context's end."""
+    """What a model made of a prompt, and why it ended there; the scores are there where they were asked for."""
 
     prompt: str
     text: str
+    """Without what ended it."""
+    prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
+    """The one that ended it included."""
     stopped: Stop
+    scores: tuple[TokenScore, ...] = ()
+    """Of each of `tokens`."""
+    prompt_scores: tuple[TokenScore, ...] = ()
+    """Of each of `prompt_tokens` after the first; where a window cut the prompt, of the last so many."""
 
 
 def generate(
@@ -39,31 +44,74 @@ def generate(
     settings: SamplingSettings | None = None,
     batch: int = BATCH,
 ) -> list[Generation]:
-    """Continue every prompt. The answers depend on the prompts and settings, not on how they are batched.
+    """Continue every prompt, `settings.samples` times each; the answers to a prompt lie side by side.
 
-    An empty prompt begins a new document. `<|endoftext|>` ends a continuation and is not part of it.
+    The answers depend on the prompts and settings, not on how they are batched. An empty prompt begins a new document.
+    `<|endoftext|>` ends a continuation and is not part of its text.
 
     Raises:
-        UserError: a prompt fills the model's context; the message says which and how long it may be.
+        UserError: a prompt fills the model's context and no window was asked for; the message says which prompt and
+            how long it may be.
     """
     settings = settings or SamplingSettings()
-    end = end_of_text_id(tokenizer)
-    encoded = [ids or [end] for ids in encode_ordinary(tokenizer, prompts)]
+    encoded = encode_prompts(tokenizer, prompts)
     for number, ids in enumerate(encoded, 1):
-        if len(ids) >= model.shape.context:
-            raise UserError(
-                f"prompt {number} has {len(ids)} tokens, the model's context is {model.shape.context}; shorten it to "
-                f"{model.shape.context - 1} or fewer"
-            )
-    continued = generate_tokens(model, encoded, end, settings, batch)
-    answers = []
-    for prompt, tokens in zip(prompts, continued, strict=True):
-        stopped: Stop = "end"
-        if tokens[-1] != end:
-            stopped = "length" if len(tokens) == settings.max_new_tokens else "context"
-        kept = [token for token in tokens if token != end]
-        answers.append(Generation(prompt, tokenizer.decode(kept), tuple(tokens), stopped))
-    return answers
+        try:
+            check_prompt(len(ids), settings, model.shape.context)
+        except ValueError as error:
+            raise UserError(f"prompt {number} {error}") from error
+    sequences = continue_tokens(model, encoded, settings, tokenizer, end_of_text_id(tokenizer), batch)
+    return [generation(prompts[sequence.place], sequence) for sequence in sequences]
+
+
+def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each prompt; an empty one is `<|endoftext|>`, after which a document begins."""
+    return [ids or [end_of_text_id(tokenizer)] for ids in encode_ordinary(tokenizer, prompts)]
+
+
+def generation(prompt: str, sequence: TokenSequence) -> Generation:
+    """The answer that a finished sequence is."""
+    assert sequence.finished is not None
+    return Generation(
+        prompt,
+        sequence.text,
+        tuple(sequence.prompt),
+        tuple(sequence.tokens),
+        sequence.finished,
+        tuple(sequence.scores),
+        tuple(sequence.prompt_scores),
+    )
+
+
+def continue_tokens(
+    model: GPT2,
+    prompts: Sequence[Sequence[int]],
+    settings: SamplingSettings,
+    tokenizer: Tokenizer | None = None,
+    end: int | None = None,
+    batch: int = BATCH,
+) -> list[TokenSequence]:
+    """Continue prompts of token ids (none empty) to their ends; the samples of a prompt lie side by side.
+
+    Sequences of near lengths begin together, and the next joins as soon as one has ended.
+    """
+    context = model.shape.context
+    sequences = [
+        TokenSequence(prompt, settings, context, tokenizer, end, place, sample)
+        for place, prompt in enumerate(prompts)
+        for sample in range(settings.samples)
+    ]
+    waiting = sorted(sequences, key=lambda sequence: -sequence.length)  # the shortest first, from the end
+    if not sequences:
+        return []
+    longest = waiting[0].length + settings.max_new_tokens
+    running = Batch(LocalDecoder(model, min(batch, len(sequences)), min(longest, context)))
+    while waiting or running.going:
+        if running.free and waiting:
+            running.join([waiting.pop() for _ in range(min(running.free, len(waiting)))])
+        else:
+            running.step()
+    return sequences
 
 
 def generate_tokens(
@@ -73,40 +121,5 @@ def generate_tokens(
     settings: SamplingSettings,
     batch: int = BATCH,
 ) -> list[list[int]]:
-    """Continue prompts of token ids (none empty); a continuation's last token is `end` where it came to one."""
-    order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))  # near lengths together
-    results: dict[int, list[int]] = {}
-    for start in range(0, len(order), batch):
-        rows = order[start : start + batch]
-        continued = _generate_batch(model, [prompts[row] for row in rows], end, settings, rows)
-        results.update(zip(rows, continued, strict=True))
-    return [results[row] for row in range(len(prompts))]
-
-
-def _generate_batch(
-    model: GPT2,
-    prompts: Sequence[Sequence[int]],
-    end: int | None,
-    settings: SamplingSettings,
-    places: Sequence[int],
-) -> list[list[int]]:
-    limits = [min(settings.max_new_tokens, model.shape.context - len(prompt)) for prompt in prompts]
-    made: list[list[int]] = [[] for _ in prompts]
-    generators = [generator_of(settings.seed, place) for place in places]
-    running = [row for row, limit in enumerate(limits) if limit > 0]
-    if not running:
-        return made
-    longest = max(len(prompts[row]) + limits[row] for row in running)
-    decoder = LocalDecoder(model, len(running), longest)
-    logits = decoder.add([prompts[row] for row in running])
-    while True:
-        tokens = draw(logits, settings, [generators[row] for row in running])
-        for row, token in zip(running, tokens, strict=True):
-            made[row].append(token)
-        stay = [i for i, row in enumerate(running) if tokens[i] != end and len(made[row]) < limits[row]]
-        if not stay:
-            return made
-        if len(stay) < len(running):
-            decoder.select(stay)
-            running = [running[i] for i in stay]
-        logits = decoder.step([made[row][-1] for row in running])
+    """Tokens that continue each prompt; a continuation's last token is `end` where it came to one."""
+    return [sequence.tokens for sequence in continue_tokens(model, prompts, settings, end=end, batch=batch)]

@@ -12,7 +12,6 @@ from gpt2train.checkpoint.huggingface import write_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.generate.continuation import generate, generate_tokens
-from gpt2train.generate.draw import draw, restrict
 from gpt2train.generate.settings import SamplingSettings
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
@@ -128,32 +127,3 @@ def test_a_prompt_that_fills_the_context_is_refused(model: GPT2, tokenizer: Toke
 def test_the_special_token_in_a_prompt_is_text(model: GPT2, tokenizer: Tokenizer) -> None:
     text = "<|endoftext|>"
     assert generate(model, tokenizer, [text], GREEDY)[0].tokens != generate(model, tokenizer, [""], GREEDY)[0].tokens
-
-
-@given(st.lists(st.floats(-9, 9, width=32), min_size=2, max_size=30, unique=True), st.integers(1, 40))
-def test_top_k_keeps_the_k_greatest(values: list[float], k: int) -> None:
-    kept = restrict(torch.tensor([values]), k, 1.0)[0].isfinite()
-    expected = sorted(values, reverse=True)[:k]
-    assert [value for value, keep in zip(values, kept, strict=True) if keep] == [v for v in values if v in expected]
-
-
-@given(st.lists(st.integers(1, 1000), min_size=2, max_size=30, unique=True), st.floats(0.05, 0.999))
-def test_top_p_keeps_the_fewest_that_reach_p(weights: list[int], p: float) -> None:
-    probabilities = torch.tensor(weights, dtype=torch.float64) / sum(weights)
-    kept = restrict(probabilities.log().unsqueeze(0), 0, p)[0].isfinite()
-    total, expected = 0.0, set()
-    for place in sorted(range(len(weights)), key=lambda i: -weights[i]):
-        if total >= p - 1e-12:
-            break
-        expected.add(place)
-        total += weights[place] / sum(weights)
-    assert set(kept.nonzero().flatten().tolist()) == expected
-
-
-def test_draws_follow_the_distribution() -> None:
-    logits = torch.tensor([[0.5, 0.3, 0.2]]).log().repeat(4000, 1)
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.tensor(draw(logits, SamplingSettings(), [generator] * 4000))
-    shares = torch.bincount(drawn, minlength=3) / 4000
-    assert torch.allclose(shares, torch.tensor([0.5, 0.3, 0.2]), atol=0.03)
-    assert draw(logits[:1], SamplingSettings(top_k=1), [generator]) == [0]
