@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gpt2train.batch import BatchPlan
 from gpt2train.config import RampUp, TrainSettings
 from gpt2train.errors import UserError
-from gpt2train.model.shape import PADDING
+from gpt2train.model.shape import PADDING, Shape
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,25 @@ class Layout:
         for size in layout.batches.sizes():
             _check_micro_batches(settings, layout, size)
         return layout
+
+    @staticmethod
+    def of_model(shape: Shape, tp: int, pp: int, world: int) -> "Layout":
+        """The layout of a trained model that answers on this many processes, each with a part of it.
+
+        Raises:
+            UserError: it does not fit the processes or the model; the message gives the sum.
+        """
+        if tp < 1 or pp < 1:
+            raise UserError(f"--tp {tp} --pp {pp}: give 1 or more of each")
+        if tp * pp != world:
+            raise UserError(f"--tp {tp} x --pp {pp} = {tp * pp} processes, but there are {world}; give one for each")
+        if shape.heads % tp:
+            raise UserError(f"--tp {tp} does not divide the model's {shape.heads} heads")
+        if PADDING % tp:
+            raise UserError(f"--tp {tp} does not divide {PADDING}, to which the vocabulary is padded")
+        if pp > shape.layers:
+            raise UserError(f"--pp {pp} stages, but the model has {shape.layers} layers; give {shape.layers} or fewer")
+        return Layout(pp, 1, 1, tp, 1, 1, 1)
 
 
 def _check_micro_batches(settings: TrainSettings, layout: Layout, size: int) -> None:

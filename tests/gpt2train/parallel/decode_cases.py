@@ -1,0 +1,120 @@
+"""Cases of `test_decode.py`, on every process of a job of four: one model, whole and in parts."""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from gpt2train.checkpoint.huggingface import read_model, read_shape
+from gpt2train.generate.decoder import Decoder, LocalDecoder
+from gpt2train.parallel.decode import Line, Team, follow
+from gpt2train.parallel.layout import Layout
+from gpt2train.parallel.mesh import Place
+from gpt2train.parallel.part import Part
+
+LIMIT = timedelta(seconds=60)
+PROMPTS = [[5, 1, 279, 7], [8], [3, 3, 3, 200, 100, 4, 17], [250, 251]]
+
+
+def with_team(folder: str, tp: int, pp: int, work: Callable[[Team], Any], limit: timedelta = LIMIT) -> Any:
+    """Take a part each; the first process does the work, the others follow it. What the work found, there."""
+    place = Place(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), limit)
+    part = Part(read_shape(Path(folder)), Layout.of_model(read_shape(Path(folder)), tp, pp, place.world), place)
+    part.read(Path(folder))
+    line = Line(limit)
+    sizes = {"parameters": sum(p.numel() for p in part.model.parameters()), "heads": None}
+    if place.rank:
+        follow(part, line)
+        return sizes
+    team = Team(part, line, limit)
+    try:
+        return sizes | work(team)
+    finally:
+        team.close()
+
+
+def drive(decoder: Decoder) -> list[torch.Tensor]:
+    """Every call of a decoder: rows that come, go on, are dropped, moved and copied, and one that is only read."""
+    seen = [decoder.add(PROMPTS[:3])]
+    seen.append(decoder.step([1, 2, 3]))
+    decoder.select([2, 0])
+    seen.append(decoder.step([4, 5]))
+    seen.append(decoder.logits(list(range(100))[:24]))
+    seen.append(decoder.add(PROMPTS[3:]))
+    decoder.select([1, 2, 2, 0])
+    seen += [decoder.step([9, 10, 11, 12]), decoder.step([7, 7, 8, 8])]
+    decoder.select([])
+    seen.append(decoder.add([[279] * 100]))  # longer than the first message of a call
+    return seen
+
+
+def equal(folder: str, tp: int, pp: int) -> dict[str, Any]:
+    """The logits of every call, against the decoder of the whole model."""
+
+    def work(team: Team) -> dict[str, Any]:
+        whole, parts = LocalDecoder(read_model(Path(folder)), 5), team.decoder(5)
+        expected, found = drive(whole), drive(parts)
+        return {
+            "sizes": [list(x.shape) for x in found] == [list(x.shape) for x in expected],
+            "difference": max(float((x - y).abs().max()) for x, y in zip(found, expected, strict=True)),
+            "scale": max(float(x.abs().max()) for x in expected),
+            "lengths": list(parts.lengths) == list(whole.lengths),
+            "dtype": str(found[0].dtype),
+        }
+
+    return with_team(folder, tp, pp, work)
+
+
+def scored(folder: str, tp: int, pp: int) -> dict[str, Any]:
+    """Log-probabilities of targets without their logits, against the logits of the whole model."""
+
+    def work(team: Team) -> dict[str, Any]:
+        model = read_model(Path(folder))
+        rows = [row for row, prompt in enumerate(PROMPTS) for _ in prompt]
+        places = [place for prompt in PROMPTS for place in range(len(prompt))]
+        logits = torch.cat([LocalDecoder(model, 1).logits(prompt) for prompt in PROMPTS])
+        targets = [int(x.argmax()) if n % 3 else (n * 37) % 280 for n, x in enumerate(logits)]
+        log_probs, greedy = team.score(PROMPTS, rows, places, targets)
+        expected = logits.log_softmax(1)[range(len(targets)), targets]
+        return {
+            "difference": float((log_probs - expected).abs().max()),
+            "greedy": greedy.tolist() == (logits.argmax(1) == torch.tensor(targets)).tolist(),
+            "likeliest": int(greedy.sum()),
+            "of": len(targets),
+        }
+
+    return with_team(folder, tp, pp, work)
+
+
+def idle(folder: str, tp: int, pp: int) -> dict[str, Any]:
+    """Nobody asks for three times as long as a process may be silent; then somebody does."""
+    before = psutil.Process().cpu_times()
+
+    def work(team: Team) -> dict[str, Any]:
+        decoder = team.decoder(1)
+        time.sleep(6)
+        return {"answers": list(decoder.add([[1, 2]]).shape)}
+
+    found = with_team(folder, tp, pp, work, timedelta(seconds=2))
+    after = psutil.Process().cpu_times()
+    return found | {"seconds": after.user + after.system - before.user - before.system}
+
+
+def over(folder: str, tp: int, pp: int) -> dict[str, Any]:
+    """A decoder of which the keys and values are gone."""
+
+    def work(team: Team) -> dict[str, Any]:
+        first, second = team.decoder(2), team.decoder(3)
+        second.add([[1]])
+        try:
+            first.add([[1]])
+        except RuntimeError as error:
+            return {"said": str(error)}
+        return {"said": ""}
+
+    return with_team(folder, tp, pp, work)
