@@ -17,6 +17,7 @@ from gpt2train.errors import UserError
 from gpt2train.files import write_whole
 from gpt2train.generate.settings import SamplingSettings
 from gpt2train.plan.command import plan
+from gpt2train.serve.command import serve
 
 DEFAULT_MERGE, DEFAULT_SAMPLING = MergeSettings(), SamplingSettings()
 
@@ -31,6 +32,7 @@ app.command(evaluate)
 data = App(name="data", help="Token files.")
 app.command(data)
 app.command(plan)
+app.command(serve)
 
 
 @app.command
