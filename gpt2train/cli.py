@@ -16,10 +16,11 @@ from gpt2train.command import HELP_DEBUG, progress, run_command
 from gpt2train.errors import UserError
 from gpt2train.files import write_whole
 from gpt2train.generate.settings import SamplingSettings
+from gpt2train.parallel.opened import Parts, opened
 from gpt2train.plan.command import plan
 from gpt2train.serve.command import serve
 
-DEFAULT_MERGE, DEFAULT_SAMPLING = MergeSettings(), SamplingSettings()
+DEFAULT_MERGE, DEFAULT_SAMPLING, DEFAULT_PARTS = MergeSettings(), SamplingSettings(), Parts()
 
 app = App(
     name="gpt2train",
@@ -153,6 +154,7 @@ def generate(
     model: Path,
     prompt: Annotated[list[str], Parameter(negative=())],
     sampling: Annotated[SamplingSettings, Parameter(name="*")] = DEFAULT_SAMPLING,
+    parts: Annotated[Parts, Parameter(name="*")] = DEFAULT_PARTS,
     device: Device = "auto",
 ) -> None:
     """Continue prompts.
@@ -166,12 +168,12 @@ def generate(
     device
         auto takes a GPU where there is one.
     """
-    from gpt2train.checkpoint.huggingface import read_model
-    from gpt2train.data.tokenizer import load_tokenizer
-    from gpt2train.generate.continuation import generate as continue_prompts
+    with opened(model, parts, device) as answering:
+        from gpt2train.data.tokenizer import load_tokenizer
+        from gpt2train.generate.continuation import generate as continue_prompts
 
-    for answer in continue_prompts(read_model(model, device), load_tokenizer(model), prompt, sampling):
-        print(f"{answer.prompt}{answer.text}\n[{len(answer.tokens)} tokens, stopped: {answer.stopped}]")
+        for answer in continue_prompts(answering, load_tokenizer(model), prompt, sampling):
+            print(f"{answer.prompt}{answer.text}\n[{len(answer.tokens)} tokens, stopped: {answer.stopped}]")
 
 
 @app.command

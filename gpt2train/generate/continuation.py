@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
 from gpt2train.generate.batch import Batch
-from gpt2train.generate.decoder import LocalDecoder
+from gpt2train.generate.decoder import Opened, decoder_of
 from gpt2train.generate.sequence import Stop, TokenScore, TokenSequence, check_prompt
 from gpt2train.generate.settings import SamplingSettings
 from gpt2train.model.gpt2 import GPT2
@@ -38,7 +38,7 @@ class Generation:
 
 
 def generate(
-    model: GPT2,
+    model: GPT2 | Opened,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     settings: SamplingSettings | None = None,
@@ -84,7 +84,7 @@ def generation(prompt: str, sequence: TokenSequence) -> Generation:
 
 
 def continue_tokens(
-    model: GPT2,
+    model: GPT2 | Opened,
     prompts: Sequence[Sequence[int]],
     settings: SamplingSettings,
     tokenizer: Tokenizer | None = None,
@@ -105,7 +105,7 @@ def continue_tokens(
     if not sequences:
         return []
     longest = waiting[0].length + settings.max_new_tokens
-    running = Batch(LocalDecoder(model, min(batch, len(sequences)), min(longest, context)))
+    running = Batch(decoder_of(model, min(batch, len(sequences)), min(longest, context)))
     while waiting or running.going:
         if running.free and waiting:
             running.join([waiting.pop() for _ in range(min(running.free, len(waiting)))])
@@ -115,7 +115,7 @@ def continue_tokens(
 
 
 def generate_tokens(
-    model: GPT2,
+    model: GPT2 | Opened,
     prompts: Sequence[Sequence[int]],
     end: int | None,
     settings: SamplingSettings,

@@ -41,6 +41,20 @@ class Decoder(Protocol):
         """Logits after every token of one sequence, [tokens, vocab]; rows are left as they are."""
 
 
+class Opened(Protocol):
+    """A model that is not this process's alone, of which decoders are made."""
+
+    shape: Shape
+
+    def decoder(self, rows: int, context: int | None = None) -> Decoder:
+        """Room for so many rows of so many tokens, with no rows in it."""
+
+
+def decoder_of(model: GPT2 | Opened, rows: int, context: int | None = None) -> Decoder:
+    """Room for so many rows of so many tokens, with no rows in it, wherever the model lies."""
+    return LocalDecoder(model, rows, context) if isinstance(model, GPT2) else model.decoder(rows, context)
+
+
 class LocalDecoder:
     """The decoder of a model that lies whole on one device.
 

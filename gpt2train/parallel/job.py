@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -28,9 +27,8 @@ from gpt2train.parallel import meeting
 from gpt2train.parallel.decode import Line, Team, follow
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TIMEOUT, Place, join, together
+from gpt2train.parallel.opened import Parts
 from gpt2train.parallel.part import Part
-
-PATIENCE = 60.0  # seconds after which a process that says nothing counts as lost; a call takes one or two
 
 _team: Team | None = None
 
@@ -41,15 +39,13 @@ def led() -> Team | None:
 
 
 @contextlib.contextmanager
-def team_of(model: Path, tp: int, pp: int, device: Device = "auto", patience: float = PATIENCE) -> Iterator[Team]:
+def team_of(model: Path, parts: Parts, device: Device = "auto") -> Iterator[Team]:
     """The model on all processes of the job, on its first one.
 
     Args:
         model: a Hugging Face model folder that every machine sees under this path.
-        tp: processes that share each layer.
-        pp: stages, each with a run of layers.
+        parts: as many as the job has processes.
         device: auto takes GPUs where each process can have its own.
-        patience: seconds after which a process that says nothing counts as lost.
 
     Raises:
         UserError: the layout does not fit the model or the processes; no such model; no GPUs where they were asked for.
@@ -57,7 +53,7 @@ def team_of(model: Path, tp: int, pp: int, device: Device = "auto", patience: fl
     """
     seat = find_seat(os.environ)
     shape = read_shape(model)
-    layout = Layout.of_model(shape, tp, pp, seat.world)
+    layout = Layout.of_model(shape, parts.tp, parts.pp, seat.world)
     place = join("auto", seat)
     on_gpu = place.device.type == "cuda" and device != "cpu"
     if device == "cuda" and not on_gpu:
@@ -66,8 +62,8 @@ def team_of(model: Path, tp: int, pp: int, device: Device = "auto", patience: fl
             "use --device cpu"
         )
     start = Line(TIMEOUT)
-    start.say(0, [list(os.fsencode(model.resolve())), [tp, pp, on_gpu, round(1000 * patience)]])
-    part, line, limit = _take_part(place, model, shape, layout, on_gpu, patience)
+    start.say(0, [list(os.fsencode(model.resolve())), [parts.tp, parts.pp, on_gpu, round(1000 * parts.patience)]])
+    part, line, limit = _take_part(place, model, shape, layout, on_gpu, parts.patience)
     global _team
     _team = Team(part, line, limit)
     try:
@@ -94,19 +90,6 @@ def follow_first() -> None:
     part, line, _ = _take_part(place, model, read_shape(model), layout, bool(on_gpu), milliseconds / 1000)
     follow(part, line)
     _leave_group()
-
-
-def become_job(processes: int) -> None:
-    """Outside of a job, go on as one: the same command line, on so many processes of this machine.
-
-    Does not return where a job is to be started: its launcher takes this process's place, and with it its signals and
-    its exit code.
-    """
-    if processes > 1 and "RANK" not in os.environ:
-        arguments = ["--standalone", "--nproc-per-node", str(processes), "-m", "gpt2train.parallel", *sys.argv[1:]]
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, "-m", "gpt2train.launch", "--", *arguments])
 
 
 def _take_part(
