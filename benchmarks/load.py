@@ -34,7 +34,7 @@ async def load(address: str, clients: int, requests: int, tokens: int) -> dict[s
         async def client() -> None:
             for number in left:
                 started = time.perf_counter()
-                asked = {"model": "m", "prompt": prompt(number), "max_tokens": tokens, "temperature": 0}
+                asked = {"prompt": prompt(number), "max_tokens": tokens, "temperature": 0}
                 async with session.post("/v1/completions", json=asked) as response:
                     answer = await response.json()
                     if response.status != 200:

@@ -3,7 +3,8 @@
     python -m benchmarks.random_model FOLDER [--shape tiny]
 
 The tokenizer has 256 bytes, then pairs of bytes as far as the vocabulary goes, then `<|endoftext|>`. The weights are
-larger than those of a fresh model: the likeliest token then leads by so much that rounding does not change it.
+larger than those of a fresh model: the likeliest token then leads by so much that rounding does not change it. The end
+of a text is never the likeliest.
 """
 
 import argparse
@@ -36,6 +37,7 @@ def write_random_model(folder: Path, shape: Shape, seed: int = 3, noise: float =
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * noise)
+        model.wte.weight[shape.vocab - 1] = 0
     with tempfile.TemporaryDirectory() as tokenizer:
         save_tokenizer(tokenizer, vocab, pairs)
         write_model(folder, dict(model.state_dict()), shape, Path(tokenizer))
