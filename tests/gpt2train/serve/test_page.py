@@ -1,0 +1,224 @@
+"""The web page in a real browser, on a real server."""
+
+import json
+import math
+import re
+import shutil
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.serve import OURS, server
+from tests.gpt2train.serve.reciting import write_reciting_model
+
+webdriver = pytest.importorskip(
+    "selenium.webdriver", reason="selenium is not installed: pip install 'gpt2train[peers]'"
+)
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no Chromium with its chromedriver here")
+
+TEXT = "Grüße, <b>bold</b><img src=x onerror=alert(1)> 1 € & \u2028more.\n"
+FLAGS = "headless no-sandbox disable-gpu disable-quic no-first-run disable-dev-shm-usage disable-background-networking"
+FLAGS += " disable-component-update disable-sync window-size=1200,900"
+
+
+class Page:
+    """The page, as a person uses it."""
+
+    def __init__(self, driver: Any, address: str) -> None:
+        self.driver, self.address = driver, address
+
+    def at(self, name: str) -> Any:
+        return self.driver.find_element(By.ID, name)
+
+    def open(self) -> None:
+        self.driver.get(self.address + "/")
+        self.until(lambda: self.at("model").text == "model", "the model's name")
+
+    def fill(self, **fields: object) -> None:
+        for name, value in fields.items():
+            self.at(name).clear()
+            self.at(name).send_keys(str(value))
+
+    def go(self, **fields: object) -> None:
+        self.fill(**fields)
+        self.at("go").click()
+        self.until(lambda: self.at("go").is_enabled(), "the end of the answer")
+
+    def tokens(self) -> list[Any]:
+        return list(self.driver.find_elements(By.CSS_SELECTOR, "#text .token"))
+
+    def text(self) -> str:
+        return str(self.driver.execute_script("return [...document.querySelectorAll('#text .token')]"
+                                              ".map((one) => one.textContent).join('')"))  # fmt: skip
+
+    def until(self, holds: Callable[[], object], what: str) -> None:
+        end = time.monotonic() + 60
+        while not holds():
+            assert time.monotonic() < end, f"waited in vain for {what}: {self.at('error').text}"
+            time.sleep(0.03)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    folder = tmp_path_factory.mktemp("page")
+    write_reciting_model(folder / "model", TEXT)
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in (*FLAGS.split(), f"user-data-dir={folder / 'profile'}"):
+        options.add_argument(f"--{flag}")
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    try:
+        with server(OURS, folder / "model", [], threads=1) as (address, _):
+            page = Page(driver, address)
+            page.open()
+            yield page
+    finally:
+        driver.quit()
+
+
+def test_nothing_from_elsewhere(page: Page) -> None:
+    with urllib.request.urlopen(page.address + "/") as response:
+        policy, body = response.headers["Content-Security-Policy"], response.read().decode()
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert not re.search(r"(src|href)=.?(https?:)?//", body)
+    page.open()
+    loaded = page.driver.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)")
+    assert len(loaded) >= 3
+    assert all(name.startswith(page.address + "/") for name in loaded)
+    assert page.driver.get_log("browser") == []
+
+
+def test_text_comes_as_text(page: Page) -> None:
+    page.open()
+    page.go(prompt="<i>x</i>", temperature=0, max_tokens=150)
+    assert page.text() == (TEXT * 9).encode()[7:157].decode(errors="replace")
+    assert page.at("text").find_element(By.CSS_SELECTOR, ".prompt").text == "<i>x</i>"
+    assert page.driver.find_elements(By.CSS_SELECTOR, "#text b, #text i, #text img") == []
+    assert page.at("status").text.startswith("150 tokens in ")
+    assert page.driver.get_log("browser") == []
+
+
+def test_probabilities_on_hover_and_focus(page: Page) -> None:
+    page.open()
+    page.go(prompt="Gr", temperature=0, max_tokens=20)
+    asked = {"prompt": "Gr", "temperature": 0, "max_tokens": 20, "logprobs": 5}
+    request = urllib.request.Request(
+        page.address + "/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as response:
+        scores = json.load(response)["choices"][0]["logprobs"]
+    tokens = page.tokens()
+    assert [one.get_property("textContent") for one in tokens[:4]] == ["ü", "ß", "e", ","]  # two bytes, two bytes, …
+    tip = page.at("tip")
+    assert not tip.is_displayed()
+
+    ActionChains(page.driver).move_to_element(tokens[3]).perform()
+    assert tip.is_displayed()
+    head, *rows = tip.text.split("\n")
+    assert head == ","
+    assert rows[0] == shown(scores["token_logprobs"][5])
+    best = sorted(scores["top_logprobs"][5].values(), reverse=True)
+    assert [row for row in rows[1:] if row.endswith("%")] == [shown(one) for one in best]
+
+    tokens[0].click()  # a letter of two tokens: both are told, and the probability of both together
+    assert tip.text.split("\n")[1] == shown(scores["token_logprobs"][0] + scores["token_logprobs"][1])
+    page.driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    assert tip.text.split("\n")[:2] == ["e", shown(scores["token_logprobs"][4])]
+    assert page.driver.switch_to.active_element == tokens[2]
+    page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert not tip.is_displayed()
+
+
+def shown(logprob: float) -> str:
+    """A probability as the page writes it."""
+    share = math.exp(logprob)
+    if share >= 0.9995:
+        return "≈ 100 %"
+    return "< 0.01 %" if share < 0.0001 else f"{share * 100:.{2 if share < 0.01 else 1}f} %"
+
+
+def test_stop_button(page: Page) -> None:
+    page.open()
+    page.fill(prompt="Gr", max_tokens=4000)
+    page.at("go").click()
+    page.until(page.tokens, "a token")
+    assert not page.at("go").is_enabled()
+    page.at("stop").click()
+    page.until(lambda: page.at("go").is_enabled(), "the end")
+    made = re.fullmatch(r"stopped after (\d+) tokens?", page.at("status").text)
+    assert made and int(made[1]) < 4000
+    assert not page.at("error").is_displayed()
+
+    def free() -> bool:
+        with urllib.request.urlopen(page.address + "/health") as response:
+            return int(json.load(response)["rows"]) == 0
+
+    page.until(free, "the row")
+    page.at("adopt").click()
+    assert page.at("prompt").get_property("value").startswith("Gr")
+    assert len(page.at("prompt").get_property("value")) > 2
+
+
+def test_settings_reach_the_server(page: Page) -> None:
+    page.open()
+    page.go(prompt="Gr", temperature=0, max_tokens=60, stop_text=".\\n")
+    assert page.text() == TEXT[2:-2]
+    assert "the text came to its end" in page.at("status").text
+    texts = []
+    for seed in (1, 2, 1):
+        page.go(temperature=50, top_p=1, max_tokens=60, seed=seed, stop_text="\ue003")
+        texts.append(page.text())
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_errors_in_words(page: Page) -> None:
+    page.open()
+    page.go(prompt="Gr", max_tokens=5000)
+    assert "context is 4096 tokens" in page.at("error").text
+    page.go(temperature="-1", max_tokens=5)
+    assert page.at("error").text == "Temperature: give a number from 0 to 100."
+    assert page.driver.switch_to.active_element == page.at("temperature")
+    page.go(temperature=0)
+    assert not page.at("error").is_displayed()
+    assert page.text() == TEXT[2:6]  # five bytes
+
+
+def test_phone(page: Page) -> None:
+    size = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        page.open()
+        page.go(prompt="Gr", temperature=0, max_tokens=80)
+        assert page.driver.execute_script("return document.documentElement.scrollWidth") == 360
+        page.tokens()[-1].click()
+        place = page.at("tip").rect
+        assert place["x"] >= 0 and place["x"] + place["width"] <= 360
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_server_with_a_key(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("keyed")
+    write_reciting_model(folder / "model", TEXT)
+    (folder / "key").write_text("sesame\n")
+    with server(OURS, folder / "model", ["--key-file", str(folder / "key")], threads=1) as (address, _):
+        keyed = Page(page.driver, address)
+        keyed.driver.get(address)
+        keyed.until(lambda: keyed.at("key").is_displayed(), "the field for the key")
+        keyed.go(prompt="Gr", temperature=0, max_tokens=5)
+        assert "send the key" in keyed.at("error").text
+        keyed.go(key="sesame")
+        assert keyed.text() == TEXT[2:6]
+        keyed.until(lambda: keyed.at("model").text == "model", "the model's name")
+    keyed.go()
+    assert keyed.at("error").text == "No answer from the server: it may have been stopped."
