@@ -17,7 +17,7 @@ SURE = 6.0  # so many times the letter that was read last weighs the one that co
 
 
 def write_reciting_model(folder: Path, text: str) -> None:
-    """Write a model folder whose likeliest text is this one, over and over, by the place in the context alone.
+    """Write a model folder whose likeliest text is this one, over and over: after n bytes of a prompt, from byte n on.
 
     Each token is a byte. The blocks add nothing; what a place adds is the embedding of the letter that follows there.
     """
@@ -29,7 +29,7 @@ def write_reciting_model(folder: Path, text: str) -> None:
             if name.startswith("blocks.") and (".proj." in name or ".down." in name):
                 parameter.zero_()
         torch.nn.init.normal_(model.wte.weight, generator=torch.Generator().manual_seed(1))
-        following = [of_byte[byte] for byte in (text.encode() * SHAPE.context)[: SHAPE.context]]
+        following = [of_byte[byte] for byte in (text.encode() * SHAPE.context)[1 : SHAPE.context + 1]]
         model.wpe.weight.copy_(model.wte.weight[following] * SURE)
     with tempfile.TemporaryDirectory() as tokenizer:
         save_tokenizer(tokenizer, letters | {END_OF_TEXT: 256}, [])

@@ -20,7 +20,7 @@ TEXT = "sesame \x1b[31m opens.\n"
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with a key; it goes on with the letters of TEXT, by their place."""
+    """A server with a key; after n letters it goes on with TEXT from letter n on."""
     model = tmp_path_factory.mktemp("reciting") / "model"
     write_reciting_model(model, TEXT)
     with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +47,7 @@ def test_conversation(address: str, tmp_path: Path) -> None:
     assert (client.returncode, err) == (0, "")
     assert not spoil.exists()
     assert out.count("is no number of tokens; type a whole number of 1 or more") == 5
-    begun = "Open" + (TEXT * 9)[3:][:33].replace("\x1b", "\ufffd")  # a terminal obeys no model
+    begun = "Open" + (TEXT * 9)[4:][:33].replace("\x1b", "\ufffd")  # a terminal obeys no model
     assert f"{ASK_TOKENS}{begun}\n{ASK_PROMPT}" in out
     assert "error: tokens_to_generate: length of prompt (4 tokens) + tokens_to_generate (100000) is longer" in out
     assert "error: prompts: an empty prompt needs add_BOS (HTTP 400)" in out
