@@ -99,7 +99,7 @@ class Batcher:
     @property
     def works(self) -> bool:
         """Whether requests are taken."""
-        return self.failure is None and not self._closing and self._thread.is_alive()
+        return self.failure is None and not self._closing
 
     def start(self) -> None:
         self._thread.start()
@@ -166,6 +166,7 @@ class Batcher:
         new = self._take_in()
         if new:
             self._begin(new)
+            self._tell()  # of first tokens, a step earlier
         if self._running:
             self._step()
         self._tell()

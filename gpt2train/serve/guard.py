@@ -12,6 +12,7 @@ from gpt2train.serve.events import Left
 from gpt2train.serve.service import Service
 
 GUARDED = ("/api", "/v1", "/metrics")
+DRAINED = 4  # times the largest body, what is read and dropped: a client that is still sending hears no answer
 COUNTED = ("/api", "/v1/completions", "/v1/models", "/health", "/metrics")
 
 
@@ -68,22 +69,25 @@ class Guard:
         limit, seconds = self.service.settings.max_body, self.service.settings.body_seconds
         too_large = Refusal(413, f"the body is larger than {limit} bytes", headers={"Connection": "close"})
         length = dict(scope["headers"]).get(b"content-length", b"0")
-        if length.isdigit() and int(length[:20]) > limit:
-            raise too_large
-        parts, size, more = [], 0, True
+        parts: list[bytes] = []
+        size, more = 0, True
+        declared = int(length[:20]) if length.isdigit() else 0
         try:
             async with asyncio.timeout(seconds):
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise Left
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > limit:
+                    part, more = message.get("body", b""), message.get("more_body", False)
+                    size += len(part)
+                    if max(size, declared) <= limit:
+                        parts.append(part)
+                    elif size > DRAINED * limit:
                         raise too_large
-                    more = message.get("more_body", False)
         except TimeoutError:
             raise Refusal(408, f"the body took longer than {seconds:g} s", headers={"Connection": "close"}) from None
+        if max(size, declared) > limit:
+            raise too_large
         return b"".join(parts)
 
 

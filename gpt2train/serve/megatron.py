@@ -92,7 +92,8 @@ def megatron_routes(service: Service) -> APIRouter:
     """The route /api."""
     router = APIRouter(tags=["Megatron-LM"])
 
-    @router.api_route("/api", methods=["PUT", "POST"])
+    @router.put("/api", operation_id="put_api")
+    @router.post("/api", operation_id="post_api")
     async def api(body: ApiRequest, request: Request) -> dict[str, Any]:
         """Continue prompts, as Megatron-LM's text generation server does."""
         prompts = _prompts(service, body)

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -18,21 +19,47 @@ from gpt2train.serve.settings import ServeSettings
 KEY = "GPT2TRAIN_API_KEY"
 
 
-def serve(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, name: str = "gpt2train") -> None:
-    """Answer requests until SIGTERM or SIGINT; what runs then gets `settings.grace` seconds to finish.
+@dataclass(frozen=True)
+class Server:
+    """A server that listens and does not answer yet."""
 
-    Args:
-        decoder: empty; the thread of the batcher drives it from now on, nobody else may.
+    service: Service
+    http: uvicorn.Server
+    listener: socket.socket
+
+    @property
+    def address(self) -> str:
+        """http://HOST:PORT, the port that was really taken."""
+        host, port = self.listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def run(self) -> None:
+        """Answer requests until a signal, or until `http.should_exit` is set from another thread.
+
+        Raises:
+            RunError: the decoder failed.
+        """
+        batcher = self.service.batcher
+        batcher.start()
+        try:
+            self.http.run(sockets=[self.listener])
+        finally:
+            batcher.close()
+        if batcher.failure:
+            raise RunError(f"the decoder failed: {type(batcher.failure).__name__}: {batcher.failure}")
+
+
+def prepare(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, name: str = "gpt2train") -> Server:
+    """Bind the address, before anybody waits for a model that cannot be reached.
 
     Raises:
         UserError: the address cannot be listened at, or the key file cannot be read.
-        RunError: the decoder failed.
     """
     key = read_key(settings)
     listener = listen(settings.host, settings.port)
     batcher = Batcher(decoder, settings.queue, settings.prefill_tokens)
     service = Service(batcher, tokenizer, settings, settings.name or name, key)
-    server = uvicorn.Server(
+    http = uvicorn.Server(
         uvicorn.Config(
             make_app(service),
             log_level="warning",
@@ -44,21 +71,28 @@ def serve(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, name:
     )
 
     def end() -> None:
-        server.should_exit = True
+        http.should_exit = True
 
     batcher.on_failure = end
-    batcher.start()
+    return Server(service, http, listener)
+
+
+def serve(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, name: str = "gpt2train") -> None:
+    """Answer requests until SIGTERM or SIGINT; what runs then gets `settings.grace` seconds to finish.
+
+    Args:
+        decoder: empty; a thread of the batcher drives it from now on, nobody else may.
+
+    Raises:
+        UserError: the address cannot be listened at, or the key file cannot be read.
+        RunError: the decoder failed.
+    """
+    server = prepare(decoder, tokenizer, settings, name)
     # uvicorn raises the signal once more when it is done, so that whoever was there before gets it too.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"serving {service.name} at http://{shown}:{port}" + (", with a key" if key else ""), flush=True)
-    try:
-        server.run(sockets=[listener])
-    finally:
-        batcher.close()
-    if batcher.failure:
-        raise RunError(f"the decoder failed: {type(batcher.failure).__name__}: {batcher.failure}")
+    key = ", with a key" if server.service.key else ""
+    print(f"serving {server.service.name} at {server.address}{key}", flush=True)
+    server.run()
 
 
 def read_key(settings: ServeSettings) -> str | None:

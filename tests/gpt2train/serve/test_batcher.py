@@ -1,0 +1,233 @@
+"""The batcher: who comes late may end early, rows are freed at once, and a failure is heard by all."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gpt2train.generate.continuation import generate_tokens
+from gpt2train.generate.decoder import LocalDecoder
+from gpt2train.generate.sequence import TokenSequence
+from gpt2train.generate.settings import SamplingSettings
+from gpt2train.serve.batcher import Batcher, Broken, Busy, Expired, Ticket
+from gpt2train.serve.jobs import Continuation, advance, arrange
+from tests.gpt2train.serve.servers import SHAPE, Gate, small_model
+
+SECONDS = 60.0
+
+
+def job(prompt: Sequence[int], new: int, streams: bool = False, **more: Any) -> Continuation:
+    settings = SamplingSettings(**{"temperature": 0, "max_new_tokens": new, **more})
+    return Continuation(TokenSequence(prompt, settings, SHAPE.context), streams)
+
+
+def ticket(*jobs: Any, seconds: float = SECONDS) -> Ticket:
+    return Ticket(jobs, time.monotonic() + seconds)
+
+
+def runs(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test in an event loop."""
+
+    def run() -> None:
+        asyncio.run(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+async def ended(of: Ticket) -> None:
+    """Wait for all jobs of a request."""
+    left = len(of.jobs)
+    while left:
+        event = await asyncio.wait_for(of.events.get(), SECONDS)
+        if isinstance(event, Exception):
+            raise event
+        left -= event[1] is None
+
+
+@runs
+async def test_a_short_request_that_comes_later_ends_first() -> None:
+    gate = Gate(LocalDecoder(small_model(), 4))
+    batcher = Batcher(gate)
+    batcher.start()
+    long, short = ticket(job([1, 2, 3], 40, streams=True)), ticket(job([4], 3))
+    batcher.submit(long)
+    gate.let(10)
+    for _ in range(11):
+        await asyncio.wait_for(long.events.get(), SECONDS)
+    batcher.submit(short)
+    gate.let(3)
+    await ended(short)
+    assert short.jobs[0].sequence.finished == "length"
+    assert long.jobs[0].sequence.finished is None
+    gate.let(40)
+    await ended(long)
+    assert 2 in gate.rows_seen
+    assert gate.rows_seen[-1] == 1
+    expected = generate_tokens(small_model(), [[1, 2, 3]], None, SamplingSettings(temperature=0, max_new_tokens=40))
+    assert long.jobs[0].sequence.tokens == expected[0]
+    batcher.close()
+
+
+@runs
+async def test_who_leaves_frees_the_row_for_who_waits() -> None:
+    gate = Gate(LocalDecoder(small_model(), 1))
+    batcher = Batcher(gate, queue=2)
+    batcher.start()
+    first, second, third = ticket(job([1], 90, streams=True)), ticket(job([2], 90)), ticket(job([3], 1))
+    for one in (first, second, third):
+        batcher.submit(one)
+    await asyncio.wait_for(first.events.get(), SECONDS)
+    with pytest.raises(Busy):
+        batcher.submit(ticket(job([4], 1)))
+    batcher.leave(second)  # in the queue
+    batcher.leave(first)  # in the decoder
+    gate.let(1)  # the step that may have begun
+    await ended(third)
+    assert len(first.jobs[0].sequence.tokens) <= 2
+    assert second.jobs[0].sequence.tokens == []
+    batcher.close()
+    assert list(gate.lengths) == []
+
+
+@runs
+async def test_the_time_of_a_request_ends() -> None:
+    gate = Gate(LocalDecoder(small_model(), 1))
+    batcher = Batcher(gate)
+    batcher.start()
+    runs, waits = ticket(job([1], 90), seconds=0.3), ticket(job([2], 2), seconds=0.3)
+    batcher.submit(runs)
+    batcher.submit(waits)
+    await asyncio.sleep(0.4)
+    gate.let(1)
+    for one in (runs, waits):
+        with pytest.raises(Expired):
+            await ended(one)
+    assert (batcher.rows, batcher.waiting) == (0, 0)
+    batcher.close()
+
+
+@runs
+async def test_a_failing_decoder_is_heard_by_all() -> None:
+    gate = Gate(LocalDecoder(small_model(), 1))
+    told: list[bool] = []
+    batcher = Batcher(gate, on_failure=lambda: told.append(True))
+    batcher.start()
+    runs, waits = ticket(job([1], 9)), ticket(job([2], 9))
+    batcher.submit(runs)
+    batcher.submit(waits)
+    gate.failure = RuntimeError("no more memory")
+    gate.let(1)
+    for one in (runs, waits):
+        with pytest.raises(Broken, match="failed"):
+            await ended(one)
+    with pytest.raises(Broken):
+        batcher.submit(ticket(job([3], 1)))
+    batcher.close()
+    assert told == [True]
+    assert isinstance(batcher.failure, RuntimeError)
+
+
+@runs
+async def test_long_prompts_are_read_a_few_at_a_time() -> None:
+    gate = Gate(LocalDecoder(small_model(), 8))
+    batcher = Batcher(gate, prefill_tokens=100)
+    flows, late = ticket(job([1], 20)), ticket(*[job([2] * 60, 20) for _ in range(3)])
+    batcher.submit(flows)
+    batcher.submit(late)
+    batcher.start()
+    gate.let(100)
+    await ended(flows)
+    await ended(late)
+    assert gate.rows_seen[:3] == [1, 2, 3]  # one long prompt between two steps, though four rows are free
+    batcher.close()
+
+
+def test_requests_that_stand_in_no_relation_give_what_each_gives_alone() -> None:
+    async def run() -> None:
+        batcher = Batcher(LocalDecoder(small_model(), 3))
+        batcher.start()
+        prompts = [[5, 6, 7], [1] * 30, [9], [200, 3], [8, 8, 8, 8], [77], [1, 2]]
+        kinds = [
+            {"temperature": 1.0, "seed": 4},
+            {},
+            {"temperature": 0.7, "top_p": 0.8},
+            {"top_k": 5, "temperature": 2.0},
+        ]
+        made = [
+            [ticket(job(p, 5 + 3 * i, **kinds[i % 4], log_probs=True)) for i, p in enumerate(prompts)] for _ in range(2)
+        ]
+        for one in made[0]:
+            batcher.submit(one)
+            await ended(one)
+        for one in made[1]:
+            batcher.submit(one)
+        for one in made[1]:
+            await ended(one)
+        batcher.close()
+        for alone, together in zip(*made, strict=True):
+            a, b = alone.jobs[0].sequence, together.jobs[0].sequence
+            assert a.tokens == b.tokens
+            assert [s.log_prob for s in a.scores] == pytest.approx([s.log_prob for s in b.scores], abs=1e-4)
+
+    asyncio.run(run())
+
+
+@given(st.lists(st.integers(0, 12), max_size=12))
+def test_rows_stay_where_they_are_when_they_can(wanted: list[int]) -> None:
+    places = arrange(wanted)
+    assert sorted(places) == list(range(len(wanted)))
+    stay = {row for row in wanted if row < len(wanted)}
+    assert sum(row == place for row, place in zip(wanted, places, strict=True)) == len(stay)
+
+
+class Doubler:
+    """A search that copies its row once, goes on with both, and ends after some steps."""
+
+    width = 2
+
+    def __init__(self, prompt: Sequence[int], steps: int) -> None:
+        self.prompt, self.steps, self.made = prompt, steps, [[], []]
+
+    def take(self, logits: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+        order = logits.topk(2, 1).indices
+        tokens = order[0].tolist() if len(logits) == 1 else order[:, 0].tolist()
+        for row, token in zip(self.made, tokens, strict=True):
+            row.append(token)
+        self.steps -= 1
+        return ([0, 0] if len(logits) == 1 else [0, 1], tokens) if self.steps else ([], [])
+
+
+@runs
+async def test_a_search_takes_rows_among_others() -> None:
+    model = small_model()
+    batcher = Batcher(LocalDecoder(model, 4))
+    search, others = Doubler([5, 6], 9), [job([1], 3), job([2, 3], 12)]
+    batcher.submit(ticket(others[0], search, others[1]))
+    last = ticket(job([4], 7))
+    batcher.submit(last)
+    batcher.start()
+    await ended(last)
+    while batcher.rows:
+        await asyncio.sleep(0.01)
+    batcher.close()
+    for row in search.made:
+        expected = generate_tokens(model, [[5, 6, row[0]]], None, SamplingSettings(temperature=0, max_new_tokens=8))
+        assert row[1:] == expected[0]
+    for one in others:
+        settings = SamplingSettings(temperature=0, max_new_tokens=one.sequence.settings.max_new_tokens)
+        assert one.sequence.tokens == generate_tokens(model, [one.prompt], None, settings)[0]
+
+
+def test_advance_keeps_to_the_rows_it_is_given() -> None:
+    logits = torch.zeros(3, SHAPE.vocab)
+    logits[0, 10] = logits[1, 11] = logits[2, 12] = 5
+    jobs = [job([1], 4), job([1], 1), job([1], 4)]
+    assert advance(jobs, [[2], [0], [1]], logits) == [[(2, 12)], [], [(1, 11)]]
+    assert jobs[1].sequence.tokens == [10]
