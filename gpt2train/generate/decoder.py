@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpt2train.generate.lean import LeanStep
 from gpt2train.model.cache import Cache
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
@@ -70,6 +71,7 @@ class LocalDecoder:
         weight = model.wte.weight
         shape = model.shape
         self.cache = Cache(shape.layers, shape.heads, shape.head_dim, rows, self.context, weight.dtype, weight.device)
+        self.lean = LeanStep(model, self.cache)
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -86,9 +88,7 @@ class LocalDecoder:
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
-        positions = torch.tensor(self.cache.lengths, device=self.cache.device)[:, None]
-        column = torch.tensor(tokens, device=self.cache.device)[:, None]
-        return self._logits(self.model.hidden(column, self.cache.go_on(), positions)[:, 0])
+        return self.lean(tokens).float().cpu()
 
     def select(self, sources: Sequence[int]) -> None:
         self.cache.select(sources)
