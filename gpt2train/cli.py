@@ -58,8 +58,8 @@ def merge(
     """
     from gpt2train.checkpoint.merge import merge as merge_checkpoint
 
-    done = merge_checkpoint(source, output, tokenizer, settings.dtype)
-    print(f"merged {done.checkpoint}")
+    checkpoint = merge_checkpoint(source, output, tokenizer, settings.dtype)
+    print(f"merged {checkpoint}")
     print(f"model: {output}")
 
 

@@ -57,21 +57,16 @@ def merge_part(
     folder: Folder, name: str, item: str, checkpoint: str, tokenizer: str, settings: MergeSettings
 ) -> Outcome:
     """Write the files of one model into the step's folder."""
-    from gpt2train.checkpoint.huggingface import fill_folder
-    from gpt2train.checkpoint.merge import find_source, find_tokenizer
-    from gpt2train.checkpoint.store import load_weights
+    from gpt2train.checkpoint.merge import fill
 
-    source = find_source(Path(checkpoint))
     # On the same disk as the folder, so that each file is moved, not copied; one that a killed run left is cleared.
     draft = Path(folder.path(DRAFT))
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    weights = load_weights(source.checkpoint)
-    fill_folder(draft, weights, source.config.shape, find_tokenizer(source, Path(tokenizer)), settings.dtype)
+    parameters = fill(draft, Path(checkpoint), Path(tokenizer), settings.dtype)
     names = sorted(file.name for file in draft.iterdir())
     for file in names:
         with folder.writing(file) as target:
             (draft / file).replace(target)
     draft.rmdir()
-    parameters = sum(weights[key].numel() for key in sorted(weights))
     return Outcome(outputs=tuple(folder.record(file) for file in names), facts={"parameters": parameters})

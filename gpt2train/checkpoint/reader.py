@@ -34,14 +34,20 @@ SAFE = {
 
 
 class SafeReader(dcp.FileSystemReader):
-    """Reads a checkpoint's folder; refuses a `.metadata` that asks for foreign code (RunError)."""
+    """Reads a checkpoint's folder; refuses a `.metadata` that asks for foreign code (RunError).
+
+    Reads it once: who loads tensor by tensor asks for it each time, and it has an entry for every piece of the state.
+    """
+
+    _read: Metadata | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with (Path(self.path) / ".metadata").open("rb") as file:
-            metadata: Metadata = _Unpickler(file).load()
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+        if self._read is None:
+            with (Path(self.path) / ".metadata").open("rb") as file:
+                self._read = _Unpickler(file).load()
+        self._read.storage_meta = self._read.storage_meta or StorageMeta()
+        self._read.storage_meta.load_id = self.load_id
+        return self._read
 
 
 class _Unpickler(pickle.Unpickler):

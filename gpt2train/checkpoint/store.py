@@ -10,6 +10,7 @@ Tensors have flat names free of any layout (`model.wte.weight`, `optim.wte.weigh
 load them. torch's own loader takes a flipped bit without a word; here hashes are compared first.
 """
 
+import functools
 import hashlib
 import warnings
 from collections.abc import Mapping
@@ -25,7 +26,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from gpt2train.checkpoint.reader import SafeReader
+from gpt2train.checkpoint.weights import Stored, Weights
 from gpt2train.errors import RunError, UserError
+from gpt2train.model.shape import Shape
 from gpt2train.scaler import LossScale
 from gpt2train.settings import Settings
 from gpt2train.spikes import History
@@ -176,23 +179,56 @@ def load(checkpoint: str | Path, state: Mapping[str, Tensor], group: dist.Proces
 
 
 def load_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    """The model's parameters by name, whole, on the CPU; needs no process group.
+    """The model's parameters by name, whole, on the CPU, float32; needs no process group.
 
     Raises:
         UserError: there is no checkpoint at this place.
         RunError: it is damaged.
     """
     verify(checkpoint)
-    stored = SafeReader(checkpoint).read_metadata().state_dict_metadata
-    weights = {
-        key: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for key, entry in sorted(stored.items())
+    return {name: stored.read(torch.float32) for name, stored in _tensors(checkpoint).items()}
+
+
+def open_weights(checkpoint: str | Path) -> Weights:
+    """The model of a checkpoint of any layout, to be read tensor by tensor; needs no process group.
+
+    Raises:
+        UserError: there is no checkpoint at this place.
+        RunError: it is damaged, or does not say of what size the model is.
+    """
+    shape = stored_shape(verify(checkpoint), checkpoint)
+    return Weights(shape, _tensors(checkpoint))
+
+
+def stored_shape(manifest: CheckpointManifest, checkpoint: str | Path) -> Shape:
+    """The sizes of a checkpoint's model, as its manifest has them.
+
+    Raises:
+        RunError: it has them not.
+    """
+    try:
+        model = manifest.config["model"]
+        return Shape(manifest.config["vocab"], model["layers"], model["heads"], model["hidden"], model["context"])
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{Path(checkpoint) / MANIFEST} does not say of what size the model is ({error})") from error
+
+
+def _tensors(checkpoint: str | Path) -> dict[str, Stored]:
+    reader = SafeReader(checkpoint)
+    return {
+        key.removeprefix("model."): Stored(tuple(entry.size), functools.partial(_read, reader, key, entry.size))
+        for key, entry in sorted(reader.read_metadata().state_dict_metadata.items())
         if key.startswith("model.") and isinstance(entry, TensorStorageMetadata)
     }
+
+
+def _read(reader: SafeReader, key: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
+    """One tensor. Beside it is in memory, as stored, the largest piece that one process wrote of it."""
+    state = {key: torch.empty(size, dtype=dtype)}
     with warnings.catch_warnings():  # it warns that there is no process group, which is what no_dist says
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(weights, storage_reader=SafeReader(checkpoint), no_dist=True)
-    return {key.removeprefix("model."): value for key, value in weights.items()}
+        dcp.load(state, storage_reader=reader, no_dist=True)
+    return state[key]
 
 
 def sha256(path: Path) -> str:

@@ -1,0 +1,253 @@
+"""Megatron-LM's checkpoints: read from trees that the tests write themselves, written, and read back."""
+
+import argparse
+import os
+import pickle
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2train.checkpoint.huggingface import from_huggingface, to_huggingface
+from gpt2train.checkpoint.megatron import open_megatron
+from gpt2train.checkpoint.megatron_names import rows_from, rows_to
+from gpt2train.checkpoint.megatron_write import write_megatron
+from gpt2train.checkpoint.weights import Weights, in_memory
+from gpt2train.errors import UserError
+from gpt2train.model.shape import Shape
+from tests.gpt2train.convert.megatron_trees import Model, fused, make_model, write_tree
+
+VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT = 130, 4, 4, 8, 6
+SHAPE = Shape(VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT)
+MODEL = make_model(VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT)
+ARGS = {"num_attention_heads": HEADS, "hidden_size": HIDDEN, "ffn_hidden_size": 4 * HIDDEN, "swiglu": False}
+
+
+def same(weights: Weights, model: Model, shape: Shape = SHAPE) -> bool:
+    assert weights.shape == shape
+    theirs = to_huggingface(weights.read(), shape)
+    assert {name.removeprefix("transformer.") for name in theirs} == model.keys()
+    return all(torch.equal(theirs[f"transformer.{name}"], model[name]) for name in model)
+
+
+def ours(model: Model, shape: Shape) -> Weights:
+    return Weights(shape, in_memory(from_huggingface(model, shape)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "version", "old"),
+    [
+        ({}, 0.0, True),
+        ({}, 1.0, True),
+        ({"tp": 2}, 2.0, False),
+        ({"tp": 4}, 0.0, True),
+        ({"pp": 4}, 3.0, False),
+        ({"tp": 2, "pp": 2}, 1.0, False),
+        ({"tp": 4, "pp": 2}, 3.0, True),
+        ({"pp": 2, "virtual": 2}, 3.0, False),
+        ({"tp": 2, "pp": 2, "virtual": 2}, 0.0, False),
+    ],
+)
+def test_every_layout_version_and_naming_is_read(tmp_path: Path, layout: Any, version: float, old: bool) -> None:
+    tracker = "release" if old else "500"
+    write_tree(tmp_path, MODEL, HEADS, version=version, old=old, tracker=tracker, said=ARGS, **layout)
+    opened = open_megatron(tmp_path, VOCAB)
+    assert same(opened.weights, MODEL)
+    assert (opened.version, opened.tp, opened.pp) == (int(version), layout.get("tp", 1), layout.get("pp", 1))
+    assert opened.notes == ()
+    step = tmp_path / ("release" if old else "iter_0000500")
+    assert same(open_megatron(step, VOCAB).weights, MODEL)  # named without the tracker
+
+
+@settings(max_examples=12)
+@given(
+    tp=st.sampled_from([1, 2, 3]),
+    pp=st.sampled_from([1, 2, 3]),
+    version=st.integers(0, 3),
+    names=st.sampled_from(["old", "new"]),
+    heads=st.integers(1, 2),
+    layers=st.integers(1, 2),
+    head_dim=st.integers(1, 3),
+    vocab=st.sampled_from([1, 128, 129]),
+)
+def test_round_trips_are_exact(
+    tp: int, pp: int, version: Any, names: Any, heads: int, layers: int, head_dim: int, vocab: int
+) -> None:
+    """Bit for bit, the padded rows of the vocabulary too."""
+    shape = Shape(vocab, layers * pp, heads * tp, heads * tp * head_dim, 3)
+    weights = from_huggingface(make_model(vocab, shape.layers, shape.heads, shape.hidden, 3), shape)
+    weights["wte.weight"][vocab:] = torch.randn(shape.padded_vocab - vocab, shape.hidden)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Weights(shape, in_memory(weights))
+        write_megatron(Path(folder) / "m", source, tp=tp, pp=pp, version=version, names=names)
+        opened = open_megatron(Path(folder) / "m")
+        back = opened.weights.read()
+    assert opened.weights.shape == shape and (opened.tp, opened.pp, opened.version) == (tp, pp, version)
+    assert back.keys() == weights.keys()
+    for name, tensor in weights.items():
+        assert torch.equal(back[name], tensor), name
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+@pytest.mark.parametrize(("tp", "pp", "old"), [(1, 1, False), (2, 2, True), (4, 1, False), (1, 4, True)])
+def test_what_is_written_is_what_megatron_writes(tmp_path: Path, tp: int, pp: int, version: Any, old: bool) -> None:
+    """Names and bits of every file, against the tests' own tree; padding of the vocabulary apart."""
+    theirs = write_tree(tmp_path / "theirs", MODEL, HEADS, tp=tp, pp=pp, version=version, old=old, tracker="release")
+    ours_ = tmp_path / "ours"
+    write_megatron(ours_, ours(MODEL, SHAPE), tp=tp, pp=pp, version=version, names="old" if old else "new")
+    files = sorted(str(file.relative_to(theirs)) for file in theirs.rglob("*") if file.is_file())
+    assert files == sorted(str(file.relative_to(ours_)) for file in ours_.rglob("*") if file.is_file())
+    assert (ours_ / files[0]).read_text() == "release"
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        for file in files[1:]:
+            a, b = (torch.load(root / file, weights_only=True) for root in (theirs, ours_))
+            assert b["args"].padded_vocab_size == 128 * tp * -(-VOCAB // (128 * tp))
+            assert b["checkpoint_version"] == version
+            equal(a["model"], b["model"])
+
+
+def equal(a: Any, b: Any) -> None:
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            equal(a[key], b[key])
+    else:
+        assert a.shape == b.shape
+        real = ~(a == 7.5).all(-1) if a.ndim == 2 else slice(None)
+        assert torch.equal(a[real], b[real])
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_rows_against_the_plain_twin(version: int) -> None:
+    column = torch.arange(3 * 12.0)  # q | k | v of 3 heads of 4
+    here = rows_from(2, fused(column, 3, 1, 0, 2), 3)
+    assert torch.equal(rows_from(version, fused(column, 3, 1, 0, version), 3), here)
+    assert torch.equal(rows_to(version, here, 3), fused(column, 3, 1, 0, version))
+
+
+def test_what_stands_beside_the_model_is_left_out_with_a_word(tmp_path: Path) -> None:
+    """Optimizer, random state as numpy and Python have it, and args with their own classes."""
+    rng = [{"np_rng_state": np.random.RandomState(3).get_state(), "random_rng_state": random.Random(1).getstate()}]
+    optimizer = {"optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}}, "fp32_from_fp16_params": [[torch.ones(2)]]}
+    said = ARGS | {"params_dtype": torch.float16, "bias_gelu_fusion": False, "lr": 1e-4, "vocab_size": VOCAB}
+    write_tree(tmp_path, MODEL, HEADS, tp=2, said=said, rng_state=rng, optimizer=optimizer)
+    opened = open_megatron(tmp_path)  # the vocabulary is in its args
+    assert same(opened.weights, MODEL)
+    assert "optimizer" in opened.notes[0] and "left out" in opened.notes[0]
+    assert "exact GELU" in opened.notes[1]
+
+
+def test_half_precision_is_read_as_it_is(tmp_path: Path) -> None:
+    half = {name: tensor.half() for name, tensor in MODEL.items()}
+    write_tree(tmp_path, half, HEADS, tp=2, said=ARGS)
+    assert same(open_megatron(tmp_path, VOCAB).weights, {name: tensor.float() for name, tensor in half.items()})
+
+
+class Mischief:
+    """Runs when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, archive: bool) -> None:
+    mark = tmp_path / "mark"
+    folder = tmp_path / "c" / "mp_rank_00"
+    folder.mkdir(parents=True)
+    state = {"model": {"language_model": {"w": torch.ones(2)}}, "args": Mischief(mark)}
+    file = folder / "model_optim_rng.pt"
+    torch.save(state, file, _use_new_zipfile_serialization=archive)
+    with pytest.raises(UserError, match=r"is not read: a pickle can run code, .*asks for posix\.mkdir"):
+        open_megatron(tmp_path / "c", 10)
+    assert not mark.exists()
+    file.write_bytes(pickle.dumps(state))
+    with pytest.raises(UserError, match=r"model_optim_rng\.pt"):
+        open_megatron(tmp_path / "c", 10)
+    assert not mark.exists()
+    pickle.loads(file.read_bytes())  # noqa: S301 - to see that it would have run
+    assert mark.exists()
+
+
+def test_what_is_missing_is_asked_for(tmp_path: Path) -> None:
+    write_tree(tmp_path / "a", MODEL, HEADS)
+    with pytest.raises(UserError, match="give --heads"):
+        open_megatron(tmp_path / "a", VOCAB)
+    with pytest.raises(UserError, match=r"256 rows .* give --tokenizer DIR or --vocab N"):
+        open_megatron(tmp_path / "a", heads=HEADS)
+    assert same(open_megatron(tmp_path / "a", VOCAB, HEADS).weights, MODEL)
+    with pytest.raises(UserError, match="fewer than the vocabulary of 50,257"):
+        open_megatron(tmp_path / "a", 50257, HEADS)
+    with pytest.raises(UserError, match="heads fit neither"):
+        open_megatron(tmp_path / "a", VOCAB, 3)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"swiglu": True}, "swiglu is True"),
+        ({"untie_embeddings_and_output_weights": True}, "untie"),
+        ({"ffn_hidden_size": 20}, r"ffn_hidden_size is 20; only a plain GPT-2 \(32\)"),
+        ({"tensor_model_parallel_size": 8}, "tensor_model_parallel_size 8, but 2 are here"),
+        ({"layernorm_epsilon": 1e-6}, "layernorm_epsilon"),
+    ],
+)
+def test_another_architecture_is_refused(tmp_path: Path, args: dict[str, Any], message: str) -> None:
+    write_tree(tmp_path, MODEL, HEADS, tp=2, said=ARGS | args)
+    with pytest.raises(UserError, match=message):
+        open_megatron(tmp_path, VOCAB)
+
+
+def test_broken_trees_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no Megatron-LM checkpoint"):
+        open_megatron(tmp_path)
+    tree = write_tree(tmp_path / "t", MODEL, HEADS, tp=2, pp=2, said=ARGS)
+    rank = tree / "iter_0000500/mp_rank_01_001"
+    rank.rename(tmp_path / "aside")
+    with pytest.raises(UserError, match="no mp_rank_01_001, one of 2 x 2"):
+        open_megatron(tree, VOCAB)
+    write_tree(tmp_path / "later", MODEL, HEADS, tp=2, pp=2, said=ARGS, iteration=501)
+    (tmp_path / "later/iter_0000500/mp_rank_01_001").rename(rank)
+    with pytest.raises(UserError, match="another save: iteration 501, but 500"):
+        open_megatron(tree, VOCAB)
+    (rank / "model_optim_rng.pt").write_bytes(b"PK\x03\x04 half a file")
+    with pytest.raises(UserError, match=r"mp_rank_01_001/model_optim_rng\.pt"):
+        open_megatron(tree, VOCAB)
+    (tree / "latest_checkpointed_iteration.txt").write_text("600")
+    with pytest.raises(UserError, match="iter_0000600, which is not there"):
+        open_megatron(tree, VOCAB)
+    (tree / "latest_checkpointed_iteration.txt").write_text("../../etc")
+    with pytest.raises(UserError, match="expected a number or release"):
+        open_megatron(tree, VOCAB)
+
+
+def test_an_untied_head_is_refused(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path, MODEL, HEADS, pp=2, said=ARGS)
+    file = tree / "iter_0000500/mp_rank_00_001/model_optim_rng.pt"
+    state = torch.load(file, weights_only=False)
+    state["model"]["word_embeddings_for_head"]["weight"][3, 3] += 1
+    torch.save(state, file)
+    with pytest.raises(UserError, match="only a tied GPT-2"):
+        open_megatron(tree, VOCAB)
+
+
+def test_nothing_is_written_over_and_the_layout_must_divide(tmp_path: Path) -> None:
+    weights = ours(MODEL, SHAPE)
+    with pytest.raises(UserError, match="--tp must divide 4 heads"):
+        write_megatron(tmp_path / "m", weights, tp=3)
+    with pytest.raises(UserError, match="--pp must divide 4 layers"):
+        write_megatron(tmp_path / "m", weights, pp=3)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/letter.txt").write_text("dear")
+    with pytest.raises(UserError, match="is there already"):
+        write_megatron(tmp_path / "m", weights)
+    assert [file.name for file in (tmp_path / "m").iterdir()] == ["letter.txt"]
