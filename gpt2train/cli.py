@@ -13,6 +13,7 @@ from cyclopts.validators import Number
 from gpt2train import __version__
 from gpt2train.checkpoint.format import Device, MergeSettings
 from gpt2train.command import HELP_DEBUG, progress, run_command
+from gpt2train.convert.command import convert
 from gpt2train.errors import UserError
 from gpt2train.files import write_whole
 from gpt2train.generate.settings import SamplingSettings
@@ -33,6 +34,7 @@ app.command(evaluate)
 data = App(name="data", help="Token files.")
 app.command(data)
 app.command(plan)
+app.command(convert)
 app.command(serve)
 
 
@@ -243,8 +245,8 @@ def client(address: str, /) -> None:
     talk(address)
 
 
-@data.command
-def convert(source: Path, target: Path, /, *, vocab_size: int | None = None) -> None:
+@data.command(name="convert")
+def convert_data(source: Path, target: Path, /, *, vocab_size: int | None = None) -> None:
     """Write token files of any kind that Megatron made (TNTIDX, MMIDIDX, shards) as one MMIDIDX pair.
 
     Parameters

@@ -1,10 +1,13 @@
-"""How a merged model is stored and where it is used: the settings alone, without torch."""
+"""How models are stored and where they are used: the settings alone, without torch."""
 
 from typing import Literal
 
 from gpt2train.settings import Settings
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Format = Literal["huggingface", "megatron", "gpt2train"]
+Names = Literal["new", "old"]  # Megatron-LM's, since 2021 and before
+Version = Literal[0, 1, 2, 3]  # of Megatron-LM's checkpoints
 Device = Literal["auto", "cpu", "cuda"]
 
 

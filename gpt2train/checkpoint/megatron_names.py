@@ -3,12 +3,7 @@
 Sources: the tree that Megatron-LM writes (`megatron/checkpointing.py`), and Shoeybi et al. 2019 for the cuts.
 """
 
-from typing import Literal
-
 from torch import Tensor
-
-Names = Literal["new", "old"]
-Version = Literal[0, 1, 2, 3]
 
 ROWS, COLUMNS, WHOLE = 0, 1, None
 EMBEDDING, POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"

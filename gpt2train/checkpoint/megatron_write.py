@@ -6,14 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpt2train.checkpoint.format import Names, Version
 from gpt2train.checkpoint.megatron import FILES, TRACKER
 from gpt2train.checkpoint.megatron_args import make_args
 from gpt2train.checkpoint.megatron_names import (
     FINAL,
     HEAD,
     TOP,
-    Names,
-    Version,
     cut_along,
     layer_names,
     old_name,

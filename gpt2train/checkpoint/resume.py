@@ -1,4 +1,4 @@
-"""Where a run goes on, or what it begins from; and which settings it may change on its way."""
+"""Where a run goes on, and which settings it may change on its way."""
 
 import hashlib
 import logging
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-from torch import Tensor
 
 from gpt2train.checkpoint import store
 from gpt2train.checkpoint.store import CheckpointManifest, Position, StoredCorpus
@@ -39,19 +38,6 @@ class Found:
     manifest: CheckpointManifest
 
 
-@dataclass(frozen=True)
-class Beginning:
-    """What a new run takes from a checkpoint of another one."""
-
-    checkpoint: Path
-    position: Position
-    optimizer: bool
-
-    def wanted(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors that are loaded."""
-        return {name: value for name, value in state.items() if self.optimizer or name.startswith("model.")}
-
-
 def checkpoint_of(config: RunConfig, position: Position) -> Path:
     """Folder of the checkpoint at a position of a run."""
     return Path(config.output) / store.FOLDER / store.checkpoint_name(position.step)
@@ -64,43 +50,13 @@ def find_own(config: RunConfig, corpora: tuple[StoredCorpus, ...], group: dist.P
         UserError: the run folder is of another model, tokenizer, seed or data, or beyond `steps`.
         RunError: there are checkpoints, and all of them are damaged: never a silent new start.
     """
-    found = _newest_whole(config.output, group)
+    found = newest_whole(config.output, group)
     if found is not None:
-        together(lambda: _check_same_run(config, corpora, found.manifest, f"{config.output} holds"), group)
+        together(lambda: check_same_run(config, corpora, found.manifest, f"{config.output} holds"), group)
         log.info("going on from step %d", found.manifest.position.step)
         for key, before, now in _changes(found.manifest.config, config):
             log.info("changed since: %s from %s to %s", key, before, now)
     return found
-
-
-def find_start(
-    config: RunConfig, corpora: tuple[StoredCorpus, ...], group: dist.ProcessGroup | None
-) -> Beginning | None:
-    """What `checkpoints.start_from` names; None where it names nothing. All processes together.
-
-    Raises:
-        UserError: there is no checkpoint, or it is of another shape or tokenizer; for a position also of other data.
-        RunError: it is damaged; of a run folder, every one.
-    """
-    place, what = config.checkpoints.start_from, config.checkpoints.start_with
-    if place is None:
-        return None
-    path = Path(place)
-    if (path / store.FOLDER).is_dir():
-        found = _newest_whole(place, group)
-    elif (path / store.MANIFEST).is_file():
-        found = Found(path, _verified(path, group))
-    else:
-        found = None
-    if found is None:
-        raise UserError(f"checkpoints.start_from: there is no checkpoint at {place}; give a run folder or a checkpoint")
-    position = found.manifest.position if what == "position" else START
-    if what == "position":
-        together(lambda: _check_same_run(config, corpora, found.manifest, f"{place} is of"), group)
-    else:
-        _check(config, found.manifest, SHAPE, f"{place} is of", "leave out checkpoints.start_from")
-    log.info("beginning with the %s of %s", "weights" if what == "weights" else f"weights and {what}", found.checkpoint)
-    return Beginning(found.checkpoint, position, optimizer=what != "weights")
 
 
 def stored_corpora(config: RunConfig) -> tuple[StoredCorpus, ...]:
@@ -118,11 +74,11 @@ def stored_corpora(config: RunConfig) -> tuple[StoredCorpus, ...]:
     return tuple(corpora)
 
 
-def _newest_whole(run: str, group: dist.ProcessGroup | None) -> Found | None:
+def newest_whole(run: str, group: dist.ProcessGroup | None) -> Found | None:
     checkpoints = from_first(lambda: store.list_checkpoints(run), group)
     for checkpoint in reversed(checkpoints):
         try:
-            return Found(checkpoint, _verified(checkpoint, group))
+            return Found(checkpoint, verified(checkpoint, group))
         except RunError as error:
             log.warning("%s", error)
     if checkpoints:
@@ -132,16 +88,16 @@ def _newest_whole(run: str, group: dist.ProcessGroup | None) -> Found | None:
     return None
 
 
-def _verified(checkpoint: Path, group: dist.ProcessGroup | None) -> CheckpointManifest:
+def verified(checkpoint: Path, group: dist.ProcessGroup | None) -> CheckpointManifest:
     """All processes share the reading: hashing 18 GB (1542m) takes one core half a minute, and the disk longer."""
     return together(lambda: store.verify(checkpoint, dist.get_rank(), dist.get_world_size()), group)
 
 
-def _check_same_run(
+def check_same_run(
     config: RunConfig, corpora: tuple[StoredCorpus, ...], manifest: CheckpointManifest, holder: str
 ) -> None:
     remedy = "give another output" if holder.endswith("holds") else "use start_with = 'optimizer'"
-    _check(config, manifest, FIXED, f"{holder} a run with", remedy)
+    check(config, manifest, FIXED, f"{holder} a run with", remedy)
     if manifest.data and (difference := _difference(config, manifest.data, corpora)):
         raise UserError(f"{holder} a run with other training data ({difference}); {remedy}")
     if manifest.position.step > config.steps:
@@ -151,7 +107,7 @@ def _check_same_run(
         )
 
 
-def _check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...], holder: str, remedy: str) -> None:
+def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...], holder: str, remedy: str) -> None:
     now, there = _flat(config.model_dump(mode="json")), _flat(manifest.config)
     for key in [key for key in now if key in keys or key.split(".")[0] in keys]:
         if now[key] != there.get(key):

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpt2train.checkpoint import keep, resume, store
+from gpt2train.checkpoint.begin import find_start
 from gpt2train.checkpoint.staging import copied, own_share
 from gpt2train.checkpoint.store import CheckpointManifest, Position, StoredCorpus
 from gpt2train.checkpoint.writing import write
@@ -64,24 +65,23 @@ class Checkpoints:
             dist.destroy_process_group(self._group)
 
     def restore(self, state: Mapping[str, Tensor]) -> Position:
-        """Load where the run goes on: its newest whole checkpoint, else `checkpoints.start_from`, else nothing.
+        """Load where the run goes on: its newest whole checkpoint, else `checkpoints.init_from`, else nothing.
 
         Raises:
-            UserError: the run folder is of another run, or there is nothing at `start_from`.
+            UserError: the run folder is of another run, or there is nothing at `init_from`.
             RunError: there are checkpoints, and all of them are damaged: never a silent new start.
         """
         config = self._config
         self._corpora = from_first(lambda: resume.stored_corpora(config), self._group)
         found = resume.find_own(config, self._corpora, self._group)
-        begin = resume.find_start(config, self._corpora, self._group) if found is None else None
+        begin = find_start(config, self._corpora, self._group) if found is None else None
         from_first(lambda: keep.tidy(config.output), self._group)
         if found is not None:
             store.load(found.checkpoint, state, self._group)
             return found.manifest.position
         if begin is None:
             return resume.START
-        wanted = begin.wanted(state)
-        store.load(begin.checkpoint, wanted, self._group)
+        begin.load(state, self._group)
         return begin.position
 
     def save(self, state: Mapping[str, Tensor], position: Position, valid_loss: float | None = None) -> None:

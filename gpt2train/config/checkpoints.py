@@ -18,8 +18,9 @@ class CheckpointSettings(Settings):
     """Checkpoints with the lowest validation loss that stay as well; of those at steps that were validated."""
     asynchronous: bool = True
     """Write while training goes on; it stands still only while the state is copied."""
-    start_from: str | None = None
-    """A checkpoint, or a run folder, of any layout that a new run begins with; it must exist. A run that has
-    checkpoints of its own goes on from those."""
+    init_from: str | None = None
+    """What a new run begins with, where it must exist: a run folder or a checkpoint of any layout, a Hugging Face GPT-2
+    folder, or a checkpoint of Megatron-LM. A run that has checkpoints of its own goes on from those."""
     start_with: Literal["weights", "optimizer", "position"] = "optimizer"
-    """What is taken of it: the weights; the optimizer's state as well; or also where it stood in steps and data."""
+    """What is taken of a run: the weights; the optimizer's state as well; or also where it stood in steps and data.
+    Of what has weights alone, these."""

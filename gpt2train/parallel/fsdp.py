@@ -10,7 +10,7 @@ the sum over processes and micro-batches is the gradient of the mean.
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -50,13 +50,17 @@ def materialise(part: GPT2, device: torch.device, seed: int) -> None:
     """Give a meta model its memory and its first values: each tensor from (seed, its name), on any layout."""
     part.to_empty(device=device)
     for name, parameter in part.named_parameters():
-        whole = initial_value(name, tuple(parameter.shape), part.shape, seed).to(device)
-        if isinstance(parameter, DTensor):
-            # Every process has the whole value: no need to send it.
-            local = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-            parameter.to_local().copy_(local.to_local())
-        else:
-            parameter.copy_(whole)
+        put(parameter, initial_value(name, tuple(parameter.shape), part.shape, seed).to(device))
+
+
+@torch.no_grad()
+def put(tensor: Tensor, whole: Tensor) -> None:
+    """Fill a tensor, or this process's share of one, from the whole value, which every process has: nothing is sent."""
+    if isinstance(tensor, DTensor):
+        local = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
+        tensor.to_local().copy_(local.to_local())
+    else:
+        tensor.copy_(whole)
 
 
 def accumulate(parts: Sequence[nn.Module], zero: int, last: bool) -> None:

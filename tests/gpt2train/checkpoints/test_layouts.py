@@ -72,7 +72,7 @@ def saved(run_folder: Path) -> str:
 
 def going_on(tokens: Path, folder: Path, before: Path, layout: str, **changes: Any) -> RunConfig:
     """A run that takes the weights, the optimizer and the position of another one at half its way."""
-    checkpoints = {"every": STEPS, "start_from": saved(before), "start_with": "position"}
+    checkpoints = {"every": STEPS, "init_from": saved(before), "start_with": "position"}
     return run(tokens, folder, layout, checkpoints=checkpoints, **changes)
 
 

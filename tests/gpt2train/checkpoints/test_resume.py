@@ -31,7 +31,7 @@ def finished(tokens: Path, tmp_path_factory: pytest.TempPathFactory, alone: Plac
 
 
 def from_(tokens: Path, output: Path, start: Path | str, how: str, **changes: Any) -> RunConfig:
-    checkpoints = SAVING | {"start_from": str(start), "start_with": how}
+    checkpoints = SAVING | {"init_from": str(start), "start_with": how}
     return make(tokens, output, **({"steps": 10, "checkpoints": checkpoints} | changes))
 
 
@@ -94,7 +94,7 @@ def test_the_loss_scale_and_the_history_of_norms_go_on(tokens: Path, tmp_path: P
 def test_what_cannot_be_begun_with_is_refused(tokens: Path, tmp_path: Path, alone: Place, finished: RunConfig) -> None:
     (tmp_path / "empty").mkdir()
     for place in ("/nowhere/at/all", str(tmp_path / "empty"), f"{finished.output}/checkpoints"):
-        with pytest.raises(UserError, match=f"start_from: there is no checkpoint at {place}"):
+        with pytest.raises(UserError, match=f"init_from: there is no checkpoint at {place}"):
             train(from_(tokens, tmp_path / "a", place, "weights"), alone)
     with pytest.raises(UserError, match=r"is of another model.hidden \(32 there, 64 now\)"):
         train(from_(tokens, tmp_path / "b", finished.output, "weights", model={"hidden": 64}), alone)
