@@ -1,0 +1,277 @@
+"""Both interfaces over HTTP: answers, limits, refusals, keys, and clients that leave."""
+
+import contextlib
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from gpt2train.generate.continuation import generate_tokens
+from gpt2train.generate.decoder import LocalDecoder
+from gpt2train.generate.settings import SamplingSettings
+from gpt2train.serve.settings import ServeSettings
+from tests.gpt2train.serve.servers import Gate, Running, running, small_model, tokenizer
+from tests.processes import wait_for
+
+KEY = "a key that nobody may see"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running() as one:
+        yield one
+
+
+def greedy(prompt: str, new: int) -> str:
+    settings = SamplingSettings(temperature=0, max_new_tokens=new)
+    tokens = generate_tokens(small_model(), [list(tokenizer().encode(prompt).ids)], 256, settings)[0]
+    return str(tokenizer().decode(tokens))
+
+
+def test_a_completion(server: Running) -> None:
+    body = {"prompt": ["Once", "In"], "max_tokens": 6, "temperature": 0, "model": "small"}
+    answer = server.client.post("/v1/completions", json=body).json()
+    assert [choice["text"] for choice in answer["choices"]] == [greedy("Once", 6), greedy("In", 6)]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "length"]
+    assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
+
+
+def test_echo_and_scores(server: Running) -> None:
+    ids = tokenizer().encode("Once upon").ids
+    for prompt in ("Once upon", ids, [ids]):
+        body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
+        choice = server.client.post("/v1/completions", json=body).json()["choices"][0]
+        scores = choice["logprobs"]
+        assert choice["text"] == "Once upon" + greedy("Once upon", 1)
+        assert scores["tokens"][:9] == list("Once upon")
+        assert scores["text_offset"] == list(range(10))
+        assert scores["token_logprobs"][0] is None
+        logits = LocalDecoder(small_model(), 1).logits(ids).log_softmax(1)
+        expected = [float(logits[i, token]) for i, token in enumerate(ids[1:])] + [float(logits[-1].max())]
+        assert scores["token_logprobs"][1:] == pytest.approx(expected, abs=1e-4)
+        assert [max(top.values()) for top in scores["top_logprobs"][1:]] == pytest.approx(
+            logits.max(1).values.tolist(), abs=1e-4
+        )
+        only = server.client.post("/v1/completions", json=body | {"max_tokens": 0}).json()["choices"][0]
+        assert only["text"] == "Once upon"
+        assert only["logprobs"]["token_logprobs"] == pytest.approx(scores["token_logprobs"][:-1], abs=1e-4)
+
+
+def stream(client: httpx.Client, **body: Any) -> list[Any]:
+    with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def test_a_stream_brings_the_same_in_pieces(server: Running) -> None:
+    body = {"prompt": ["Once", "Upon a"], "max_tokens": 30, "n": 2, "seed": 7, "echo": True, "logprobs": 2, "stop": "e"}
+    whole = server.client.post("/v1/completions", json=body).json()
+    chunks = stream(server.client, **body, stream_options={"include_usage": True})
+    assert chunks.pop()["usage"] == whole["usage"]
+    for choice in whole["choices"]:
+        own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert "".join(c["text"] for c in own) == choice["text"]
+        assert [c["finish_reason"] for c in own if c["finish_reason"]] == [choice["finish_reason"]]
+        for name, values in choice["logprobs"].items():
+            pieces = [value for c in own for value in c["logprobs"][name]]
+            assert json.dumps(pieces)[:40] == json.dumps(values)[:40]
+            assert len(pieces) == len(values)
+    assert len({choice["text"] for choice in whole["choices"]}) == 4
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"prompt": 1}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [257]}, "prompt"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"prompt": "a" * 128, "max_tokens": 1}, "prompt"),
+        ({"prompt": ["a"] * 65, "n": 2}, "prompt"),
+        ({}, "prompt"),
+        ({"prompt": "a", "max_tokens": 128}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": True}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 2.5}, "max_tokens"),
+        ({"prompt": "a", "temperature": -1}, "temperature"),
+        ({"prompt": "a", "temperature": float("nan")}, "temperature"),
+        ({"prompt": "a", "top_p": "1"}, "top_p"),
+        ({"prompt": "a", "n": 0}, "n"),
+        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "stop": [""]}, "stop"),
+        ({"prompt": "a", "seed": 2**64}, "seed"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "presence_penalty": 1}, "presence_penalty"),
+        ({"prompt": "a", "logit_bias": {"1": 2}}, "logit_bias"),
+        ({"prompt": "a", "stream_options": {}}, "stream_options"),
+        ({"prompt": "a", "wrong": 2}, "wrong"),
+    ],
+)
+def test_wrong_completions(server: Running, body: dict[str, Any], field: str) -> None:
+    sent = json.dumps(body)
+    answer = server.client.post("/v1/completions", content=sent, headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["type"]) == (400, field, "invalid_request_error")
+    assert field in error["message"] or "model's context" in error["message"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"prompt":' + b"9" * 5000])
+@pytest.mark.parametrize("path", ["/v1/completions", "/api"])
+def test_what_is_no_request(server: Running, path: str, content: bytes) -> None:
+    answer = server.client.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] if path.startswith("/v1") else answer.json()["message"]
+
+
+def test_names(server: Running) -> None:
+    assert [model["id"] for model in server.client.get("/v1/models").json()["data"]] == ["small"]
+    assert server.client.get("/v1/models/small").json()["id"] == "small"
+    for answer in (
+        server.client.get("/v1/models/other"),
+        server.client.post("/v1/completions", json={"prompt": "a", "model": "other"}),
+        server.client.get("/v1/nothing"),
+    ):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, 404)
+    assert server.client.get("/v1/completions").status_code == 405
+    assert "message" in server.client.get("/nothing").json()
+
+
+def test_pages_and_counters(server: Running) -> None:
+    assert server.client.get("/health").json()["status"] == "ok"
+    assert server.client.get("/").status_code == 200
+    manual = server.client.get("/docs").text
+    assert "random_seed" in manual
+    assert "max_tokens" in manual
+    assert "http" not in manual  # nothing from elsewhere
+    assert set(server.client.get("/openapi.json").json()["paths"]["/api"]) == {"put", "post"}
+    before = server.client.get("/metrics").text
+    server.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
+    after = server.client.get("/metrics").text
+
+    def count(text: str, name: str) -> float:
+        return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+
+    assert count(after, "gpt2train_generated_tokens_total") - count(before, "gpt2train_generated_tokens_total") == 3
+    answered = 'gpt2train_requests_total{path="/v1/completions",status="200"}'
+    assert count(after, answered) - count(before, answered) == 1
+    assert "gpt2train_request_seconds_bucket" in after
+    assert count(after, "gpt2train_running_rows") == count(after, "gpt2train_waiting_sequences") == 0
+
+
+def test_answers_do_not_depend_on_who_else_is_served() -> None:
+    bodies = [
+        {"prompt": "word " * i + "a", "max_tokens": 10 + i, "seed": i, "logprobs": 1, **kind}
+        for i, kind in enumerate([{}, {"temperature": 0}, {"top_p": 0.8}, {"top_k": 9}, {"n": 2}, {"echo": True}] * 2)
+    ]
+    with running(settings=ServeSettings(rows=5)) as server:
+
+        def choices(body: dict[str, Any]) -> Any:
+            return server.client.post("/v1/completions", json=body).json()["choices"]
+
+        alone = [choices(body) for body in bodies]
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            together = list(pool.map(choices, bodies))
+    for one, other in zip(alone, together, strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert (a["text"], a["finish_reason"]) == (b["text"], b["finish_reason"])
+            first, second = ([x for x in c["logprobs"]["token_logprobs"] if x is not None] for c in (a, b))
+            assert first == pytest.approx(second, abs=1e-4)
+
+
+def test_a_full_queue_and_a_body_too_large() -> None:
+    gate = Gate(LocalDecoder(small_model(), 1))
+    with running(gate, ServeSettings(rows=1, queue=1, max_body=2000)) as server, ThreadPoolExecutor(2) as pool:
+        body = {"prompt": "a", "max_tokens": 4, "temperature": 0}
+        waiting = [pool.submit(server.client.post, "/v1/completions", json=body) for _ in range(2)]
+        batcher = server.server.service.batcher
+        wait_for(lambda: (batcher.rows, batcher.waiting) == (1, 1), 30, "one row and one place in the queue")
+        for stream in (True, False):
+            answer = server.client.post("/v1/completions", json=body | {"stream": stream})
+            assert answer.status_code == 503
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert answer.json()["error"]["type"] == "server_error"
+        for path in ("/v1/completions", "/api"):
+            large = server.client.post(path, content=b"a" * 3000, headers={"Content-Type": "application/json"})
+            assert large.status_code == 413
+            assert "2000" in large.text
+        gate.let(6)
+        assert [one.result().json()["choices"][0]["text"] for one in waiting] == [greedy("a", 4)] * 2
+
+
+def test_who_leaves_frees_the_row() -> None:
+    gate = Gate(LocalDecoder(small_model(), 1))
+    with running(gate, ServeSettings(rows=1)) as server:
+        batcher = server.server.service.batcher
+        body = {"prompt": "a", "max_tokens": 100, "temperature": 0}
+        for streams in (False, True):
+            host, port = server.url.removeprefix("http://").split(":")
+            connection = http.client.HTTPConnection(host, int(port), timeout=60)
+            sent = json.dumps(body | {"stream": streams})
+            connection.request("POST", "/v1/completions", sent, {"Content-Type": "application/json"})
+            wait_for(lambda: batcher.rows == 1, 30, "the row to be taken")
+            if streams:
+                gate.let(2)
+                assert connection.getresponse().read(10)
+            assert connection.sock
+            connection.sock.shutdown(socket.SHUT_RDWR)
+            connection.close()
+            wait_for(lambda: all(place.ticket.left for place in list(batcher._running)), 30, "the server to notice")
+            gate.let(1)
+            wait_for(lambda: batcher.rows == 0, 30, "the row to be free")
+        assert len(gate.rows_seen) < 10
+        wait_for(lambda: "disconnects_total 2.0" in server.client.get("/metrics").text, 30, "both to be counted")
+
+
+def test_the_time_of_a_request_ends() -> None:
+    gate = Gate(LocalDecoder(small_model(), 1))
+    with running(gate, ServeSettings(rows=1, deadline=0.4)) as server, ThreadPoolExecutor(1) as pool:
+        late = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 9})
+        time.sleep(0.6)
+        gate.let(1)
+        assert late.result().status_code == 504
+        gate.let(1)
+        streamed = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "stream": True})
+        time.sleep(0.6)
+        gate.let(1)
+        last = streamed.result().text.strip().rpartition("data: ")[2]
+        assert json.loads(last)["error"]["code"] == 504
+
+
+def test_a_failing_decoder_ends_the_service() -> None:
+    gate = Gate(LocalDecoder(small_model(), 1))
+    gate.failure = RuntimeError("a rank is gone")
+    with running(gate, ServeSettings(rows=1)) as server:
+        gate.let(1)
+        with contextlib.closing(httpx.Client(base_url=server.url, timeout=60, trust_env=False)) as client:
+            answer = client.post("/v1/completions", json={"prompt": "a"})
+        assert answer.status_code == 500
+        assert "a rank is gone" not in answer.text
+        server.thread.join(30)
+        assert not server.thread.is_alive()
+
+
+def test_a_key(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("GPT2TRAIN_API_KEY", KEY)
+    with running() as server:
+        for path in ("/v1/models", "/metrics"):
+            assert server.client.get(path).status_code == 401
+            assert server.client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 401
+            assert server.client.get(path, headers={"Authorization": f"Bearer {KEY}"}).status_code == 200
+        assert "message" in server.client.put("/api", json={"prompts": ["a"]}).json()
+        assert server.client.get("/health").status_code == 200
+    assert KEY not in caplog.text
+
+
+def test_only_this_machine_unless_told_otherwise() -> None:
+    assert ServeSettings().host == "127.0.0.1"
