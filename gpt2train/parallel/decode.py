@@ -177,12 +177,15 @@ class Team:
             return answer
 
     def close(self) -> None:
-        """Let the others end."""
+        """Let the others end.
+
+        Raises:
+            Lost: one of them had gone unnoticed.
+        """
         self._over.set()
-        if not self.lost:
-            with self._lock:
-                self._line.say(Kind.END, [])
         self._heart.join()
+        if not self.lost:
+            self.tell(Kind.END, [])
 
     def _lose(self, error: BaseException) -> Lost:
         names = meeting.silent(True) if "timed out" in str(error).lower() else None
