@@ -17,6 +17,7 @@ from gpt2train.serve.service import Service
 from gpt2train.serve.settings import ServeSettings
 
 KEY = "GPT2TRAIN_API_KEY"
+BACKLOG = 2048  # uvicorn's own
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(BACKLOG)  # who reads the address may connect at once, though nobody answers yet
     except OSError as error:
         raise UserError(
             f"cannot listen at {host}:{port}: {error.strerror}; choose another --host or --port, 0 takes a free port"

@@ -1,4 +1,4 @@
-"""A served model over several processes: the text of one process, a loud end when a rank dies, a quiet one on SIGTERM."""
+"""A served model over several processes: one process's text, a loud end when a rank dies, a quiet one on SIGTERM."""
 
 import contextlib
 import json
@@ -107,19 +107,15 @@ def expected(folder: Path) -> list[list[tuple[int, str]]]:
     return [texts(answer) for answer in answers]
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (4, 1), (2, 2)])
-def test_the_text_is_that_of_one_process_and_sigterm_ends_all(
-    tp: int, pp: int, folder: Path, expected: list[list[tuple[int, str]]]
-) -> None:
-    with served(folder, "--tp", str(tp), "--pp", str(pp)) as server:
-        assert sorted(server.ranks) == list(range(tp * pp))
+def test_four_processes_answer_as_one_and_sigterm_ends_all(folder: Path, expected: list[list[tuple[int, str]]]) -> None:
+    with served(folder, "--tp", "4") as server:
+        assert sorted(server.ranks) == [0, 1, 2, 3]
         found = [server.post(body) for body in (GREEDY, SAMPLED)]
         assert [status for status, _ in found] == [200, 200], found
         assert [texts(answer) for _, answer in found] == expected
         assert len({text for _, text in expected[0] + expected[1]}) == 9
         server.job.terminate()
-        code, err = server.finish()
-    assert (code, err) == (0, "")
+        assert server.finish() == (0, "")
 
 
 def test_torchrun_by_hand_is_the_same_and_idle_ranks_sleep(folder: Path, expected: list[list[tuple[int, str]]]) -> None:
@@ -135,32 +131,39 @@ def test_torchrun_by_hand_is_the_same_and_idle_ranks_sleep(folder: Path, expecte
         assert server.finish() == (0, "")
 
 
-@pytest.mark.parametrize("busy", [True, False])
-@pytest.mark.parametrize("rank", [0, 3])
-def test_a_killed_rank_ends_the_service_with_a_line_that_names_it(rank: int, busy: bool, folder: Path) -> None:
+def test_a_rank_killed_at_work_ends_the_service_with_a_line_that_names_it(
+    folder: Path, expected: list[list[tuple[int, str]]]
+) -> None:
     with served(folder, "--tp", "2", "--pp", "2") as server:
+        found = [server.post(body) for body in (GREEDY, SAMPLED)]
+        assert [texts(answer) for _, answer in found] == expected
         answers: list[tuple[int, Any] | None] = []
 
         def ask() -> None:
-            for _ in range(1000):
+            while None not in answers:
                 try:
                     answers.append(server.post(LONG))
                 except OSError:
-                    answers.append(None)
-                    return
+                    answers.append(None)  # nobody is there any more
 
         asker = threading.Thread(target=ask, daemon=True)
-        if busy:
-            asker.start()
-            while not answers:
-                time.sleep(0.02)
+        asker.start()
+        while not answers:
+            time.sleep(0.02)
+        server.ranks[3].kill()
+        code, err = server.finish()
+        asker.join(SECONDS)
+    assert answers[0] is not None and answers[0][0] == 200
+    assert answers[-1] is None and all(answer is None or answer[0] in (200, 500, 503) for answer in answers), answers
+    assert code == 1
+    assert "rank 3 on " in err and "SIGKILL" in err, err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_killed_at_rest_ends_the_service_with_a_line_that_names_it(rank: int, folder: Path) -> None:
+    with served(folder, "--tp", "2") as server:
         server.ranks[rank].kill()
         code, err = server.finish()
-        if busy:
-            asker.join(SECONDS)
-            assert answers[0] is not None and answers[0][0] == 200
-            assert answers[-1] is None  # refused, once the service is gone
-            assert all(answer is None or answer[0] in (200, 500, 503) for answer in answers), answers
     assert code == 1
     assert f"rank {rank} on " in err and "SIGKILL" in err, err
 
