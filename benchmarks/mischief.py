@@ -6,6 +6,7 @@ An `AssertionError` or an unexpected exception is a finding; so is anything that
 import asyncio
 import json
 import random
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,10 +40,16 @@ class Target:
         """A random request."""
         return rng.choice(self.answers)
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A bare connection; its reader holds little, so that a slow one holds up the server."""
+    async def connect(self, narrow: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A bare connection; a narrow one holds a few thousand bytes on both sides, so that a slow reader is felt."""
         parts = urlsplit(self.address)
-        return await asyncio.open_connection(parts.hostname, parts.port, limit=4096)
+        made = socket.socket()
+        made.setblocking(False)
+        if narrow:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # the other side makes its buffer by that
+        await asyncio.get_running_loop().sock_connect(made, (parts.hostname, parts.port))
+        return await asyncio.open_connection(sock=made, limit=4096)
 
 
 def asked(wanted: Expected, **more: Any) -> dict[str, Any]:
@@ -115,13 +122,13 @@ async def drop(target: Target, rng: random.Random) -> str:
 
 
 async def slow_reader(target: Target, rng: random.Random) -> str:
-    """A stream that is read a few bytes at a time."""
+    """A stream of up to 200 KB that is read a few bytes at a time."""
     wanted = target.any(rng)
-    reader, writer = await target.connect()
+    reader, writer = await target.connect(narrow=True)
     try:
-        writer.write(_request(json.dumps(asked(wanted, stream=True, logprobs=5)).encode(), close=True))
+        writer.write(_request(json.dumps(asked(wanted, stream=True, logprobs=100)).encode(), close=True))
         raw = b""
-        while part := await reader.read(512):
+        while part := await reader.read(1024):
             raw += part
             await asyncio.sleep(0.01)
     finally:
@@ -133,6 +140,19 @@ async def slow_reader(target: Target, rng: random.Random) -> str:
     text = _joined(_unchunked(body).decode())
     assert text == wanted.text, f"{text!r} instead of {wanted.text!r}"
     return "right"
+
+
+async def stalled_reader(target: Target, rng: random.Random) -> str:
+    """A stream that nobody reads, until the connection is dropped."""
+    _, writer = await target.connect(narrow=True)
+    try:
+        wanted = asked(target.any(rng), stream=True, logprobs=100)
+        writer.write(_request(json.dumps(wanted).encode()))
+        await asyncio.sleep(rng.random() * 5)
+        writer.transport.abort()
+    finally:
+        writer.close()
+    return "dropped"
 
 
 async def slow_writer(target: Target, rng: random.Random) -> str:
@@ -205,6 +225,7 @@ KINDS: dict[str, tuple[int, Kind]] = {  # how often, and what
     "too many": (2, too_many),
     "drop": (20, drop),
     "slow reader": (5, slow_reader),
+    "stalled reader": (3, stalled_reader),
     "slow writer": (2, slow_writer),
     "oversize": (5, oversize),
     "no JSON": (8, no_json),
