@@ -55,4 +55,5 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for event in self.events:
             await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+            await asyncio.sleep(0)  # else many events that wait are all sent before a lost connection is heard of
         await send({"type": "http.response.body", "body": b"", "more_body": False})
