@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from gpt2train.checkpoint.format import Device
-from gpt2train.checkpoint.huggingface import read_shape
+from gpt2train.checkpoint.huggingface import open_model, read_shape
 from gpt2train.cluster import find_seat
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
@@ -99,7 +99,7 @@ def _take_part(
     device = place.device if on_gpu else torch.device("cpu")
     part = Part(shape, layout, dataclasses.replace(place, device=device, timeout=limit))
     line = Line(limit)
-    together(lambda: part.read(model))
+    together(lambda: part.read(open_model(model)))
     return part, line, limit
 
 

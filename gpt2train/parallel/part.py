@@ -6,15 +6,14 @@ first process, from each process of the last stage its part of the vocabulary.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt2train.checkpoint.weights import Weights, empty_model
 from gpt2train.model.cache import Cache, Prefill, Step
-from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import PIPELINE, TENSOR, Place, make_mesh
@@ -44,18 +43,17 @@ class Part:
         self.home = dist.new_group(timeout=place.timeout, backend="gloo")
         self.column = mesh[TENSOR].get_local_rank()
         self.layers = stage_layers(shape, layout.pp)[self.stage]
-        with torch.device("meta"):
-            self.model = GPT2(shape).keep_only(self.layers).eval()
+        self.model = empty_model(shape).keep_only(self.layers).eval()
         apply_tensor_parallel(self.model, mesh[TENSOR], sequence_parallel=False)
         self.cache = self._cache(0, 0)
 
-    def read(self, folder: Path) -> None:
-        """Read this process's weights, and no others, from a Hugging Face model folder.
+    def read(self, weights: Weights) -> None:
+        """Read this process's weights, and no others.
 
         Raises:
-            UserError: the folder has no such model.
+            UserError: they are not of this shape, or cannot be read.
         """
-        for name, weight in read_part(folder, self.shape, self.layers, self.layout.tp, self.column).items():
+        for name, weight in read_part(weights, self.layers, self.layout.tp, self.column).items():
             module, _, last = name.rpartition(".")
             # Plain tensors in the place of DTensors: they cost no dispatch, and the layers take both.
             parameter = nn.Parameter(weight.to(self.device), requires_grad=False)

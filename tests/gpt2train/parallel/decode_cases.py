@@ -10,7 +10,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from gpt2train.checkpoint.huggingface import read_model, read_shape
+from gpt2train.checkpoint.huggingface import open_model, read_model, read_shape
 from gpt2train.generate.decoder import Decoder, LocalDecoder
 from gpt2train.parallel.decode import Line, Team, follow
 from gpt2train.parallel.layout import Layout
@@ -25,7 +25,7 @@ def with_team(folder: str, tp: int, pp: int, work: Callable[[Team], Any], limit:
     """Take a part each; the first process does the work, the others follow it. What the work found, there."""
     place = Place(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), limit)
     part = Part(read_shape(Path(folder)), Layout.of_model(read_shape(Path(folder)), tp, pp, place.world), place)
-    part.read(Path(folder))
+    part.read(open_model(Path(folder)))
     line = Line(limit)
     sizes = {"parameters": sum(p.numel() for p in part.model.parameters()), "heads": None}
     if place.rank:
