@@ -1,6 +1,6 @@
 """How a continuation is made: the settings alone, so that commands can show them without loading torch."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -58,3 +58,19 @@ class SamplingSettings(Settings):
         if self.top_log_probs and not (self.log_probs or self.prompt_log_probs):
             raise ValueError("top_log_probs needs log_probs or prompt_log_probs")
         return self
+
+
+class BeamSettings(Settings):
+    """Beam search: the likeliest continuations rather than drawn ones."""
+
+    beams: int = Field(4, ge=1, le=128)
+    """Continuations that are followed side by side, and answers given."""
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+    """A score is the sum of log-probabilities over length ** length_penalty: above 0 long answers gain."""
+    early_stopping: bool | Literal["never"] = False
+    """When to end: true at the first `beams` answers; false once the best open one, scored at its present length, falls
+    behind them; never once it does so at whatever length it can reach."""
+    max_new_tokens: int = Field(64, ge=1)
+    """Tokens to generate, at most."""
+    stop_tokens: tuple[Annotated[int, Field(ge=0)], ...] = Field((), max_length=16)
+    """Token ids that end an answer, beside `<|endoftext|>`."""
