@@ -24,12 +24,14 @@ def make_app(service: Service) -> FastAPI:
 
     @app.get("/health", tags=["Operation"])
     async def health() -> Response:
-        """200 while requests are taken, else 503."""
+        """200 while requests are taken, else 503: the model failed, the server ends, or a step hangs."""
         batcher = service.batcher
+        stuck = batcher.turn_seconds > service.settings.deadline
         state = {"model": service.name, "rows": batcher.rows, "waiting": batcher.waiting}
-        if batcher.works:
+        if batcher.works and not stuck:
             return JSONResponse({"status": "ok", **state})
-        return JSONResponse({"status": "failed" if batcher.failure else "ending", **state}, 503)
+        status = "stuck" if stuck else "failed" if batcher.failure else "ending"
+        return JSONResponse({"status": status, **state}, 503)
 
     @app.get("/metrics", tags=["Operation"])
     async def metrics() -> Response:

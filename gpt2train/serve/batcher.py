@@ -79,6 +79,7 @@ class Batcher:
         self.decoder, self.queue, self.prefill_tokens, self.on_failure = decoder, queue, prefill_tokens, on_failure
         self.failure: BaseException | None = None
         self.steps = 0
+        self._since: float | None = None  # when the present turn began
         self._change = threading.Condition()
         self._waiting: deque[_Place] = deque()
         self._running: list[_Place] = []
@@ -100,6 +101,12 @@ class Batcher:
     def works(self) -> bool:
         """Whether requests are taken."""
         return self.failure is None and not self._closing
+
+    @property
+    def turn_seconds(self) -> float:
+        """How long the present turn has taken: a decoder that hangs shows here."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
 
     def start(self) -> None:
         self._thread.start()
@@ -141,7 +148,9 @@ class Batcher:
                     self._change.wait_for(lambda: self._closing or self._waiting or self._running)
                     if self._closing:
                         break
+                self._since = time.monotonic()
                 self._turn()
+                self._since = None
         except BaseException as error:  # whatever it was, those who wait must hear of it
             self.failure = error
             log.critical("the decoder failed, the service ends: %s: %s", type(error).__name__, error, exc_info=True)
@@ -209,7 +218,10 @@ class Batcher:
             if isinstance(place.job, Continuation):
                 sequence = place.job.sequence
                 if sequence.settings.prompt_log_probs:
-                    sequence.score_prompt(self.decoder.logits(place.job.prompt))
+                    logits = self.decoder.logits(place.job.prompt)
+                    sequence.score_prompt(logits)
+                    if sequence.settings.max_new_tokens == 1:  # what scores texts over HTTP asks for, and drops
+                        sequence.take(logits[-1])
                 if sequence.finished:
                     self._finish(place)
                     continue

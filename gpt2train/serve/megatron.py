@@ -96,7 +96,7 @@ def megatron_routes(service: Service) -> APIRouter:
     @router.post("/api", operation_id="post_api")
     async def api(body: ApiRequest, request: Request) -> dict[str, Any]:
         """Continue prompts, as Megatron-LM's text generation server does."""
-        prompts = _prompts(service, body)
+        prompts = await _prompts(service, body)
         if body.beam_width:
             raise Refusal(501, "beam_width: not offered yet", "beam_width")
         settings = _sampling(service, body)
@@ -112,13 +112,13 @@ def megatron_routes(service: Service) -> APIRouter:
     return router
 
 
-def _prompts(service: Service, body: ApiRequest) -> list[list[int]]:
+async def _prompts(service: Service, body: ApiRequest) -> list[list[int]]:
     """Token ids of every prompt, within the limits."""
     new, limits = _new(service, body), service.settings
     if len(body.prompts) > limits.max_sequences:
         raise Refusal(400, f"prompts: this server takes {limits.max_sequences} at once", "prompts")
     start = [service.end] if body.add_BOS else []
-    prompts = [start + ids for ids in service.encode(body.prompts, "prompts")]
+    prompts = [start + ids for ids in await service.encode(body.prompts, "prompts")]
     longest = max(map(len, prompts))
     if longest + new > service.context:
         raise Refusal(

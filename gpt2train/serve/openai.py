@@ -42,7 +42,7 @@ def openai_routes(service: Service) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
         _check_model(service, body.model)
-        prompts = _prompts(service, body)
+        prompts = await _prompts(service, body)
         jobs = _jobs(service, body, prompts)
         answer = _Answer(service, body, prompts, jobs)
         if body.stream:
@@ -70,13 +70,13 @@ def _check_model(service: Service, name: str | None) -> None:
         raise Refusal(404, f"no model of that name is served here; its name is {service.name!r}", "model")
 
 
-def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
+async def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
     """Token ids of every prompt, none empty, all within the limits."""
     limits, new, samples = service.settings, body.max_tokens or 0, body.n or 1
     if len(body.prompt) * samples > limits.max_sequences:
         raise Refusal(400, f"prompt: {len(body.prompt)} x n {samples} is above {limits.max_sequences}", "prompt")
     if isinstance(body.prompt[0], str):
-        prompts = [ids or [service.end] for ids in service.encode(body.prompt, "prompt")]
+        prompts = [ids or [service.end] for ids in await service.encode(body.prompt, "prompt")]
     else:
         prompts = body.prompt
         vocab = service.batcher.decoder.shape.vocab

@@ -67,7 +67,7 @@ def prepare(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, nam
             access_log=False,
             server_header=False,
             lifespan="off",
-            timeout_graceful_shutdown=max(1, round(settings.grace)),
+            timeout_graceful_shutdown=round(settings.grace),
         )
     )
 

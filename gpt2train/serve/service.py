@@ -22,6 +22,8 @@ from gpt2train.serve.metrics import Metrics
 from gpt2train.serve.settings import ServeSettings
 
 RETRY_SECONDS = "1"
+LATE_SECONDS = 5.0  # after the deadline, which the batcher keeps between two steps: it does not come where one hangs
+LONG_TEXT = 20_000  # characters; to encode more is left to a thread, for it takes milliseconds
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,16 @@ class Service:
         """Tokens of a sequence, prompt and continuation."""
         return self.batcher.decoder.context
 
-    def encode(self, texts: Sequence[str], field: str) -> list[list[int]]:
+    async def encode(self, texts: Sequence[str], field: str) -> list[list[int]]:
         """Ids of texts.
 
         Raises:
             Refusal: one is no text.
         """
         try:
-            return encode_ordinary(self.tokenizer, texts)
+            if sum(map(len, texts)) < LONG_TEXT:
+                return encode_ordinary(self.tokenizer, texts)
+            return await asyncio.to_thread(encode_ordinary, self.tokenizer, texts)
         except UserError as error:
             raise Refusal(400, f"{field}: {error}", field) from error
 
@@ -115,8 +119,15 @@ async def news_of(service: Service, ticket: Ticket) -> AsyncIterator[tuple[int, 
         Refusal: the time is over, or the model failed.
     """
     left = len(ticket.jobs)
+    late = ticket.deadline + LATE_SECONDS
     while left:
-        event = await ticket.events.get()
+        try:
+            event = ticket.events.get_nowait()
+        except asyncio.QueueEmpty:
+            try:
+                event = await asyncio.wait_for(ticket.events.get(), late - time.monotonic())
+            except TimeoutError:
+                event = Expired()
         if isinstance(event, Expired):
             raise Refusal(504, f"not done within {service.settings.deadline:g} s, the limit of this server")
         if isinstance(event, Exception):

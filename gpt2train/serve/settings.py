@@ -25,7 +25,7 @@ class ServeSettings(Settings):
     no more than that."""
     deadline: float = Field(120.0, gt=0)
     """Seconds from arrival until a request is given up (504)."""
-    grace: float = Field(30.0, ge=0)
+    grace: float = Field(30.0, ge=1)
     """Seconds that running requests get to finish after SIGTERM."""
     max_sequences: int = Field(128, ge=1)
     """Prompts of a request, times `n`."""

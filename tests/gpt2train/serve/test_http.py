@@ -248,6 +248,17 @@ def test_the_time_of_a_request_ends() -> None:
         assert json.loads(last)["error"]["code"] == 504
 
 
+def test_a_decoder_that_hangs_is_no_hang_for_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpt2train.serve.service.LATE_SECONDS", 0.2)
+    gate = Gate(LocalDecoder(small_model(), 1))
+    with running(gate, ServeSettings(rows=1, deadline=0.3)) as server:
+        assert server.client.post("/v1/completions", json={"prompt": "a"}).status_code == 504
+        health = server.client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "stuck")
+        gate.let(1)
+        wait_for(lambda: server.client.get("/health").status_code == 200, 30, "the step to end")
+
+
 def test_a_failing_decoder_ends_the_service() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     gate.failure = RuntimeError("a rank is gone")
