@@ -4,8 +4,9 @@
 
 The plain servers (`benchmarks/peers/plain_server.py`) are FastAPI with a lock: one request at a time, by the generate
 of `transformers` or by ours, with the cache on. All serve the same random weights, and get the same requests (prompts
-of 1 to 12 words, greedy, 32 tokens) from clients in another process, in turn. The texts are compared. Bar: 4x the
-requests a second at 32 clients.
+of 1 to 12 words, greedy, 32 tokens) from clients in another process, in turn. The texts are compared. Beside
+the clock stands the server's own processor time, which others on the machine disturb less. Bar: 4x the requests a
+second at 32 clients.
 """
 
 import argparse
@@ -22,6 +23,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.pairs import machine
 from benchmarks.random_model import SHAPES, write_random_model
@@ -59,10 +62,14 @@ def _wait(address: str, process: "subprocess.Popen[bytes]") -> None:
     raise SystemExit(f"the server at {address} did not come up; see its error above")
 
 
-def measure(address: str, clients: int, requests: int, tokens: int) -> dict[str, Any]:
-    """What the clients saw."""
+def measure(address: str, pid: int, clients: int, requests: int, tokens: int) -> dict[str, Any]:
+    """What the clients saw, and `cpu`: seconds of processor time that the server took."""
     command = [sys.executable, "-m", "benchmarks.load", address, *map(str, (clients, requests, tokens))]
-    return dict(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
+    process = psutil.Process(pid)
+    before = process.cpu_times()
+    told = dict(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
+    after = process.cpu_times()
+    return told | {"cpu": after.user + after.system - before.user - before.system}
 
 
 def show(clients: int, requests: int, seen: dict[str, list[dict[str, Any]]]) -> None:
@@ -74,8 +81,11 @@ def show(clients: int, requests: int, seen: dict[str, list[dict[str, Any]]]) -> 
         p50, p99 = (statistics.quantiles(waits, n=100, method="inclusive")[i] for i in (49, 98))
         ratio = statistics.median(b["seconds"] / a["seconds"] for a, b in zip(seen[OURS], rounds, strict=True))
         same = "" if rounds[0]["digest"] == seen[OURS][0]["digest"] else "   OTHER TEXTS"
-        tail = "" if name == OURS else f"   ours = {ratio:.2f}x{same}"
-        print(f"  {name:<20} {rate:>8,.1f} requests/s   p50 {p50:>8,.0f} ms   p99 {p99:>8,.0f} ms{tail}", flush=True)
+        cpu = statistics.median(1000 * told["cpu"] / requests for told in rounds)
+        cpu_ratio = statistics.median(b["cpu"] / a["cpu"] for a, b in zip(seen[OURS], rounds, strict=True))
+        tail = "" if name == OURS else f"   ours = {ratio:.2f}x, {cpu_ratio:.2f}x by CPU{same}"
+        waited = f"p50 {p50:>7,.0f} ms   p99 {p99:>7,.0f} ms"
+        print(f"  {name:<18} {rate:>6,.1f} requests/s   {waited}   CPU {cpu:>5,.0f} ms a request{tail}", flush=True)
 
 
 def main() -> None:
@@ -99,14 +109,14 @@ def main() -> None:
         servers = {
             name: stack.enter_context(server(name, model, options.flags.split(), options.threads)) for name in names
         }
-        for address, _ in servers.values():
-            measure(address, 2, 4, options.tokens)  # warm
+        for address, pid in servers.values():
+            measure(address, pid, 2, 4, options.tokens)  # warm
         for clients in options.clients:
             requests = options.requests or max(32, 2 * clients)
             seen: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
             for _ in range(options.rounds):
-                for name, (address, _pid) in servers.items():
-                    seen[name].append(measure(address, clients, requests, options.tokens))
+                for name, (address, pid) in servers.items():
+                    seen[name].append(measure(address, pid, clients, requests, options.tokens))
             show(clients, requests, seen)
 
 
