@@ -1,21 +1,19 @@
 """The command `gpt2train`: what is done with a trained model. torch is loaded only by the command that needs it."""
 
-import hashlib
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from gpt2train import __version__
 from gpt2train.checkpoint.format import Device, MergeSettings
-from gpt2train.command import HELP_DEBUG, progress, run_command
+from gpt2train.command import HELP_DEBUG, run_command
 from gpt2train.convert.command import convert
-from gpt2train.errors import UserError
-from gpt2train.files import write_whole
+from gpt2train.evaluate.command import evaluate
 from gpt2train.generate.settings import SamplingSettings
 from gpt2train.parallel.opened import Parts, opened
 from gpt2train.plan.command import plan
@@ -29,7 +27,6 @@ app = App(
     help_epilogue=HELP_DEBUG,
     version=__version__,
 )
-evaluate = App(name="evaluate", help="Score a model folder.")
 app.command(evaluate)
 data = App(name="data", help="Token files.")
 app.command(data)
@@ -63,91 +60,6 @@ def merge(
     checkpoint = merge_checkpoint(source, output, tokenizer, settings.dtype)
     print(f"merged {checkpoint}")
     print(f"model: {output}")
-
-
-@evaluate.command
-def lambada(
-    *, model: Path, data: Path, output: Path | None = None, batch_tokens: int = 4096, device: Device = "auto"
-) -> None:
-    """Score LAMBADA by the three definitions in use, side by side.
-
-    Parameters
-    ----------
-    model
-        Model folder.
-    data
-        The passages, one {"text": "…"} a line (lambada_test.jsonl).
-    output
-        Result file; MODEL/eval/lambada.json where not given.
-    batch_tokens
-        Tokens of a batch, padding included; bounds the memory.
-    device
-        auto takes a GPU where there is one.
-    """
-    from gpt2train.evaluate.passages import read_passages
-
-    raw = read_input(data)
-    passages = read_passages(raw, str(data))
-    from gpt2train.checkpoint.huggingface import read_model
-    from gpt2train.data.tokenizer import load_tokenizer
-    from gpt2train.evaluate.lambada import evaluate_lambada
-
-    with progress("LAMBADA") as report:
-        result = evaluate_lambada(
-            read_model(model, device), load_tokenizer(model), passages, _positive(batch_tokens), report
-        )
-    print(f"passages {result['passages']:,}, of which truncated {result['truncated']:,}")
-    for name, scores in result["definitions"].items():
-        perplexity = f"   word perplexity {scores['perplexity']:.4g}" if "perplexity" in scores else ""
-        print(f"{name:<16} accuracy {scores['accuracy']:.4f} ± {scores['standard_error'] or 0:.4f}{perplexity}")
-    for note in result["notes"]:
-        print(f"note: {note}")
-    _write_scores(result, data, raw, output or model / "eval" / "lambada.json")
-
-
-@evaluate.command
-def wikitext(
-    *,
-    model: Path,
-    data: Path,
-    output: Path | None = None,
-    stride: int = 32,
-    batch_tokens: int = 4096,
-    device: Device = "auto",
-) -> None:
-    """Perplexity on a WikiText file, adjusted to its words as Megatron-LM does.
-
-    Parameters
-    ----------
-    model
-        Model folder.
-    data
-        WikiText in its tokenised form (wiki.test.tokens).
-    output
-        Result file; MODEL/eval/wikitext.json where not given.
-    stride
-        Tokens that a window moves on; the model's context is the fastest and gives the worst perplexity.
-    batch_tokens
-        Tokens of a batch; bounds the memory.
-    device
-        auto takes a GPU where there is one.
-    """
-    raw = read_input(data)
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{data} is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    from gpt2train.checkpoint.huggingface import read_model
-    from gpt2train.data.tokenizer import load_tokenizer
-    from gpt2train.evaluate.perplexity import wikitext_perplexity
-
-    with progress("WikiText") as report:
-        result = wikitext_perplexity(
-            read_model(model, device), load_tokenizer(model), text, stride, _positive(batch_tokens), report
-        )
-    print(f"words {result['words']:,}, tokens {result['tokens']:,}, stride {result['stride']}")
-    print(f"adjusted perplexity {result['adjusted_perplexity']:.4g}   per token {result['token_perplexity']:.4g}")
-    _write_scores(result, data, raw, output or model / "eval" / "wikitext.json")
 
 
 @app.command
@@ -269,30 +181,6 @@ def convert_data(source: Path, target: Path, /, *, vocab_size: int | None = None
 def _printable(text: str) -> str:
     """Text of others without what would command the terminal."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
-
-
-def read_input(path: Path) -> bytes:
-    """The bytes of a user's input file.
-
-    Raises:
-        UserError: it is not there or cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; check the path") from error
-
-
-def _write_scores(result: dict[str, Any], data: Path, raw: bytes, output: Path) -> None:
-    about = {"data": data.name, "data_sha256": hashlib.sha256(raw).hexdigest()}
-    write_whole(output, json.dumps(about | result, indent=1, ensure_ascii=False).encode() + b"\n")
-    print(f"scores: {output}")
-
-
-def _positive(batch_tokens: int) -> int:
-    if batch_tokens < 1:
-        raise UserError(f"--batch-tokens: give 1 or more (got {batch_tokens})")
-    return batch_tokens
 
 
 def main() -> None:

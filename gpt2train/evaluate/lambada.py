@@ -16,11 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from tokenizers import Tokenizer
 
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
-from gpt2train.evaluate.passages import unigram_perplexity
-from gpt2train.evaluate.scoring import BATCH_TOKENS, Report, Score, Span, perplexity, score, significant
+from gpt2train.evaluate.passages import LAMBADA, unigram_perplexity
+from gpt2train.evaluate.scoring import BATCH_TOKENS, Report, perplexity, score, significant
+from gpt2train.evaluate.span import Score, Span
+from gpt2train.generate.decoder import Decoder
 from gpt2train.model.gpt2 import GPT2
 
 DEFINITIONS = {
@@ -79,15 +82,18 @@ def strict_pairs(tokenizer: Tokenizer, passages: Sequence[str]) -> list[Pair]:
 
 
 def evaluate_lambada(
-    model: GPT2,
+    model: GPT2 | Decoder,
     tokenizer: Tokenizer,
     passages: Sequence[str],
     batch_tokens: int = BATCH_TOKENS,
     report: Report | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> dict[str, Any]:
     """Score passages by the three definitions.
 
     Args:
+        model: whole, or the decoder of one that is cut over processes.
+        group: processes that share the work (`gpt2train.evaluate.scoring.score`).
         report: told after every batch how many sequences are done and how many there are; passages that are one
             sequence by several definitions are computed once.
 
@@ -104,7 +110,7 @@ def evaluate_lambada(
     }
     truncated = sum(len(pair.context) + len(pair.target) > context + 1 for pair in pairs["lambada_openai"])
     spans = {name: [pair.span(context) for pair in some] for name, some in pairs.items()}
-    scores = _score_shared(model, spans, batch_tokens, report)
+    scores = _score_once(model, spans, batch_tokens, report, group)
     result: dict[str, Any] = {
         "passages": len(passages),
         "truncated": truncated,
@@ -119,8 +125,14 @@ def evaluate_lambada(
 
 
 def notes(result: dict[str, Any]) -> list[str]:
-    """What usually stands behind results that no trained model should have; empty when nothing looks wrong."""
+    """What a reader of the result should know: another set than LAMBADA's, and what usually stands behind scores that
+    no trained model should have."""
     said = []
+    if result["passages"] != LAMBADA:
+        said.append(
+            f"{result['passages']:,} passages, LAMBADA's test set has {LAMBADA:,}: compare these figures with "
+            "others of this file only"
+        )
     headline = result["definitions"]["lambada_openai"]
     if headline["correct"] == 0:
         said.append(
@@ -137,8 +149,12 @@ def notes(result: dict[str, Any]) -> list[str]:
     return said
 
 
-def _score_shared(
-    model: GPT2, spans: dict[str, list[Span]], batch_tokens: int, report: Report | None
+def _score_once(
+    model: GPT2 | Decoder,
+    spans: dict[str, list[Span]],
+    batch_tokens: int,
+    report: Report | None,
+    group: dist.ProcessGroup | None,
 ) -> dict[str, list[Score]]:
     """Score each distinct sequence once, with the longest target asked of it; shorter targets are its tail.
 
@@ -148,7 +164,7 @@ def _score_shared(
     for some in spans.values():
         for span in some:
             longest[span.tokens] = max(longest.get(span.tokens, 0), span.scored)
-    answers = score(model, [Span(tokens, scored) for tokens, scored in longest.items()], batch_tokens, report)
+    answers = score(model, [Span(tokens, scored) for tokens, scored in longest.items()], batch_tokens, report, group)
     by_tokens = dict(zip(longest, answers, strict=True))
     return {name: [_tail(by_tokens[span.tokens], span.scored) for span in some] for name, some in spans.items()}
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from gpt2train.errors import UserError
 
+LAMBADA = 5153  # passages of LAMBADA's test set
+
 
 def read_passages(data: bytes, name: str) -> list[str]:
     """Passages of a file of `{"text": …}` lines, in order; empty lines are passed over.

@@ -5,15 +5,19 @@ Perplexity per token depends on the tokenizer; per word and per byte it does not
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import torch.distributed as dist
 from tokenizers import Tokenizer
 
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
-from gpt2train.evaluate.scoring import BATCH_TOKENS, Report, Span, perplexity, score, significant
+from gpt2train.evaluate.scoring import BATCH_TOKENS, Report, perplexity, score, significant
+from gpt2train.evaluate.span import Span
+from gpt2train.generate.decoder import Decoder
 from gpt2train.model.gpt2 import GPT2
 
 CHUNK = 64  # documents scored at a time, so that an endless stream of them needs no memory
@@ -39,7 +43,7 @@ def windows(tokens: Sequence[int], context: int, stride: int) -> Iterator[Span]:
 
 
 def document_perplexity(
-    model: GPT2,
+    model: GPT2 | Decoder,
     tokenizer: Tokenizer,
     texts: Iterable[str],
     stride: int | None = None,
@@ -61,6 +65,7 @@ def document_perplexity(
     stride = _checked_stride(stride, context)
     end = end_of_text_id(tokenizer)
     log_prob, counts = 0.0, {"documents": 0, "words": 0, "tokens": 0, "bytes": 0}
+    seen: Counter[int] = Counter()
     stream = (text for text in texts if text.strip())
     while chunk := list(islice(stream, CHUNK)):
         encoded = encode_ordinary(tokenizer, chunk)
@@ -70,8 +75,11 @@ def document_perplexity(
         counts["words"] += sum(len(text.split()) for text in chunk)
         counts["tokens"] += sum(map(len, encoded))
         counts["bytes"] += sum(len(text.encode()) for text in chunk)
+        for ids in encoded:
+            seen.update(ids)
     if not counts["documents"]:
         raise UserError("no held-out document with a word in it; give more documents or a larger test split")
+    plain = unigram_loss(seen, model.shape.vocab)
     return counts | {
         "context": context,
         "stride": stride,
@@ -79,17 +87,20 @@ def document_perplexity(
         "token_perplexity": perplexity(-log_prob / counts["tokens"]),
         "word_perplexity": perplexity(-log_prob / counts["words"]),
         "bits_per_byte": significant(-log_prob / math.log(2) / counts["bytes"]),
+        "unigram_perplexity": perplexity(plain),
         "definition": "each document after <|endoftext|>; perplexity = exp(-log p / count), words split at white space",
+        "notes": notes(-log_prob / counts["tokens"], plain),
     }
 
 
 def wikitext_perplexity(
-    model: GPT2,
+    model: GPT2 | Decoder,
     tokenizer: Tokenizer,
     text: str,
     stride: int | None = 32,
     batch_tokens: int = BATCH_TOKENS,
     report: Report | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> dict[str, Any]:
     """Perplexity of a WikiText file in its tokenised form (`wiki.test.tokens`), as Megatron-LM computes it.
 
@@ -98,6 +109,10 @@ def wikitext_perplexity(
 
     Args:
         stride: tokens a window moves on (Megatron's `--overlapping-eval`); the context where None.
+        group: processes that share the work (`gpt2train.evaluate.scoring.score`).
+
+    Returns:
+        A JSON-able result, `notes` on what looks wrong among it.
 
     Raises:
         UserError: the text has fewer than two words, or the stride does not fit the context.
@@ -109,8 +124,8 @@ def wikitext_perplexity(
     if words < 2 or len(tokens) < 2:
         raise UserError("the text has fewer than two words; give the WikiText file wiki.test.tokens")
     spans = list(windows(tokens, context, stride))
-    log_prob = math.fsum(answer.log_prob for answer in score(model, spans, batch_tokens, report))
-    loss = -log_prob / (len(tokens) - 1)
+    log_prob = math.fsum(answer.log_prob for answer in score(model, spans, batch_tokens, report, group))
+    loss, plain = -log_prob / (len(tokens) - 1), unigram_loss(Counter(tokens), model.shape.vocab)
     return {
         "words": words,
         "tokens": len(tokens),
@@ -119,9 +134,28 @@ def wikitext_perplexity(
         "loss": significant(loss),
         "token_perplexity": perplexity(loss, EXPONENT_LIMIT),
         "adjusted_perplexity": perplexity(loss * (len(tokens) - 1) / (words - 1), EXPONENT_LIMIT),
+        "unigram_perplexity": perplexity(plain, EXPONENT_LIMIT),
         "definition": "one sequence, detokenised; adjusted = exp(loss * (tokens - 1) / (original words - 1)), "
         f"exponents capped at {EXPONENT_LIMIT} (Megatron-LM WIKITEXT103)",
+        "notes": notes(loss, plain),
     }
+
+
+def unigram_loss(counts: Counter[int], vocab: int) -> float:
+    """Nats per token of a text under its own token counts (add-one), which know no order: near log vocab if short."""
+    total = counts.total()
+    return -math.fsum(count * math.log((count + 1) / (total + vocab)) for count in counts.values()) / total
+
+
+def notes(loss: float, plain: float) -> list[str]:
+    """What usually stands behind a loss that token counts alone undercut; empty when nothing looks wrong."""
+    if loss <= plain:
+        return []
+    return [
+        f"the token perplexity {perplexity(loss):.4g} is above {perplexity(plain):.4g}, that of token counts alone: "
+        "usually too few training tokens, another kind of text than the training's, a wrong tokenizer, or weights that "
+        "were damaged on the way; the validation loss tells which"
+    ]
 
 
 def detokenize_wikitext(text: str) -> str:

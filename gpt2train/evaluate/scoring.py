@@ -2,19 +2,23 @@
 
 Sequences are sorted by length and padded on the right; with causal attention nothing a sequence sees lies behind it,
 so padding changes nothing. Logits are made only of the scored positions and only over the vocabulary proper, never
-over the rows that pad it.
+over the rows that pad it. Several processes share the batches of one process, so that their numbers are its numbers.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2train.errors import RunError
+from gpt2train.evaluate.share import check_same, gather, share
+from gpt2train.evaluate.span import Score, Span
+from gpt2train.generate.decoder import Decoder
 from gpt2train.model.gpt2 import GPT2
+from gpt2train.parallel.mesh import together
 
 BATCH_TOKENS = 4096  # input tokens of a batch, padding included
 LOGIT_ROWS = 1024  # rows of logits alive at a time: 206 MB in float32 at a vocabulary of 50,257
@@ -22,53 +26,70 @@ LOGIT_ROWS = 1024  # rows of logits alive at a time: 206 MB in float32 at a voca
 Report = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Span:
-    """A sequence of token ids, of which the last `scored` are to be scored; at least one stays unscored."""
-
-    tokens: tuple[int, ...]
-    scored: int
-
-
-@dataclass(frozen=True)
-class Score:
-    """Of each scored token its log-probability (natural, float32) and whether it is the most likely one."""
-
-    log_probs: tuple[float, ...]
-    greedy: tuple[bool, ...]
-
-    @property
-    def log_prob(self) -> float:
-        """Log-probability of all scored tokens together."""
-        return sum(self.log_probs)
-
-
 def score(
-    model: GPT2, spans: Sequence[Span], batch_tokens: int = BATCH_TOKENS, report: Report | None = None
+    model: GPT2 | Decoder,
+    spans: Sequence[Span],
+    batch_tokens: int = BATCH_TOKENS,
+    report: Report | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> list[Score]:
     """Score every span, each exactly once; the answers come in the order of the spans.
 
     Args:
-        model: in evaluation mode.
+        model: whole and in evaluation mode, or the decoder of a model that is cut over processes.
         spans: each of 2 … context + 1 tokens (the last one is never fed in).
-        batch_tokens: input tokens of a batch; a memory limit that does not change the answers beyond rounding.
+        batch_tokens: input tokens of a batch; a memory limit that does not change the answers beyond rounding. A
+            decoder takes one sequence at a time.
         report: told after every batch how many spans are done and how many there are.
+        group: processes that share the work, each with the whole model; all of them call this, and all get the
+            answers of all spans, equal to those of one process to the last bit. Needs a backend for the CPU.
 
     Raises:
-        RunError: the model gives numbers that are not finite.
+        RunError: the model gives numbers that are not finite; processes were given different spans.
     """
+    if group is None:
+        return _in_order(_score_batches(model, spans, batches(spans, batch_tokens), report), len(spans))
+    check_same(spans, group)
+    mine = share(batches(spans, batch_tokens), group)
+    return gather(spans, together(lambda: _score_batches(model, spans, mine, report), group), group)
+
+
+def batches(spans: Sequence[Span], batch_tokens: int) -> list[list[int]]:
+    """Numbers of the spans that are computed together, the longest first; `batch_tokens` bounds the padded size."""
     order = sorted(range(len(spans)), key=lambda i: (-len(spans[i].tokens), i))
-    scores: dict[int, Score] = {}
-    start = 0
+    made, start = [], 0
     while start < len(order):
         rows = max(1, batch_tokens // (len(spans[order[start]].tokens) - 1))
-        batch = order[start : start + rows]
-        for index, answer in zip(batch, _score_batch(model, [spans[i] for i in batch]), strict=True):
-            scores[index] = answer
-        start += len(batch)
+        made.append(order[start : start + rows])
+        start += rows
+    return made
+
+
+def _in_order(scores: dict[int, Score], count: int) -> list[Score]:
+    return [scores[index] for index in range(count)]
+
+
+def _score_batches(
+    model: GPT2 | Decoder, spans: Sequence[Span], made: Sequence[Sequence[int]], report: Report | None
+) -> dict[int, Score]:
+    """Answers of the spans in these batches, by their numbers."""
+    total = sum(map(len, made))
+    scores: dict[int, Score] = {}
+    for batch in made:
+        some = [spans[index] for index in batch]
+        answers = _score_batch(model, some) if isinstance(model, GPT2) else [_score_one(model, span) for span in some]
+        scores.update(zip(batch, answers, strict=True))
         if report is not None:
-            report(start, len(order))
-    return [scores[index] for index in range(len(spans))]
+            report(len(scores), total)
+    return scores
+
+
+def _score_one(decoder: Decoder, span: Span) -> Score:
+    """The answer to one span by a decoder, which gives the logits of all positions."""
+    logits = decoder.logits(span.tokens[:-1])[-span.scored :]
+    targets = torch.tensor(span.tokens[-span.scored :])
+    log_probs, greedy = _judge(logits, targets)
+    return _finite(Score(tuple(log_probs.tolist()), tuple(greedy.tolist())))
 
 
 @torch.inference_mode()
@@ -84,12 +105,10 @@ def _score_batch(model: GPT2, spans: Sequence[Span]) -> list[Score]:
     places = [place for span in spans for place in range(len(span.tokens) - 1 - span.scored, len(span.tokens) - 1)]
     targets = torch.tensor([token for span in spans for token in span.tokens[-span.scored :]], device=device)
     log_probs, greedy = _score_targets(model, hidden[rows, places], targets)
-    if not torch.isfinite(log_probs).all():
-        raise RunError("the model gives numbers that are not finite: its weights are damaged or its training diverged")
     answers, at = [], 0
     for span in spans:
         part = slice(at, at + span.scored)
-        answers.append(Score(tuple(log_probs[part].tolist()), tuple(greedy[part].tolist())))
+        answers.append(_finite(Score(tuple(log_probs[part].tolist()), tuple(greedy[part].tolist()))))
         at += span.scored
     return answers
 
@@ -100,10 +119,21 @@ def _score_targets(model: GPT2, hidden: Tensor, targets: Tensor) -> tuple[Tensor
     log_probs, greedy = [], []
     for start in range(0, len(targets), LOGIT_ROWS):
         logits = F.linear(hidden[start : start + LOGIT_ROWS], matrix).float()
-        target = targets[start : start + LOGIT_ROWS]
-        log_probs.append(logits.gather(1, target.unsqueeze(1)).squeeze(1) - logits.logsumexp(1))
-        greedy.append(logits.argmax(1) == target)
+        some_log_probs, some_greedy = _judge(logits, targets[start : start + LOGIT_ROWS])
+        log_probs.append(some_log_probs)
+        greedy.append(some_greedy)
     return torch.cat(log_probs).cpu(), torch.cat(greedy).cpu()
+
+
+def _judge(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Of float32 logits [rows, vocab]: log-probability of each row's target and whether it has the greatest logit."""
+    return logits.gather(1, targets.unsqueeze(1)).squeeze(1) - logits.logsumexp(1), logits.argmax(1) == targets
+
+
+def _finite(answer: Score) -> Score:
+    if not all(map(math.isfinite, answer.log_probs)):
+        raise RunError("the model gives numbers that are not finite: its weights are damaged or its training diverged")
+    return answer
 
 
 def perplexity(nats: float, limit: float = 700.0) -> float:

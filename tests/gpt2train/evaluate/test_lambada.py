@@ -16,7 +16,8 @@ from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id, load_token
 from gpt2train.errors import RunError, UserError
 from gpt2train.evaluate.lambada import evaluate_lambada, last_token_pairs, openai_pairs, strict_pairs
 from gpt2train.evaluate.passages import read_passages, unigram_perplexity
-from gpt2train.evaluate.scoring import Span, score
+from gpt2train.evaluate.scoring import score
+from gpt2train.evaluate.span import Span
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
@@ -126,16 +127,17 @@ def test_a_model_that_is_always_right(tokenizer: Tokenizer, passages: list[str])
     for scores in result["definitions"].values():
         assert scores["accuracy"] == 1
         assert scores["correct"] == 12
-    assert result["notes"] == []
+    assert len(result["notes"]) == 1
+    assert "12 passages, LAMBADA's test set has 5,153" in result["notes"][0]
 
 
 def test_a_model_that_is_always_wrong_is_explained(tokenizer: Tokenizer, passages: list[str]) -> None:
     result = evaluate_lambada(Oracle(50257, lambda row: [50256] * len(row)).eval(), tokenizer, passages[:12])
     for scores in result["definitions"].values():
         assert scores["accuracy"] == 0
-    assert len(result["notes"]) == 2
-    assert "too few training tokens" in result["notes"][0]
-    assert "word counts alone" in result["notes"][1]
+    assert len(result["notes"]) == 3
+    assert "too few training tokens" in result["notes"][1]
+    assert "word counts alone" in result["notes"][2]
 
 
 def test_the_definitions_differ_on_half_a_word(tokenizer: Tokenizer) -> None:

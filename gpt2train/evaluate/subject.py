@@ -1,0 +1,66 @@
+"""What is evaluated: a model folder, or a checkpoint of a run as training left it, of any layout and not merged."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from gpt2train.checkpoint.format import Device
+from gpt2train.checkpoint.huggingface import read_model
+from gpt2train.checkpoint.merge import Source, find_source, find_tokenizer
+from gpt2train.checkpoint.store import load_weights
+from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.errors import UserError
+from gpt2train.model.gpt2 import GPT2
+
+SCORES = "scores"  # beside a run's `checkpoints/`; `eval/` belongs to the flow
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model on its device, its tokenizer, and where its scores go if nobody says."""
+
+    model: GPT2
+    tokenizer: Tokenizer
+    scores: Path
+
+
+def read_subject(path: Path, device: Device = "cpu", tokenizer: Path | None = None) -> Subject:
+    """Read what a path means: a model folder, a run folder (its latest checkpoint), or RUN/checkpoints/step-….
+
+    Args:
+        tokenizer: folder of the training's tokenizer, for a checkpoint whose own is not beside its data.
+
+    Raises:
+        UserError: it is none of the three, its tokenizer is not found, or there is no GPU where one was asked for.
+        RunError: the checkpoint is damaged.
+    """
+    if (path / "config.json").is_file():
+        if tokenizer is not None:
+            raise UserError(f"{path} is a model folder and brings its tokenizer; leave --tokenizer out")
+        return Subject(read_model(path, device), load_tokenizer(path), path / "eval")
+    try:
+        source = find_source(path)
+    except UserError as error:
+        raise UserError(f"{path} is not a model folder (no config.json), no run and no checkpoint of one") from error
+    folder = find_tokenizer(source, tokenizer)
+    scores = source.run / SCORES / source.checkpoint.name
+    return Subject(read_checkpoint(source, device), load_tokenizer(folder), scores)
+
+
+def read_checkpoint(source: Source, device: Device = "cpu") -> GPT2:
+    """The model of a checkpoint in float32, in evaluation mode.
+
+    Raises:
+        UserError: no GPU where one was asked for.
+        RunError: the checkpoint is damaged.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device cuda was asked for, but torch finds no GPU here; use --device cpu")
+    weights = load_weights(source.checkpoint)
+    with torch.device("meta"):
+        model = GPT2(source.config.shape)
+    model.load_state_dict(weights, assign=True)
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    return model.requires_grad_(False).eval().to("cuda" if on_gpu else "cpu")
