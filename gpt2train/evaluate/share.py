@@ -46,9 +46,10 @@ def gather(spans: Sequence[Span], mine: Mapping[int, Score], group: dist.Process
         dist.all_reduce(tensor, group=group)
     wrong = (counts != 1).nonzero().flatten()
     if len(wrong):
-        times = int(counts[wrong[0]])
+        first = int(wrong[0])
         raise RunError(
-            f"{len(wrong)} of {len(spans)} sequences were not scored once (number {wrong[0]}: {times} times)"
+            f"{len(wrong)} of {len(spans)} sequences were not scored once each (number {first}: {counts[first]} times); "
+            "no score is given"
         )
     values, right = log_probs.tolist(), greedy.bool().tolist()
     starts = [end - span.scored for end, span in zip(ends, spans, strict=True)]
