@@ -15,6 +15,7 @@ from gpt2train.evaluate.files import about, check_output, decode, read_input, wr
 from gpt2train.evaluate.passages import read_passages
 from gpt2train.evaluate.show import curve_lines, lambada_lines, wikitext_lines
 from gpt2train.files import write_whole
+from gpt2train.parallel.opened import Parts
 
 if TYPE_CHECKING:
     from gpt2train.evaluate.scoring import Report
@@ -24,7 +25,9 @@ evaluate = App(name="evaluate", help="Score models and checkpoints.", help_epilo
 
 Models = Annotated[list[Path], Parameter(negative=())]
 Positive = Annotated[int, Parameter(validator=Number(gte=1))]
+InParts = Annotated[Parts, Parameter(name="*")]
 Result = dict[str, Any]
+WHOLE = Parts()
 
 
 @evaluate.command
@@ -35,6 +38,7 @@ def lambada(
     output: Path | None = None,
     tokenizer: Path | None = None,
     batch_tokens: Positive = 4096,
+    parts: InParts = WHOLE,
     device: Device = "auto",
 ) -> None:
     """Score LAMBADA by the three definitions in use, side by side.
@@ -64,7 +68,7 @@ def lambada(
 
         return evaluate_lambada(subject.model, subject.tokenizer, passages, batch_tokens, report, group())
 
-    _evaluate(model, "lambada", about(data.name, raw), score, lambada_lines, output, tokenizer, device)
+    _evaluate(model, "lambada", about(data.name, raw), score, lambada_lines, output, tokenizer, parts, device)
 
 
 @evaluate.command
@@ -76,6 +80,7 @@ def wikitext(
     tokenizer: Path | None = None,
     stride: int = 32,
     batch_tokens: Positive = 4096,
+    parts: InParts = WHOLE,
     device: Device = "auto",
 ) -> None:
     """Perplexity on a WikiText file, adjusted to its words as Megatron-LM does.
@@ -107,7 +112,7 @@ def wikitext(
 
         return wikitext_perplexity(subject.model, subject.tokenizer, text, stride, batch_tokens, report, group())
 
-    _evaluate(model, "wikitext", about(data.name, raw), score, wikitext_lines, output, tokenizer, device)
+    _evaluate(model, "wikitext", about(data.name, raw), score, wikitext_lines, output, tokenizer, parts, device)
 
 
 @evaluate.command
@@ -178,6 +183,7 @@ def _evaluate(
     lines: Callable[[Mapping[str, Result]], list[str]],
     output: Path | None,
     tokenizer: Path | None,
+    parts: Parts,
     device: Device,
 ) -> None:
     """Score each model, show them side by side, write the results."""
@@ -185,16 +191,18 @@ def _evaluate(
         raise UserError(f"--model: {next(m for m in models if models.count(m) > 1)} is given twice")
     if output is not None:
         check_output(output)
-    from gpt2train.evaluate.processes import is_first, say
-    from gpt2train.evaluate.subject import read_subject
+    from gpt2train.evaluate.processes import group, is_first, say
+    from gpt2train.evaluate.subject import open_subject
+
+    if parts.processes > 1 and (len(models) > 1 or group()):
+        raise UserError("--tp and --pp: give one --model, and start the command without torchrun")
 
     results: dict[str, Result] = {}
     files = {}
     for path in models:
-        subject = read_subject(path, device, tokenizer)
-        with _shown(kind) as report:
+        with open_subject(path, parts, device, tokenizer) as subject, _shown(kind) as report:
             results[str(path)] = {"model": str(path), **facts, **score(subject, report)}
-        files[str(path)] = subject.scores / f"{kind}.json"
+            files[str(path)] = subject.scores / f"{kind}.json"
     for line in lines(results):
         say(line)
     if output is not None:

@@ -22,8 +22,7 @@ from tokenizers import Tokenizer
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
 from gpt2train.evaluate.passages import LAMBADA, unigram_perplexity
 from gpt2train.evaluate.scoring import BATCH_TOKENS, Report, perplexity, score, significant
-from gpt2train.evaluate.span import Score, Span
-from gpt2train.generate.decoder import Decoder
+from gpt2train.evaluate.span import Cut, Score, Span
 from gpt2train.model.gpt2 import GPT2
 
 DEFINITIONS = {
@@ -82,7 +81,7 @@ def strict_pairs(tokenizer: Tokenizer, passages: Sequence[str]) -> list[Pair]:
 
 
 def evaluate_lambada(
-    model: GPT2 | Decoder,
+    model: GPT2 | Cut,
     tokenizer: Tokenizer,
     passages: Sequence[str],
     batch_tokens: int = BATCH_TOKENS,
@@ -92,7 +91,7 @@ def evaluate_lambada(
     """Score passages by the three definitions.
 
     Args:
-        model: whole, or the decoder of one that is cut over processes.
+        model: whole, or one that is cut over processes.
         group: processes that share the work (`gpt2train.evaluate.scoring.score`).
         report: told after every batch how many sequences are done and how many there are; passages that are one
             sequence by several definitions are computed once.
@@ -150,7 +149,7 @@ def notes(result: dict[str, Any]) -> list[str]:
 
 
 def _score_once(
-    model: GPT2 | Decoder,
+    model: GPT2 | Cut,
     spans: dict[str, list[Span]],
     batch_tokens: int,
     report: Report | None,

@@ -16,8 +16,7 @@ from tokenizers import Tokenizer
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
 from gpt2train.evaluate.scoring import BATCH_TOKENS, Report, perplexity, score, significant
-from gpt2train.evaluate.span import Span
-from gpt2train.generate.decoder import Decoder
+from gpt2train.evaluate.span import Cut, Span
 from gpt2train.model.gpt2 import GPT2
 
 CHUNK = 64  # documents scored at a time, so that an endless stream of them needs no memory
@@ -43,7 +42,7 @@ def windows(tokens: Sequence[int], context: int, stride: int) -> Iterator[Span]:
 
 
 def document_perplexity(
-    model: GPT2 | Decoder,
+    model: GPT2 | Cut,
     tokenizer: Tokenizer,
     texts: Iterable[str],
     stride: int | None = None,
@@ -94,7 +93,7 @@ def document_perplexity(
 
 
 def wikitext_perplexity(
-    model: GPT2 | Decoder,
+    model: GPT2 | Cut,
     tokenizer: Tokenizer,
     text: str,
     stride: int | None = 32,

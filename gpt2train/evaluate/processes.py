@@ -13,10 +13,12 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.parallel.mesh import join
 from gpt2train.rank import end_at_once_on_bugs, exit_code, follow_launcher, leave
 
+_shared = False
+
 
 def group() -> dist.ProcessGroup | None:
-    """The processes that share the work; None where there is one."""
-    return dist.group.WORLD if dist.is_initialized() and dist.get_world_size() > 1 else None
+    """The processes that share the work; None where there is one, or where one model lies on several."""
+    return dist.group.WORLD if _shared else None
 
 
 def is_first() -> bool:
@@ -49,6 +51,8 @@ def run_shared(app: App) -> None:
             torch.cuda.set_device(seat.local % gpus)
         join("cpu", seat)  # answers travel by gloo, wherever the models are
         end_at_once_on_bugs(seat.rank, debug)
+        global _shared
+        _shared = True
         arguments = [flag for flag in sys.argv[1:] if flag != "--debug"]
         try:
             app(arguments, exit_on_error=False, print_error=False, result_action="return_value")

@@ -5,6 +5,7 @@ so padding changes nothing. Logits are made only of the scored positions and onl
 over the rows that pad it. Several processes share the batches of one process, so that their numbers are its numbers.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -15,8 +16,7 @@ from torch import Tensor
 
 from gpt2train.errors import RunError
 from gpt2train.evaluate.share import check_same, gather, share
-from gpt2train.evaluate.span import Score, Span
-from gpt2train.generate.decoder import Decoder
+from gpt2train.evaluate.span import Cut, Score, Span
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.parallel.mesh import together
 
@@ -27,7 +27,7 @@ Report = Callable[[int, int], None]
 
 
 def score(
-    model: GPT2 | Decoder,
+    model: GPT2 | Cut,
     spans: Sequence[Span],
     batch_tokens: int = BATCH_TOKENS,
     report: Report | None = None,
@@ -36,10 +36,9 @@ def score(
     """Score every span, each exactly once; the answers come in the order of the spans.
 
     Args:
-        model: whole and in evaluation mode, or the decoder of a model that is cut over processes.
+        model: whole and in evaluation mode, or one that is cut over processes.
         spans: each of 2 … context + 1 tokens (the last one is never fed in).
-        batch_tokens: input tokens of a batch; a memory limit that does not change the answers beyond rounding. A
-            decoder takes one sequence at a time.
+        batch_tokens: input tokens of a batch; a memory limit that does not change the answers beyond rounding.
         report: told after every batch how many spans are done and how many there are.
         group: processes that share the work, each with the whole model; all of them call this, and all get the
             answers of all spans, equal to those of one process to the last bit. Needs a backend for the CPU.
@@ -70,70 +69,60 @@ def _in_order(scores: dict[int, Score], count: int) -> list[Score]:
 
 
 def _score_batches(
-    model: GPT2 | Decoder, spans: Sequence[Span], made: Sequence[Sequence[int]], report: Report | None
+    model: GPT2 | Cut, spans: Sequence[Span], made: Sequence[Sequence[int]], report: Report | None
 ) -> dict[int, Score]:
     """Answers of the spans in these batches, by their numbers."""
     total = sum(map(len, made))
     scores: dict[int, Score] = {}
     for batch in made:
         some = [spans[index] for index in batch]
-        answers = _score_batch(model, some) if isinstance(model, GPT2) else [_score_one(model, span) for span in some]
-        scores.update(zip(batch, answers, strict=True))
+        scores.update(zip(batch, _score_batch(model, some), strict=True))
         if report is not None:
             report(len(scores), total)
     return scores
 
 
-def _score_one(decoder: Decoder, span: Span) -> Score:
-    """The answer to one span by a decoder, which gives the logits of all positions."""
-    logits = decoder.logits(span.tokens[:-1])[-span.scored :]
-    targets = torch.tensor(span.tokens[-span.scored :])
-    log_probs, greedy = _judge(logits, targets)
-    return _finite(Score(tuple(log_probs.tolist()), tuple(greedy.tolist())))
-
-
-@torch.inference_mode()
-def _score_batch(model: GPT2, spans: Sequence[Span]) -> list[Score]:
-    device = model.wte.weight.device
-    longest = max(len(span.tokens) for span in spans) - 1
-    tokens = torch.zeros(len(spans), longest, dtype=torch.int64)
-    for row, span in enumerate(spans):
-        tokens[row, : len(span.tokens) - 1] = torch.tensor(span.tokens[:-1])
-    hidden = model.hidden(tokens.to(device))
+def _score_batch(model: GPT2 | Cut, spans: Sequence[Span]) -> list[Score]:
+    sequences = [span.tokens[:-1] for span in spans]
     # Position p predicts token p + 1, so the last `scored` tokens are predicted by the last `scored` inputs.
     rows = [row for row, span in enumerate(spans) for _ in range(span.scored)]
     places = [place for span in spans for place in range(len(span.tokens) - 1 - span.scored, len(span.tokens) - 1)]
-    targets = torch.tensor([token for span in spans for token in span.tokens[-span.scored :]], device=device)
-    log_probs, greedy = _score_targets(model, hidden[rows, places], targets)
+    targets = [token for span in spans for token in span.tokens[-span.scored :]]
+    ask = functools.partial(score_here, model) if isinstance(model, GPT2) else model.score
+    log_probs, greedy = ask(sequences, rows, places, targets)
+    if not torch.isfinite(log_probs).all():
+        raise RunError("the model gives numbers that are not finite: its weights are damaged or its training diverged")
     answers, at = [], 0
     for span in spans:
         part = slice(at, at + span.scored)
-        answers.append(_finite(Score(tuple(log_probs[part].tolist()), tuple(greedy[part].tolist()))))
+        answers.append(Score(tuple(log_probs[part].tolist()), tuple(greedy[part].tolist())))
         at += span.scored
     return answers
 
 
-def _score_targets(model: GPT2, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target and whether it has the greatest logit; [rows] each, on the CPU."""
+@torch.inference_mode()
+def score_here(
+    model: GPT2,
+    sequences: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    places: Sequence[int],
+    targets: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """`Cut.score` of a model that lies whole in this process; float32 and bool [targets], on the CPU."""
+    device = model.wte.weight.device
+    tokens = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.int64)
+    for row, sequence in enumerate(sequences):
+        tokens[row, : len(sequence)] = torch.tensor(sequence)
+    hidden = model.hidden(tokens.to(device))[rows, places]
+    wanted = torch.tensor(targets, device=device)
     matrix = model.wte.weight[: model.shape.vocab]
     log_probs, greedy = [], []
-    for start in range(0, len(targets), LOGIT_ROWS):
+    for start in range(0, len(wanted), LOGIT_ROWS):
         logits = F.linear(hidden[start : start + LOGIT_ROWS], matrix).float()
-        some_log_probs, some_greedy = _judge(logits, targets[start : start + LOGIT_ROWS])
-        log_probs.append(some_log_probs)
-        greedy.append(some_greedy)
+        target = wanted[start : start + LOGIT_ROWS]
+        log_probs.append(logits.gather(1, target.unsqueeze(1)).squeeze(1) - logits.logsumexp(1))
+        greedy.append(logits.argmax(1) == target)
     return torch.cat(log_probs).cpu(), torch.cat(greedy).cpu()
-
-
-def _judge(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Of float32 logits [rows, vocab]: log-probability of each row's target and whether it has the greatest logit."""
-    return logits.gather(1, targets.unsqueeze(1)).squeeze(1) - logits.logsumexp(1), logits.argmax(1) == targets
-
-
-def _finite(answer: Score) -> Score:
-    if not all(map(math.isfinite, answer.log_probs)):
-        raise RunError("the model gives numbers that are not finite: its weights are damaged or its training diverged")
-    return answer
 
 
 def perplexity(nats: float, limit: float = 700.0) -> float:

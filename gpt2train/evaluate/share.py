@@ -48,8 +48,8 @@ def gather(spans: Sequence[Span], mine: Mapping[int, Score], group: dist.Process
     if len(wrong):
         first = int(wrong[0])
         raise RunError(
-            f"{len(wrong)} of {len(spans)} sequences were not scored once each (number {first}: {counts[first]} times); "
-            "no score is given"
+            f"{len(wrong)} of {len(spans)} sequences were not scored once each (number {first}: {counts[first]} "
+            "times); no score is given"
         )
     values, right = log_probs.tolist(), greedy.bool().tolist()
     starts = [end - span.scored for end, span in zip(ends, spans, strict=True)]

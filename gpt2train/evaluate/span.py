@@ -1,6 +1,23 @@
 """What is asked of a model and what it answers: a sequence whose end is scored."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from gpt2train.model.shape import Shape
+
+
+class Cut(Protocol):
+    """A model that is cut over processes (`gpt2train.parallel.decode.Team`)."""
+
+    shape: Shape
+
+    def score(
+        self, sequences: Sequence[Sequence[int]], rows: Sequence[int], places: Sequence[int], targets: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability of each target after a place of a sequence, and whether it is the likeliest one there."""
 
 
 @dataclass(frozen=True)

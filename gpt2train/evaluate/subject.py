@@ -1,5 +1,7 @@
 """What is evaluated: a model folder, or a checkpoint of a run as training left it, of any layout and not merged."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,18 +14,37 @@ from gpt2train.checkpoint.merge import Source, find_source, find_tokenizer
 from gpt2train.checkpoint.store import load_weights
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
+from gpt2train.evaluate.span import Cut
 from gpt2train.model.gpt2 import GPT2
+from gpt2train.parallel.opened import Parts, opened
 
 SCORES = "scores"  # beside a run's `checkpoints/`; `eval/` belongs to the flow
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model on its device, its tokenizer, and where its scores go if nobody says."""
+    """A model, its tokenizer, and where its scores go if nobody says."""
 
-    model: GPT2
+    model: GPT2 | Cut
     tokenizer: Tokenizer
     scores: Path
+
+
+@contextlib.contextmanager
+def open_subject(path: Path, parts: Parts, device: Device, tokenizer: Path | None = None) -> Iterator[Subject]:
+    """Open what a path means, for as long as the block lasts: whole here, or a model folder over several processes.
+
+    Raises:
+        UserError: as `read_subject`, or parts that do not fit.
+        gpt2train.parallel.decode.Lost: in the block, a process of the model is gone.
+    """
+    if parts.processes == 1:
+        yield read_subject(path, device, tokenizer)
+        return
+    if not (path / "config.json").is_file():
+        raise UserError(f"{path} is not a model folder, which --tp and --pp need; make one by gpt2train merge")
+    with opened(path, parts, device) as team:
+        yield Subject(team, load_tokenizer(path), path / "eval")
 
 
 def read_subject(path: Path, device: Device = "cpu", tokenizer: Path | None = None) -> Subject:
