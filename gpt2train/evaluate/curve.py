@@ -15,9 +15,9 @@ from typing import Any
 import torch.distributed as dist
 
 from gpt2train.checkpoint.format import Device
-from gpt2train.checkpoint.merge import Source, find_tokenizer
-from gpt2train.checkpoint.store import FOLDER, MANIFEST, list_checkpoints, read_manifest
-from gpt2train.config import CONFIG_FILE, read_run_config
+from gpt2train.checkpoint.merge import find_source, find_tokenizer
+from gpt2train.checkpoint.store import FOLDER, MANIFEST, list_checkpoints, read_manifest, sha256, stored_shape
+from gpt2train.config import CONFIG_FILE
 from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.evaluate.files import MARK, write_result
@@ -93,24 +93,24 @@ def score_run(
     """
     if not (run / CONFIG_FILE).is_file():
         raise UserError(f"{run} is no run folder (no {CONFIG_FILE}); a curve is drawn over the checkpoints of one run")
-    config = read_run_config(run / CONFIG_FILE)
     # As the first process sees them: a run that goes on makes new ones and removes old ones.
     names = _agreed(lambda: [path.name for path in list_checkpoints(run)], group)
     if not names:
         raise UserError(f"no checkpoint in {run / FOLDER}; give the folder of a run that has saved one")
     points, reused = [], 0
     for checkpoint in (run / FOLDER / name for name in names):
-        source = Source(run, checkpoint, config)
-        position = read_manifest(checkpoint).position
+        manifest = read_manifest(checkpoint)
+        position = manifest.position
         point: Scored = {
             "step": position.step,
             "samples": position.samples,
-            "tokens": position.samples * config.shape.context,
-            "valid_loss": read_manifest(checkpoint).valid_loss,
+            "tokens": position.samples * stored_shape(manifest, checkpoint).context,
+            "valid_loss": manifest.valid_loss,
         }
-        subject = functools.cache(functools.partial(_subject, source, device, tokenizer))
+        words = find_tokenizer(find_source(checkpoint), tokenizer) if measures else run
+        subject = functools.cache(functools.partial(_subject, checkpoint, device, words))
         for measure in measures:
-            file = run / SCORES / checkpoint.name / f"{measure.kind}-{_key(source, measure, tokenizer)}.json"
+            file = run / SCORES / checkpoint.name / f"{measure.kind}-{_key(checkpoint, measure, words)}.json"
             result = _agreed(functools.partial(_read, file), group)
             reused += result is not None
             if result is None:
@@ -124,15 +124,13 @@ def score_run(
     return {"run": run.name, MARK: {m.kind: m.about[MARK] for m in measures}, "points": points, "reused": reused}
 
 
-def _subject(source: Source, device: Device, tokenizer: Path | None) -> Subject:
-    words = load_tokenizer(find_tokenizer(source, tokenizer))
-    return Subject(read_checkpoint(source, device), words, source.run / SCORES)
+def _subject(checkpoint: Path, device: Device, tokenizer: Path) -> Subject:
+    return Subject(read_checkpoint(checkpoint, device), load_tokenizer(tokenizer), checkpoint)
 
 
-def _key(source: Source, measure: Measure, tokenizer: Path | None) -> str:
+def _key(checkpoint: Path, measure: Measure, tokenizer: Path) -> str:
     """Hash of all that a result depends on. The manifest of a checkpoint has the hashes of its files."""
-    weights = hashlib.sha256((source.checkpoint / MANIFEST).read_bytes()).hexdigest()
-    words = tokenizer_hash(find_tokenizer(source, tokenizer))
+    weights, words = sha256(checkpoint / MANIFEST), tokenizer_hash(tokenizer)
     parts = [VERSION, weights, words, measure.kind, dict(measure.about)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer
 
 from gpt2train.checkpoint.format import Device
 from gpt2train.checkpoint.huggingface import read_model
-from gpt2train.checkpoint.merge import Source, find_source, find_tokenizer
-from gpt2train.checkpoint.store import load_weights
+from gpt2train.checkpoint.merge import find_source, find_tokenizer
+from gpt2train.checkpoint.store import FOLDER, open_weights
+from gpt2train.checkpoint.weights import empty_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.evaluate.span import Cut
@@ -48,7 +49,8 @@ def open_subject(path: Path, parts: Parts, device: Device, tokenizer: Path | Non
 
 
 def read_subject(path: Path, device: Device = "cpu", tokenizer: Path | None = None) -> Subject:
-    """Read what a path means: a model folder, a run folder (its latest checkpoint), or RUN/checkpoints/step-….
+    """Read what a path means: a model folder, a run folder (its latest checkpoint), or a
+    checkpoint (RUN/checkpoints/step-…, or a converted one).
 
     Args:
         tokenizer: folder of the training's tokenizer, for a checkpoint whose own is not beside its data.
@@ -65,12 +67,14 @@ def read_subject(path: Path, device: Device = "cpu", tokenizer: Path | None = No
         source = find_source(path)
     except UserError as error:
         raise UserError(f"{path} is not a model folder (no config.json), no run and no checkpoint of one") from error
-    folder = find_tokenizer(source, tokenizer)
-    scores = source.run / SCORES / source.checkpoint.name
-    return Subject(read_checkpoint(source, device), load_tokenizer(folder), scores)
+    words = load_tokenizer(find_tokenizer(source, tokenizer))
+    checkpoint = source.checkpoint
+    in_run = checkpoint.parent.name == FOLDER
+    scores = checkpoint.parent.parent / SCORES / checkpoint.name if in_run else checkpoint / "eval"
+    return Subject(read_checkpoint(checkpoint, device), words, scores)
 
 
-def read_checkpoint(source: Source, device: Device = "cpu") -> GPT2:
+def read_checkpoint(checkpoint: Path, device: Device = "cpu") -> GPT2:
     """The model of a checkpoint in float32, in evaluation mode.
 
     Raises:
@@ -79,9 +83,8 @@ def read_checkpoint(source: Source, device: Device = "cpu") -> GPT2:
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device cuda was asked for, but torch finds no GPU here; use --device cpu")
-    weights = load_weights(source.checkpoint)
-    with torch.device("meta"):
-        model = GPT2(source.config.shape)
-    model.load_state_dict(weights, assign=True)
+    weights = open_weights(checkpoint)
+    model = empty_model(weights.shape)
+    model.load_state_dict(weights.read(), assign=True)
     on_gpu = device != "cpu" and torch.cuda.is_available()
     return model.requires_grad_(False).eval().to("cuda" if on_gpu else "cpu")

@@ -16,7 +16,7 @@ from gpt2train.model.shape import Shape
 BATCH = 64
 
 
-def small_bpe(bpe: Path, folder: Path, merges: int = 1000) -> Path:
+def small_bpe(bpe: Path, folder: Path, merges: int = 4000) -> Path:
     """The first merges of GPT-2's BPE alone: the harness makes logits of a whole batch, 6 GB a minute at 50,257."""
     vocab, pairs = read_tables(bpe)
     first = {token: number for token, number in vocab.items() if number < 256 + merges}
@@ -25,7 +25,7 @@ def small_bpe(bpe: Path, folder: Path, merges: int = 1000) -> Path:
     return folder
 
 
-def learn_last_words(passages: Sequence[str], bpe: Path, steps: int = 30, context: int = 96) -> GPT2:
+def learn_last_words(passages: Sequence[str], bpe: Path, steps: int = 30, context: int = 128) -> GPT2:
     """Train on the targets of the passages alone, until some are right and some are not."""
     tokenizer = load_tokenizer(bpe)
     shape = Shape(vocab=tokenizer.get_vocab_size(), layers=1, heads=2, hidden=32, context=context)

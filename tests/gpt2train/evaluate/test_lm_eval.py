@@ -74,18 +74,18 @@ def check_equal(harness: Harness, passages: list[str], model: Path, folder: Path
 
 def odd_first(passages: list[str], count: int) -> list[str]:
     """Passages whose last word has no single space in front, and others."""
-    odd = [text for text in passages if text.split(" ")[-1] != text.split()[-1] or text.endswith(" ") or "  " in text]
+    odd = [text for text in passages if text.split(" ")[-1] != text.split()[-1]]
     return [*odd[:20], *passages[: count - len(odd[:20])]]
 
 
 def test_the_harness_counts_the_same(harness: Harness, real_data: Path, tmp_path: Path) -> None:
     passages = read_passages((real_data / "lambada/lambada_test.jsonl").read_bytes(), "lambada")
     bpe = small_bpe(real_data / "bpe", tmp_path / "bpe")
-    some = odd_first(passages, 300)
-    model = write(learn_last_words(some, bpe), tmp_path / "model", bpe)
+    some = odd_first(passages, 150)
+    model = write(learn_last_words(some[:64], bpe, steps=50), tmp_path / "model", bpe)
     ours = check_equal(harness, some, model, tmp_path)
-    assert 20 < ours["definitions"]["lambada_openai"]["correct"] < 280
-    assert ours["truncated"] > 20
+    assert 10 < ours["definitions"]["lambada_openai"]["correct"] < 140
+    assert ours["truncated"] > 5
 
 
 @pytest.mark.slow
