@@ -49,7 +49,7 @@ def harness(tmp_path: Path) -> Harness:
         command += ["--tasks", "lambada_local", "--include_path", str(tmp_path / "task"), "--device", "cpu"]
         command += ["--batch_size", "16", "--output_path", str(tmp_path / "out")]
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
-        done = subprocess.run(command, env=os.environ | offline, capture_output=True, text=True, timeout=800)
+        done = subprocess.run(command, env=os.environ | offline, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr[-2000:]
         found: dict[str, Any] = json.loads(next((tmp_path / "out").rglob("results_*.json")).read_text())
         return found["results"]["lambada_local"]
@@ -91,7 +91,7 @@ def test_the_harness_counts_the_same(harness: Harness, real_data: Path, tmp_path
 @pytest.mark.slow
 def test_the_harness_counts_the_same_on_the_whole_set(harness: Harness, real_data: Path, tmp_path: Path) -> None:
     passages = read_passages((real_data / "lambada/lambada_test.jsonl").read_bytes(), "lambada")
-    bpe = real_data / "bpe"
+    bpe = small_bpe(real_data / "bpe", tmp_path / "bpe")
     model = write(learn_last_words(passages[:150], bpe), tmp_path / "model", bpe)
     ours = check_equal(harness, passages, model, tmp_path)
     assert ours["passages"] == 5153
