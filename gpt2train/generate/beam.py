@@ -5,11 +5,12 @@ differs in three things: it also compares ended candidates when it decides wheth
 length limit it takes open ones of a lower rank too, and it offers the rows that pad the vocabulary as tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from gpt2train.data.tokenizer import end_of_text_id
 from gpt2train.errors import RunError, UserError
@@ -49,45 +50,66 @@ def beam_search(
         UserError: the prompt fills the context, or more beams are asked for than the decoder has rows.
         RunError: the model gives numbers that are not finite.
     """
+    if len(prompt) >= decoder.context:
+        raise UserError(f"the prompt has {len(prompt)} tokens, the context is {decoder.context}; give fewer")
+    if settings.beams > decoder.rows:
+        raise UserError(f"{settings.beams} beams are asked for, {decoder.rows} can run together; ask for fewer")
+    steps = beam_steps(decoder.context - len(prompt), settings, tokenizer, end)
+    next(steps)
+    logits = decoder.add([prompt])
+    try:
+        while True:
+            rows, tokens = steps.send(logits)
+            decoder.select(rows)
+            logits = decoder.step(tokens)
+    except StopIteration as over:
+        return list(over.value)
+    finally:
+        decoder.select([])
+
+
+def beam_steps(
+    room: int, settings: BeamSettings, tokenizer: Tokenizer | None = None, end: int | None = None
+) -> Generator[tuple[list[int], list[int]], Tensor, list[Beam]]:
+    """The search apart from who runs the model, so that it can share a decoder with others.
+
+    Begun with `next`, then sent logits [rows, vocab], of one row after the prompt. It gives the rows that go on, in
+    the order of the next logits, with their next tokens; what it returns are the answers.
+
+    Args:
+        room: tokens that fit in behind the prompt.
+    """
     if end is None and tokenizer is not None:
         end = end_of_text_id(tokenizer)
-    beams, room = settings.beams, decoder.context - len(prompt)
-    if room < 1:
-        raise UserError(f"the prompt has {len(prompt)} tokens, the context is {decoder.context}; give fewer")
-    if beams > decoder.rows:
-        raise UserError(f"{beams} beams are asked for, {decoder.rows} can run together; ask for fewer")
+    beams = settings.beams
     stops = {*settings.stop_tokens, *(() if end is None else (end,))}
     # Enough candidates that `beams` of them go on, even if every beam also ends in every way there is.
     wanted = max(2, 1 + len(stops)) * beams
     limit = min(settings.max_new_tokens, room)
     going: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     done: list[Beam] = []
-    logits = decoder.add([prompt])
-    try:
-        for length in range(1, limit + 1):
-            sums = logits.log_softmax(1) + torch.tensor([total for _, total in going])[:, None]
-            best = sums.view(-1).topk(min(wanted, sums.numel()))
-            if not torch.isfinite(best.values[0]):
-                raise RunError("the model gives numbers that are not finite: its weights are damaged")
-            rows: list[int] = []
-            following: list[tuple[tuple[int, ...], float]] = []
-            for rank, (total, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-                row, token = divmod(place, sums.shape[1])
-                tokens = (*going[row][0], token)
-                if token in stops or length == limit:
-                    if rank < beams:  # those behind are only there so that enough go on
-                        done.append(Beam(tokens, total / length**settings.length_penalty, "length"))
-                elif len(rows) < beams:
-                    rows.append(row)
-                    following.append((tokens, total))
-            done = sorted(done, key=lambda beam: -beam.score)[:beams]
-            if not following or _over(done, following[0][1], length, limit, settings):
-                break
-            going = following
-            decoder.select(rows)
-            logits = decoder.step([tokens[-1] for tokens, _ in going])
-    finally:
-        decoder.select([])
+    logits = yield [], []
+    for length in range(1, limit + 1):
+        sums = logits.log_softmax(1) + torch.tensor([total for _, total in going])[:, None]
+        best = sums.view(-1).topk(min(wanted, sums.numel()))
+        if not torch.isfinite(best.values[0]):
+            raise RunError("the model gives numbers that are not finite: its weights are damaged")
+        rows: list[int] = []
+        following: list[tuple[tuple[int, ...], float]] = []
+        for rank, (total, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+            row, token = divmod(place, sums.shape[1])
+            tokens = (*going[row][0], token)
+            if token in stops or length == limit:
+                if rank < beams:  # those behind are only there so that enough go on
+                    done.append(Beam(tokens, total / length**settings.length_penalty, "length"))
+            elif len(rows) < beams:
+                rows.append(row)
+                following.append((tokens, total))
+        done = sorted(done, key=lambda beam: -beam.score)[:beams]
+        if not following or _over(done, following[0][1], length, limit, settings):
+            break
+        going = following
+        logits = yield rows, [tokens[-1] for tokens, _ in going]
     return [_told(beam, stops, end, settings, tokenizer) for beam in done]
 
 

@@ -4,9 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tokenizers import Tokenizer
 from torch import Tensor
 
+from gpt2train.generate.beam import Beam, beam_steps
 from gpt2train.generate.sequence import TokenScore, TokenSequence, take
+from gpt2train.generate.settings import BeamSettings
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,10 @@ class Search(Protocol):
     prompt: Sequence[int]
     width: int
     """Rows it takes at most."""
+
+    @property
+    def made(self) -> int:
+        """Tokens made so far."""
 
     def take(self, logits: Tensor) -> tuple[Sequence[int], Sequence[int]]:
         """Take the logits [rows, vocab] of its rows, after the prompt those of one row: which of them go on (one that
@@ -44,12 +51,40 @@ class Continuation:
         self.prompt = sequence.prompt
         self._told = 0
 
+    @property
+    def made(self) -> int:
+        """Tokens made so far."""
+        return len(self.sequence.tokens)
+
     def news(self) -> News:
         """What was made since the last call."""
         start, self._told = self._told, len(self.sequence.tokens)
         return News(
             self.sequence.fresh(), tuple(self.sequence.tokens[start:]), tuple(self.sequence.scores[start : self._told])
         )
+
+
+class BeamSearch:
+    """A beam search; `beams` are its answers when it is done."""
+
+    def __init__(
+        self, prompt: Sequence[int], settings: BeamSettings, context: int, tokenizer: Tokenizer, end: int | None = None
+    ) -> None:
+        self.prompt, self.width = prompt, settings.beams
+        self.beams: list[Beam] = []
+        self._steps = beam_steps(context - len(prompt), settings, tokenizer, end)
+        next(self._steps)
+
+    @property
+    def made(self) -> int:
+        return sum(len(beam.tokens) for beam in self.beams)
+
+    def take(self, logits: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+        try:
+            return self._steps.send(logits)
+        except StopIteration as over:
+            self.beams = over.value
+            return [], []
 
 
 Job = Continuation | Search

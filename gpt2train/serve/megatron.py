@@ -10,10 +10,10 @@ from typing import Any, Self
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gpt2train.generate.settings import SamplingSettings
+from gpt2train.generate.settings import BeamSettings, SamplingSettings
 from gpt2train.generate.text import token_bytes
 from gpt2train.serve.errors import Refusal
-from gpt2train.serve.jobs import Continuation
+from gpt2train.serve.jobs import BeamSearch, Continuation
 from gpt2train.serve.service import Service, continuation, finish, seed_of
 
 LEGACY = {"max_len": "tokens_to_generate", "sentences": "prompts"}
@@ -53,12 +53,12 @@ class ApiRequest(BaseModel):
     """The same request with the same seed gets the same answer; chosen by chance where not given."""
     no_log: bool = False
     """Taken for its clients' sake: no prompt is ever logged."""
-    beam_width: int | None = Field(None, ge=1)
+    beam_width: int | None = Field(None, ge=1, le=128)
     """Search with so many beams; one prompt."""
-    stop_token: int = Field(50256, ge=0)
-    """Token that ends a beam. Needs `beam_width`."""
-    length_penalty: float = 1.0
-    """A beam's score is divided by its length to this power. Needs `beam_width`."""
+    stop_token: int | None = Field(None, ge=0)
+    """Token that ends a beam, `<|endoftext|>` (50256) where not given. For `beam_width`."""
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+    """A beam's score is divided by its length to this power. For `beam_width`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -98,7 +98,7 @@ def megatron_routes(service: Service) -> APIRouter:
         """Continue prompts, as Megatron-LM's text generation server does."""
         prompts = await _prompts(service, body)
         if body.beam_width:
-            raise Refusal(501, "beam_width: not offered yet", "beam_width")
+            return await _search(service, body, prompts[0], request)
         settings = _sampling(service, body)
         jobs = [continuation(service, prompt, settings, place) for place, prompt in enumerate(prompts)]
         await finish(service, jobs, request)
@@ -110,6 +110,22 @@ def megatron_routes(service: Service) -> APIRouter:
         }
 
     return router
+
+
+async def _search(service: Service, body: ApiRequest, prompt: list[int], request: Request) -> dict[str, Any]:
+    """The answer with beams, the best first."""
+    width = body.beam_width or 1
+    if width > service.batcher.decoder.rows:
+        raise Refusal(400, f"beam_width: this server runs {service.batcher.decoder.rows} at once", "beam_width")
+    settings = BeamSettings(beams=width, length_penalty=body.length_penalty, max_new_tokens=_new(service, body))
+    job = BeamSearch(prompt, settings, service.context, service.tokenizer, body.stop_token)
+    await finish(service, [job], request)
+    tokens = [[*prompt, *beam.tokens] for beam in job.beams]
+    return {
+        "text": [_text(service, ids) for ids in tokens],
+        "segments": [_segments(service, ids) for ids in tokens],
+        "scores": [beam.score for beam in job.beams],
+    }
 
 
 async def _prompts(service: Service, body: ApiRequest) -> list[list[int]]:
@@ -127,7 +143,7 @@ async def _prompts(service: Service, body: ApiRequest) -> list[list[int]]:
             f"model's context of {service.context}",
             "tokens_to_generate",
         )
-    total = (longest + new) * len(prompts)
+    total = (longest + new) * max(len(prompts), body.beam_width or 1)
     if total > limits.max_api_tokens:
         raise Refusal(400, f"prompts: too many tokens, {total} are above {limits.max_api_tokens}", "prompts")
     return prompts

@@ -108,8 +108,7 @@ def submit(service: Service, jobs: Sequence[Job]) -> Ticket:
 def leave(service: Service, ticket: Ticket) -> None:
     """Free what a request still holds."""
     service.batcher.leave(ticket)
-    made = [len(job.sequence.tokens) for job in ticket.jobs if isinstance(job, Continuation)]
-    service.metrics.generated_tokens.inc(sum(made))
+    service.metrics.generated_tokens.inc(sum(job.made for job in ticket.jobs))
 
 
 async def news_of(service: Service, ticket: Ticket) -> AsyncIterator[tuple[int, News | None]]:

@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from gpt2train.generate.beam import beam_search
 from gpt2train.generate.continuation import generate_tokens
 from gpt2train.generate.decoder import LocalDecoder
-from gpt2train.generate.settings import SamplingSettings
+from gpt2train.generate.settings import BeamSettings, SamplingSettings
 from gpt2train.serve.settings import ServeSettings
 from tests.gpt2train.serve.servers import Running, running, small_model, tokenizer
 
@@ -81,6 +83,31 @@ def test_ends_of_lines(server: Running) -> None:
         assert text(prevent_newline_after_colon=True)[0] != "\n"
         assert text(prevent_newline_after_colon=True)[1:] == "\n" * 5
     assert colon != newline
+
+
+def test_beams(server: Running) -> None:
+    """While others are served."""
+    prompt = tokenizer().encode("Hello").ids
+    body = {"prompts": ["Hello"], "tokens_to_generate": 9}
+    for more, settings, end in (
+        ({"beam_width": 4}, BeamSettings(beams=4, max_new_tokens=9), 256),
+        (
+            {"beam_width": 3, "length_penalty": 0.5, "stop_token": 70},
+            BeamSettings(beams=3, length_penalty=0.5, max_new_tokens=9),
+            70,
+        ),
+    ):
+        expected = beam_search(LocalDecoder(small_model(), 4), prompt, settings, tokenizer(), end)
+        with ThreadPoolExecutor(4) as pool:
+            others = [pool.submit(server.client.put, "/api", json=body | {"random_seed": i}) for i in range(3)]
+            answer = pool.submit(server.client.put, "/api", json=body | more).result().json()
+            assert [other.result().status_code for other in others] == [200] * 3
+        assert set(answer) == {"text", "segments", "scores"}
+        texts = [tokenizer().decode([*prompt, *beam.tokens], skip_special_tokens=False) for beam in expected]
+        assert answer["text"] == texts
+        assert answer["scores"] == pytest.approx([beam.score for beam in expected], abs=1e-4)
+        assert answer["scores"] == sorted(answer["scores"], reverse=True)
+    assert server.client.put("/api", json=body | {"beam_width": 100}).status_code == 400
 
 
 @pytest.mark.parametrize(
