@@ -42,6 +42,14 @@ def test_a_completion(server: Running) -> None:
     assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
 
 
+def test_a_small_answer_is_not_held_back(server: Running) -> None:
+    """By Nagle's algorithm, which waits 40 ms for a client's acknowledgement."""
+    assert server.client.get("/health").status_code == 200
+    [connection] = server.server.http.server_state.connections
+    there = connection.transport.get_extra_info("socket")
+    assert there.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_echo_and_scores(server: Running) -> None:
     ids = tokenizer().encode("Once upon").ids
     for prompt in ("Once upon", ids, [ids]):
