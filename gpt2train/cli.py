@@ -10,16 +10,15 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from gpt2train import __version__
-from gpt2train.checkpoint.format import Device, MergeSettings
+from gpt2train.checkpoint.format import MergeSettings
 from gpt2train.command import HELP_DEBUG, run_command
 from gpt2train.convert.command import convert
 from gpt2train.evaluate.command import evaluate
-from gpt2train.generate.settings import SamplingSettings
-from gpt2train.parallel.opened import Parts, opened
+from gpt2train.generate.command import generate
 from gpt2train.plan.command import plan
 from gpt2train.serve.command import serve
 
-DEFAULT_MERGE, DEFAULT_SAMPLING, DEFAULT_PARTS = MergeSettings(), SamplingSettings(), Parts()
+DEFAULT_MERGE = MergeSettings()
 
 app = App(
     name="gpt2train",
@@ -31,6 +30,7 @@ app.command(evaluate)
 data = App(name="data", help="Token files.")
 app.command(data)
 app.command(plan)
+app.command(generate)
 app.command(convert)
 app.command(serve)
 
@@ -60,34 +60,6 @@ def merge(
     checkpoint = merge_checkpoint(source, output, tokenizer, settings.dtype)
     print(f"merged {checkpoint}")
     print(f"model: {output}")
-
-
-@app.command
-def generate(
-    *,
-    model: Path,
-    prompt: Annotated[list[str], Parameter(negative=())],
-    sampling: Annotated[SamplingSettings, Parameter(name="*")] = DEFAULT_SAMPLING,
-    parts: Annotated[Parts, Parameter(name="*")] = DEFAULT_PARTS,
-    device: Device = "auto",
-) -> None:
-    """Continue prompts.
-
-    Parameters
-    ----------
-    model
-        Model folder.
-    prompt
-        Text to go on with; can be given several times.
-    device
-        auto takes a GPU where there is one.
-    """
-    with opened(model, parts, device) as answering:
-        from gpt2train.data.tokenizer import load_tokenizer
-        from gpt2train.generate.continuation import generate as continue_prompts
-
-        for answer in continue_prompts(answering, load_tokenizer(model), prompt, sampling):
-            print(f"{answer.prompt}{answer.text}\n[{len(answer.tokens)} tokens, stopped: {answer.stopped}]")
 
 
 @app.command

@@ -59,6 +59,8 @@ def explain_flags(error: CycloptsError) -> str:
         first = cause.errors()[0]
         flag = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")
         message = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:  # of several flags together: the message names them
+            return message
         return f"{flag}: {message[:1].lower()}{message[1:]} (got {first.get('input')!r})"
     return str(error)
 
