@@ -1,7 +1,8 @@
 """Read one process's part of a model: its layers, of them its heads, and its rows of the vocabulary.
 
 The peak of a process is its own part in float32 and two copies of the largest tensor of its layers, not the model: at
-124M parameters over 2 x 2 processes 0.2 GB and 0.3 GB for the token embedding.
+124M parameters over 2 x 2 processes 0.2 GB and 0.3 GB for the token embedding. Pages of a mapped file come on top; the
+kernel can take them back.
 """
 
 import torch
