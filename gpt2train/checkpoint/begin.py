@@ -70,7 +70,7 @@ def _of_a_run(
     if what == "position":
         together(lambda: check_same_run(config, corpora, found.manifest, f"{place} is of"), group)
     else:
-        known = found.manifest.tokenizer_hash is not None
+        known = None not in (found.manifest.tokenizer_hash, config.tokenizer_hash)
         keys = SHAPE if known else tuple(key for key in SHAPE if key != "tokenizer_hash")
         check(config, found.manifest, keys, f"{place} is of", REMEDY)
     log.info("beginning with the %s of %s", "weights" if what == "weights" else f"weights and {what}", found.checkpoint)

@@ -5,6 +5,7 @@ OpenAI code. Nothing here knows of distribution: parallelism is applied from out
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +89,9 @@ class GPT2(nn.Module):
         # Of (hidden states, weight of wte) or (…, targets): functions, so that a layout on which every process has a
         # part of the vocabulary can put its own in their place.
         self.project: Callable[[Tensor, Tensor], Tensor] = F.linear
-        self.cross_entropy: Callable[[Tensor, Tensor, Tensor], Tensor] = chunked_cross_entropy
+        self.cross_entropy: Callable[[Tensor, Tensor, Tensor], Tensor] = partial(
+            chunked_cross_entropy, vocab=shape.vocab
+        )
 
     def forward(
         self,

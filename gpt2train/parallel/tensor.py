@@ -59,7 +59,10 @@ def apply_tensor_parallel(model: GPT2, mesh: DeviceMesh, sequence_parallel: bool
         elif isinstance(module, Attention) and module.dropout:
             module.forward = functools.partial(_attend, module, module.forward, region)  # type: ignore[method-assign]
     model.project = lambda x, weight: vocabulary.logits(x, region.local(weight), region)
-    model.cross_entropy = lambda x, weight, targets: vocabulary.cross_entropy(x, region.local(weight), targets, region)
+    vocab = model.shape.vocab
+    model.cross_entropy = lambda x, weight, targets: vocabulary.cross_entropy(
+        x, region.local(weight), targets, region, vocab
+    )
     return region
 
 

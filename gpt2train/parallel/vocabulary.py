@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2train.model.loss import CHUNK, IGNORE, GradientInForward, add_product
+from gpt2train.model.loss import CHUNK, IGNORE, NEVER, GradientInForward, add_product
 from gpt2train.parallel.regions import Region
 
 
@@ -27,7 +27,7 @@ def logits(hidden: Tensor, weight: Tensor, region: Region) -> Tensor:
     return region.share(F.linear(hidden, weight))
 
 
-def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, region: Region) -> Tensor:
+def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, region: Region, vocab: int | None = None) -> Tensor:
     """Sum over the targets of -log softmax(hidden @ whole.T)[target], float32, the same bits on every process.
 
     `gpt2train.model.loss.chunked_cross_entropy` on a part of the vocabulary: never more than a chunk of this process's
@@ -39,14 +39,19 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, region: Regio
         hidden: [..., width], equal on all processes; its gradient is a part, to be summed over them.
         weight: [vocab / size, width], the rows of this process.
         targets: int64 [...], equal on all processes; -100 marks positions that do not count.
+        vocab: rows of the whole that are tokens; those above are padding and take no part.
     """
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    return _CrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), region, needs_grad)
+    tokens = len(weight) * region.size if vocab is None else vocab
+    own = max(0, tokens - region.rank * len(weight))  # of this process's rows
+    return _CrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), region, own, needs_grad)
 
 
 class _CrossEntropy(GradientInForward):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, region: Region, needs_grad: bool) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, region: Region, own: int, needs_grad: bool
+    ) -> Tensor:
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -63,6 +68,7 @@ class _CrossEntropy(GradientInForward):
             here = (column >= 0) & (column < weight.shape[0])
             column = column.masked_fill(~here, 0)
             part = (rows @ matrix.t()).float()
+            part[:, own:] = NEVER
             top = part.amax(1, keepdim=True)
             picked = part.gather(1, column) * here
             total = part.sub_(top).exp_().sum(1, keepdim=True)

@@ -75,23 +75,23 @@ def test_logits_loss_and_gradient_equal_transformers() -> None:
     torch.testing.assert_close(model.blocks["0"].up.weight.grad, theirs, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [1, 255, 256, 700])
-def test_chunked_loss_equals_the_plain_one(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "vocab"), [(1, None), (255, None), (256, 61), (700, 64)])
+def test_chunked_loss_equals_the_plain_one(rows: int, vocab: int | None) -> None:
     generator = torch.Generator().manual_seed(rows)
     hidden = torch.randn(rows, 16, generator=generator)
     weight = torch.randn(64, 16, generator=generator)
-    targets = torch.randint(0, 64, (rows,), generator=generator)
+    targets = torch.randint(0, vocab or 64, (rows,), generator=generator)
     targets[:: 3 if rows > 1 else 2] = IGNORE if rows > 1 else 3
     results = []
     for function in (chunked_cross_entropy, plain_cross_entropy):
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        loss = function(h, w, targets)
+        loss = function(h, w, targets, vocab)
         (loss * 0.5).backward()
         results.append((loss, h.grad, w.grad))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
     with torch.no_grad():
-        torch.testing.assert_close(chunked_cross_entropy(hidden, weight, targets), results[0][0].detach())
+        torch.testing.assert_close(chunked_cross_entropy(hidden, weight, targets, vocab), results[0][0].detach())
 
 
 def test_chunked_loss_refuses_a_second_backward() -> None:

@@ -42,7 +42,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def beginning(tokens: Path, output: Path, source: Path, **changes: Any) -> RunConfig:
-    return make(tokens, output, **({"steps": 2, "schedule": {"warmup": 1}, "checkpoints": {"init_from": str(source)}} | changes))
+    return make(
+        tokens, output, **({"steps": 2, "schedule": {"warmup": 1}, "checkpoints": {"init_from": str(source)}} | changes)
+    )
 
 
 def evaluated(config: RunConfig, folder: Path) -> float:
