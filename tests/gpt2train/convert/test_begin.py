@@ -15,12 +15,13 @@ from gpt2train.checkpoint.native import write_checkpoint
 from gpt2train.checkpoint.weights import Weights, in_memory
 from gpt2train.config import RunConfig
 from gpt2train.data.corpora import training_data
-from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer, tokenizer_hash
+from gpt2train.data.tokenizer import tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.mesh import Place
 from gpt2train.train import train
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
+from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.jobs import VOCAB, curve, finish, make, start, write
 
 SHAPE = Shape(VOCAB, 2, 2, 32, 16)
@@ -31,9 +32,7 @@ RANKS = Path(__file__).parent.parent / "parity" / "ranks.py"  # trains the runs 
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One model in all formats: `hf`, `megatron` (TP 2, PP 2, version 0, old names), `native`; and its tokenizer."""
     root = tmp_path_factory.mktemp("sources")
-    (root / "tokenizer").mkdir()
-    letters = [chr(0x100 + number) for number in range(VOCAB - 1)]
-    save_tokenizer(root / "tokenizer", {letter: n for n, letter in enumerate([*letters, END_OF_TEXT])}, [])
+    write_tokenizer(root / "tokenizer", VOCAB)
     model = {name: tensor * 0.3 for name, tensor in make_model(VOCAB, 2, 2, 32, 16).items()}
     write_model(root / "hf", from_huggingface(model, SHAPE), SHAPE, root / "tokenizer")
     write_tree(root / "megatron", model, 2, tp=2, pp=2, version=0.0, old=True, said={"num_attention_heads": 2})

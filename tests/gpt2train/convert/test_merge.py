@@ -1,0 +1,134 @@
+"""A checkpoint of any layout becomes one model folder, which says what the model said while it was trained.
+
+The layouts of a number of processes share one torchrun job (`merging.py`).
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2train.checkpoint.merge import merge
+from gpt2train.errors import UserError
+from tests.gpt2train.convert.small_tokenizer import write_tokenizer
+from tests.gpt2train.jobs import VOCAB, finish, make, start, write
+
+MERGING = Path(__file__).parent / "merging.py"
+SECONDS = 900.0
+
+TWO: dict[str, dict[str, Any]] = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "dp2-zero3": {"zero": 3}}
+FOUR: dict[str, dict[str, Any]] = {
+    "tp2-pp2": {"tp": 2, "pp": 2},
+    "tp4": {"tp": 4},
+    "pp4": {"pp": 4},
+    "dp4-zero1": {"zero": 1},
+    "dp4-zero3": {"zero": 3},
+    "hybrid": {"zero": 3, "shard": 2},
+    "offload": {"zero": 2, "offload": True},
+    "tp2-dp2-zero3": {"tp": 2, "zero": 3, "sequence_parallel": False},
+}
+
+
+def merged(layouts: dict[str, dict[str, Any]], processes: int, tokens: Path, folder: Path) -> None:
+    """Train, merge and compare on these layouts."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = write_tokenizer(folder / "tokenizer", VOCAB)
+    configs = {
+        name: make(
+            tokens,
+            folder / name,
+            model={"layers": 4, "heads": 4},
+            batch={"micro_batch": 1, "global_batch": 8},
+            parallel=layout,
+            schedule={"warmup": 1},
+            steps=2,
+        )
+        for name, layout in layouts.items()
+    }
+    code, _, err = finish(start(str(MERGING), *map(write, configs.values()), processes=processes), SECONDS)
+    assert code == 0, err
+    fresh = set()
+    for name, config in configs.items():
+        merge(folder / name, folder / "models" / name, tokenizer)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder / "models" / name).eval()
+        with torch.no_grad():
+            found = theirs(torch.arange(2 * config.model.context).view(2, -1) % VOCAB).logits
+        expected = torch.load(folder / f"{name}.logits", weights_only=True)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        merge(folder / f"{name}-fresh", folder / "models" / f"{name}-fresh", tokenizer)
+        fresh.add((folder / "models" / f"{name}-fresh" / "model.safetensors").read_bytes())
+    assert len(fresh) == 1  # the same weights are the same bytes, whichever layout they were saved on
+    assert (folder / "models" / name / "model.safetensors").read_bytes() not in fresh
+
+
+def test_two_processes(tokens: Path, tmp_path: Path) -> None:
+    merged(TWO, 2, tokens, tmp_path)
+
+
+@pytest.mark.slow
+def test_four_processes(tokens: Path, tmp_path: Path) -> None:
+    merged(FOUR, 4, tokens, tmp_path)
+
+
+def test_what_is_not_ours_is_not_replaced(tmp_path: Path) -> None:
+    """A config.json alone does not make a folder a model of ours: any program has one."""
+    from gpt2train.checkpoint.huggingface import check_free
+
+    (tmp_path / "app").mkdir()
+    check_free(tmp_path / "app")
+    (tmp_path / "app/config.json").write_text('{"theme": "dark"}')
+    with pytest.raises(UserError, match="is there already and is not a model folder"):
+        check_free(tmp_path / "app")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is there already"):
+        check_free(tmp_path / "file")
+
+
+MEASURE = """
+import sys, threading, time
+from pathlib import Path
+import psutil, torch
+from gpt2train.checkpoint import merge
+
+folder, dtype = Path(sys.argv[1]), sys.argv[2]
+merge.merge(folder / "small", folder / "warm", dtype=dtype)  # what is imported and kept the first time
+process, peak, done = psutil.Process(), 0, threading.Event()
+def watch():
+    global peak
+    while not done.is_set():
+        peak = max(peak, process.memory_info().rss)
+        time.sleep(0.001)
+before = process.memory_info().rss
+thread = threading.Thread(target=watch)
+thread.start()
+merge.merge(folder / "large", folder / "model", dtype=dtype)
+done.set()
+thread.join()
+size = (folder / "model/model.safetensors").stat().st_size
+print((peak - before) / size)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_is_below_one_and_a_half_models(tmp_path: Path, dtype: str) -> None:
+    """117m in proportion: a third of the weights is the embedding, in one piece, as one process saves it."""
+    from gpt2train.checkpoint.native import write_checkpoint
+    from gpt2train.checkpoint.weights import Weights, in_memory, sizes
+    from gpt2train.model.shape import Shape
+
+    entries = 20_000
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", entries)
+    for name, layers in (("small", 1), ("large", 12)):
+        shape = Shape(entries, layers, 8, 512, 1024)
+        weights = {key: torch.full(size, 0.5) for key, size in sizes(shape).items()}
+        write_checkpoint(tmp_path / name, Weights(shape, in_memory(weights)), tokenizer)
+    command = [sys.executable, "-c", MEASURE, str(tmp_path), dtype]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    print(f"{dtype}: {float(done.stdout):.2f} models")
+    assert float(done.stdout) < 1.5
