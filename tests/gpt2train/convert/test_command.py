@@ -1,0 +1,147 @@
+"""`gpt2train convert`, from each format to each, and pytorch_model.bin."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gpt2train.checkpoint.huggingface import read_model, to_huggingface, write_model
+from gpt2train.cli import app
+from gpt2train.command import run_command
+from gpt2train.errors import UserError
+from gpt2train.model.shape import Shape
+from tests.gpt2train.convert.megatron_trees import make_model, write_tree
+from tests.gpt2train.convert.small_tokenizer import write_tokenizer
+from tests.gpt2train.test_huggingface import make_model as make_ours
+from tests.gpt2train.test_huggingface import weights_of
+
+SHAPE = Shape(130, 4, 4, 16, 8)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model in `hf` and its tokenizer in `bpe`, which is the working directory."""
+    write_tokenizer(tmp_path / "bpe", SHAPE.vocab)
+    write_model(tmp_path / "hf", weights_of(make_ours(SHAPE)), SHAPE, tmp_path / "bpe")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Exit code, and what was printed; of an error the error."""
+    code = run_command(app, ["convert", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.err if code else captured.out
+
+
+def test_round_the_formats_and_back(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = ["--tp", "2", "--pp", "4", "--checkpoint-version", "0", "--names", "old"]
+    code, out = run(capsys, "hf", "meg", "--to", "megatron", *layout)
+    assert code == 0 and out.splitlines()[-1] == "megatron: meg", out
+    assert len(list((here / "meg/release").iterdir())) == 8
+    code, out = run(capsys, "meg", "ckpt", "--from", "megatron", "--to", "gpt2train", "--tokenizer", "bpe")
+    assert code == 0 and "4 layers, 4 heads, width 16, context 8, 130 tokens" in out
+    code, out = run(capsys, "ckpt", "back", "--to", "huggingface")  # its tokenizer came along
+    assert code == 0 and out.splitlines()[-1] == "huggingface: back" and "note: the optimizer" in out
+    for file in (here / "hf").iterdir():
+        assert (here / "back" / file.name).read_bytes() == file.read_bytes(), file.name
+    code, out = run(capsys, "meg", "half", "--to", "huggingface", "--tokenizer", "bpe", "--dtype", "bfloat16")
+    assert code == 0
+    assert {tensor.dtype for tensor in load_file(here / "half/model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_what_megatron_left_out_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tree(here / "m", make_model(130, 4, 4, 16, 8), 4, optimizer={"state": torch.ones(3)})
+    code, out = run(capsys, "m", "c", "--to", "gpt2train")
+    assert code == 2 and "give --heads N" in out
+    code, out = run(capsys, "m", "c", "--to", "gpt2train", "--heads", "4")
+    assert code == 2 and "give --tokenizer DIR or --vocab N" in out
+    code, out = run(capsys, "m", "c", "--to", "gpt2train", "--heads", "4", "--vocab", "130")
+    assert code == 0 and "note: the optimizer's state" in out and "note: no tokenizer" in out
+    code, out = run(capsys, "m", "h", "--to", "huggingface", "--heads", "4", "--vocab", "130")
+    assert code == 2 and "give --tokenizer DIR" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hf", "x", "--to", "onnx"], "onnx"),
+        (["nowhere", "x", "--to", "megatron"], "no folder nowhere"),
+        (["bpe", "x", "--to", "megatron"], "bpe is no run or checkpoint"),
+        (["hf", "x", "--to", "gpt2train", "--tp", "2"], "--tp is for --to megatron"),
+        (["hf", "x", "--to", "gpt2train", "--dtype", "float16"], "--dtype float16"),
+        (["hf", "x", "--to", "megatron", "--tp", "3"], "--tp must divide 4 heads"),
+        (["hf", "x", "--to", "megatron", "--pp", "0"], "--pp"),
+        (["hf", "x", "--from", "megatron", "--to", "gpt2train"], "no Megatron-LM checkpoint"),
+        (["hf", "bpe", "--to", "megatron"], "bpe is there already"),
+        (["hf", "bpe", "--to", "gpt2train"], "bpe is there already"),
+        (["hf", "bpe", "--to", "huggingface"], "bpe is there already"),
+    ],
+)
+def test_mistakes_are_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    before = sorted(str(file) for file in here.rglob("*"))
+    code, error = run(capsys, *arguments)
+    assert code == 2 and message in error and error.count("\n") == 1, error
+    assert sorted(str(file) for file in here.rglob("*")) == before
+
+
+def pickled(folder: Path, tensors: dict[str, torch.Tensor], shards: int, archive: bool) -> None:
+    """The same model as older programs have it: `pytorch_model.bin`, whole or in shards."""
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({"vocab_size": 130, "n_layer": 4, "n_head": 4, "n_embd": 16, "n_ctx": 8})
+    )
+    names = sorted(tensors)
+    parts = {f"pytorch_model-{n + 1}-of-{shards}.bin": names[n::shards] for n in range(shards)}
+    files = {"pytorch_model.bin": names} if shards == 1 else parts
+    for file, some in files.items():
+        part = {name: tensors[name] for name in some}
+        torch.save(part, folder / file, _use_new_zipfile_serialization=archive)
+    if shards > 1:
+        index = {"weight_map": {name: file for file, some in files.items() for name in some}}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(("shards", "archive"), [(1, True), (1, False), (3, True)])
+def test_pickled_weights_are_read(here: Path, shards: int, archive: bool) -> None:
+    """With the tied head and the masks of old files; in both of torch's formats."""
+    model = make_ours(SHAPE)
+    tensors = to_huggingface(weights_of(model), SHAPE)
+    tensors |= {f"transformer.h.{i}.attn.bias": torch.ones(1, 1, 8, 8).bool() for i in range(4)}
+    tensors |= {f"transformer.h.{i}.attn.masked_bias": torch.tensor(-1e4) for i in range(4)}
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
+    pickled(here / "old", tensors, shards, archive)
+    tokens = torch.arange(8).unsqueeze(0)
+    assert torch.equal(read_model(here / "old")(tokens)[..., :130], model(tokens)[..., :130])
+
+
+class Mischief:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_pickled_code_is_refused_and_not_run(here: Path, archive: bool) -> None:
+    tensors: dict[str, Any] = {"wte.weight": Mischief(here / "mark")}
+    pickled(here / "bad", tensors, 1, archive)
+    with pytest.raises(UserError, match=r"pytorch_model\.bin is not read: a pickle can run code, .* posix\.mkdir"):
+        read_model(here / "bad")
+    assert not (here / "mark").exists()
+    torch.load(here / "bad/pytorch_model.bin", weights_only=False)  # to see that it would have run
+    assert (here / "mark").exists()
+
+
+def test_a_missing_shard_is_named(here: Path) -> None:
+    pickled(here / "old", to_huggingface(weights_of(make_ours(SHAPE)), SHAPE), 3, True)
+    (here / "old/pytorch_model-2-of-3.bin").unlink()
+    with pytest.raises(UserError, match=r"pytorch_model-2-of-3\.bin: it is not there"):
+        read_model(here / "old")
