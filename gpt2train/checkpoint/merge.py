@@ -27,8 +27,8 @@ class Source:
 def merge(run_or_checkpoint: Path, output: Path, tokenizer: Path | None = None, dtype: Dtype = "float32") -> Path:
     """Write the model of a checkpoint of any layout as a Hugging Face folder, whole or not at all.
 
-    The peak of memory is 0.9 times the model of 124 million parameters as it is written in half precision, and 0.6
-    times in float32: the largest tensor, as stored and as written.
+    In memory are the largest tensor as it was saved and as it is written: 0.71 times the model in float32 and 1.14
+    times in bfloat16, where the embedding is 35 % of the weights and was saved in one piece.
 
     Args:
         run_or_checkpoint: a run folder (its latest checkpoint is taken), or one folder of its `checkpoints/`.

@@ -10,7 +10,7 @@ class Shape:
     """The sizes that fix a GPT-2's parameters.
 
     `padded_vocab` is `vocab` rounded up to a multiple of 128 so that matrix kernels and tensor-parallel shards divide
-    it; the rows above `vocab` are never a target and are cut off on export.
+    it; the rows above `vocab` are never a target, take no part in the loss, and are cut off on export.
     """
 
     vocab: int

@@ -121,7 +121,7 @@ def test_memory_is_below_one_and_a_half_models(tmp_path: Path, dtype: str) -> No
     from gpt2train.checkpoint.weights import Weights, in_memory, sizes
     from gpt2train.model.shape import Shape
 
-    entries = 20_000
+    entries = 40_000
     tokenizer = write_tokenizer(tmp_path / "tokenizer", entries)
     for name, layers in (("small", 1), ("large", 12)):
         shape = Shape(entries, layers, 8, 512, 1024)
