@@ -20,6 +20,8 @@ from gpt2train.serve.jobs import Continuation
 from gpt2train.serve.service import Service, continuation, finish, leave, news_of, seed_of, submit
 
 SCORES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+# Python's splitlines, and clients that use it on a stream, take these for the end of a line; JSON does not.
+LINE_ENDS = {ord(letter): f"\\u{ord(letter):04x}" for letter in "\x85\u2028\u2029"}
 REASONS = {"end": "stop", "stop": "stop", "length": "length", "context": "length"}
 
 
@@ -207,4 +209,4 @@ def _extend(scores: dict[str, list[Any]] | None, more: dict[str, list[Any]] | No
 
 
 def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return f"data: {json.dumps(data, ensure_ascii=False).translate(LINE_ENDS)}\n\n"

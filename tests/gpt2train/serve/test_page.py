@@ -67,12 +67,12 @@ class Page:
         """What the browser found wrong, beyond that the server first asked for a key."""
         return [one for one in self.driver.get_log("browser") if " 401 " not in one["message"]]
 
-    def ask(self, path: str, body: object = None) -> Any:
-        """Ask the server without the page."""
+    def ask(self, path: str, body: object = None) -> str:
+        """What the server answers without the page."""
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
         request = urllib.request.Request(self.address + path, body and json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request) as response:
-            return json.load(response)
+            return str(response.read().decode())
 
     def until(self, holds: Callable[[], object], what: str) -> None:
         end = time.monotonic() + 60
@@ -121,11 +121,20 @@ def test_text_comes_as_text(page: Page) -> None:
     assert page.complaints() == []
 
 
+def test_a_text_breaks_no_line_of_a_stream(page: Page) -> None:
+    asked = {"prompt": "Gr", "temperature": 0, "max_tokens": 120, "stream": True, "logprobs": 0}
+    lines = [line for line in page.ask("/v1/completions", asked).splitlines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    made = "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines[:-1])
+    assert made.startswith(TEXT[2:])
+    assert "\u2028" in made
+
+
 def test_probabilities_on_hover_and_focus(page: Page) -> None:
     page.open()
     page.go(prompt="Gr", temperature=0, max_tokens=20)
     asked = {"prompt": "Gr", "temperature": 0, "max_tokens": 20, "logprobs": 5}
-    scores = page.ask("/v1/completions", asked)["choices"][0]["logprobs"]
+    scores = json.loads(page.ask("/v1/completions", asked))["choices"][0]["logprobs"]
     tokens = page.tokens()
     assert [one.get_property("textContent") for one in tokens[:4]] == ["ü", "ß", "e", ","]  # two bytes, two bytes, …
     tip = page.at("tip")
@@ -168,7 +177,7 @@ def test_stop_button(page: Page) -> None:
     assert made and int(made[1]) < 4000
     assert not page.at("error").is_displayed()
 
-    page.until(lambda: page.ask("/health")["rows"] == 0, "the row")
+    page.until(lambda: json.loads(page.ask("/health"))["rows"] == 0, "the row")
     page.at("adopt").click()
     assert page.at("prompt").get_property("value").startswith("Gr")
     assert len(page.at("prompt").get_property("value")) > 2
