@@ -9,12 +9,14 @@ from flows.orchestrate import run_step
 from flows.settings import JudgeSettings, OutputSettings, ScoreSettings
 from flows.workplace import workplace
 from gpt2train.errors import UserError
+from gpt2train.evaluate.files import decode
+from gpt2train.evaluate.passages import read_passages
 from tasks.cloze import cloze_file
 from tasks.lambada import evaluate
 from tasks.merge import merge
 from tasks.runner import Runner
 from tasks.steps import Manifest, need_manifest, read_manifest
-from tasks.storage import Folder
+from tasks.storage import Folder, read_any
 
 
 @flow(name="evaluate")
@@ -41,7 +43,9 @@ def judge(
 ) -> tuple[Manifest, Manifest]:
     """Merge the checkpoint, then score the merged model; the manifests of both."""
     model = run_step(merge, root, training, bpe, settings.merge, runner=runner)
-    scores = run_step(evaluate, root, model, lambada, documents, settings.evaluate, runner=runner)
+    scores = run_step(
+        evaluate, root, model, lambada, documents, settings.evaluate, runner=runner, wikitext=settings.wikitext
+    )
     return model, scores
 
 
@@ -62,8 +66,22 @@ def check(settings: ScoreSettings) -> None:
 
     Raises:
         RunError: the run is not finished or not there.
+        UserError: an input is missing or malformed.
     """
     need_manifest(Folder(settings.run))
+    if settings.lambada:
+        read_passages(read_any(settings.lambada), settings.lambada)
+    check_wikitext(settings)
+
+
+def check_wikitext(settings: JudgeSettings) -> None:
+    """See that WikiText, where it is given, is there and is text.
+
+    Raises:
+        UserError: it is not.
+    """
+    if settings.wikitext:
+        decode(read_any(settings.wikitext), settings.wikitext)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from prefect.artifacts import create_markdown_artifact
 from flows import dataprep
 from flows.command import command
 from flows.dataprep import prepare
-from flows.evaluate import judge
+from flows.evaluate import check_wikitext, judge
 from flows.orchestrate import run_step
 from flows.pretrain import check_local, learn
 from flows.settings import PipelineSettings
@@ -41,6 +41,7 @@ def check(settings: PipelineSettings) -> None:
     """
     check_local(settings.output)
     dataprep.check(settings)
+    check_wikitext(settings)
     Layout.of(settings.train, settings.launch.world)
     check_corpora(settings.train)
 

@@ -151,6 +151,8 @@ class JudgeSettings(Settings):
     """The Hugging Face folder."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """LAMBADA, perplexity, samples."""
+    wikitext: str | None = None
+    """WikiText in its tokenised form (wiki.test.tokens), scored besides."""
 
 
 class ScoreSettings(JudgeSettings):

@@ -1,20 +1,20 @@
-"""The evaluate step: LAMBADA by three definitions, perplexity on held-out documents, sample generations.
+"""The evaluate step: LAMBADA by three definitions, perplexity on held-out documents and WikiText, sample generations.
 
-Output `<run folder>/eval/`: `lambada.json`, `perplexity.json`, `samples.json`. The three are batches of their own, each
-in a process with one thread, so that they run side by side and a killed run repeats at most what was in flight.
+Output `<run folder>/eval/`: `lambada.json`, `perplexity.json`, `samples.json`, and `wikitext.json` where asked for.
+They are batches of their own, each in a process with one thread, so that they run side by side and a killed run repeats
+at most what was in flight.
 """
 
-import hashlib
 import heapq
 import json
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from pydantic import Field, PositiveInt
 
 from gpt2train.checkpoint.format import Device
 from gpt2train.errors import RunError, UserError
+from gpt2train.evaluate.files import MARK, about, decode
 from gpt2train.evaluate.passages import read_passages
 from gpt2train.generate.settings import SamplingSettings
 from gpt2train.settings import Settings
@@ -35,6 +35,8 @@ class EvaluateSettings(Settings):
     """Characters of a held-out document that are scored; a longer one is cut at the last white space before."""
     stride: PositiveInt | None = None
     """Tokens that a perplexity window moves on; half the model's context where not given."""
+    wikitext_stride: PositiveInt = 32
+    """Tokens that a window moves on over WikiText; the model's context where it is shorter."""
     prompts: tuple[str, ...] = ("This module provides", "The following example shows", "In Python,", "")
     """What the sample generations go on from; an empty prompt begins a new document."""
     sampling: SamplingSettings = SamplingSettings(temperature=0.8, top_k=40)
@@ -49,6 +51,7 @@ def evaluate(
     settings: EvaluateSettings,
     runner: Runner,
     *,
+    wikitext: str | None = None,
     device: Device = "auto",
     threads: int = 1,
 ) -> Manifest:
@@ -58,20 +61,26 @@ def evaluate(
         model: of the merge step.
         lambada: path or URL of `{"text": …}` lines.
         held_out: documents (Parquet) with a column `split`; those marked `test` are scored.
+        wikitext: path or URL of WikiText in its tokenised form.
         device, threads: where it runs and with how many threads a process; neither is part of the fingerprint.
 
     Raises:
-        UserError: the cloze set is missing or malformed, or no document is held out.
+        UserError: the cloze set is missing or malformed, WikiText is missing or no text, or no document is held out.
     """
     data = read_any(lambada)
     passages = read_passages(data, lambada)
-    sha256 = hashlib.sha256(data).hexdigest()
+    facts = {"lambada": about(PurePosixPath(lambada).name, data)}
+    text = ""
+    if wikitext is not None:
+        raw = read_any(wikitext)
+        text = decode(raw, wikitext)
+        facts["wikitext"] = about(PurePosixPath(wikitext).name, raw)
     step = Step(
         root,
         "evaluate",
-        version=1,
+        version=2,
         parameters=settings,
-        inputs={"merge": model, "lambada": sha256, "held_out": held_out},
+        inputs={"merge": model, "held_out": held_out, **{kind: fact[MARK] for kind, fact in facts.items()}},
         folder=str(PurePosixPath(model.folder).parent / "eval"),
         packages=("tokenizers", "torch"),
     )
@@ -79,11 +88,10 @@ def evaluate(
         return done
     if not root.is_local:
         raise UserError(f"a model is read from a local folder, not from {root.url}; copy the run first")
-    about = {"data": PurePosixPath(lambada).name, "data_sha256": sha256}
     place = (root / model.folder).path()
-    tasks = ["lambada", "perplexity", "samples"]
+    tasks = ["lambada", "perplexity", "samples", *(["wikitext"] if wikitext is not None else [])]
     outcomes = runner.batches(
-        step, "part", tasks, evaluate_part, place, about, passages, root, held_out, settings, device, threads
+        step, "part", tasks, evaluate_part, place, facts, passages, text, root, held_out, settings, device, threads
     )
     return step.commit(Outcome.total(outcomes))
 
@@ -93,28 +101,33 @@ def evaluate_part(
     name: str,
     item: str,
     model_folder: str,
-    about: dict[str, Any],
+    facts: dict[str, dict[str, str]],
     passages: Sequence[str],
+    text: str,
     root: Folder,
     held_out: Manifest,
     settings: EvaluateSettings,
     device: Device,
     threads: int,
 ) -> Outcome:
-    """Write one of the three result files."""
+    """Write one of the result files."""
     import torch
 
     from gpt2train.checkpoint.huggingface import read_model
     from gpt2train.data.tokenizer import load_tokenizer
     from gpt2train.evaluate.lambada import evaluate_lambada
-    from gpt2train.evaluate.perplexity import document_perplexity
+    from gpt2train.evaluate.perplexity import document_perplexity, wikitext_perplexity
     from gpt2train.generate.continuation import generate
 
     torch.set_num_threads(threads)
     model, tokenizer = read_model(Path(model_folder), device), load_tokenizer(model_folder)
     if item == "lambada":
-        result = about | evaluate_lambada(model, tokenizer, passages)
+        result = facts[item] | evaluate_lambada(model, tokenizer, passages)
         counts = {"passages": result["passages"], "truncated_passages": result["truncated"]}
+    elif item == "wikitext":
+        stride = min(settings.wikitext_stride, model.shape.context)
+        result = facts[item] | wikitext_perplexity(model, tokenizer, text, stride)
+        counts = {"wikitext_tokens": result["tokens"]}
     elif item == "perplexity":
         texts = held_out_texts(root, held_out, settings)
         result = document_perplexity(model, tokenizer, texts, settings.stride)

@@ -119,6 +119,25 @@ def test_another_cloze_set_is_scored_and_one_worker_gives_the_same_bytes(
     assert {record.name: folder.read_bytes(record.name) for record in scores.outputs} == before
 
 
+def test_wikitext_is_scored_where_it_is_given(
+    upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path
+) -> None:
+    file, (lambada, documents) = tmp_path / "wiki.test.tokens", (str(upstream.cloze), upstream.documents)
+    file.write_text(" = Valkyria = \n A game , in the third @-@ person . \n" * 5)
+    with Runner(workers=2) as runner:
+        more = evaluate(upstream.root, model, lambada, documents, SETTINGS, runner, wikitext=str(file))
+        assert [record.name for record in more.outputs][-1] == "wikitext.json"
+        found = json.loads((upstream.root / more.folder).read_bytes("wikitext.json"))
+        assert (found["data"], found["words"], found["stride"]) == (file.name, 70, 32)
+        assert found["adjusted_perplexity"] > found["token_perplexity"] > 1
+        assert more.outcome.facts["wikitext_tokens"] == found["tokens"]
+        file.write_bytes(b"\xff")
+        with pytest.raises(UserError, match="is not UTF-8"):
+            evaluate(upstream.root, model, lambada, documents, SETTINGS, runner, wikitext=str(file))
+        assert evaluate(upstream.root, model, lambada, documents, SETTINGS, runner) == scores
+    assert "wikitext.json" not in (upstream.root / scores.folder).files()
+
+
 def test_a_bad_cloze_set_is_refused_and_leaves_the_scores(
     upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path
 ) -> None:
@@ -129,7 +148,7 @@ def test_a_bad_cloze_set_is_refused_and_leaves_the_scores(
     assert Step(
         upstream.root,
         "evaluate",
-        version=1,
+        version=2,
         parameters=SETTINGS,
         inputs=scores.inputs,
         folder=scores.folder,

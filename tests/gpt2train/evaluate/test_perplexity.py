@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from gpt2train.checkpoint.huggingface import write_model
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id, load_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.evaluate.perplexity import detokenize_wikitext, document_perplexity, wikitext_perplexity, windows
+from gpt2train.evaluate.perplexity import (
+    detokenize_wikitext,
+    document_perplexity,
+    notes,
+    wikitext_perplexity,
+    windows,
+)
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
@@ -108,6 +115,50 @@ def test_wikitext_equals_the_plain_twin(model: GPT2, tokenizer: Tokenizer, real_
     assert got["adjusted_perplexity"] == pytest.approx(
         math.exp(min(20, loss * (len(tokens) - 1) / (words - 1))), rel=1e-3
     )
+
+
+def test_wikitext_equals_transformers(model: GPT2, tokenizer: Tokenizer, real_data: Path, tmp_path: Path) -> None:
+    """Window after window by transformers' own model, labels masked: sums of its loss."""
+    transformers = pytest.importorskip("transformers")
+    write_model(tmp_path / "m", dict(model.state_dict()), SHAPE, real_data / "bpe")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
+    text = (real_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")[:2000]
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")(detokenize_wikitext(text))["input_ids"]
+    total, done, start = 0.0, 0, 0
+    while done < len(tokens) - 1:
+        window = torch.tensor(tokens[start : start + SHAPE.context + 1])
+        labels = window[1:].clone()
+        labels[: done - start] = -100
+        with torch.no_grad():
+            logits = theirs(window[None, :-1]).logits[0]
+        total += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+        done, start = start + len(labels), start + 8
+    got = wikitext_perplexity(model, tokenizer, text, stride=8)
+    words = len(text.strip().split(" "))
+    assert got["tokens"] == len(tokens)
+    assert got["token_perplexity"] == pytest.approx(math.exp(total / (len(tokens) - 1)), rel=1e-3)
+    assert got["adjusted_perplexity"] == pytest.approx(math.exp(min(20, total / (words - 1))), rel=1e-3)
+
+
+def test_perplexity_above_that_of_token_counts_is_explained(uniform: GPT2, tokenizer: Tokenizer) -> None:
+    text = " cat sat on my mat and we" * 400
+    got = wikitext_perplexity(uniform, tokenizer, text, stride=None)
+    assert got["token_perplexity"] == pytest.approx(50257, rel=1e-4)
+    # Seven tokens, each 400 times of 2,800; add-one over 50,257.
+    assert got["unigram_perplexity"] == pytest.approx((2800 + 50257) / 401, rel=1e-4)
+    assert "too few training tokens" in got["notes"][0]
+    assert notes(1.0, 1.1) == notes(1.0, 1.0) == []
+
+
+def test_a_short_text_is_not_called_bad_by_its_own_counts(model: GPT2, tokenizer: Tokenizer) -> None:
+    """Ten words that occur once say nothing: their counts alone give nearly the vocabulary as perplexity."""
+    got = document_perplexity(model, tokenizer, ["ten plain words that stand here once and say little"])
+    assert got["unigram_perplexity"] > 20000
+
+
+def test_the_rule_that_never_did_anything_stays_out() -> None:
+    """Megatron-LM's `/' [0-9]/` is a pattern of another language: in Python it matches a slash, and no real text."""
+    assert detokenize_wikitext("the class of ' 68 in it") == "the class of ' 68 in it"
 
 
 def test_wikitext_of_a_uniform_model(uniform: GPT2, tokenizer: Tokenizer) -> None:
