@@ -95,5 +95,5 @@ def test_the_harness_counts_the_same_on_the_whole_set(harness: Harness, real_dat
     model = write(learn_last_words(passages[:150], bpe), tmp_path / "model", bpe)
     ours = check_equal(harness, passages, model, tmp_path)
     assert ours["passages"] == 5153
-    assert ours["definitions"]["lambada_openai"]["correct"] > 100
+    assert ours["definitions"]["lambada_openai"]["correct"] > 40
     assert all("LAMBADA's test set has" not in note for note in ours["notes"])
