@@ -164,3 +164,15 @@ def test_sequences_join_and_leave_as_they_come(small: GPT2) -> None:
         batch.step()
     assert gone.finished == "left" and gone.tokens == alone[5][: len(gone.tokens)] and len(gone.tokens) < 6
     assert [one.tokens for one in sequences if one is not gone] == alone[:5] + alone[6:]
+
+
+def test_several_that_end_together_make_room_for_each_that_stays(small: GPT2) -> None:
+    asked = [settings(max_new_tokens=new) for new in (2, 2, 9, 9, 5)]
+    prompts = [[1], [2], [3], [4], [5]]
+    alone = [continue_tokens(small, [prompt], one)[0].tokens for prompt, one in zip(prompts, asked, strict=True)]
+    sequences = [TokenSequence(prompt, one, 16) for prompt, one in zip(prompts, asked, strict=True)]
+    batch = Batch(LocalDecoder(small, 5))
+    batch.join(sequences)
+    while batch.going:
+        batch.step()
+    assert [one.tokens for one in sequences] == alone
