@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from gpt2train.checkpoint.huggingface import open_model, read_model, read_shape
+from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.evaluate.lambada import evaluate_lambada
 from gpt2train.generate.decoder import Decoder, LocalDecoder
 from gpt2train.parallel.decode import Line, Team, follow
 from gpt2train.parallel.layout import Layout
@@ -86,6 +89,29 @@ def scored(folder: str, tp: int, pp: int) -> dict[str, Any]:
             "greedy": greedy.tolist() == (logits.argmax(1) == torch.tensor(targets)).tolist(),
             "likeliest": int(greedy.sum()),
             "of": len(targets),
+        }
+
+    return with_team(folder, tp, pp, work)
+
+
+def lambada(folder: str, tp: int, pp: int) -> dict[str, Any]:
+    """LAMBADA's scores of lines of a text, against those of the whole model."""
+    lines = [
+        line.strip()
+        for line in (Path(__file__).parents[3] / "LICENSE").read_text().splitlines()
+        if len(line.split()) > 8
+    ]
+
+    def work(team: Team) -> dict[str, Any]:
+        tokenizer = load_tokenizer(Path(folder))
+        of_one = evaluate_lambada(read_model(Path(folder)), tokenizer, lines)
+        of_all = evaluate_lambada(team, tokenizer, lines)
+        log_perplexity = [log(one["definitions"]["lambada_openai"].pop("perplexity")) for one in (of_one, of_all)]
+        return {
+            "same": of_one["definitions"] == of_all["definitions"] and of_one["passages"] == of_all["passages"],
+            "difference": abs(log_perplexity[0] - log_perplexity[1]),
+            "passages": of_all["passages"],
+            "correct": of_all["definitions"]["last_token"]["correct"],
         }
 
     return with_team(folder, tp, pp, work)

@@ -27,13 +27,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def of_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
     """What two processes that share each layer found."""
-    return run(folder, tmp_path_factory, 2, [f"{name} '{folder}' 2 1" for name in ("equal", "scored", "over")])
+    return run(
+        folder, tmp_path_factory, 2, [f"{name} '{folder}' 2 1" for name in ("equal", "scored", "lambada", "over")]
+    )
 
 
 @pytest.fixture(scope="module")
 def findings(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
     """What the four processes of one job found in each case."""
-    names = [f"{name} '{folder}' {tp} {pp}" for name in ("equal", "scored") for tp, pp in LAYOUTS]
+    names = [f"{name} '{folder}' {tp} {pp}" for name in ("equal", "scored", "lambada") for tp, pp in LAYOUTS]
     return run(folder, tmp_path_factory, 4, [*names, f"idle '{folder}' 2 2"])
 
 
@@ -52,6 +54,8 @@ def test_two_processes_that_share_each_layer_answer_as_one(of_two: Findings) -> 
     assert found["difference"] < 2e-5 * found["scale"], found
     scored = of_two("scored 2 1")[0]
     assert scored["difference"] < 1e-4 and scored["greedy"] and 0 < scored["likeliest"] < scored["of"], scored
+    judged = of_two("lambada 2 1")[0]
+    assert judged["same"] and judged["difference"] < 1e-4 and judged["passages"] > judged["correct"] > 0, judged
     assert "another one was made" in of_two("over 2 1")[0]["said"]
 
 
@@ -69,6 +73,13 @@ def test_targets_are_scored_without_their_logits(tp: int, pp: int, findings: Fin
     found = findings(f"scored {tp} {pp}")[0]
     assert found["difference"] < 1e-4 and found["greedy"], found
     assert 0 < found["likeliest"] < found["of"], found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
+def test_a_cut_model_has_the_lambada_scores_of_a_whole_one(tp: int, pp: int, findings: Findings) -> None:
+    found = findings(f"lambada {tp} {pp}")[0]
+    assert found["same"] and found["difference"] < 1e-4 and found["passages"] > found["correct"] > 0, found
 
 
 @pytest.mark.slow
