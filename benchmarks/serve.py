@@ -22,7 +22,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -34,8 +34,10 @@ START_SECONDS = 120.0
 
 
 @contextlib.contextmanager
-def server(name: str, model: Path, flags: list[str], threads: int) -> Iterator[tuple[str, int]]:
-    """A server in a process of its own: its address and its process id."""
+def server(
+    name: str, model: Path, flags: list[str], threads: int, log: IO[str] | None = None
+) -> Iterator[tuple[str, int]]:
+    """A server in a process of its own, its errors in `log`: its address and its process id."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -44,7 +46,7 @@ def server(name: str, model: Path, flags: list[str], threads: int) -> Iterator[t
     else:
         command = ["-m", "benchmarks.peers.plain_server", str(model), str(port), name.removeprefix("plain ")]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TRANSFORMERS_VERBOSITY": "error"}
-    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL, env=environment)
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL, stderr=log, env=environment)
     try:
         _wait(f"http://127.0.0.1:{port}/health", process)
         yield f"http://127.0.0.1:{port}", process.pid

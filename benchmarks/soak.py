@@ -144,12 +144,15 @@ def run(folder: Path, shape: str, seconds: float, clients: int, seed: int = 1) -
     """A server of a fresh model, a soak, and the judgement of it."""
     write_random_model(folder, SHAPES[shape])
     answers = expected(folder)
-    with server(OURS, folder, FLAGS, threads=1) as (address, pid):
-        warm = asyncio.run(soak(address, pid, answers, min(10.0, seconds / 4), clients, seed + 1))
-        process = psutil.Process(pid)
-        before = _idle(process)
-        found = asyncio.run(soak(address, pid, answers, seconds, clients, seed))
-        after = _idle(process)
+    with tempfile.TemporaryFile("w+") as log:
+        with server(OURS, folder, FLAGS, threads=1, log=log) as (address, pid):
+            warm = asyncio.run(soak(address, pid, answers, min(10.0, seconds / 4), clients, seed + 1))
+            process = psutil.Process(pid)
+            before = _idle(process)
+            found = asyncio.run(soak(address, pid, answers, seconds, clients, seed))
+            after = _idle(process)
+        log.seek(0)  # a request that nobody waits for, yet still runs, is cancelled at the end with a word
+        found.wrong += [f"the server says: {line.rstrip()}" for line in log]
     found.wrong += warm.wrong
     return found, judge(found, before, after)
 

@@ -124,7 +124,9 @@ async def news_of(service: Service, ticket: Ticket) -> AsyncIterator[tuple[int, 
             event = ticket.events.get_nowait()
         except asyncio.QueueEmpty:
             try:
-                event = await asyncio.wait_for(ticket.events.get(), late - time.monotonic())
+                # Not wait_for: in Python 3.11 it forgets that it was cancelled when an event comes at that moment.
+                async with asyncio.timeout(late - time.monotonic()):
+                    event = await ticket.events.get()
             except TimeoutError:
                 event = Expired()
         if isinstance(event, Expired):
