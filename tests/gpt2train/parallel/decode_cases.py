@@ -30,7 +30,7 @@ def with_team(folder: str, tp: int, pp: int, work: Callable[[Team], Any], limit:
     part = Part(read_shape(Path(folder)), Layout.of_model(read_shape(Path(folder)), tp, pp, place.world), place)
     part.read(open_model(Path(folder)))
     line = Line(limit)
-    sizes = {"parameters": sum(p.numel() for p in part.model.parameters()), "heads": None}
+    sizes = {"parameters": sum(p.numel() for p in part.model.parameters())}
     if place.rank:
         follow(part, line)
         return sizes
