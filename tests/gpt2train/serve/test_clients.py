@@ -71,7 +71,7 @@ def test_openai_gets_the_error_in_a_stream() -> None:
             list(stream)
 
 
-@pytest.mark.slow  # 40 s: the harness takes its time to load
+@pytest.mark.slow  # 12 s of processor time, most of it to load the harness
 def test_lm_eval_scores_the_server_as_it_scores_the_folder(server: Running, model: Path, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval", reason="lm-evaluation-harness is the peer; extra peers")
     import yaml

@@ -267,6 +267,24 @@ def test_a_decoder_that_hangs_is_no_hang_for_its_clients(monkeypatch: pytest.Mon
         wait_for(lambda: server.client.get("/health").status_code == 200, 30, "the step to end")
 
 
+def test_what_outlasts_the_grace_is_cut_off() -> None:
+    gate = Gate(LocalDecoder(small_model(), 1))
+    with running(gate, ServeSettings(rows=1, grace=1)) as server, ThreadPoolExecutor(1) as pool:
+        batcher = server.server.service.batcher
+        late = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 100})
+        wait_for(lambda: batcher.rows == 1, 30, "the row to be taken")
+        [place] = batcher._running
+        server.server.http.should_exit = True
+        wait_for(lambda: place.ticket.left, 30, "the server to give it up")
+        gate.let(1)
+        server.thread.join(30)
+        assert not server.thread.is_alive()
+        try:
+            assert late.result().status_code >= 500
+        except httpx.TransportError as error:  # the connection was closed, as it should be
+            assert "disconnect" in str(error).lower() or "reset" in str(error).lower()
+
+
 def test_a_failing_decoder_ends_the_service() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     gate.failure = RuntimeError("a rank is gone")
