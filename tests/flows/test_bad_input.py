@@ -45,6 +45,7 @@ def test_a_list_that_is_not_there(tmp_path: Path) -> None:
         ("pipeline", ["--launch.processes", "3", "--output", "{}/out"], ["global_batch 8", "x 3 "]),
         ("pipeline", ["--output", "{}/file/out"], ["file/out", "--output"]),
         ("pipeline", ["--lambada", "{}/lambada.jsonl", "--output", "{}/out"], ["lambada.jsonl line 2"]),
+        ("pipeline", ["--wikitext", "{}/none.tokens", "--output", "{}/out"], ["none.tokens", "check the path"]),
         ("pipeline", ["--urls", "{}/urls.txt", "--output", "{}/out"], ["urls.txt", "holds no URL", "one a line"]),
         ("dataprep", ["--output", "{}/out", "--cluster", "tcp://127.0.0.1:1"], ["tcp://127.0.0.1:1 needs --runner"]),
         ("pipeline", ["--output", "memory://out"], ["a local disk, not to memory://out; run flows.dataprep"]),
