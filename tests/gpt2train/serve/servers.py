@@ -31,7 +31,11 @@ def small_model(seed: int = 3) -> GPT2:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-        model.wte.weight[256] = 0  # no early end by chance
+        # `<|endoftext|>` is never drawn, or one test in a hundred would end early: its logit is about -40.
+        model.ln_f.bias[0] = 20
+        model.wte.weight[:, 0] = 0
+        model.wte.weight[256] = 0
+        model.wte.weight[256, 0] = -2
     return model.requires_grad_(False).eval()
 
 
