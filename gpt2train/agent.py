@@ -154,7 +154,7 @@ def _opens(endpoint: str) -> bool:
 def tell(codes: dict[int, int], stopped: bool = False) -> int:
     """The exit code for ranks that failed, and a line on stderr where no rank could print its own."""
     if stopped and set(codes.values()) <= {-signal.SIGTERM}:
-        print("stopped before training began", file=sys.stderr)
+        print("stopped before it began", file=sys.stderr)
         return ASKED_TO_STOP
     rank, code = min(codes.items(), key=lambda item: (_weight(item[1]), item[0]))
     if code in (1, USER_ERROR):
