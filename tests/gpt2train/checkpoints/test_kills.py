@@ -38,6 +38,7 @@ def same(ours: RunConfig, theirs: RunConfig) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.slow
 def test_killed_in_the_write_after_the_rename_and_in_the_removal(tokens: Path, tmp_path: Path) -> None:
     straight, broken = (run(tokens, tmp_path / name, 50, 10) for name in ("straight", "broken"))
     folder = Path(broken.output) / "checkpoints"

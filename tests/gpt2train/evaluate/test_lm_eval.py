@@ -78,6 +78,7 @@ def odd_first(passages: list[str], count: int) -> list[str]:
     return [*odd[:20], *passages[: count - len(odd[:20])]]
 
 
+@pytest.mark.slow
 def test_the_harness_counts_the_same(harness: Harness, real_data: Path, tmp_path: Path) -> None:
     passages = read_passages((real_data / "lambada/lambada_test.jsonl").read_bytes(), "lambada")
     bpe = small_bpe(real_data / "bpe", tmp_path / "bpe")

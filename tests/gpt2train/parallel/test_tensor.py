@@ -16,11 +16,7 @@ WHOLE = ("equal", "stages", "documents")
 LONG = [(2, False), (4, True)]
 ZERO = [(0, True), (1, False), (2, True), (3, False), (3, True)]
 CASES = [
-    *(
-        f"tensor_cases.{name} {tp} {sequence}"
-        for name in ("equal", "steps", "stages", "documents")
-        for tp, sequence in WAYS
-    ),
+    *(f"tensor_cases.{name} {tp} {sequence}" for name in WHOLE for tp, sequence in WAYS),
     *(f"tensor_cases.{name} {tp}" for name in ("heads", "stock", "loss", "cache") for tp in (2, 4)),
     *(f"tensor_cases.steps {tp} {sequence}" for tp, sequence in LONG),
     *(f"tensor_cases.zero {stage} {sequence}" for stage, sequence in ZERO),
