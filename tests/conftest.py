@@ -54,7 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, start in enumerate(LONGEST) if group(item).startswith(start)), len(LONGEST))
 
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        long = item.get_closest_marker("slow") or item.get_closest_marker("exhaustive")
+        if long and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
         item.add_marker(pytest.mark.xdist_group(group(item)))
     items.sort(key=turn)

@@ -67,7 +67,7 @@ def test_killed_in_the_write_after_the_rename_and_in_the_removal(tokens: Path, t
     assert sorted(path.name for path in folder.glob("step-*")) == ["step-00000040", "step-00000050"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1500)
 def test_killed_at_ten_random_instants(tokens: Path, tmp_path: Path) -> None:
     """A save every three steps: the background is seldom idle. The launcher dies, or a rank alone."""

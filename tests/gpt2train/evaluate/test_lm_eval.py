@@ -89,7 +89,7 @@ def test_the_harness_counts_the_same(harness: Harness, real_data: Path, tmp_path
     assert ours["truncated"] > 5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_harness_counts_the_same_on_the_whole_set(harness: Harness, real_data: Path, tmp_path: Path) -> None:
     passages = read_passages((real_data / "lambada/lambada_test.jsonl").read_bytes(), "lambada")
     bpe = small_bpe(real_data / "bpe", tmp_path / "bpe")
