@@ -42,11 +42,16 @@ SLOW_SECONDS = 900.0  # until a slow test counts as hung: some drive eight proce
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests stay in one worker, those that share a costly fixture, and put the longest first."""
 
+    def long(item: pytest.Item) -> bool:
+        return any(item.get_closest_marker(name) for name in ("slow", "exhaustive"))
+
     def group(item: pytest.Item) -> str:
-        file, slow = item.nodeid.partition("::")[0], item.get_closest_marker("slow") is not None
-        if "finished" in getattr(item, "fixturenames", ()) and not slow:
+        file = item.nodeid.partition("::")[0]
+        if "finished" in getattr(item, "fixturenames", ()) and not long(item):
             return "the main job"
-        return item.nodeid if slow and file == "tests/tasks/test_kills.py" else file  # nine minutes for one worker
+        return (
+            item.nodeid if long(item) and file == "tests/tasks/test_kills.py" else file
+        )  # nine minutes for one worker
 
     def turn(item: pytest.Item) -> int:
         if item.get_closest_marker("alone"):
@@ -54,8 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, start in enumerate(LONGEST) if group(item).startswith(start)), len(LONGEST))
 
     for item in items:
-        long = item.get_closest_marker("slow") or item.get_closest_marker("exhaustive")
-        if long and not item.get_closest_marker("timeout"):
+        if long(item) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
         item.add_marker(pytest.mark.xdist_group(group(item)))
     items.sort(key=turn)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,9 @@ from gpt2train.command import explain_flags, fail, run_command
 from gpt2train.errors import RunError, UserError
 from gpt2train.parallel.mesh import join
 from gpt2train.rank import end_at_once_on_bugs, exit_code, follow_launcher, leave
+
+# Seconds that the first process is given to tell an error that all of them met: the launcher ends all when one ends.
+TELLING = 3.0
 
 _shared = False
 
@@ -60,4 +64,6 @@ def run_shared(app: App) -> None:
             raise UserError(explain_flags(error)) from error
     except (UserError, RunError) as error:
         code = exit_code(error, seat, debug)
+        if seat.rank:
+            time.sleep(TELLING)
     leave(code)

@@ -96,7 +96,7 @@ def kill_one(candidates: list[psutil.Process]) -> None:
     max(candidates, key=lambda process: process.pid).send_signal(signal.SIGKILL)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_a_joined_dask_cluster_that_loses_a_worker_gives_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
     pytest.importorskip("prefect_dask")

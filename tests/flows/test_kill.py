@@ -102,7 +102,7 @@ def test_a_lost_rank_fails_the_run_in_one_line(finished: Finished, tmp_path: Pat
     mini.wait_for_the_end()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_kill_9_at_random_moments_then_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
     """Killed again and again at moments of a seeded clock, until it gets through.

@@ -190,7 +190,7 @@ def test_workers_and_hash_seed_change_no_byte(matrix: Matrix, tmp_path: Path, wo
     assert bytes_of(matrix.output) == bytes_of(matrix.straight)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("folder", STEPS)
 def test_killed_around_every_write(matrix: Matrix, folder: str) -> None:

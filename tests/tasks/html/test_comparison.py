@@ -159,7 +159,7 @@ def test_texts_fit_as_well_and_the_same_pages_are_kept_on_a_sample(real_data: Pa
     assert others <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_texts_fit_as_well_and_the_same_pages_are_kept(real_data: Path) -> None:
     pages, others = gate(real_data, every=1, limit=None, share=3)
     assert others <= 0.005 * pages
