@@ -1,7 +1,6 @@
 """`gpt2train convert`, from each format to each, and pytorch_model.bin."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from gpt2train.command import run_command
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
+from tests.gpt2train.convert.mischief import Mischief
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.test_huggingface import make_model as make_ours
 from tests.gpt2train.test_huggingface import weights_of
@@ -119,14 +119,6 @@ def test_pickled_weights_are_read(here: Path, shards: int, archive: bool) -> Non
     pickled(here / "old", tensors, shards, archive)
     tokens = torch.arange(8).unsqueeze(0)
     assert torch.equal(read_model(here / "old")(tokens)[..., :130], model(tokens)[..., :130])
-
-
-class Mischief:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.mark),)
 
 
 @pytest.mark.parametrize("archive", [True, False])

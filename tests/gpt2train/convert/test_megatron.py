@@ -1,7 +1,6 @@
 """Megatron-LM's checkpoints: read from trees that the tests write themselves, written, and read back."""
 
 import argparse
-import os
 import pickle
 import random
 import tempfile
@@ -22,6 +21,7 @@ from gpt2train.checkpoint.weights import Weights, in_memory
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
 from tests.gpt2train.convert.megatron_trees import Model, fused, make_model, write_tree
+from tests.gpt2train.convert.mischief import Mischief
 
 VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT = 130, 4, 4, 8, 6
 SHAPE = Shape(VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT)
@@ -147,16 +147,6 @@ def test_half_precision_is_read_as_it_is(tmp_path: Path) -> None:
     half = {name: tensor.half() for name, tensor in MODEL.items()}
     write_tree(tmp_path, half, HEADS, tp=2, said=ARGS)
     assert same(open_megatron(tmp_path, VOCAB).weights, {name: tensor.float() for name, tensor in half.items()})
-
-
-class Mischief:
-    """Runs when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.mark),)
 
 
 @pytest.mark.parametrize("archive", [True, False])

@@ -32,8 +32,13 @@ FOUR: dict[str, dict[str, Any]] = {
 }
 
 
-def merged(layouts: dict[str, dict[str, Any]], processes: int, tokens: Path, folder: Path) -> None:
-    """Train, merge and compare on these layouts."""
+# Of each layout the merged model's logits and the training model's; the files of models that were not trained; that of
+# a trained one.
+Merged = tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], set[bytes], bytes]
+
+
+def merged(layouts: dict[str, dict[str, Any]], processes: int, tokens: Path, folder: Path) -> Merged:
+    """Train and merge on these layouts."""
     transformers = pytest.importorskip("transformers")
     tokenizer = write_tokenizer(folder / "tokenizer", VOCAB)
     configs = {
@@ -50,6 +55,7 @@ def merged(layouts: dict[str, dict[str, Any]], processes: int, tokens: Path, fol
     }
     code, _, err = finish(start(str(MERGING), *map(write, configs.values()), processes=processes), SECONDS)
     assert code == 0, err
+    logits: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     fresh = set()
     for name, config in configs.items():
         merge(folder / name, folder / "models" / name, tokenizer)
@@ -57,20 +63,29 @@ def merged(layouts: dict[str, dict[str, Any]], processes: int, tokens: Path, fol
         with torch.no_grad():
             found = theirs(torch.arange(config.model.context).view(1, -1) % VOCAB).logits
         expected = torch.load(folder / f"{name}.logits", weights_only=True)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        logits[name] = found, expected
         merge(folder / f"{name}-fresh", folder / "models" / f"{name}-fresh", tokenizer)
         fresh.add((folder / "models" / f"{name}-fresh" / "model.safetensors").read_bytes())
-    assert len(fresh) == 1  # the same weights are the same bytes, whichever layout they were saved on
-    assert (folder / "models" / name / "model.safetensors").read_bytes() not in fresh
+    return logits, fresh, (folder / "models" / name / "model.safetensors").read_bytes()
 
 
 def test_two_processes(tokens: Path, tmp_path: Path) -> None:
-    merged(TWO, 2, tokens, tmp_path)
+    logits, fresh, trained = merged(TWO, 2, tokens, tmp_path)
+    for name, (found, expected) in logits.items():
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    assert logits.keys() == TWO.keys()
+    assert len(fresh) == 1  # the same weights are the same bytes, whichever layout they were saved on
+    assert trained not in fresh
 
 
 @pytest.mark.slow
 def test_four_processes(tokens: Path, tmp_path: Path) -> None:
-    merged(FOUR, 4, tokens, tmp_path)
+    logits, fresh, trained = merged(FOUR, 4, tokens, tmp_path)
+    for name, (found, expected) in logits.items():
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    assert logits.keys() == FOUR.keys()
+    assert len(fresh) == 1  # the same weights are the same bytes, whichever layout they were saved on
+    assert trained not in fresh
 
 
 def test_what_is_not_ours_is_not_replaced(tmp_path: Path) -> None:

@@ -16,26 +16,17 @@ from gpt2train.generate.continuation import generate_tokens
 from gpt2train.generate.decoder import LocalDecoder
 from gpt2train.generate.settings import BeamSettings, SamplingSettings
 from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
+from tests.gpt2train.models import lively
 
 SHAPE = Shape(vocab=60, layers=2, heads=2, hidden=16, context=40)
 PROMPTS = [[1, 2, 3], [7], list(range(20, 35))]
 END = 11
 
 
-def make_model(shape: Shape, seed: int = 5) -> GPT2:
-    model = initialise(GPT2(shape), seed)
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.25)
-    return model.requires_grad_(False).eval()
-
-
 @pytest.fixture(scope="module")
 def model() -> GPT2:
-    return make_model(SHAPE)
+    return lively(SHAPE, 5, 0.25)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +117,7 @@ def test_the_context_ends_a_search_and_the_rows_are_free_again(model: GPT2) -> N
 
 def test_text_is_without_what_ended_it(real_data: Path) -> None:
     tokenizer: Tokenizer = load_tokenizer(real_data / "bpe")
-    model = make_model(Shape(vocab=50257, layers=1, heads=1, hidden=8, context=20))
+    model = lively(Shape(vocab=50257, layers=1, heads=1, hidden=8, context=20), 5, 0.25)
     with torch.no_grad():  # one direction, and the end far along it
         model.ln_f.weight.zero_()
         model.ln_f.bias.fill_(1)
@@ -140,7 +131,7 @@ def test_what_cannot_be_searched_is_refused(model: GPT2) -> None:
         beam_search(LocalDecoder(model, 4), [1] * 40, BeamSettings())
     with pytest.raises(UserError, match="5 beams are asked for, 4 can run"):
         beam_search(LocalDecoder(model, 4), [1], BeamSettings(beams=5))
-    broken = make_model(SHAPE)
+    broken = lively(SHAPE, 5, 0.25)
     broken.ln_f.bias.data.fill_(float("nan"))
     decoder = LocalDecoder(broken, 4)
     with pytest.raises(RunError, match="not finite"):

@@ -14,26 +14,17 @@ from gpt2train.errors import UserError
 from gpt2train.generate.continuation import generate, generate_tokens
 from gpt2train.generate.settings import SamplingSettings
 from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
+from tests.gpt2train.models import lively
 
 SHAPE = Shape(vocab=50257, layers=2, heads=4, hidden=32, context=64)
 SMALL = Shape(vocab=100, layers=2, heads=2, hidden=16, context=24)
 GREEDY = SamplingSettings(temperature=0, max_new_tokens=20)
 
 
-def make_model(shape: Shape, seed: int = 3) -> GPT2:
-    model = initialise(GPT2(shape), seed)
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():  # larger weights: continuations that are not one token over and over
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    return model.requires_grad_(False).eval()
-
-
 @pytest.fixture(scope="module")
 def model() -> GPT2:
-    return make_model(SHAPE)
+    return lively(SHAPE)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +63,7 @@ def test_equal_to_transformers(model: GPT2, tokenizer: Tokenizer, real_data: Pat
     seed=st.integers(0, 20),
 )
 def test_a_batch_gives_what_each_prompt_gives_alone(prompts: list[list[int]], new: int, batch: int, seed: int) -> None:
-    model = make_model(SMALL, seed)
+    model = lively(SMALL, seed)
     end = seed % 100
     settings = SamplingSettings(temperature=0, max_new_tokens=new)
     expected = [plain_greedy(model, prompt, new, end) for prompt in prompts]
@@ -80,7 +71,7 @@ def test_a_batch_gives_what_each_prompt_gives_alone(prompts: list[list[int]], ne
 
 
 def test_samples_do_not_depend_on_the_batch() -> None:
-    model = make_model(SMALL)
+    model = lively(SMALL)
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11], [12, 13]]
     settings = SamplingSettings(seed=8, max_new_tokens=15)
     one = generate_tokens(model, prompts, None, settings, batch=1)
@@ -91,7 +82,7 @@ def test_samples_do_not_depend_on_the_batch() -> None:
 
 
 def test_rows_that_pad_the_vocabulary_are_never_drawn() -> None:
-    model = make_model(SMALL)
+    model = lively(SMALL)
     with torch.no_grad():
         model.wte.weight[SMALL.vocab :] = 50.0
     for sampling in (GREEDY, SamplingSettings(temperature=5, max_new_tokens=20)):
@@ -104,7 +95,7 @@ def test_stops(model: GPT2, tokenizer: Tokenizer) -> None:
     assert (short.stopped, len(short.tokens)) == ("length", 3)
     long = generate(model, tokenizer, ["A long way"], SamplingSettings(temperature=0, max_new_tokens=500))[0]
     assert long.stopped in ("context", "end")
-    sure = make_model(SHAPE)
+    sure = lively(SHAPE)
     with torch.no_grad():  # one direction, and `<|endoftext|>` far along it
         sure.ln_f.weight.zero_()
         sure.ln_f.bias.fill_(1)
@@ -114,7 +105,7 @@ def test_stops(model: GPT2, tokenizer: Tokenizer) -> None:
 
 
 def test_the_context_is_filled_to_its_end() -> None:
-    model = make_model(SMALL)
+    model = lively(SMALL)
     tokens = generate_tokens(model, [[1] * 20, [2] * 3], None, SamplingSettings(temperature=0, max_new_tokens=99))
     assert [len(row) for row in tokens] == [4, 21]
 

@@ -8,20 +8,15 @@ from hypothesis import strategies as st
 from gpt2train.generate.decoder import LocalDecoder
 from gpt2train.generate.lean import bind, can_pack
 from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
+from tests.gpt2train.models import lively
 
 SHAPE = Shape(vocab=100, layers=2, heads=2, hidden=16, context=12)
 
 
 @pytest.fixture(scope="module")
 def model() -> GPT2:
-    made = initialise(GPT2(SHAPE), 3)
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(3)
-        for parameter in made.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    return made.requires_grad_(False).eval()
+    return lively(SHAPE)
 
 
 def test_equal_to_the_plain_model_as_rows_come_and_go(model: GPT2) -> None:

@@ -14,30 +14,21 @@ from gpt2train.generate.decoder import LocalDecoder
 from gpt2train.generate.sequence import TokenSequence
 from gpt2train.generate.settings import SamplingSettings
 from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
+from tests.gpt2train.models import lively
 
 SHAPE = Shape(vocab=50257, layers=1, heads=2, hidden=16, context=32)
 SMALL = Shape(vocab=100, layers=2, heads=2, hidden=16, context=16)
 
 
-def make_model(shape: Shape) -> GPT2:
-    model = initialise(GPT2(shape), 3)
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(3)
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    return model.requires_grad_(False).eval()
-
-
 @pytest.fixture(scope="module")
 def model() -> GPT2:
-    return make_model(SHAPE)
+    return lively(SHAPE)
 
 
 @pytest.fixture(scope="module")
 def small() -> GPT2:
-    return make_model(SMALL)
+    return lively(SMALL)
 
 
 @pytest.fixture(scope="module")
