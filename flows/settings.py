@@ -22,6 +22,7 @@ from tasks.dedup import DedupSettings
 from tasks.download import DownloadSettings
 from tasks.extract import ExtractSettings
 from tasks.lambada import EvaluateSettings
+from tasks.launch.settings import LaunchSettings
 from tasks.limits import LimitSettings
 from tasks.merge import MergeSettings
 from tasks.report import ReportSettings
@@ -31,7 +32,6 @@ from tasks.sources.warcs import WarcSettings
 from tasks.sources.webpages import WebpagesSettings
 from tasks.tokenize import TokenizeSettings
 from tasks.tokenizer import TokenizerSettings
-from tasks.train import LaunchSettings
 
 S = TypeVar("S", bound=Settings)
 SOURCES = ("urls", "warcs", "documents")

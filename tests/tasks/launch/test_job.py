@@ -4,20 +4,21 @@ import pytest
 
 from gpt2train.errors import UserError
 from gpt2train.settings import build
-from tasks.train import LaunchSettings, job_arguments
+from tasks.launch.job import Job, torchrun_arguments
+from tasks.launch.settings import LaunchSettings
 
 CONFIG = "/data/runs/demo-0123abcd/config.toml"
 
 
 def test_one_machine_meets_itself() -> None:
-    arguments = job_arguments(CONFIG, LaunchSettings(processes=4, restarts=3, timeout=60))
+    arguments = torchrun_arguments(Job(CONFIG, LaunchSettings(processes=4, restarts=3, timeout=60)))
     assert arguments[:5] == ["--standalone", "--nproc-per-node", "4", "--max-restarts", "3"]
     assert arguments[5:] == ["-m", "gpt2train.train", "--config", CONFIG, "--timeout", "60.0"]
 
 
 def test_several_machines_meet_under_the_name_of_the_run() -> None:
     launch = LaunchSettings(processes=8, nodes=4, endpoint="gpu01:29500")
-    arguments = job_arguments(CONFIG, launch)
+    arguments = torchrun_arguments(Job(CONFIG, launch))
     assert launch.world == 32
     assert arguments[:6] == ["--nnodes", "4", "--rdzv-backend", "c10d", "--rdzv-endpoint", "gpu01:29500"]
     assert arguments[6:8] == ["--rdzv-id", "demo-0123abcd"] and "--standalone" not in arguments

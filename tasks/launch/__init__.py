@@ -1,0 +1,53 @@
+"""Starting a training job, on whatever there is: one function a launcher, all with the same promise."""
+
+import collections
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from tasks.launch.job import Job, job_error
+from tasks.launch.local import run_local
+
+log = logging.getLogger("gpt2train")
+
+LAST_LINES = 20
+
+
+class Launcher(Protocol):
+    """Starts the processes of a job, follows them, and ends them all when it is stopped itself."""
+
+    def __call__(self, job: Job, tell: Callable[[str], None]) -> int:
+        """Run a job to its end, or go on following one that an earlier call of the same job left running.
+
+        On any exception that reaches it (cancellation, Ctrl-C) the whole job gets SIGTERM, by which the engine saves a
+        checkpoint, then `grace` seconds, then SIGKILL; nothing of it is left running.
+
+        Args:
+            job: the job.
+            tell: takes each line that the launcher and the first rank print.
+
+        Returns:
+            0: all ranks ended well (also: asked to stop, and saved). 2: a user's mistake, told in a line `error: …`.
+            Any other: a failure; the first `error: …` among the last lines is its cause.
+        """
+
+
+LAUNCHERS: Mapping[str, Launcher] = {"torchrun": run_local}
+
+
+def run_job(job: Job) -> None:
+    """Run a job to its end; its lines become lines of the log.
+
+    Raises:
+        UserError: the engine refused a setting or the data.
+        RunError: it ended with an error; the message has the engine's own last one.
+    """
+    last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+
+    def tell(line: str) -> None:
+        last.append(line)
+        log.info(line)
+
+    code = LAUNCHERS[job.settings.launcher](job, tell)
+    if code:
+        raise job_error(code, last, job)

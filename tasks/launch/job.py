@@ -1,0 +1,51 @@
+"""A training job: what is to run, the same whoever starts it, and what its end means."""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2train.errors import RunError, UserError
+from tasks.launch.settings import LaunchSettings
+
+USER_ERROR = 2  # exit code of the engine for a user's mistake
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training job.
+
+    Attributes:
+        config: the run's `config.toml`, in the run folder, which every machine of the job sees under this path.
+        settings: how it is started.
+    """
+
+    config: str
+    settings: LaunchSettings
+
+    @property
+    def run(self) -> Path:
+        """The run folder."""
+        return Path(self.config).parent
+
+
+def torchrun_arguments(job: Job) -> list[str]:
+    """torchrun's arguments, the same on every machine of a job."""
+    how = job.settings
+    where = ["--standalone"]
+    if how.endpoint is not None and how.nodes > 1:
+        # The run folder's name has the fingerprint of all settings: no other job meets under it.
+        where = ["--nnodes", str(how.nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", how.endpoint]
+        where += ["--rdzv-id", job.run.name]
+    ranks = ["--nproc-per-node", str(how.processes), "--max-restarts", str(how.restarts)]
+    return [*where, *ranks, "-m", "gpt2train.train", "--config", job.config, "--timeout", str(how.timeout)]
+
+
+def job_error(code: int, last: Sequence[str], job: Job) -> Exception:
+    """The error that ended a job: what the engine itself said where it said something, else where to look."""
+    said = [line.split("error: ", 1)[1] for line in last if "error: " in line]
+    if said and code == USER_ERROR:
+        return UserError(said[0])
+    ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    reason = said[0] if said else f"the training job ended with {ended}"
+    return RunError(f"{reason} (logs: {job.run / 'logs'}); the same command goes on from the last checkpoint")

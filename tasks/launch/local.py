@@ -1,0 +1,56 @@
+"""torchrun on this machine: a job in a session of its own, ended as a whole."""
+
+import contextlib
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+from tasks.launch.job import Job, torchrun_arguments
+
+log = logging.getLogger("gpt2train")
+
+
+def run_local(job: Job, tell: Callable[[str], None]) -> int:
+    """Run torchrun here to its end; the exit code. See `tasks.launch.Launcher`."""
+    arguments = torchrun_arguments(job)
+    command = [sys.executable, "-m", "gpt2train.launch", "--parent", str(os.getpid()), "--", *arguments]
+    if job.settings.nodes > 1:
+        log.info("start on each other machine: python -m gpt2train.launch -- %s", shlex.join(arguments))
+    environment = {**os.environ, "OMP_NUM_THREADS": str(job.settings.threads), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # one process group, so that a signal reaches torchrun and every rank
+    )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            tell(line.rstrip())
+        return process.wait()
+    except BaseException:
+        _end_group(process, job.settings.grace, tell)
+        raise
+    finally:
+        process.stdout.close()
+
+
+def _end_group(process: "subprocess.Popen[str]", grace: float, tell: Callable[[str], None]) -> None:
+    """SIGTERM to torchrun, which passes it on and waits for the ranks to save; SIGKILL to whatever is left."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        # Keeps reading, so that a full pipe cannot block the job while it saves.
+        last_words, _ = process.communicate(timeout=grace)
+        for line in last_words.splitlines():
+            tell(line)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
