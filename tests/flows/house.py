@@ -1,0 +1,110 @@
+"""A Prefect server that lasts, and workers, for the tests: real processes, all gone when the test ends."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.processes import has_ended, wait_for, wait_until_ended
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 180.0
+
+
+@dataclass
+class House:
+    """A running server.
+
+    Attributes:
+        address: of its API.
+        environment: by which commands and workers find it.
+    """
+
+    address: str
+    environment: dict[str, str]
+
+    def prefect(self, *arguments: str, seconds: float = 300) -> "subprocess.CompletedProcess[str]":
+        """Run `prefect …` in the repository, as an operator does."""
+        command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+        return subprocess.run(
+            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=seconds, check=False
+        )
+
+    def ask(self, method: str, path: str, **json: Any) -> Any:
+        """Ask the API: `ask("POST", "flow_runs/filter", limit=5)`. The answer, or its error."""
+        answer = httpx.request(method, f"{self.address}/{path}", json=json or None, timeout=60, trust_env=False)
+        answer.raise_for_status()
+        return answer.json() if answer.content else None
+
+    @contextlib.contextmanager
+    def worker(self, pool: str, log: Path) -> Iterator[psutil.Process]:
+        """A worker of a pool, ended (Ctrl-C, then kill) with all that it started; its words go to `log`."""
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
+        with log.open("w") as file, _ended(_start(command, self.environment, file)) as process:
+            yield process
+
+
+@contextlib.contextmanager
+def house(home: Path) -> Iterator[House]:
+    """A server on a free port of 127.0.0.1, its database in `home` (9-13 s: a new one is migrated)."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = f"http://127.0.0.1:{port}/api"
+    environment = {
+        **os.environ,
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": address,
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    home.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with (home / "server.log").open("w") as file, _ended(_start(command, environment, file)) as process:
+
+        def answers() -> bool:
+            assert not has_ended(process), (home / "server.log").read_text()[-2000:]
+            with contextlib.suppress(httpx.HTTPError):
+                return httpx.get(f"{address}/health", timeout=5, trust_env=False).status_code == 200
+            return False
+
+        wait_for(answers, START_SECONDS, f"the server at {address}")
+        yield House(address, environment)
+
+
+def _start(command: list[str], environment: dict[str, str], output: Any) -> psutil.Process:
+    started = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+    )
+    return psutil.Process(started.pid)
+
+
+@contextlib.contextmanager
+def _ended(process: psutil.Process) -> Iterator[psutil.Process]:
+    try:
+        yield process
+    finally:
+        family = [process, *_children(process)]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGINT)
+        with contextlib.suppress(psutil.TimeoutExpired):
+            process.wait(10)
+        for one in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        wait_until_ended(family)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.children(recursive=True)
+    return []
