@@ -23,8 +23,10 @@ def long_training() -> list[str]:
     return ["--train.steps", "2000", "--train.checkpoints.every", "5"]
 
 
-@pytest.mark.slow  # tests/tasks/test_kills.py kills each step at each instant, in a tenth of the time
-@pytest.mark.parametrize("moment", [0.35, 0.75])
+# tests/tasks/test_kills.py kills each step at each instant, in a tenth of the time
+@pytest.mark.parametrize(
+    "moment", [pytest.param(0.35, marks=pytest.mark.exhaustive), pytest.param(0.75, marks=pytest.mark.slow)]
+)
 def test_kill_9_in_the_data_steps_then_the_same_bytes(
     finished: Finished, site: object, tmp_path: Path, moment: float
 ) -> None:

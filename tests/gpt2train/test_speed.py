@@ -30,9 +30,10 @@ def tokens() -> torch.Tensor:
     return torch.randint(SHAPE.vocab, (2, SHAPE.context + 1), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    "whole", [pytest.param(True, marks=pytest.mark.exhaustive), pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_compiled_is_the_same(whole: bool) -> None:
     torch._dynamo.utils.counters.clear()
     plain, compiled = (initialise(GPT2(SHAPE), 1) for _ in range(2))

@@ -82,9 +82,14 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 FAST = ("tp 2", "pp 2")  # test_train.py has dp 2 with ZeRO 0 to 3
 SLOW = tuple(name for name in LAYOUTS[2] if name not in FAST)
 # Tensor parallelism on a CPU waits for a collective at every turn: four such processes on two cores take 25 to 100 s a
-# row, where others take 4 to 9. One of each kind is among the slow tests, the others are there for who has the time.
+# row, where others take 4 to 9. One of each kind is among the slow tests, the others are there for who has the time,
+# with those that lie between two others.
 RARE = (
+    "dp 4 zero 1",
+    "dp 4 zero 2",
+    "pp 2 dp 2 zero 1",
     "tp 4",
+    "tp 2 dp 2",
     "tp 2 dp 2 zero 1",
     "tp 2 dp 2 zero 3 offload",
     "tp 2 dp 2 recomputed",
