@@ -58,7 +58,8 @@ class Agent(LocalElasticAgent):
             self._restarts += 1
             tell(codes)
             of = worker_group.spec.max_restarts
-            print(f"starting all ranks again, from the last checkpoint: restart {self._restarts} of {of}", flush=True)
+            again = f"starting all ranks again, from the last checkpoint: restart {self._restarts} of {of}"
+            print(f"warning: {again}", flush=True)
         return result
 
 

@@ -95,7 +95,8 @@ def end_at_once_on_bugs(rank: int, debug: bool) -> None:
         where = ""
         code, line = _meaning(kind, error, rank)
         if log.handlers:
-            log.error(line or "the process ends", exc_info=(kind, error, tb))
+            level = logging.ERROR if line else logging.WARNING  # without a line it is no cause, but what followed
+            log.log(level, line or f"the process ends by {kind.__name__}", exc_info=(kind, error, tb))
             where = f"; the traceback is in {getattr(log.handlers[0], 'baseFilename', 'its log')}"
         if line:
             last_words(f"error: {line}{where}\n")

@@ -58,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT.total_seconds(), help="seconds until a silent process counts as lost"
     )
+    parser.add_argument(
+        "--quiet", action="store_true", help="lines go to logs/rank-0.log alone, for a launcher that follows the logs"
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     options = parser.parse_args(argv)
     follow_launcher()
@@ -69,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seat = find_seat(os.environ)
         config = read_run_config(options.config, options.preset)
         logs = Path(config.output) / "logs"
-        log_to(logs, seat.rank)
+        log_to(logs, seat.rank, screen=not options.quiet)
         divert_native_stderr(logs, seat.rank)
         place = join(config.device, seat, timedelta(seconds=options.timeout))
         train(config, place, stop)

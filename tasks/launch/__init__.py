@@ -7,6 +7,7 @@ from typing import Protocol
 
 from tasks.launch.job import Job, job_error
 from tasks.launch.local import run_local
+from tasks.launch.ranks import followed_ranks, level_of
 
 log = logging.getLogger("gpt2train")
 
@@ -24,7 +25,8 @@ class Launcher(Protocol):
 
         Args:
             job: the job.
-            tell: takes each line that the launcher and the first rank print.
+            tell: takes each line that the launcher prints, and each that ranks print beside their logs: `error: …`,
+                `warning: …`, or anything. What ranks log comes from their files (`tasks/launch/ranks.py`).
 
         Returns:
             0: all ranks ended well (also: asked to stop, and saved). 2: a user's mistake, told in a line `error: …`.
@@ -36,7 +38,7 @@ LAUNCHERS: Mapping[str, Launcher] = {"torchrun": run_local}
 
 
 def run_job(job: Job) -> None:
-    """Run a job to its end; its lines become lines of the log.
+    """Run a job to its end; its lines, and those of its ranks, become lines of the log with their own level.
 
     Raises:
         UserError: the engine refused a setting or the data.
@@ -44,10 +46,13 @@ def run_job(job: Job) -> None:
     """
     last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
 
-    def tell(line: str) -> None:
-        last.append(line)
-        log.info(line)
+    with followed_ranks(job.run / "logs") as ranks:
 
-    code = LAUNCHERS[job.settings.launcher](job, tell)
+        def tell(line: str) -> None:
+            last.append(line)
+            ranks.told(line)
+            log.log(*level_of(line))
+
+        code = LAUNCHERS[job.settings.launcher](job, tell)
     if code:
         raise job_error(code, last, job)

@@ -38,7 +38,12 @@ def torchrun_arguments(job: Job) -> list[str]:
         where = ["--nnodes", str(how.nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", how.endpoint]
         where += ["--rdzv-id", job.run.name]
     ranks = ["--nproc-per-node", str(how.processes), "--max-restarts", str(how.restarts)]
-    return [*where, *ranks, "-m", "gpt2train.train", "--config", job.config, "--timeout", str(how.timeout)]
+    return [*where, *ranks, *engine_arguments(job)]
+
+
+def engine_arguments(job: Job) -> list[str]:
+    """Python's arguments for one rank. Quiet: `run_job` follows the ranks' logs, and meets each line there."""
+    return ["-m", "gpt2train.train", "--config", job.config, "--timeout", str(job.settings.timeout), "--quiet"]
 
 
 def job_error(code: int, last: Sequence[str], job: Job) -> Exception:

@@ -13,7 +13,7 @@ CONFIG = "/data/runs/demo-0123abcd/config.toml"
 def test_one_machine_meets_itself() -> None:
     arguments = torchrun_arguments(Job(CONFIG, LaunchSettings(processes=4, restarts=3, timeout=60)))
     assert arguments[:5] == ["--standalone", "--nproc-per-node", "4", "--max-restarts", "3"]
-    assert arguments[5:] == ["-m", "gpt2train.train", "--config", CONFIG, "--timeout", "60.0"]
+    assert arguments[5:] == ["-m", "gpt2train.train", "--config", CONFIG, "--timeout", "60.0", "--quiet"]
 
 
 def test_several_machines_meet_under_the_name_of_the_run() -> None:
