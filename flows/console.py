@@ -2,7 +2,6 @@
 
 import logging
 import time
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -71,13 +70,3 @@ def step_line(manifest: Manifest, seconds: float | None) -> str:
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in outcome.reasons.items())
     took = "cached" if seconds is None else f"{seconds:.1f} s"
     return f"{manifest.step:<14}{flow}  {took:>8}  {reasons}".rstrip()
-
-
-def as_table(rows: list[dict[str, Any]]) -> str:
-    """Rows as a Markdown table, for artifacts."""
-    if not rows:
-        return ""
-    names = list(rows[0])
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    lines += ["| " + " | ".join(str(row.get(name, "")) for name in names) + " |" for row in rows]
-    return "\n".join(lines)

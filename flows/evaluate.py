@@ -6,6 +6,7 @@ from prefect import flow
 
 from flows.command import command
 from flows.orchestrate import run_step
+from flows.result import show_result
 from flows.settings import JudgeSettings, OutputSettings, ScoreSettings
 from flows.workplace import workplace
 from gpt2train.errors import UserError
@@ -28,7 +29,8 @@ def score(settings: ScoreSettings) -> str:
     lambada = settings.lambada or _drawn(root)
     place = OutputSettings(output=root.url, workers=settings.workers, verify=settings.verify)
     with workplace(place) as (root, runner):
-        _, scores = judge(root, training, bpe, lambada, documents, settings, runner)
+        model, scores = judge(root, training, bpe, lambada, documents, settings, runner)
+        show_result(runner, root, [training, model, scores])
         return (root / scores.folder).url
 
 

@@ -7,43 +7,57 @@ manifest says is done ends in Prefect's own state name `Cached`, so that no seco
 import contextvars
 import functools
 import logging
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
-from uuid import UUID
+from typing import Any, Self
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 from prefect.tasks import Task
 
-from flows.console import StepProgress, as_table, step_line
-from flows.pace import UNITS, Pace, clock
+from flows import shown
+from flows.console import StepProgress, step_line
+from flows.pace import UNITS, Pace
+from flows.page import UPDATE_SECONDS, Page
+from flows.warned import ScaleWatch, Warnings, near_limit
 from gpt2train.errors import RunError, UserError
 from tasks.limits import LimitSettings
 from tasks.pool import WorkerLost
-from tasks.report.pictures import data_uri, loss_curve
 from tasks.runner import Outcomes, Runner, Stage, Work
 from tasks.steps import Manifest
 
 log = logging.getLogger("gpt2train")
 
-ARTIFACT_SECONDS = 2.0  # an update is an API call of 20-50 ms
 CURVE_SECONDS = 10.0
-METRICS = ("step", "loss", "valid_loss", "grad_norm", "lr", "tokens_per_second")
 TRANSIENT = (WorkerLost, ConnectionError, TimeoutError)
 
 
 class PrefectRunner(Runner):
-    """Runs batches like the plain runner, each as a task run of the surrounding flow."""
+    """Runs batches like the plain runner, each as a task run of the surrounding flow.
+
+    Attributes:
+        page: what the flow run's page shows.
+    """
 
     def __init__(self, workers: int = 2, *, verify: bool = False, limits: LimitSettings | None = None) -> None:
         super().__init__(workers, verify=verify, limits=limits)
-        self._curve_at = 0.0
-        self._training_bar: UUID | None = None
+        self.page = Page()
+        self._steps: list[shown.StepRow] = []
+        self._warnings = Warnings(self.page)
+        self._scale = ScaleWatch()
+
+    def __enter__(self) -> Self:
+        log.addHandler(self._warnings)
+        return super().__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            super().__exit__(*exc)
+        finally:
+            log.removeHandler(self._warnings)
+            self.page.close()
 
     def dispatch(self, stage: Stage, todo: Sequence[tuple[str, Work]], at_once: int) -> None:
         """Run named pieces of work as task runs, at most `at_once` at a time."""
@@ -57,8 +71,7 @@ class PrefectRunner(Runner):
         )(_work)
         self._pace = Pace(UNITS.get(step, "documents"), stage.batches)
         self._bar = StepProgress(f"{step} {stage.name}" if stage.name != "part" else step, self._pace)
-        self._artifact: UUID | None = None
-        self._artifact_at = time.monotonic()
+        self._begun = time.monotonic()
 
         def orchestrated(name: str, work: Work) -> Work:
             named = batch.with_options(task_run_name=f"{step} {name}")
@@ -76,59 +89,51 @@ class PrefectRunner(Runner):
         return outcomes
 
     def progress(self, stage: Stage, done: int, rows: int) -> None:
-        """Move the bar, and the progress artifact of the run page at most every two seconds."""
+        """Move the bars of the terminal and of the run page."""
         self._pace.done, self._pace.rows = done, rows
         self._bar.update()
-        now = time.monotonic()
-        if now - self._artifact_at < ARTIFACT_SECONDS and not (done == stage.batches and self._artifact):
-            return
-        self._artifact_at = now
-        percent = 100.0 * done / stage.batches
-        words = f"{stage.step} {stage.name}: {self._pace.words(now)}"
-        if self._artifact is None:
-            created = create_progress_artifact(percent, key=f"{stage.step}-progress", description=words)
-            self._artifact = created if isinstance(created, UUID) else None
-        else:
-            update_progress_artifact(self._artifact, percent, description=words)
+        key, now = f"{stage.step}-progress", time.monotonic()
+        # What ends at once needs no bar.
+        if now - self._begun >= UPDATE_SECONDS or self.page.shows(key):
+            words = f"{stage.step} {stage.name}: {self._pace.words(now)}"
+            self.page.put(key, lambda: 100.0 * done / stage.batches, words, kind="progress")
 
     def training(self, records: Sequence[dict[str, Any]], steps: int) -> None:
-        """Draw the loss curve and the last metrics on the run page, at most every ten seconds and at the end."""
-        now = time.monotonic()
-        last = records[-1]["step"] == steps if records else False
-        if not records or (now - self._curve_at < CURVE_SECONDS and not last):
+        """Show the loss curve, the last metrics and how far the training is."""
+        if not records:
             return
-        self._curve_at = now
-        shown = [{key: _short(record.get(key)) for key in METRICS} for record in records[-10:]]
-        picture = data_uri(loss_curve(records, steps))
-        create_markdown_artifact(
-            f"![loss curve]({picture})\n\n{as_table(shown)}\n",
-            key="training",
-            description=f"training: step {records[-1]['step']} of {steps}",
-        )
-        percent = 100.0 * records[-1]["step"] / steps
-        words = f"training: {_training_words(records, steps)}"
-        if self._training_bar is None:
-            created = create_progress_artifact(percent, key="training-progress", description=words)
-            self._training_bar = created if isinstance(created, UUID) else None
-        else:
-            update_progress_artifact(self._training_bar, percent, description=words)
+        if warning := self._scale.look(records):
+            log.warning(warning)
+        so_far, step = tuple(records), records[-1]["step"]
+        words = f"training: {shown.training_words(so_far, steps)}"
+        self.page.put("training-progress", lambda: 100.0 * step / steps, words, kind="progress")
+        self.page.put("training", lambda: shown.training(so_far, steps), words, seconds=CURVE_SECONDS)
 
+    def begun(self, name: str) -> shown.StepRow:
+        """Show that a step has begun."""
+        row = shown.StepRow(name)
+        self._steps.append(row)
+        self._overview()
+        return row
 
-def _training_words(records: Sequence[dict[str, Any]], steps: int) -> str:
-    """Steps done of the total, speed and time left, from the metrics so far."""
-    last = records[-1]
-    parts = [f"step {last['step']:,} of {steps:,}"]
-    recent = [record["seconds"] for record in records[-10:] if record.get("seconds")]
-    if last.get("tokens_per_second"):
-        parts.append(f"{last['tokens_per_second']:,.0f} tokens/s")
-    if recent and last["step"] < steps:
-        parts.append(f"{clock(statistics.median(recent) * (steps - last['step']))} left")
-    return ", ".join(parts)
+    def ended(self, row: shown.StepRow, manifest: Manifest, seconds: float | None) -> None:
+        """Show that a step has ended well; None seconds = it was done before."""
+        row.state, row.manifest, row.seconds = "cached" if seconds is None else "done", manifest, seconds
+        self._overview()
+        if seconds is not None:
+            words = f"{row.name}: what came in and out"
+            self.page.put(f"{row.name}-counts", lambda: shown.counts(manifest), words)
+            if warning := near_limit(manifest, self.limits):
+                log.warning(warning)
 
+    def failed(self, row: shown.StepRow, seconds: float) -> None:
+        """Show that a step has failed, or was stopped."""
+        row.state, row.seconds = "failed", seconds
+        self._overview()
 
-def _short(value: Any) -> str:
-    """A number as a table cell."""
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    def _overview(self) -> None:
+        rows = self._steps
+        self.page.put("steps", lambda: shown.steps_table(rows), shown.steps_words(rows), of_step=False)
 
 
 def _work(work: Work) -> Outcomes:
@@ -155,18 +160,27 @@ class Held:
 def run_step(function: Callable[..., Manifest], *arguments: Any, runner: Runner, **options: Any) -> Manifest:
     """Run a step function as a Prefect task named after it; shown as Cached when its manifest stands.
 
-    Prints the step's line, and leaves its counts as an artifact on the run page.
+    Prints the step's line, and leaves its counts on the run page.
     """
     name = function.__name__.strip("_").replace("_", "-")
+    page = runner if isinstance(runner, PrefectRunner) else None
 
     def step() -> Any:  # a manifest, or a state that holds one
         started = time.monotonic()
-        manifest = function(*arguments, runner=runner, **options)
+        row = page.begun(name) if page else None
+        try:
+            manifest = function(*arguments, runner=runner, **options)
+        except BaseException:
+            if page and row:
+                page.failed(row, time.monotonic() - started)
+            raise
         cached = manifest.step in runner.skipped
-        log.info(step_line(manifest, None if cached else time.monotonic() - started))
+        seconds = None if cached else time.monotonic() - started
+        log.info(step_line(manifest, seconds))
+        if page and row:
+            page.ended(row, manifest, seconds)
         if cached:
             return Completed(name="Cached", message=f"done before: fingerprint {manifest.fingerprint}", data=manifest)
-        create_markdown_artifact(_counts(manifest), key=f"{name}-counts", description=f"{name}: what came in and out")
         return manifest
 
     # With `return_state`, since a call returns a state that its function made as it is.
@@ -174,12 +188,3 @@ def run_step(function: Callable[..., Manifest], *arguments: Any, runner: Runner,
     state = task(name=name, task_run_name=name, cache_policy=NO_CACHE)(lambda: held.call())(return_state=True)
     manifest: Manifest = state.result()
     return manifest
-
-
-def _counts(manifest: Manifest) -> str:
-    outcome = manifest.outcome
-    rows = [{"what": "in", "count": outcome.seen}, {"what": "kept", "count": outcome.kept}]
-    rows += [{"what": f"dropped: {reason}", "count": count} for reason, count in outcome.reasons.items()]
-    rows += [{"what": fact.replace("_", " "), "count": count} for fact, count in outcome.facts.items()]
-    files = [{"file": f"{manifest.folder}/{record.name}", "bytes": record.bytes} for record in outcome.outputs[:20]]
-    return f"{as_table(rows)}\n\n{as_table(files)}\n\nfingerprint `{manifest.fingerprint}`\n"

@@ -4,7 +4,6 @@ Run it with `python -m flows.pipeline`; without any source it runs the embedded 
 """
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact
 
 from flows import dataprep
 from flows.command import command
@@ -12,10 +11,11 @@ from flows.dataprep import prepare
 from flows.evaluate import check_wikitext, judge
 from flows.orchestrate import run_step
 from flows.pretrain import check_local, learn
+from flows.result import show_result
 from flows.settings import PipelineSettings
 from flows.workplace import workplace
 from gpt2train.parallel.layout import Layout
-from tasks.report import REPORT, gather, report, summary
+from tasks.report import REPORT, report
 from tasks.train import check_corpora
 
 
@@ -28,8 +28,7 @@ def pipeline(settings: PipelineSettings) -> str:
         model, scores = judge(root, training, data.tokenizer, data.lambada, data.shuffle, settings, runner)
         manifests = [*data.manifests(), training, model, scores]
         page = run_step(report, root, manifests, settings.report, runner=runner)
-        facts = gather(root, manifests)
-        create_markdown_artifact(summary(facts), key="report", description="what came of it")
+        show_result(runner, root, [*manifests, page])
         return (root / page.folder).path(REPORT)
 
 

@@ -4,6 +4,7 @@ from prefect import flow
 
 from flows.command import command
 from flows.orchestrate import run_step
+from flows.result import show_result
 from flows.settings import PretrainSettings
 from flows.workplace import check_place, workplace
 from gpt2train.errors import UserError
@@ -22,7 +23,9 @@ def pretrain(settings: PretrainSettings) -> str:
     tokens, bpe = need_manifest(data / "tokens"), need_manifest(data / "tokenizer")
     with workplace(settings) as (root, runner):
         data = on_local_disk(data, [tokens, bpe], root)
-        return (root / learn(root, data, tokens, bpe, settings, runner).folder).url
+        training = learn(root, data, tokens, bpe, settings, runner)
+        show_result(runner, root, [training])
+        return (root / training.folder).url
 
 
 def learn(

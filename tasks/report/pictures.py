@@ -21,8 +21,8 @@ def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None) -> b
     trained = [(r["step"], r["loss"]) for r in records if r.get("loss") is not None]
     valid = [(r["step"], r["valid_loss"]) for r in records if r.get("valid_loss") is not None]
     if trained:
-        axes.plot(*zip(*trained, strict=True), color=TRAIN, linewidth=1.0, alpha=0.35)
-        axes.plot(*zip(*_smooth(trained), strict=True), color=TRAIN, linewidth=1.8, label="training (smoothed)")
+        axes.plot(*zip(*_thin(trained), strict=True), color=TRAIN, linewidth=1.0, alpha=0.35)
+        axes.plot(*zip(*_thin(_smooth(trained)), strict=True), color=TRAIN, linewidth=1.8, label="training (smoothed)")
     if valid:
         axes.plot(*zip(*valid, strict=True), color=VALID, marker="o", markersize=4, linewidth=1.4, label="validation")
     if steps:
@@ -82,6 +82,13 @@ def _smooth(points: Sequence[tuple[int, float]], weight: float = 0.8) -> list[tu
         mean = weight * mean + (1 - weight) * value
         smoothed.append((step, mean / (1 - weight**count)))
     return smoothed
+
+
+def _thin(points: Sequence[tuple[int, float]], most: int = 1500) -> list[tuple[int, float]]:
+    """At most about `most` points, each the mean of as many neighbours: there are no more pixels than that."""
+    size = -(-len(points) // most) or 1
+    cuts = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(cut[-1][0], sum(value for _, value in cut) / len(cut)) for cut in cuts]
 
 
 def data_uri(png: bytes) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.orchestrate import _training_words
 from flows.pace import Pace, clock
+from flows.shown import training_words
 
 ROOT = Path(__file__).parents[2]
 DRAW = """
@@ -43,8 +43,8 @@ def test_clock(seconds: float, said: str) -> None:
 
 def test_words_of_a_training() -> None:
     records = [{"step": step, "seconds": 2.0, "tokens_per_second": 12345.6} for step in range(1, 41)]
-    assert _training_words(records, 100) == "step 40 of 100, 12,346 tokens/s, 2:00 left"
-    assert _training_words([*records, {"step": 100, "seconds": None}], 100) == "step 100 of 100"
+    assert training_words(records, 100) == "step 40 of 100, 12,346 tokens/s, 2:00 left"
+    assert training_words([*records, {"step": 100, "seconds": None}], 100) == "step 100 of 100"
 
 
 def test_a_terminal_shows_rate_and_time_left() -> None:

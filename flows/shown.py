@@ -1,0 +1,144 @@
+"""What the artifacts of a run page say, in Markdown: the steps so far, a step's counts, the training."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flows.pace import clock
+from tasks.report.pictures import data_uri, loss_curve
+from tasks.steps import Manifest
+
+COLUMNS = {
+    "step": "step",
+    "loss": "loss",
+    "valid_loss": "validation",
+    "grad_norm": "gradient norm",
+    "lr": "learning rate",
+    "tokens_per_second": "tokens/s",
+    "mfu": "MFU",
+    "memory_gib": "GiB",
+    "loss_scale": "loss scale",
+    "skipped": "skipped",
+}
+ROWS = 10  # of the metrics
+FILES = 20  # named of a step
+
+
+@dataclass
+class StepRow:
+    """A step in the overview.
+
+    Attributes:
+        state: running, done, cached, failed.
+        manifest: None until it ends well.
+        seconds: None while it runs, and of what was done before.
+    """
+
+    name: str
+    state: str = "running"
+    manifest: Manifest | None = None
+    seconds: float | None = None
+
+
+def as_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as a Markdown table; columns of numbers are aligned at the right."""
+    if not rows:
+        return ""
+    names = list(rows[0])
+    right = {name for name in names if all(_is_number(row.get(name, "")) for row in rows)}
+    lines = ["| " + " | ".join(names) + " |", "|" + "".join("---:|" if name in right else "---|" for name in names)]
+    lines += ["| " + " | ".join(_cell(row.get(name, "")) for name in names) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).replace("|", "\\|").split())
+
+
+def _is_number(value: Any) -> bool:
+    text = str(value).strip("% ").replace(",", "")
+    try:
+        float(text or 0)
+    except ValueError:
+        return ":" in text and text.replace(":", "").isdecimal()
+    return True
+
+
+def steps_table(rows: Sequence[StepRow]) -> str:
+    """One line a step: state, rows in and kept, share, time."""
+    return as_table([_step_row(row) for row in rows]) + "\n"
+
+
+def _step_row(row: StepRow) -> dict[str, str]:
+    outcome = row.manifest.outcome if row.manifest else None
+    counted = outcome is not None and outcome.seen > 0
+    state = f"**{row.state}**" if row.state in ("running", "failed") else row.state
+    return {
+        "step": row.name,
+        "state": state,
+        "in": f"{outcome.seen:,}" if outcome and counted else "",
+        "kept": f"{outcome.kept:,}" if outcome and counted else "",
+        "share": f"{outcome.kept / outcome.seen:.1%}" if outcome and counted else "",
+        "time": "" if row.seconds is None else f"{row.seconds:.1f} s" if row.seconds < 60 else clock(row.seconds),
+    }
+
+
+def steps_words(rows: Sequence[StepRow]) -> str:
+    """How many steps are in which state."""
+    states = ("done", "cached", "failed")
+    counts = [f"{count} {state}" for state in states if (count := sum(row.state == state for row in rows))]
+    running = [row.name for row in rows if row.state == "running"]
+    return "steps: " + ", ".join([*counts, *(f"{name} is running" for name in running)])
+
+
+def counts(manifest: Manifest) -> str:
+    """What came into a step and out of it, and where its files are."""
+    outcome = manifest.outcome
+    rows: list[dict[str, Any]] = []
+    if outcome.seen:
+        rows += [{"what": "in", "count": outcome.seen}, {"what": "kept", "count": outcome.kept}]
+    rows += [{"what": f"dropped: {reason.replace('_', ' ')}", "count": n} for reason, n in outcome.reasons.items()]
+    rows += [{"what": fact.replace("_", " "), "count": count} for fact, count in outcome.facts.items()]
+    for row in rows:
+        row["count"] = f"{row['count']:,}" if isinstance(row["count"], int) else row["count"]
+    files = [{"file": f"`{manifest.folder}/{r.name}`", "bytes": f"{r.bytes:,}"} for r in outcome.outputs[:FILES]]
+    more = len(outcome.outputs) - len(files)
+    parts = [as_table(rows), as_table(files), f"and {more:,} more files" if more > 0 else ""]
+    return "\n\n".join([*filter(None, parts), f"fingerprint `{manifest.fingerprint}`"]) + "\n"
+
+
+def training(records: Sequence[dict[str, Any]], steps: int) -> str:
+    """The loss curve, where the training stands, and the last metrics."""
+    last = records[-ROWS:]
+    columns = {key: name for key, name in COLUMNS.items() if any(record.get(key) is not None for record in last)}
+    rows = [{name: short(record.get(key)) for key, name in columns.items()} for record in last]
+    picture = data_uri(loss_curve(records, steps))
+    facts = [f"**{training_words(records, steps)}**"]
+    valid = [(r["valid_loss"], r["step"]) for r in records if r.get("valid_loss") is not None]
+    if valid:
+        facts.append(f"validation loss {valid[-1][0]:.4f} at step {valid[-1][1]:,}")
+        if min(valid) != valid[-1]:
+            facts.append(f"the best was {min(valid)[0]:.4f} at step {min(valid)[1]:,}")
+    if records[-1].get("tokens"):
+        facts.append(f"{records[-1]['tokens']:,} tokens seen")
+    return f"![loss curve]({picture})\n\n{'; '.join(facts)}\n\n{as_table(rows)}\n"
+
+
+def training_words(records: Sequence[dict[str, Any]], steps: int) -> str:
+    """Steps done of the total, speed and time left, from the metrics so far."""
+    last = records[-1]
+    parts = [f"step {last['step']:,} of {steps:,}"]
+    recent = [record["seconds"] for record in records[-10:] if record.get("seconds")]
+    if last.get("tokens_per_second"):
+        parts.append(f"{last['tokens_per_second']:,.0f} tokens/s")
+    if recent and last["step"] < steps:
+        parts.append(f"{clock(statistics.median(recent) * (steps - last['step']))} left")
+    return ", ".join(parts)
+
+
+def short(value: Any) -> str:
+    """A number as a table cell."""
+    if isinstance(value, float) and value >= 10000:
+        return f"{value:,.0f}"
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
