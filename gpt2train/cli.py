@@ -16,13 +16,14 @@ from gpt2train.convert.command import convert
 from gpt2train.evaluate.command import evaluate
 from gpt2train.generate.command import generate
 from gpt2train.plan.command import plan
+from gpt2train.runs.command import runs
 from gpt2train.serve.command import serve
 
 DEFAULT_MERGE = MergeSettings()
 
 app = App(
     name="gpt2train",
-    help="Use a GPT-2 that was trained here: merge its checkpoint, score it, let it write, trace what it read.",
+    help="Use a GPT-2 that was trained here: merge, score, serve it, let it write, trace what it read, compare runs.",
     help_epilogue=HELP_DEBUG,
     version=__version__,
 )
@@ -30,6 +31,7 @@ app.command(evaluate)
 data = App(name="data", help="Token files.")
 app.command(data)
 app.command(plan)
+app.command(runs)
 app.command(generate)
 app.command(convert)
 app.command(serve)

@@ -2,13 +2,14 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gpt2train.advice import before, learns_by_heart
-from gpt2train.checkpoint.store import Position
+from gpt2train.checkpoint.store import Position, StoredCorpus
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.corpora import Corpora
 from gpt2train.files import write_whole
@@ -16,6 +17,7 @@ from gpt2train.memory import peak_resident
 from gpt2train.metrics import MetricsWriter, mfu, parameter_count
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import Place, together
+from gpt2train.runs.record import note_start
 from gpt2train.trackers import open_trackers
 
 log = logging.getLogger("gpt2train")
@@ -50,18 +52,35 @@ class Telling:
 
     Args:
         position: where the run goes on.
+        layout: of the run, for its record.
+        corpora: what it is trained on, for its record.
 
     Raises:
         UserError: a tracker that was asked for is not there; on all processes.
     """
 
-    def __init__(self, config: RunConfig, place: Place, position: Position) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        place: Place,
+        position: Position,
+        layout: Layout,
+        corpora: Sequence[StoredCorpus],
+    ) -> None:
         self._config, self._place = config, place
-        self._metrics = together(lambda: self._open(position) if place.is_first else None)
+        self._metrics = together(lambda: self._open(position, layout, corpora) if place.is_first else None)
 
-    def _open(self, position: Position) -> MetricsWriter:
-        run = Path(self._config.output)
+    def _open(self, position: Position, layout: Layout, corpora: Sequence[StoredCorpus]) -> MetricsWriter:
+        run, device = Path(self._config.output), self._place.device
         write_whole(run / CONFIG_FILE, to_toml(self._config).encode())
+        note_start(
+            self._config,
+            position.step,
+            world=self._place.world,
+            layout=str(layout),
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            corpora=[(corpus.identity, corpus.tokens, corpus.share) for corpus in corpora],
+        )
         return MetricsWriter(run, position.step, open_trackers(self._config, position.step))
 
     def row(

@@ -107,7 +107,7 @@ def train(config: RunConfig, place: Place, stop: StopRequest | None = None) -> P
         checkpoints = cleanup.enter_context(Checkpoints(config))
         position = checkpoints.restore(engine.state())
         introduce(config, place, layout, data, schedule.warmup)
-        telling = Telling(config, place, position)
+        telling = Telling(config, place, position, layout, checkpoints.corpora)
         cleanup.callback(telling.close)
         profiler = Profiler(config.logging, config.output, place)
         cleanup.callback(profiler.close)

@@ -13,6 +13,7 @@ from gpt2train.data.stream import open_tokens
 from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.errors import RunError, UserError
 from gpt2train.metrics import FILE, read_metrics
+from gpt2train.runs.record import note_flow
 from tasks.follow import followed
 from tasks.launch import run_job
 from tasks.launch.job import Job
@@ -63,6 +64,7 @@ def train(
     if done := runner.finished(step):
         return done
     config = write_config(data, tokens, tokenizer, settings, step.folder)
+    note_flow(step.folder.path(), name, identities, launch.model_dump(mode="json"))
     with followed(Path(step.folder.path()), settings.steps, runner):
         run_job(Job(config, launch))
     from gpt2train.checkpoint import store  # imports torch (1-2 s), which a run that is all cached never needs

@@ -36,6 +36,7 @@ class Checkpoints:
 
     Attributes:
         failed: a save in the background went wrong; the next call of `save` or `wait` raises its error.
+        corpora: what the run is trained on; known after `restore`.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -44,7 +45,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
         self._buffers: dict[str, Tensor] = {}
-        self._corpora: tuple[StoredCorpus, ...] = ()
+        self.corpora: tuple[StoredCorpus, ...] = ()
         self._stall = self._written = 0.0
         self.failed = False
 
@@ -72,9 +73,9 @@ class Checkpoints:
             RunError: there are checkpoints, and all of them are damaged: never a silent new start.
         """
         config = self._config
-        self._corpora = from_first(lambda: resume.stored_corpora(config), self._group)
-        found = resume.find_own(config, self._corpora, self._group)
-        begin = find_start(config, self._corpora, self._group) if found is None else None
+        self.corpora = from_first(lambda: resume.stored_corpora(config), self._group)
+        found = resume.find_own(config, self.corpora, self._group)
+        begin = find_start(config, self.corpora, self._group) if found is None else None
         from_first(lambda: keep.tidy(config.output), self._group)
         if found is not None:
             store.load(found.checkpoint, state, self._group)
@@ -98,7 +99,7 @@ class Checkpoints:
             position=position,
             config=config.model_dump(mode="json"),
             tokenizer_hash=config.tokenizer_hash,
-            data=self._corpora,
+            data=self.corpora,
             valid_loss=valid_loss,
             torch=torch.__version__,
             files={},

@@ -1,0 +1,164 @@
+"""`gpt2train runs`: what it finds, shows, sorts, and does not choke on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import filelock
+import pytest
+
+from gpt2train.cli import app
+from gpt2train.command import run_command
+from gpt2train.runs.reading import find_runs, read_run, read_runs
+from gpt2train.runs.table import KEYS, differences, sort_runs
+from tests.gpt2train.runs.made import make_run
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """An output folder with three runs: one finished and scored, one stopped, one just made."""
+    runs = tmp_path / "out" / "runs"
+    make_run(runs / "tiny-1", evaluated=True)
+    make_run(runs / "tiny-2", done=40, level=2.0, settings={"optimizer": {"lr": 0.01}})
+    make_run(runs / "tiny-3", done=0)
+    return tmp_path / "out"
+
+
+def test_an_output_its_runs_and_a_run_are_all_places(out: Path, tmp_path: Path) -> None:
+    names = ["tiny-1", "tiny-2", "tiny-3"]
+    for place in (tmp_path, out, out / "runs"):
+        assert [found.name for found in find_runs(place)] == names
+    assert [run.name for run in read_runs([out / "runs" / "tiny-2"])[0]] == ["tiny-2"]
+    assert [run.name for run in read_runs([out, out / "runs", out / "runs" / "tiny-2"])[0]] == names
+
+
+def test_two_of_one_name_are_told_apart(out: Path, tmp_path: Path) -> None:
+    make_run(tmp_path / "other" / "runs" / "tiny-1")
+    assert [run.name for run in read_runs([tmp_path])[0]] == ["other/tiny-1", "out/tiny-1", "tiny-2", "tiny-3"]
+
+
+def test_a_table_says_what_each_run_is(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(app, ["runs", str(out), "--sort", "name"]) == 0
+    head, first, second, third, _, *different = capsys.readouterr().out.splitlines()
+    assert head.split()[:6] == ["run", "state", "data", "tokens", "parameters", "layout"]
+    for said in ("finished", "01234567", "25.6k", "tp 1 x pp 1 x dp 2", "25.00%", "41.50", "37.25", "1.00"):
+        assert said in first, said
+    assert "stopped at 40 of 100" in second and "25.00%" not in second
+    assert "not begun at 0 of 100" in third
+    assert [line.split() for line in different] == [
+        ["different", "tiny-1", "tiny-2", "tiny-3"],
+        ["optimizer.lr", "0.0006", "0.01", "0.0006"],
+    ]
+
+
+def test_many_runs_are_grouped_by_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(9):
+        make_run(tmp_path / "out/runs" / f"r{number}", steps=20, settings={"seed": min(number, 2)})
+    assert run_command(app, ["runs", str(tmp_path), "--sort", "name"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "seed  0: r0; 1: r1; 2: 7 runs"
+
+
+def test_a_run_that_is_held_is_running(out: Path) -> None:
+    run = out / "runs" / "tiny-2"
+    with filelock.FileLock(run / ".lock"):
+        assert read_run(run).state == "running"
+    assert read_run(run).state == "stopped"
+
+
+def test_looking_never_keeps_a_job_from_starting(out: Path) -> None:
+    run = out / "runs" / "tiny-2"
+    (run / ".lock").touch()
+    assert read_run(run).state == "stopped"
+    with filelock.FileLock(run / ".lock", timeout=0):
+        pass
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_sorting_puts_the_best_first_and_the_unknown_last(out: Path, key: str) -> None:
+    runs = sort_runs(read_runs([out])[0], key)  # type: ignore[arg-type]
+    value, descending = KEYS[key]
+    known = [value(run) for run in runs if value(run) is not None]
+    assert known == sorted(known, reverse=descending)
+    assert [value(run) for run in runs][: len(known)] == known and len(runs) == 3
+
+
+def test_json_has_every_setting_and_result(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(app, ["runs", str(out), "--json", "--sort", "lambada"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    first = found["runs"][0]
+    assert first["name"] == "tiny-1" and first["lambada_accuracy"] == 0.25 and first["settings"]["steps"] == 100
+    assert first["data"] == "0123456789abcdef" and first["evaluation"]["wikitext"]["token_perplexity"] == 30.0
+    assert first["record"]["starts"][0]["layout"] == "tp 1 x pp 1 x dp 2"
+    assert found["differences"] == {"optimizer.lr": [0.0006, 0.01, 0.0006]} and found["broken"] == []
+
+
+BROKEN = {
+    "config.toml": "steps = -3",
+    "metrics.jsonl": '{"step": 1}\n}{\n',
+    "run.json": "[]",
+    "eval/lambada.json": '{"definitions": 3, "headline": "x"}',
+    "checkpoints/latest": b"\xff\xfe",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_run_is_named_and_the_others_are_shown(
+    out: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    content = BROKEN[name]
+    path = out / "runs" / "tiny-1" / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert run_command(app, ["runs", str(out)]) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith("warning: ") and str(out / "runs" / "tiny-1") in said.err and said.err.count("\n") == 1
+    assert "tiny-2" in said.out and "tiny-1" not in said.out
+
+
+def test_a_row_that_a_kill_cut_off_is_no_fault(out: Path) -> None:
+    with (out / "runs" / "tiny-2" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 41, "lo')
+    assert read_run(out / "runs" / "tiny-2").step == 40
+
+
+def test_numbers_that_were_not_finite_are_left_out(out: Path) -> None:
+    with (out / "runs" / "tiny-2" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 41, "loss": null, "tokens": 10496, "seconds": 1.0, "valid_loss": null}\n')
+    run = read_run(out / "runs" / "tiny-2")
+    assert run.step == 41 and run.loss is not None and run.valid_loss is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "nowhere is no folder; give an output folder"),
+        (["."], "no run below .; give an output folder"),
+        (["out", "--sort", "colour"], "colour"),
+        (["out", "--html", "out"], "out is a folder"),
+        (["out", "--html", "notes.txt"], "notes.txt holds something else than a page of runs"),
+    ],
+)
+def test_mistakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    if arguments[0] == "out":
+        make_run(tmp_path / "out" / "runs" / "a", steps=20)
+    assert run_command(app, ["runs", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_where_things_lie_is_no_difference(tmp_path: Path) -> None:
+    for place in ("one", "other"):
+        make_run(tmp_path / place / "runs" / "a", steps=20)
+    assert differences(read_runs([tmp_path])[0]) == {}
+
+
+def test_it_needs_no_torch(out: Path) -> None:
+    code = "import sys; from gpt2train.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", code, "runs", str(out), "--html", str(out / "page.html")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"page: {out / 'page.html'}\n")
