@@ -8,6 +8,7 @@ from typing import Protocol
 from tasks.launch.job import Job, job_error
 from tasks.launch.local import run_local
 from tasks.launch.ranks import followed_ranks, level_of
+from tasks.launch.ssh import run_ssh
 
 log = logging.getLogger("gpt2train")
 
@@ -34,7 +35,7 @@ class Launcher(Protocol):
         """
 
 
-LAUNCHERS: Mapping[str, Launcher] = {"torchrun": run_local}
+LAUNCHERS: Mapping[str, Launcher] = {"torchrun": run_local, "ssh": run_ssh}
 
 
 def run_job(job: Job) -> None:

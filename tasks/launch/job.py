@@ -33,9 +33,9 @@ def torchrun_arguments(job: Job) -> list[str]:
     """torchrun's arguments, the same on every machine of a job."""
     how = job.settings
     where = ["--standalone"]
-    if how.endpoint is not None and how.nodes > 1:
+    if how.meeting_point is not None:
         # The run folder's name has the fingerprint of all settings: no other job meets under it.
-        where = ["--nnodes", str(how.nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", how.endpoint]
+        where = ["--nnodes", str(how.machines), "--rdzv-backend", "c10d", "--rdzv-endpoint", how.meeting_point]
         where += ["--rdzv-id", job.run.name]
     ranks = ["--nproc-per-node", str(how.processes), "--max-restarts", str(how.restarts)]
     return [*where, *ranks, *engine_arguments(job)]

@@ -5,20 +5,27 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from gpt2train.settings import Settings
+from tasks.launch.ssh_settings import SshSettings
+
+PORT = 29500  # where torchrun's machines meet
 
 
 class LaunchSettings(Settings):
     """How the training job is started. Nothing here changes what is learned."""
 
-    launcher: Literal["torchrun"] = "torchrun"
-    """Who starts the processes: torchrun on this machine."""
+    launcher: Literal["torchrun", "ssh"] = "torchrun"
+    """Who starts the processes: torchrun on this machine, or ssh on each of `hosts`."""
+    hosts: tuple[str, ...] = ()
+    """Machines that ssh starts the job on, by the names that ssh takes; the first is where they meet."""
+    ssh: SshSettings = SshSettings()
+    """How ssh reaches them."""
 
     processes: PositiveInt = 2
     """Processes of the torchrun job on each machine: its GPUs, or CPU cores where there is none."""
     nodes: PositiveInt = 1
     """Machines; the others are told the command to run, and see the same run folder on a shared disk."""
     endpoint: str | None = Field(None, pattern=r"^[^\s:]+:\d+$")
-    """HOST:PORT of the machine where they meet, with more than one."""
+    """HOST:PORT of the machine where they meet, with more than one. None, with `hosts`: the first, port 29500."""
     restarts: NonNegativeInt = 0
     """How often all processes start again from the last checkpoint when one was lost."""
     timeout: float = Field(300.0, gt=0)
@@ -29,12 +36,32 @@ class LaunchSettings(Settings):
     """Seconds that a cancelled job has to save a checkpoint before it is killed."""
 
     @property
+    def machines(self) -> int:
+        """How many there are."""
+        return len(self.hosts) or self.nodes
+
+    @property
     def world(self) -> int:
         """Processes on all machines."""
-        return self.processes * self.nodes
+        return self.processes * self.machines
+
+    @property
+    def meeting_point(self) -> str | None:
+        """HOST:PORT where the machines meet; None for a single one."""
+        if self.machines == 1:
+            return None
+        return self.endpoint or f"{self.hosts[0].rpartition('@')[2]}:{PORT}"
 
     @model_validator(mode="after")
     def _meet_somewhere(self) -> "LaunchSettings":
-        if self.nodes > 1 and self.endpoint is None:
+        if (self.launcher == "ssh") != bool(self.hosts):
+            raise ValueError("launch.launcher = 'ssh' and launch.hosts, the machines to start on, go together")
+        if len(set(self.hosts)) < len(self.hosts):
+            raise ValueError("launch.hosts names a machine twice; launch.processes is the number for each machine")
+        if wrong := [host for host in self.hosts if not host or host.startswith("-") or set(host) & set(" '\"\\$")]:
+            raise ValueError(f"launch.hosts has {wrong[0]!r}, which is no name of a machine")
+        if self.hosts and self.nodes not in (1, len(self.hosts)):
+            raise ValueError(f"launch.nodes is {self.nodes}, but launch.hosts has {len(self.hosts)}; leave nodes out")
+        if self.nodes > 1 and self.endpoint is None and not self.hosts:
             raise ValueError(f"{self.nodes} nodes need launch.endpoint, the HOST:PORT where they meet")
         return self

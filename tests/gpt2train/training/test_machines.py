@@ -1,10 +1,6 @@
-"""Two machines, each with a network of its own (a Linux network namespace), joined by one cable."""
+"""Two machines with networks of their own, or one of them played by ports, that train together."""
 
-import os
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,32 +9,9 @@ from gpt2train.checkpoint import store
 from gpt2train.metrics import read_metrics
 from tests.gpt2train.jobs import curve, make, wait_for, write, write_tokens
 from tests.gpt2train.training.machines import RANKS, finish_all, free_port, meeting_at, start_machines, start_process
+from tests.networks import networks as networks
 
 LAUNCH = [sys.executable, "-m", "gpt2train.launch", "--"]
-
-
-def ip(*arguments: str) -> bool:
-    return subprocess.run(["ip", *arguments], capture_output=True).returncode == 0
-
-
-@pytest.fixture
-def networks() -> Iterator[list[str]]:
-    """Names of two network namespaces; their addresses are 10.99.0.1 and 10.99.0.2."""
-    names = [f"gpt2train-{os.getpid()}-{side}" for side in "ab"]
-    if not shutil.which("ip") or not all(ip("netns", "add", name) for name in names):
-        pytest.skip("network namespaces need root and iproute2")
-    try:
-        made = ip("-n", names[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", names[1])
-        if not made:
-            pytest.skip("no virtual cables here")
-        for number, name in enumerate(names, 1):
-            ip("-n", name, "addr", "add", f"10.99.0.{number}/24", "dev", "cable")
-            for device in ("lo", "cable"):
-                ip("-n", name, "link", "set", device, "up")
-        yield names
-    finally:
-        for name in names:
-            ip("netns", "del", name)
 
 
 @pytest.mark.slow
