@@ -1,7 +1,9 @@
 """Remote shells, one a host: their lines in one queue, signs of life to each, and an end that leaves none of them."""
 
 import contextlib
+import os
 import queue
+import signal
 import subprocess
 import threading
 import time
@@ -57,7 +59,8 @@ class Connection:
 
     def kill(self) -> None:
         """End the remote shell at once; the far end notices."""
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def settle(self) -> None:
         """Take up the exit code."""
@@ -75,11 +78,13 @@ class Connections:
     Args:
         commands: by the name of the host, in order.
         patience: seconds after which the far ends take silence for a loss.
-        grace: seconds that they have to save.
+
+    Attributes:
+        grace: seconds that they have to save, once there is something to save.
     """
 
-    def __init__(self, commands: dict[str, list[str]], patience: float, grace: float) -> None:
-        self.commands, self.patience, self.grace = commands, patience, grace
+    def __init__(self, commands: dict[str, list[str]], patience: float) -> None:
+        self.commands, self.patience, self.grace = commands, patience, 0.0
         self.hosts: list[Connection] = []
         self._events: queue.Queue[tuple[Connection, str | None]] = queue.Queue()
         self._beaten = time.monotonic()

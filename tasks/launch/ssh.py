@@ -37,8 +37,9 @@ class RefusedError(Exception):
 def run_ssh(job: Job, tell: Tell) -> int:
     """Run the job on `launch.hosts` to its end; the exit code. See `tasks.launch.Launcher`."""
     how = job.settings
-    restarts, since, running = 0, 0.0, False
+    restarts, since = 0, 0.0
     while True:
+        running, after = False, list[str]()
         try:
             with _token(job.run) as token, _connections(job) as hosts:
                 try:
@@ -46,8 +47,7 @@ def run_ssh(job: Job, tell: Tell) -> int:
                     running = True
                     return _follow(hosts, job, tell)
                 finally:
-                    for host, line in hosts.end():
-                        tell(_with_host(host, line, job))
+                    after += [_with_host(host, line, job) for host, line in hosts.end()]
         except RefusedError as error:
             tell(f"error: {error}")
             return USER_ERROR
@@ -57,10 +57,12 @@ def run_ssh(job: Job, tell: Tell) -> int:
             if not 0 < restarts <= how.restarts or time.monotonic() - since > how.ssh.wait:
                 tell(f"error: {error}")
                 return 1
-            again = f"; all begin again from the last checkpoint: restart {restarts} of {how.restarts}"
-            tell(f"warning: {error}{again if running else '; it is tried again'}")
-            running = False
-            time.sleep(RETRY_SECONDS)
+            again = f"all begin again from the last checkpoint: restart {restarts} of {how.restarts}"
+            tell(f"warning: {error}; {again if running else 'it is tried again'}")
+        finally:
+            for line in after:  # below the cause
+                tell(line)
+        time.sleep(RETRY_SECONDS)
 
 
 def _connections(job: Job) -> Connections:
@@ -69,7 +71,7 @@ def _connections(job: Job) -> Connections:
     line = f"cd {shlex.quote(folder)} && exec {shlex.quote(python)} -u -m gpt2train.remote"
     words = shlex.split(how.ssh.command)
     commands = {host: [*(word.replace("{host}", host) for word in words), line] for host in how.hosts}
-    return Connections(commands, how.ssh.patience, how.grace)
+    return Connections(commands, how.ssh.patience)
 
 
 def _order(job: Job, host: str, token: str) -> Order:
@@ -115,11 +117,12 @@ def _greet(hosts: Connections, job: Job, token: str, tell: Tell) -> None:
         elif line == READY:
             due.pop(host)
         else:
-            words[host] = line
+            if host in words:
+                tell(_with_host(host, words[host], job))
+            words[host] = line  # kept back: should it be the last, it is the reason
             if host in due:
                 due[host] = time.monotonic() + patience
-            if not line.startswith("error: "):
-                tell(_with_host(host, line, job))
+    hosts.grace = job.settings.grace
     for host in hosts:
         host.send(GO)
 

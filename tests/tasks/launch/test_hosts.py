@@ -135,7 +135,9 @@ def test_a_job_on_two_machines_outlives_a_cut_and_leaves_nothing_behind(desk: De
     job = desk.start(cut)
     desk.wait_for(lambda: steps(cut) > 15 and store.list_checkpoints(cut.output), job, "a checkpoint")
     assert ip("-n", desk.networks[1], "link", "set", "cable", "down")
-    desk.wait_for(lambda: "warning: gpu2 was lost while the job ran; all begin again" in desk.said(), job, "the cut's notice")
+    desk.wait_for(
+        lambda: "warning: gpu2 was lost while the job ran; all begin again" in desk.said(), job, "the cut's notice"
+    )
     assert ip("-n", desk.networks[1], "link", "set", "cable", "up")
     log = Path(cut.output, "logs", "rank-0.log")
     desk.wait_for(lambda: "going on from step" in log.read_text(), job, "the restart")
