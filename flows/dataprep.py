@@ -3,9 +3,8 @@
 import logging
 from dataclasses import dataclass, fields
 
-from prefect import flow
-
 from flows.command import command
+from flows.offer import offer
 from flows.orchestrate import run_step
 from flows.result import show_result
 from flows.settings import DataprepSettings
@@ -51,7 +50,22 @@ class Prepared:
         return [*self.sources, *(value for value in values if isinstance(value, Manifest))]
 
 
-@flow(name="dataprep")
+def check(settings: DataprepSettings) -> None:
+    """Find before anything starts what would stop the flow later.
+
+    Raises:
+        UserError: the output cannot be written, or an input is not there.
+    """
+    check_place(settings)
+    check_sources(settings)
+    check_listed(settings.blacklist.domain_lists)
+    check_earlier(settings.dedup)
+    check_sets(settings.decontaminate.against, settings.decontaminate.key)
+    if settings.lambada:
+        read_passages(read_any(settings.lambada), settings.lambada)
+
+
+@offer("dataprep", DataprepSettings, check)
 def dataprep(settings: DataprepSettings) -> str:
     """From lists of URLs, web archives or texts to token shards. Returns the folder of the tokens."""
     with workplace(settings) as (root, runner):
@@ -95,20 +109,5 @@ def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> Prepare
     )
 
 
-def check(settings: DataprepSettings) -> None:
-    """Find before anything starts what would stop the flow later.
-
-    Raises:
-        UserError: the output cannot be written, or an input is not there.
-    """
-    check_place(settings)
-    check_sources(settings)
-    check_listed(settings.blacklist.domain_lists)
-    check_earlier(settings.dedup)
-    check_sets(settings.decontaminate.against, settings.decontaminate.key)
-    if settings.lambada:
-        read_passages(read_any(settings.lambada), settings.lambada)
-
-
 if __name__ == "__main__":
-    command(dataprep, DataprepSettings, check, "tokens")
+    command(dataprep, "tokens")

@@ -2,9 +2,8 @@
 
 from pathlib import PurePosixPath
 
-from prefect import flow
-
 from flows.command import command
+from flows.offer import offer
 from flows.orchestrate import run_step
 from flows.result import show_result
 from flows.settings import JudgeSettings, OutputSettings, ScoreSettings
@@ -20,7 +19,20 @@ from tasks.steps import Manifest, need_manifest, read_manifest
 from tasks.storage import Folder, read_any
 
 
-@flow(name="evaluate")
+def check(settings: ScoreSettings) -> None:
+    """Find before anything starts what would stop the flow later.
+
+    Raises:
+        RunError: the run is not finished or not there.
+        UserError: an input is missing or malformed.
+    """
+    need_manifest(Folder(settings.run))
+    if settings.lambada:
+        read_passages(read_any(settings.lambada), settings.lambada)
+    check_wikitext(settings)
+
+
+@offer("evaluate", ScoreSettings, check)
 def score(settings: ScoreSettings) -> str:
     """From the last checkpoint of a run to a merged model and its scores. Returns the folder of the scores."""
     run = Folder(settings.run)
@@ -63,19 +75,6 @@ def _drawn(root: Folder) -> str:
     return cloze_file(root, manifest)
 
 
-def check(settings: ScoreSettings) -> None:
-    """Find before anything starts what would stop the flow later.
-
-    Raises:
-        RunError: the run is not finished or not there.
-        UserError: an input is missing or malformed.
-    """
-    need_manifest(Folder(settings.run))
-    if settings.lambada:
-        read_passages(read_any(settings.lambada), settings.lambada)
-    check_wikitext(settings)
-
-
 def check_wikitext(settings: JudgeSettings) -> None:
     """See that WikiText, where it is given, is there and is text.
 
@@ -87,4 +86,4 @@ def check_wikitext(settings: JudgeSettings) -> None:
 
 
 if __name__ == "__main__":
-    command(score, ScoreSettings, check, "scores")
+    command(score, "scores")

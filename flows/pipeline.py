@@ -3,12 +3,11 @@
 Run it with `python -m flows.pipeline`; without any source it runs the embedded demo.
 """
 
-from prefect import flow
-
 from flows import dataprep
 from flows.command import command
 from flows.dataprep import prepare
 from flows.evaluate import check_wikitext, judge
+from flows.offer import offer
 from flows.orchestrate import run_step
 from flows.pretrain import check_local, learn
 from flows.result import show_result
@@ -17,19 +16,6 @@ from flows.workplace import workplace
 from gpt2train.parallel.layout import Layout
 from tasks.report import REPORT, report
 from tasks.train import check_corpora
-
-
-@flow(name="pipeline")
-def pipeline(settings: PipelineSettings) -> str:
-    """From lists of URLs, web archives or texts to an evaluated model. Returns the path of the report."""
-    with workplace(settings) as (root, runner):
-        data = prepare(root, settings, runner)
-        training = learn(root, root, data.tokenize, data.tokenizer, settings, runner)
-        model, scores = judge(root, training, data.tokenizer, data.lambada, data.shuffle, settings, runner)
-        manifests = [*data.manifests(), training, model, scores]
-        page = run_step(report, root, manifests, settings.report, runner=runner)
-        show_result(runner, root, [*manifests, page])
-        return (root / page.folder).path(REPORT)
 
 
 def check(settings: PipelineSettings) -> None:
@@ -45,5 +31,18 @@ def check(settings: PipelineSettings) -> None:
     check_corpora(settings.train)
 
 
+@offer("pipeline", PipelineSettings, check)
+def pipeline(settings: PipelineSettings) -> str:
+    """From lists of URLs, web archives or texts to an evaluated model. Returns the path of the report."""
+    with workplace(settings) as (root, runner):
+        data = prepare(root, settings, runner)
+        training = learn(root, root, data.tokenize, data.tokenizer, settings, runner)
+        model, scores = judge(root, training, data.tokenizer, data.lambada, data.shuffle, settings, runner)
+        manifests = [*data.manifests(), training, model, scores]
+        page = run_step(report, root, manifests, settings.report, runner=runner)
+        show_result(runner, root, [*manifests, page])
+        return (root / page.folder).path(REPORT)
+
+
 if __name__ == "__main__":
-    command(pipeline, PipelineSettings, check, "report")
+    command(pipeline, "report")

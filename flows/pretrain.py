@@ -1,8 +1,7 @@
 """Token shards -> checkpoints, by one torchrun job. Run it with `python -m flows.pretrain`."""
 
-from prefect import flow
-
 from flows.command import command
+from flows.offer import offer
 from flows.orchestrate import run_step
 from flows.result import show_result
 from flows.settings import PretrainSettings
@@ -16,7 +15,23 @@ from tasks.storage import Folder
 from tasks.train import check_corpora, train
 
 
-@flow(name="pretrain")
+def check(settings: PretrainSettings) -> None:
+    """Find before anything starts what would stop the flow later.
+
+    Raises:
+        UserError: the output cannot be written or is not local, the batch does not divide over the processes, or a
+            corpus to mix in is missing.
+        RunError: there are no tokens.
+    """
+    check_local(settings.output)
+    check_place(settings)
+    Layout.of(settings.train, settings.launch.world)
+    check_corpora(settings.train)
+    for step in ("tokens", "tokenizer"):
+        need_manifest(Folder(settings.data or settings.output) / step)
+
+
+@offer("pretrain", PretrainSettings, check)
 def pretrain(settings: PretrainSettings) -> str:
     """From token shards to checkpoints. Returns the run folder."""
     data = Folder(settings.data or settings.output)
@@ -48,21 +63,5 @@ def check_local(output: str) -> None:
         )
 
 
-def check(settings: PretrainSettings) -> None:
-    """Find before anything starts what would stop the flow later.
-
-    Raises:
-        UserError: the output cannot be written or is not local, the batch does not divide over the processes, or a
-            corpus to mix in is missing.
-        RunError: there are no tokens.
-    """
-    check_local(settings.output)
-    check_place(settings)
-    Layout.of(settings.train, settings.launch.world)
-    check_corpora(settings.train)
-    for step in ("tokens", "tokenizer"):
-        need_manifest(Folder(settings.data or settings.output) / step)
-
-
 if __name__ == "__main__":
-    command(pretrain, PretrainSettings, check, "run")
+    command(pretrain, "run")

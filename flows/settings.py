@@ -1,18 +1,21 @@
 """The settings of the flows: what each room declares, put together, and nothing declared twice.
 
-Precedence: defaults < preset < `--config FILE.toml` < flags. Without any source the embedded demo runs, with the
-preset `deployments/demo.toml`.
+Precedence: defaults < preset < `--config FILE.toml` < flags, or the parameters of a deployment's run. Without any
+source the embedded demo runs, with the preset `deployments/demo.toml`.
 """
 
+import difflib
 import importlib.resources
 import ipaddress
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, PositiveInt, field_validator
 
-from gpt2train.config import TrainSettings, preset
+from gpt2train.config import TrainSettings, preset, presets
+from gpt2train.errors import UserError
 from gpt2train.settings import Settings, build, layer, read_toml
 from tasks.blacklist import BlacklistSettings
 from tasks.clean import CleanSettings
@@ -136,7 +139,7 @@ class PretrainSettings(OutputSettings):
     data: str | None = None
     """Output folder of a finished dataprep; from an object store the tokens are first fetched to `output`. None takes
     `output` itself."""
-    preset: str = "tiny"
+    preset: str = Field("tiny", json_schema_extra={"enum": [*presets()]})
     """Model and recipe: tiny, 117m, 345m, 762m, 1542m; `train` changes single values of it."""
     train: TrainSettings = TrainSettings()
     """The training run."""
@@ -178,18 +181,42 @@ def demo_layer() -> dict[str, Any]:
         return read_toml(path)
 
 
+def read_config(name: str) -> dict[str, Any]:
+    """The settings of a TOML file, or of a deployment by its name (`pretrain/345m`).
+
+    Raises:
+        UserError: there is no such file and no such name.
+    """
+    if Path(name).suffix == ".toml" or Path(name).exists():
+        return read_toml(name)
+    names = deployed()
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+        raise UserError(f"{name!r} is neither a settings file (NAME.toml) nor the settings of a deployment; {hint}")
+    with importlib.resources.as_file(importlib.resources.files("deployments").joinpath(f"{name}.toml")) as path:
+        return read_toml(path)
+
+
+def deployed() -> list[str]:
+    """Names of the deployments that have settings of their own, `deployments/<flow>/<name>.toml`."""
+    folders = [entry for entry in importlib.resources.files("deployments").iterdir() if entry.is_dir()]
+    files = [(folder.name, file.name) for folder in folders for file in folder.iterdir()]
+    return sorted(f"{flow}/{name.removesuffix('.toml')}" for flow, name in files if name.endswith(".toml"))
+
+
 def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] | None = None) -> S:
     """Put the layers of settings together and check them.
 
     Args:
         model: the settings of the command.
-        config: TOML file of settings.
+        config: TOML file of settings, or the name of one in `deployments/`, as `pretrain/345m`.
         flags: settings given on the command line or through the API, nested.
 
     Raises:
         UserError: a wrong, unknown or contradictory setting, in one line.
     """
-    given = layer(_concerning(model, read_toml(config)) if config else {}, flags or {})
+    given = layer(_concerning(model, read_config(config)) if config else {}, flags or {})
     source = config if config and not flags else "settings"
     below: dict[str, Any] = {}
     if issubclass(model, DataprepSettings) and not any(map(given.get, SOURCES)):

@@ -4,13 +4,12 @@ import flows.dataprep
 import flows.pipeline
 import flows.pretrain
 from flows.command import app_of
-from flows.settings import DataprepSettings, PipelineSettings, PretrainSettings
 from gpt2train.command import run_command
 
 APPS = {
-    "dataprep": app_of(flows.dataprep.dataprep, DataprepSettings, flows.dataprep.check, "tokens"),
-    "pipeline": app_of(flows.pipeline.pipeline, PipelineSettings, flows.pipeline.check, "report"),
-    "pretrain": app_of(flows.pretrain.pretrain, PretrainSettings, flows.pretrain.check, "run"),
+    "dataprep": app_of(flows.dataprep.dataprep, "tokens"),
+    "pipeline": app_of(flows.pipeline.pipeline, "report"),
+    "pretrain": app_of(flows.pretrain.pretrain, "run"),
 }
 
 
