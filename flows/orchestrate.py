@@ -107,7 +107,8 @@ class PrefectRunner(Runner):
         so_far, step = tuple(records), records[-1]["step"]
         words = f"training: {shown.training_words(so_far, steps)}"
         self.page.put("training-progress", lambda: 100.0 * step / steps, words, kind="progress")
-        self.page.put("training", lambda: shown.training(so_far, steps), words, seconds=CURVE_SECONDS)
+        if len(so_far) > 1:  # one point is no curve
+            self.page.put("training", lambda: shown.training(so_far, steps), words, seconds=CURVE_SECONDS)
 
     def begun(self, name: str) -> shown.StepRow:
         """Show that a step has begun."""
@@ -126,9 +127,9 @@ class PrefectRunner(Runner):
             if warning := near_limit(manifest, self.limits):
                 log.warning(warning)
 
-    def failed(self, row: shown.StepRow, seconds: float) -> None:
+    def failed(self, row: shown.StepRow, seconds: float, state: str) -> None:
         """Show that a step has failed, or was stopped."""
-        row.state, row.seconds = "failed", seconds
+        row.state, row.seconds = state, seconds
         self._overview()
 
     def _overview(self) -> None:
@@ -170,9 +171,9 @@ def run_step(function: Callable[..., Manifest], *arguments: Any, runner: Runner,
         row = page.begun(name) if page else None
         try:
             manifest = function(*arguments, runner=runner, **options)
-        except BaseException:
+        except BaseException as error:
             if page and row:
-                page.failed(row, time.monotonic() - started)
+                page.failed(row, time.monotonic() - started, "failed" if isinstance(error, Exception) else "stopped")
             raise
         cached = manifest.step in runner.skipped
         seconds = None if cached else time.monotonic() - started

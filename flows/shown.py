@@ -30,7 +30,7 @@ class StepRow:
     """A step in the overview.
 
     Attributes:
-        state: running, done, cached, failed.
+        state: running, done, cached, failed, stopped.
         manifest: None until it ends well.
         seconds: None while it runs, and of what was done before.
     """
@@ -73,7 +73,7 @@ def steps_table(rows: Sequence[StepRow]) -> str:
 def _step_row(row: StepRow) -> dict[str, str]:
     outcome = row.manifest.outcome if row.manifest else None
     counted = outcome is not None and outcome.seen > 0
-    state = f"**{row.state}**" if row.state in ("running", "failed") else row.state
+    state = f"**{row.state}**" if row.state in ("running", "failed", "stopped") else row.state
     return {
         "step": row.name,
         "state": state,
@@ -86,7 +86,7 @@ def _step_row(row: StepRow) -> dict[str, str]:
 
 def steps_words(rows: Sequence[StepRow]) -> str:
     """How many steps are in which state."""
-    states = ("done", "cached", "failed")
+    states = ("done", "cached", "failed", "stopped")
     counts = [f"{count} {state}" for state in states if (count := sum(row.state == state for row in rows))]
     running = [row.name for row in rows if row.state == "running"]
     return "steps: " + ", ".join([*counts, *(f"{name} is running" for name in running)])

@@ -11,7 +11,6 @@ from typing import Any
 from prefect.runtime import task_run
 
 from flows.page import Page
-from flows.shown import as_table
 from gpt2train.errors import redact
 from tasks.limits import LimitSettings
 from tasks.steps import Manifest
@@ -34,9 +33,17 @@ class _Warned:
     first_at: float
     last_at: float
 
+    def words(self) -> str:
+        """One line: step, when, how often, the message itself."""
+        when = _moment(self.first_at)
+        if self.count > 1:
+            when = f"{self.count:,} times from {when} to {_moment(self.last_at)}"
+        level = "" if self.level == "warning" else f"**{self.level}**, "
+        return f"**{self.step or 'run'}**, {level}{when}: {' '.join(self.last.split())}"
+
 
 class Warnings(logging.Handler):
-    """Takes every record from WARNING up and keeps a table of them; the same words with other numbers are one line."""
+    """Takes every record from WARNING up and keeps a list of them; the same words with other numbers are one line."""
 
     def __init__(self, page: Page) -> None:
         super().__init__(logging.WARNING)
@@ -57,22 +64,13 @@ class Warnings(logging.Handler):
             self._others += 1
         total = sum(one.count for one in self._found.values()) + self._others
         words = f"{total:,} warning{'s' if total != 1 else ''}; the last: {message[:150]}"
-        self.page.put("warnings", self._table, words, of_step=False)
+        self.page.put("warnings", self._listed, words, of_step=False)
 
-    def _table(self) -> str:
-        rows = [
-            {
-                "": one.level,
-                "step": one.step,
-                "warning": one.last,
-                "times": one.count,
-                "first": _moment(one.first_at),
-                "last": _moment(one.last_at),
-            }
-            for one in list(self._found.values())
-        ]
-        more = f"\n\nand {self._others:,} others, in the logs\n" if self._others else "\n"
-        return as_table(rows) + more
+    def _listed(self) -> str:
+        """A list, not a table: the pages cut a table's long lines off."""
+        lines = [f"- {one.words()}" for one in list(self._found.values())]
+        more = [f"- and {self._others:,} others, in the logs"] if self._others else []
+        return "\n".join([*lines, *more]) + "\n"
 
 
 def _moment(seconds: float) -> str:

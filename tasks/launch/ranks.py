@@ -20,6 +20,7 @@ log = logging.getLogger("gpt2train")
 FIRST_SECONDS = 1.0  # between two looks at the first rank's log
 ALL_SECONDS = 5.0  # and at everyone's: a thousand files on a shared disk
 LINES, BURST = 10.0, 200.0  # passed on a second; and at once after a silence
+SAME_SECONDS = 60.0  # for which the words of one rank are not repeated for another
 MOST_BYTES = 1 << 18  # read of one file in one look; before that, lines are only counted
 PREFIXES = (("error: ", logging.ERROR), ("warning: ", logging.WARNING))
 
@@ -72,6 +73,7 @@ class RankLogs:
         self._told: list[str] = []
         self._held: list[tuple[int, Line]] = []
         self._everyone_at = 0.0
+        self._said: dict[tuple[int, str], tuple[float, list[int]]] = {}
         self._allowed = {False: _Allowance(), True: _Allowance()}  # by whether a line is a warning or worse
 
     def told(self, line: str) -> None:
@@ -100,13 +102,20 @@ class RankLogs:
         self._note_more(last)
 
     def _pass_on(self, lines: Sequence[tuple[int, Line]]) -> None:
+        now = time.monotonic()
+        self._said = {words: said for words, said in self._said.items() if now - said[0] < SAME_SECONDS}
         same: dict[tuple[int, str], list[int]] = {}
         for rank, line in lines:
             if line.level >= logging.WARNING:
                 same.setdefault((line.level, line.message), []).append(rank)
         for rank, line in lines:
             serious = line.level >= logging.WARNING
-            ranks = same.pop((line.level, line.message), []) if serious else [rank]
+            words = (line.level, line.message)
+            ranks = same.pop(words, []) if serious else [rank]
+            if serious and words in self._said and not {*ranks} & {*self._said[words][1]}:
+                continue  # of another rank a moment ago
+            if ranks and serious:
+                self._said[words] = (now, ranks)
             if ranks and self._allowed[serious].take():
                 who = "" if ranks == [0] else f"{_names(ranks)}: "
                 emit(line.level, who + level_of(line.message)[1], line.time)

@@ -118,6 +118,19 @@ def test_a_thousand_ranks_with_the_same_words_are_one_line(tmp_path: Path, seen:
     assert words(seen) == ["WARNING ranks 0-2, 7-999: lost a peer"]
 
 
+def test_what_the_first_rank_said_is_not_said_again_by_those_that_are_read_later(
+    tmp_path: Path, seen: list[logging.LogRecord]
+) -> None:
+    logs = RankLogs(tmp_path)
+    write(tmp_path, 0, "WARNING attempt 0: warning: 9.0 epochs")
+    logs.look(True)
+    write(tmp_path, 1, "WARNING attempt 0: warning: 9.0 epochs", "WARNING attempt 0: slow disk")
+    logs.look(True)
+    write(tmp_path, 1, "WARNING attempt 0: slow disk")  # the same rank again: that is news
+    logs.look(True)
+    assert words(seen) == ["WARNING 9.0 epochs", "WARNING rank 1: slow disk", "WARNING rank 1: slow disk"]
+
+
 def test_a_storm_is_cut_and_counted(
     tmp_path: Path, seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
