@@ -5,14 +5,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from tasks.launch.job import Job, job_error
+from tasks.launch.job import LAST_LINES, Job, job_error
 from tasks.launch.local import run_local
 from tasks.launch.ranks import followed_ranks, level_of
+from tasks.launch.slurm.run import run_slurm
 from tasks.launch.ssh import run_ssh
 
 log = logging.getLogger("gpt2train")
-
-LAST_LINES = 20
 
 
 class Launcher(Protocol):
@@ -35,7 +34,7 @@ class Launcher(Protocol):
         """
 
 
-LAUNCHERS: Mapping[str, Launcher] = {"torchrun": run_local, "ssh": run_ssh}
+LAUNCHERS: Mapping[str, Launcher] = {"torchrun": run_local, "ssh": run_ssh, "slurm": run_slurm}
 
 
 def run_job(job: Job) -> None:

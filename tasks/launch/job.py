@@ -9,6 +9,7 @@ from gpt2train.errors import RunError, UserError
 from tasks.launch.settings import LaunchSettings
 
 USER_ERROR = 2  # exit code of the engine for a user's mistake
+LAST_LINES = 20  # kept of a job's output, to tell the cause of its end
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,14 @@ def torchrun_arguments(job: Job) -> list[str]:
         # The run folder's name has the fingerprint of all settings: no other job meets under it.
         where = ["--nnodes", str(how.machines), "--rdzv-backend", "c10d", "--rdzv-endpoint", how.meeting_point]
         where += ["--rdzv-id", job.run.name]
+    return [*where, *rank_arguments(job)]
+
+
+def rank_arguments(job: Job) -> list[str]:
+    """Those of them that do not say where the machines meet, which a scheduler tells by variables."""
+    how = job.settings
     ranks = ["--nproc-per-node", str(how.processes), "--max-restarts", str(how.restarts)]
-    return [*where, *ranks, *engine_arguments(job)]
+    return [*ranks, *engine_arguments(job)]
 
 
 def engine_arguments(job: Job) -> list[str]:

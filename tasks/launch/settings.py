@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from gpt2train.settings import Settings
+from tasks.launch.slurm.settings import SlurmSettings
 from tasks.launch.ssh_settings import SshSettings
 
 PORT = 29500  # where torchrun's machines meet
@@ -13,17 +14,19 @@ PORT = 29500  # where torchrun's machines meet
 class LaunchSettings(Settings):
     """How the training job is started. Nothing here changes what is learned."""
 
-    launcher: Literal["torchrun", "ssh"] = "torchrun"
-    """Who starts the processes: torchrun on this machine, or ssh on each of `hosts`."""
+    launcher: Literal["torchrun", "ssh", "slurm"] = "torchrun"
+    """Who starts the processes: torchrun on this machine, ssh on each of `hosts`, Slurm where it has room."""
     hosts: tuple[str, ...] = ()
     """Machines that ssh starts the job on, by the names that ssh takes; the first is where they meet."""
     ssh: SshSettings = SshSettings()
     """How ssh reaches them."""
+    slurm: SlurmSettings = SlurmSettings()
+    """What Slurm is asked for."""
 
     processes: PositiveInt = 2
     """Processes of the torchrun job on each machine: its GPUs, or CPU cores where there is none."""
     nodes: PositiveInt = 1
-    """Machines; the others are told the command to run, and see the same run folder on a shared disk."""
+    """Machines, which see the same run folder on a shared disk; with torchrun the command for the others is told."""
     endpoint: str | None = Field(None, pattern=r"^[^\s:]+:\d+$")
     """HOST:PORT of the machine where they meet, with more than one. None, with `hosts`: the first, port 29500."""
     restarts: NonNegativeInt = 0
@@ -47,8 +50,8 @@ class LaunchSettings(Settings):
 
     @property
     def meeting_point(self) -> str | None:
-        """HOST:PORT where the machines meet; None for a single one."""
-        if self.machines == 1:
+        """HOST:PORT where the machines meet; None for a single one, and where Slurm says it."""
+        if self.machines == 1 or self.launcher == "slurm":
             return None
         return self.endpoint or f"{self.hosts[0].rpartition('@')[2]}:{PORT}"
 
@@ -62,6 +65,6 @@ class LaunchSettings(Settings):
             raise ValueError(f"launch.hosts has {wrong[0]!r}, which is no name of a machine")
         if self.hosts and self.nodes not in (1, len(self.hosts)):
             raise ValueError(f"launch.nodes is {self.nodes}, but launch.hosts has {len(self.hosts)}; leave nodes out")
-        if self.nodes > 1 and self.endpoint is None and not self.hosts:
+        if self.launcher == "torchrun" and self.nodes > 1 and self.endpoint is None:
             raise ValueError(f"{self.nodes} nodes need launch.endpoint, the HOST:PORT where they meet")
         return self

@@ -1,0 +1,45 @@
+"""The lines of a job's output, as its file grows on the shared disk."""
+
+from pathlib import Path
+
+from tasks.launch.job import LAST_LINES
+
+LINE_BYTES = 200  # of a usual line
+
+
+class Output:
+    """Reads a file that others write to.
+
+    It is opened anew for each look: a network file system shows what another machine wrote at the latest then.
+
+    Args:
+        path: the file, which need not be there yet.
+        fresh: begin with its last lines alone when it has some already, as an earlier reader told of the others.
+    """
+
+    def __init__(self, path: Path, fresh: bool = True) -> None:
+        self.path = path
+        self._read = 0
+        if not fresh and path.exists():
+            self._read = max(0, path.stat().st_size - LAST_LINES * LINE_BYTES)
+        self._begun = self._read == 0
+
+    def lines(self, last: bool = False) -> list[str]:
+        """The whole lines that came since; at the end also one that was never finished."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data if last else data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        if not self._begun and whole:
+            self._begun, whole = True, whole.partition(b"\n")[2]  # the middle of a line
+        return [_plain(line) for line in whole.decode(errors="replace").splitlines()]
+
+
+def _plain(line: str) -> str:
+    """A line of Slurm's own is no cause of the engine's: it calls every word of its own an error."""
+    said, found, rest = line.partition(": error: ")
+    return f"{said}: {rest}" if found and said.split("-")[0] in ("srun", "slurmstepd") else line

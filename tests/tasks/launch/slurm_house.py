@@ -1,0 +1,148 @@
+"""A Slurm of its own for the tests: munged, slurmctld and two slurmd, which play two machines of four slots each."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.processes import command_of, wait_for, wait_until_ended
+
+DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian's daemons
+SECONDS = 60.0
+
+CONF = """\
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SwitchType=switch/none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+KillWait=30
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=4 RealMemory=1000
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=4 RealMemory=1000
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=60 PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=n1,n2 MaxTime=60 PriorityTier=10
+"""
+
+
+@dataclass
+class Slurm:
+    """A running Slurm; `SLURM_CONF` in the environment leads to it."""
+
+    folder: Path
+
+    def ask(self, *command: str) -> str:
+        """What one of Slurm's commands prints."""
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def jobs(self) -> list[str]:
+        """Numbers of the jobs that wait or run."""
+        return self.ask("squeue", "--noheader", "--format=%A").split()
+
+
+@contextlib.contextmanager
+def slurm_house(folder: Path) -> Iterator[Slurm]:
+    """Start Slurm in a folder, and end it with all that it runs. Skips where it is not installed, or we are not root.
+
+    The folder's path is short, as that of a socket has to be.
+    """
+    if missing := [name for name in DAEMONS if shutil.which(name, path=PATH) is None]:
+        pytest.skip(f"no {missing[0]} here (Debian: apt-get install slurm-wlm)")
+    if os.geteuid():
+        pytest.skip("slurmd starts jobs as root")
+    controller, first, second = _free_ports(3)
+    for name in ("state", "spool-n1", "spool-n2"):
+        (folder / name).mkdir(parents=True)
+    folder.chmod(0o755)  # munged trusts no folder that others can write
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o400)
+    host = socket.gethostname().partition(".")[0]
+    conf = folder / "slurm.conf"
+    conf.write_text(CONF.format(folder=folder, host=host, controller=controller, first=first, second=second))
+    munged = ["munged", "--force", "--foreground", f"--key-file={key}", f"--socket={folder}/munge.socket"]
+    munged += [f"--{what}-file={folder}/munged.{what}" for what in ("pid", "seed", "log")]
+    slurm = Slurm(folder)
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(conf))
+        patch.setenv("PATH", PATH)
+        stack.callback(_end_all, folder)
+        _start(stack, munged)
+        wait_for((folder / "munge.socket").exists, SECONDS, "munged")
+        _start(stack, ["slurmctld", "-i", "-D"])
+        for node in ("n1", "n2"):
+            _start(stack, ["slurmd", "-N", node, "-D"])
+
+        def idle() -> bool:
+            done = subprocess.run(
+                ["sinfo", "-hN", "-p", "main", "-o", "%T"], capture_output=True, text=True, timeout=60
+            )
+            return done.stdout.split() == ["idle", "idle"]
+
+        wait_for(idle, SECONDS, f"two idle machines; see {folder}/slurmctld.log")
+        yield slurm
+
+
+def _start(stack: contextlib.ExitStack, command: list[str]) -> None:
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+
+    def end() -> None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    stack.callback(end)
+
+
+def _end_all(folder: Path) -> None:
+    """Kill what a test left behind: the processes that watch over jobs name the folder or a node of ours."""
+    left = [process for process in psutil.process_iter() if str(folder) in command_of(process)]
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    wait_until_ended(left)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(contextlib.closing(socket.socket())) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
