@@ -29,6 +29,8 @@ END_SECONDS = 90.0  # Slurm's KillWait (30 s) and the epilog, before an end that
 STOPPED_EARLY = 128 + 15  # exit code of a job that SIGTERM met before its ranks could save
 EARLY = ("TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL")
 OWN_PLACES = ("/tmp", "/var/tmp")  # of each machine its own, on any cluster
+# Reasons that no waiting changes, words of Slurm's.
+NEVER = ("PartitionTimeLimit", "BadConstraints", "InvalidAccount", "InvalidQOS", "AccountNotAllowed", "QOSNotAllowed")
 MEMORY_DISKS = ("tmpfs", "ramfs", "overlay")
 
 REMEDIES = {
@@ -142,11 +144,18 @@ def _submit(job: Job, tell: Tell) -> int:
 
 
 def _follow(job: Job, number: int, fresh: bool, tell: Tell) -> State:
-    """Follow a job until nothing of it runs or waits; what it prints and what Slurm says of it is told."""
+    """Follow a job until nothing of it runs or waits; what it prints and what Slurm says of it is told.
+
+    Raises:
+        UserError: it asks for what Slurm never gives.
+    """
     output = Output(output_of(job, number), fresh)
     told = ""
     while True:
         state = controller.look(number)
+        if state is not None and state.name == "PENDING" and state.reason in NEVER:
+            controller.end(number)
+            raise UserError(f"Slurm would never start job {number}: {state.reason}; change launch.slurm (see sinfo)")
         saying = _saying(number, state)
         if saying and saying != told:
             tell(saying)

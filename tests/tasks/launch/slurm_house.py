@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpt2train.lifeline import die_with_parent
 from tests.processes import command_of, wait_for, wait_until_ended
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
@@ -73,15 +75,19 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def slurm_house(folder: Path) -> Iterator[Slurm]:
-    """Start Slurm in a folder, and end it with all that it runs. Skips where it is not installed, or we are not root.
-
-    The folder's path is short, as that of a socket has to be.
-    """
+def slurm_house() -> Iterator[Slurm]:
+    """Start Slurm, and end it with all that it runs. Skips where it is not installed, or we are not root."""
     if missing := [name for name in DAEMONS if shutil.which(name, path=PATH) is None]:
         pytest.skip(f"no {missing[0]} here (Debian: apt-get install slurm-wlm)")
     if os.geteuid():
         pytest.skip("slurmd starts jobs as root")
+    # A short path: that of a socket has 108 letters at most.
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder, _started(Path(folder)) as slurm:
+        yield slurm
+
+
+@contextlib.contextmanager
+def _started(folder: Path) -> Iterator[Slurm]:
     controller, first, second = _free_ports(3)
     for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir(parents=True)
@@ -116,8 +122,14 @@ def slurm_house(folder: Path) -> Iterator[Slurm]:
 
 
 def _start(stack: contextlib.ExitStack, command: list[str]) -> None:
+    parent = os.getpid()
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: die_with_parent(parent),
     )
 
     def end() -> None:

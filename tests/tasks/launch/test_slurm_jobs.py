@@ -6,7 +6,6 @@ import logging
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ from tests.tasks.launch.slurm_house import Slurm, slurm_house
 pytestmark = pytest.mark.slow
 
 SECONDS = 180.0
-STEPS = 400
+STEPS = 600
 NO_END = 1_000_000
 # The nodes' names lead nowhere: they are this machine.
 SETUP = ("export MASTER_ADDR=127.0.0.1",)
@@ -37,8 +36,7 @@ SETUP = ("export MASTER_ADDR=127.0.0.1",)
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    with slurm_house(folder) as running:
+    with slurm_house() as running:
         yield running
 
 
@@ -49,8 +47,8 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job_of(tokens: Path, run: Path, launch: dict[str, Any] | None = None, **changes: Any) -> Job:
     """A job of two machines with one rank each, its settings in the run folder as the training step writes them."""
-    often = {"every": 50, "keep": 100}
-    config: RunConfig = make(tokens, run, **{"steps": STEPS, "checkpoints": often, "logging": {"every": 50}} | changes)
+    often = {"checkpoints": {"every": 50, "keep": 100}, "logging": {"every": 50}, "validation": {"every": 300}}
+    config: RunConfig = make(tokens, run, **{"steps": STEPS} | often | changes)
     run.mkdir()
     (run / "config.toml").write_text(to_toml(config))
     slurm = {"setup": SETUP, "poll": 0.3, "partition": "main"}
@@ -141,8 +139,8 @@ def test_mistakes_are_told_in_one_line(slurm: Slurm, tokens: Path, tmp_path: Pat
         UserError, match=r"sbatch refuses the job: invalid partition specified: nowhere .*launch\.slurm"
     ):
         run_job(wrong)
-    long = job_of(tokens, tmp_path / "long", {"slurm": {"time_limit": "2:00:00"}})
-    with pytest.raises(UserError, match=r"sbatch refuses the job: .*time limit"):
+    long = job_of(tokens, tmp_path / "long", {"slurm": {"time_limit": "2:00:00", "poll": 0.3}})
+    with pytest.raises(UserError, match=r"never start job .*: PartitionTimeLimit; change launch"):
         run_job(long)
     assert slurm.jobs() == []
     layout = {"parallel": {"tp": 3}}
