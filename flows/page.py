@@ -1,8 +1,8 @@
 """The artifacts of a run page: each is one row that is written in place, seldom, and by a thread of its own.
 
-Prefect keeps every version of an artifact that is created, and every event with what it carries. A loss curve of 60 kB
-drawn anew every ten seconds would leave half a gigabyte a day behind. So an artifact is created once a flow run and key
-and overwritten from then on, without an event: a run of a week leaves one curve.
+Prefect keeps every version of an artifact that is created, and every event with what it carries. A loss curve of
+100 kB every ten seconds would leave 0.9 GB a day behind. So an artifact is created once a flow run and key and written
+over from then on, without an event: a run of a week leaves one curve.
 
 Steps never wait for the server here, and go on when it does not answer: what a page shows is no reason to stop.
 """

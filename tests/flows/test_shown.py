@@ -1,10 +1,12 @@
 """What the artifacts say: the overview, the warnings, and what becomes of a server that does not answer."""
 
 import logging
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.page import Page
 from flows.result import commands, places
@@ -124,3 +126,21 @@ def test_the_result_names_what_there_is_and_the_next_command(tmp_path: Any) -> N
     assert commands(root, both)[0]["command"] == f"`gpt2train serve --model {tmp_path}/runs/tiny-1/model`"
     assert {"what": "logs of the ranks", "where": f"`{tmp_path}/runs/tiny-1/logs`"} in places(root, both)
     assert commands(root, [manifest("tokenize")])[0]["command"].startswith("`python -m flows.pretrain --data ")
+
+
+def test_a_server_that_does_not_answer_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # as in a process that a worker started
+    made = []
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        page = Page()
+        page.put("steps", lambda: made.append(1), "one", of_step=False)
+        page.put("steps", lambda: made.append(2), "two", of_step=False)
+        page.close()
+    assert made == [2] and page.shows("steps")
+
+
+def test_without_a_flow_nothing_is_shown() -> None:
+    page = Page()
+    page.put("steps", lambda: pytest.fail("made in vain"), "one")
+    page.close()
+    assert not page.shows("steps")
