@@ -81,7 +81,9 @@ def main() -> int:
             stack.enter_context(_only_job_here(order, wire))
             local = _check(order)
             print(READY, flush=True)
-            if _line(wire, None) != GO:
+            while not (word := _line(wire, order.patience)).strip() and word:
+                pass  # signs of life, while others are waited for
+            if word.strip() != GO:
                 return 0
             threading.Thread(target=_watch, args=(wire, order), daemon=True).start()
             os.environ.update(order.environment)
@@ -101,11 +103,11 @@ def _read_order(wire: int) -> Order:
 
 
 def _line(wire: int, seconds: float | None) -> str:
-    """The next line; empty when the other side is gone or silent."""
+    """The next line, with its end; empty when the other side is gone or silent."""
     line = bytearray()
-    while select.select([wire], [], [], seconds)[0] and (byte := os.read(wire, 1)) and byte != b"\n":
+    while not line.endswith(b"\n") and select.select([wire], [], [], seconds)[0] and (byte := os.read(wire, 1)):
         line += byte
-    return line.decode()
+    return line.decode(errors="replace")
 
 
 @contextlib.contextmanager

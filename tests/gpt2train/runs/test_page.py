@@ -1,6 +1,5 @@
 """The page of runs in a real browser, from a file."""
 
-import html
 import json
 import math
 import re

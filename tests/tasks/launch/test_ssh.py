@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import UserError
-from gpt2train.remote import READY, Order, release
+from gpt2train.remote import GO, READY, Order, release
 from gpt2train.settings import build
 from tasks.launch.job import Job, torchrun_arguments
 from tasks.launch.settings import LaunchSettings
@@ -114,7 +114,7 @@ def test_a_silent_wire_ends_the_far_end(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gpt2train.remote"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as far:
         assert far.stdin is not None and far.stdout is not None
-        far.stdin.write(f"{what.model_dump_json()}\ngo\n")
+        far.stdin.write(f"{what.model_dump_json()}\n\n\n{GO}\n")  # two signs of life, while others are waited for
         far.stdin.flush()
         assert far.stdout.readline() == f"{READY}\n"
-        assert far.wait(120) != 0  # standard input is open all the time
+        assert far.wait(120) != 0  # it began, and standard input is open all the time
