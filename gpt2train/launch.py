@@ -9,7 +9,8 @@ What follows `--` are torchrun's own arguments; on several machines without Slur
 launcher's parent would leave torchrun, and `kill -9` of torchrun its ranks; here each ends with its parent. SIGTERM and
 Ctrl-C reach the ranks as SIGTERM, and the launcher waits until they have saved; a second one ends all at once. A lost
 rank makes all start again from the last checkpoint, `--max-restarts` times; a user's mistake does not. The exit code is
-that of the rank that failed first: 2 for a user's mistake, 1 else, 0 when all ended well.
+that of the rank that failed first: 2 for a user's mistake, 1 else, 0 when all ended well. With `--complete RUN` it is
+75 when all ended well but early, since one machine was asked to stop: a scheduler then starts the job again.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -28,6 +30,7 @@ from gpt2train.cluster import find_seat
 from gpt2train.errors import UserError
 from gpt2train.lifeline import LAUNCHER, die_with_parent
 
+UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h: try again
 ONE_WISH = 1.0  # seconds within which several signals count as one: a scheduler may signal the whole process group
 
 
@@ -35,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run torchrun in this process; the exit code."""
     parser = argparse.ArgumentParser(prog="gpt2train.launch", description="Run torchrun and leave no orphans.")
     parser.add_argument("--parent", type=int, help="process whose end ends the job; without it, that of the caller")
+    parser.add_argument("--complete", metavar="RUN", help="exit code 75 when this run stops before its last step")
     parser.add_argument("torchrun", nargs=argparse.REMAINDER, help="-- and torchrun's arguments")
     options = parser.parse_args(argv)
     arguments = options.torchrun[1:] if options.torchrun[:1] == ["--"] else options.torchrun
@@ -68,7 +72,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return agent.USER_ERROR
-    return 0
+    return 0 if options.complete is None else _completeness(Path(options.complete))
+
+
+def _completeness(run: Path) -> int:
+    """0 when the newest checkpoint of a run is that of its last step."""
+    from gpt2train.checkpoint import store
+    from gpt2train.config import CONFIG_FILE, read_run_config
+
+    steps = read_run_config(run / CONFIG_FILE).steps
+    reached = store.read_manifest(store.newest(run)).position.step
+    if reached < steps:
+        print(f"stopped at step {reached} of {steps}; it goes on from there when it is started again", flush=True)
+    return 0 if reached >= steps else UNFINISHED
 
 
 class _PassOn:

@@ -1,0 +1,86 @@
+"""The Kubernetes manifests: held against the schemas, against each other, and against the commands that they run."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpt2train.launch import UNFINISHED
+
+FOLDER = Path(__file__).parents[1] / "deployments" / "kubernetes"
+FILES = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
+RESOURCES: dict[tuple[str, str], dict[str, Any]] = {
+    (one["kind"], one["metadata"]["name"]): one for path in FILES for one in yaml.safe_load_all(path.read_text())
+}
+PODS = {key: one["spec"]["template"] for key, one in RESOURCES.items() if "template" in one.get("spec", {})}
+
+
+def test_each_manifest_fits_its_schema() -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the extra `peers` carries the schemas")
+    assert len(RESOURCES) == 7
+    for one in RESOURCES.values():
+        kubernetes_validate.validate(one, "1.33", strict=True)
+
+
+def test_kustomize_takes_what_stands_beside_it() -> None:
+    kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
+    assert {*kustomization["resources"], "training.yaml"} == {path.name for path in FILES}
+    assert all((FOLDER / name).exists() for name in kustomization["resources"])
+
+
+@pytest.mark.parametrize("key", PODS, ids=lambda key: key[1])
+def test_each_pod_finds_what_it_names(key: tuple[str, str]) -> None:
+    pod, labels = PODS[key]["spec"], PODS[key]["metadata"]["labels"]
+    [container] = pod["containers"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    for volume in pod["volumes"]:
+        if claim := volume.get("persistentVolumeClaim"):
+            assert ("PersistentVolumeClaim", claim["claimName"]) in RESOURCES
+    if "selector" in RESOURCES[key]["spec"]:
+        assert RESOURCES[key]["spec"]["selector"]["matchLabels"] == labels
+    assert pod["securityContext"]["runAsNonRoot"] and container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["image"] == "gpt2train"
+    given = {each["name"] for each in container.get("env", [])}
+    words = [*container["command"], *container.get("args", [])]
+    assert {word.split("$(")[1].split(")")[0] for word in words if "$(" in word} <= given
+
+
+@pytest.mark.parametrize("name", ["prefect-server", "gpt2train-training"])
+def test_each_service_leads_to_its_pod(name: str) -> None:
+    service = RESOURCES["Service", name]["spec"]
+    [pod] = [pod for (_, of), pod in PODS.items() if of == name]
+    assert service["selector"] == pod["metadata"]["labels"]
+    [container] = pod["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    [port] = service["ports"]
+    assert ports[port["name"]] == port["port"]
+    if name == "prefect-server":
+        [worker] = PODS["Deployment", "gpt2train-worker"]["spec"]["containers"]
+        [address] = [each["value"] for each in worker["env"] if each["name"] == "PREFECT_API_URL"]
+        assert address == f"http://{name}:{port['port']}/api"
+
+
+def test_the_pods_of_a_training_start_what_torchrun_understands() -> None:
+    job = RESOURCES["Job", "gpt2train-training"]["spec"]
+    [container] = job["template"]["spec"]["containers"]
+    values = {each["name"]: each.get("value", "10.0.0.7") for each in container["env"]}
+    words = [*container["command"], *container["args"]]
+    for name, value in values.items():
+        words = [word.replace(f"$({name})", value) for word in words]
+    assert words[:6] == ["python", "-m", "gpt2train.launch", "--complete", values["RUN"], "--"]
+    from torch.distributed import run
+
+    options: argparse.Namespace = run.parse_args(words[6:])
+    assert (options.nnodes, options.nproc_per_node) == (str(job["completions"]), values["PROCESSES"])
+    assert job["parallelism"] == job["completions"]
+    assert int(values["PROCESSES"]) == int(container["resources"]["limits"]["nvidia.com/gpu"])
+    first = f"{RESOURCES['Job', 'gpt2train-training']['metadata']['name']}-0.{job['template']['spec']['subdomain']}"
+    assert options.rdzv_endpoint == f"{first}:29500"
+    assert (options.training_script, options.training_script_args) == (
+        "gpt2train.train",
+        [f"--config={values['RUN']}/config.toml"],
+    )
+    codes = {rule["action"]: rule["onExitCodes"]["values"] for rule in job["podFailurePolicy"]["rules"][:2]}
+    assert codes == {"FailJob": [2], "Ignore": [UNFINISHED]}
