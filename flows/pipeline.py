@@ -14,7 +14,9 @@ from flows.result import show_result
 from flows.settings import PipelineSettings
 from flows.workplace import workplace
 from gpt2train.parallel.layout import Layout
+from tasks.launch import check_launcher
 from tasks.report import REPORT, report
+from tasks.storage import Folder
 from tasks.train import check_corpora
 
 
@@ -28,6 +30,7 @@ def check(settings: PipelineSettings) -> None:
     dataprep.check(settings)
     check_wikitext(settings)
     Layout.of(settings.train, settings.launch.world)
+    check_launcher(settings.launch, Folder(settings.output).path())
     check_corpora(settings.train)
 
 

@@ -9,6 +9,7 @@ from flows.workplace import check_place, workplace
 from gpt2train.errors import UserError
 from gpt2train.parallel.layout import Layout
 from tasks.fetch import on_local_disk
+from tasks.launch import check_launcher
 from tasks.runner import Runner
 from tasks.steps import Manifest, need_manifest
 from tasks.storage import Folder
@@ -26,6 +27,7 @@ def check(settings: PretrainSettings) -> None:
     check_local(settings.output)
     check_place(settings)
     Layout.of(settings.train, settings.launch.world)
+    check_launcher(settings.launch, Folder(settings.output).path())
     check_corpora(settings.train)
     for step in ("tokens", "tokenizer"):
         need_manifest(Folder(settings.data or settings.output) / step)

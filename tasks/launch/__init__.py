@@ -3,12 +3,14 @@
 import collections
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from tasks.launch.job import LAST_LINES, Job, job_error
 from tasks.launch.local import run_local
 from tasks.launch.ranks import followed_ranks, level_of
-from tasks.launch.slurm.run import run_slurm
+from tasks.launch.settings import LaunchSettings
+from tasks.launch.slurm.run import check_slurm, run_slurm
 from tasks.launch.ssh import run_ssh
 
 log = logging.getLogger("gpt2train")
@@ -35,6 +37,16 @@ class Launcher(Protocol):
 
 
 LAUNCHERS: Mapping[str, Launcher] = {"torchrun": run_local, "ssh": run_ssh, "slurm": run_slurm}
+
+
+def check_launcher(settings: LaunchSettings, output: str) -> None:
+    """Find before anything starts what would keep a job from being started here.
+
+    Raises:
+        UserError: the launcher's commands are not here, or the output is out of the machines' reach.
+    """
+    if settings.launcher == "slurm":
+        check_slurm(Path(output))
 
 
 def run_job(job: Job) -> None:

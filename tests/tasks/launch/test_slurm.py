@@ -7,7 +7,7 @@ import pytest
 
 from gpt2train.errors import UserError
 from gpt2train.settings import build
-from tasks.launch import run_job
+from tasks.launch import check_launcher, run_job
 from tasks.launch.job import Job
 from tasks.launch.settings import LaunchSettings
 from tasks.launch.slurm import controller
@@ -112,6 +112,9 @@ def test_without_slurm_the_mistake_is_told(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="there is no sbatch on this machine; start it on a login node"):
         run_job(job(tmp_path))
+    with pytest.raises(UserError, match="there is no sbatch"):
+        check_launcher(job(tmp_path).settings, str(tmp_path))
+    check_launcher(LaunchSettings(), str(tmp_path))
 
 
 def test_a_folder_of_this_machine_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
