@@ -25,7 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from gpt2train.cluster import Seat
 from gpt2train.errors import UserError
-from gpt2train.lifeline import LOST_CONTACT
+from gpt2train.lifeline import LOST_CONTACT, SILENT
 
 USER_ERROR = 2  # exit code of a rank for a user's mistake
 ASKED_TO_STOP = 128 + signal.SIGTERM
@@ -152,28 +152,37 @@ def _opens(endpoint: str) -> bool:
     return True
 
 
-def tell(codes: dict[int, int], stopped: bool = False) -> int:
-    """The exit code for ranks that failed, and a line on stderr where no rank could print its own."""
+def tell(codes: dict[int, int], stopped: bool = False, lost: int = 1) -> int:
+    """The exit code for ranks that failed, and a line on stderr where no rank could print its own.
+
+    Args:
+        codes: exit code of each rank that failed.
+        stopped: a signal asked the job to end.
+        lost: exit code when a process was lost: ended by a signal, cut off, or hung.
+    """
     if stopped and set(codes.values()) <= {-signal.SIGTERM}:
         print("stopped before it began", file=sys.stderr)
         return ASKED_TO_STOP
     rank, code = min(codes.items(), key=lambda item: (_weight(item[1]), item[0]))
     if code in (1, USER_ERROR):
         return code
+    if code == SILENT:
+        return lost
     what = f"error: rank {rank} on {socket.gethostname()}"
     if code == LOST_CONTACT:
         print(f"{what} lost contact with another process; see logs/rank-{rank}.log", file=sys.stderr)
+        return lost
     elif code < 0:
         name = signal.Signals(-code).name
         hint = " (out of memory?)" if -code == signal.SIGKILL else f"; see logs/rank-{rank}.err"
         print(f"{what} was ended by {name}{hint}", file=sys.stderr)
-    else:
-        print(f"{what} ended with exit code {code}; see logs/rank-{rank}.log", file=sys.stderr)
+        return lost
+    print(f"{what} ended with exit code {code}; see logs/rank-{rank}.log", file=sys.stderr)
     return 1
 
 
 def _weight(code: int) -> int:
     """Which of several failures is the cause: a told error, a signal, then what follows from another's failure."""
-    order = [USER_ERROR, 1, -signal.SIGKILL]
+    order = [USER_ERROR, 1, SILENT, -signal.SIGKILL]
     follows = [LOST_CONTACT, -signal.SIGTERM]
     return order.index(code) if code in order else 10 + follows.index(code) if code in follows else 5

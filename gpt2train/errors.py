@@ -1,4 +1,4 @@
-"""The two errors a person sees; both are one line that names the thing, the place and the remedy."""
+"""The errors a person sees; each is one line that names the thing, the place and the remedy."""
 
 import re
 
@@ -22,4 +22,9 @@ class UserError(_Told):
 
 
 class RunError(_Told):
-    """A failure while running: a full disk, a rank that died. The command ends with exit code 1."""
+    """A failure while running: a full disk, a damaged file. The command ends with exit code 1."""
+
+
+class TransientError(RunError):
+    """A failure that may pass by itself: a rank that died or hung, a lost machine. Worth trying again, from what is
+    committed; as the last word of a command it ends with exit code 1."""

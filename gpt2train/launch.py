@@ -10,7 +10,9 @@ launcher's parent would leave torchrun, and `kill -9` of torchrun its ranks; her
 Ctrl-C reach the ranks as SIGTERM, and the launcher waits until they have saved; a second one ends all at once. A lost
 rank makes all start again from the last checkpoint, `--max-restarts` times; a user's mistake does not. The exit code is
 that of the rank that failed first: 2 for a user's mistake, 1 else, 0 when all ended well. With `--complete RUN` it is
-75 when all ended well but early, since one machine was asked to stop: a scheduler then starts the job again.
+75 when all ended well but early, since one machine was asked to stop: a scheduler then starts the job again. `--lost 3`
+gives a code of its own to what is worth another try, a process that was killed, cut off or hung; `--grace 60` bounds
+the time of a save, which then goes on even if the parent is killed meanwhile.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +31,7 @@ import psutil
 
 from gpt2train.cluster import find_seat
 from gpt2train.errors import UserError
-from gpt2train.lifeline import LAUNCHER, die_with_parent
+from gpt2train.lifeline import LAUNCHER, die_with_parent, outlive_parent
 
 UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h: try again
 ONE_WISH = 1.0  # seconds within which several signals count as one: a scheduler may signal the whole process group
@@ -40,13 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, help="process whose end ends the job; without it, that of the caller")
     parser.add_argument("--complete", metavar="RUN", help="exit code 75 when this run stops before its last step")
     parser.add_argument("torchrun", nargs=argparse.REMAINDER, help="-- and torchrun's arguments")
+    parser.add_argument("--lost", type=int, default=1, help="exit code when a process was lost: killed, cut off, hung")
+    parser.add_argument("--grace", type=float, help="seconds to save after a signal, with or without the parent")
     options = parser.parse_args(argv)
     arguments = options.torchrun[1:] if options.torchrun[:1] == ["--"] else options.torchrun
     if not arguments:
         parser.error("torchrun's arguments are missing after --")
     if options.parent is not None:
         die_with_parent(options.parent)
-    stop = _PassOn()
+    stop = _PassOn(options.grace)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
 
@@ -65,10 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         agent.start(arguments, find_seat(os.environ), lambda: stop.came)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        return stop.told() if stop.forced else agent.tell(codes, stop.came)
+        return stop.told() if stop.forced else agent.tell(codes, stop.came, options.lost)
     except RendezvousError as error:
         print(f"error: the launchers of the machines lost each other: {error}", file=sys.stderr)
-        return 1
+        return int(options.lost)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return agent.USER_ERROR
@@ -88,16 +93,27 @@ def _completeness(run: Path) -> int:
 
 
 class _PassOn:
-    """Sends SIGTERM to the ranks, which save and end; the launcher ends when they have. A second one kills them."""
+    """Sends SIGTERM to the ranks, which save and end; the launcher ends when they have. A second one kills them.
 
-    def __init__(self) -> None:
+    Args:
+        grace: seconds until the ranks are killed; they have them even when the parent, in a hurry, is killed before.
+            Prefect's workers give a cancelled flow 30 s, and a large checkpoint can take longer. None: no limit.
+    """
+
+    def __init__(self, grace: float | None = None) -> None:
         self.came = self.forced = False
+        self._grace = grace
         self._since = 0.0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.forced = self.came and time.monotonic() - self._since > ONE_WISH
         if not self.came:
             self.came, self._since = True, time.monotonic()
+            if self._grace is not None:
+                outlive_parent()
+                end = threading.Timer(self._grace, os._exit, [128 + signal.SIGTERM])  # the ranks die with us
+                end.daemon = True
+                end.start()
         ranks = psutil.Process().children()
         for rank in ranks:
             with contextlib.suppress(psutil.NoSuchProcess):

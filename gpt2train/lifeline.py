@@ -14,9 +14,12 @@ import time
 PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.5
 
+_released = threading.Event()
+
 # Set by gpt2train.launch for its ranks: its process id. Ranks then leave it to the launcher to say that one was lost.
 LAUNCHER = "GPT2TRAIN_LAUNCHER"
 LOST_CONTACT = 3  # exit code of a rank that failed only because another one did
+SILENT = 4  # exit code of a rank that found another one hung, and told so
 
 
 def die_with_parent(parent: int | None = None, sig: signal.Signals = signal.SIGKILL) -> None:
@@ -38,7 +41,15 @@ def die_with_parent(parent: int | None = None, sig: signal.Signals = signal.SIGK
         os._exit(1)
 
 
+def outlive_parent() -> None:
+    """Take `die_with_parent` back: from now on the end of the parent does not end this process."""
+    _released.set()
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def _poll(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(POLL_SECONDS)
-    os._exit(1)
+    if not _released.is_set():
+        os._exit(1)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from gpt2train.cluster import Seat
 from gpt2train.errors import RunError, UserError
-from gpt2train.lifeline import LAUNCHER, LOST_CONTACT, die_with_parent
+from gpt2train.lifeline import LAUNCHER, LOST_CONTACT, SILENT, die_with_parent
 from gpt2train.logs import last_words
 from gpt2train.parallel import meeting
 
@@ -79,8 +79,9 @@ def leave(code: int) -> NoReturn:
     12 finished runs of two ranks ended by SIGABRT so.
     """
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # whoever read it may be gone: the work is done all the same
+            stream.flush()
     os._exit(code)
 
 
@@ -118,7 +119,8 @@ def _meaning(kind: type[BaseException], error: BaseException, rank: int) -> tupl
     if not is_lost_contact(error):
         return 1, f"rank {rank}: {kind.__name__}: {error}"
     if silent := meeting.silent("timed out" in str(error).lower()):
-        return 1, f"{meeting.ranks(silent)} gave no sign of life while rank {rank} waited; see the machine's state"
+        code = SILENT if LAUNCHER in os.environ else 1
+        return code, f"{meeting.ranks(silent)} gave no sign of life while rank {rank} waited; see the machine's state"
     return LOST_CONTACT, None if LAUNCHER in os.environ else f"rank {rank}: lost contact with another process"
 
 
