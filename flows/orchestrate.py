@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 from prefect.tasks import Task
 
@@ -21,17 +20,15 @@ from flows import shown
 from flows.console import StepProgress, step_line
 from flows.pace import UNITS, Pace
 from flows.page import UPDATE_SECONDS, Page
+from flows.retry import Retries, is_transient, may_pass
 from flows.warned import ScaleWatch, Warnings, near_limit
-from gpt2train.errors import RunError, UserError
 from tasks.limits import LimitSettings
-from tasks.pool import WorkerLost
 from tasks.runner import Outcomes, Runner, Stage, Work
 from tasks.steps import Manifest
 
 log = logging.getLogger("gpt2train")
 
 CURVE_SECONDS = 10.0
-TRANSIENT = (WorkerLost, ConnectionError, TimeoutError)
 
 
 class PrefectRunner(Runner):
@@ -67,7 +64,7 @@ class PrefectRunner(Runner):
             cache_policy=NO_CACHE,
             retries=2,
             retry_delay_seconds=[1, 5],
-            retry_condition_fn=_is_transient,
+            retry_condition_fn=lambda _task, _run, state: not self.stopping.is_set() and is_transient(state),
         )(_work)
         self._pace = Pace(UNITS.get(step, "documents"), stage.batches)
         self._bar = StepProgress(f"{step} {stage.name}" if stage.name != "part" else step, self._pace)
@@ -141,12 +138,6 @@ def _work(work: Work) -> Outcomes:
     return work()
 
 
-def _is_transient(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
-    """Retry what may pass by itself; a user's mistake or a bug fails at once."""
-    error = state.result(raise_on_failure=False)
-    return isinstance(error, TRANSIENT) and not isinstance(error, UserError | RunError)
-
-
 class Held:
     """A call that stays in this process. A batch on its way to a cluster takes along the task that surrounds it, as its
     context; the step's arguments, the runner above all, are of no use there and do not pickle."""
@@ -158,10 +149,17 @@ class Held:
         return Held, (None,)
 
 
-def run_step(function: Callable[..., Manifest], *arguments: Any, runner: Runner, **options: Any) -> Manifest:
+def run_step(
+    function: Callable[..., Manifest],
+    *arguments: Any,
+    runner: Runner,
+    retries: Retries = Retries(),  # noqa: B008 - frozen
+    **options: Any,
+) -> Manifest:
     """Run a step function as a Prefect task named after it; shown as Cached when its manifest stands.
 
-    Prints the step's line, and leaves its counts on the run page.
+    Prints the step's line, and leaves its counts on the run page. What may pass by itself is tried again, from what
+    the attempt before has committed.
     """
     name = function.__name__.strip("_").replace("_", "-")
     page = runner if isinstance(runner, PrefectRunner) else None
@@ -186,6 +184,7 @@ def run_step(function: Callable[..., Manifest], *arguments: Any, runner: Runner,
 
     # With `return_state`, since a call returns a state that its function made as it is.
     held = Held(step)
-    state = task(name=name, task_run_name=name, cache_policy=NO_CACHE)(lambda: held.call())(return_state=True)
+    again = may_pass(name, retries)
+    state = task(name=name, task_run_name=name, cache_policy=NO_CACHE, **again)(lambda: held.call())(return_state=True)
     manifest: Manifest = state.result()
     return manifest

@@ -4,6 +4,7 @@ from flows.command import command
 from flows.offer import offer
 from flows.orchestrate import run_step
 from flows.result import show_result
+from flows.retry import Retries
 from flows.settings import PretrainSettings
 from flows.workplace import check_place, workplace
 from gpt2train.errors import UserError
@@ -49,7 +50,11 @@ def learn(
     root: Folder, data: Folder, tokens: Manifest, bpe: Manifest, settings: PretrainSettings, runner: Runner
 ) -> Manifest:
     """The training step."""
-    return run_step(train, root, data, tokens, bpe, settings.train, settings.launch, settings.preset, runner=runner)
+    launch = settings.launch
+    retries = Retries(launch.retries, launch.retry_delay)
+    return run_step(
+        train, root, data, tokens, bpe, settings.train, launch, settings.preset, runner=runner, retries=retries
+    )
 
 
 def check_local(output: str) -> None:

@@ -48,10 +48,20 @@ class Group:
         first, last = self.batches[0][0], self.batches[-1][0]
         return first if first == last else f"{first} to {last.rpartition('-')[2]}"
 
-    def run(self, call: Callable[[Callable[[], Outcome]], Outcome] | None = None) -> Outcomes:
-        """Run the batches here, or each by `call`; those that an earlier attempt committed are not run again."""
+    def run(
+        self,
+        call: Callable[[Callable[[], Outcome]], Outcome] | None = None,
+        stopping: threading.Event | None = None,
+    ) -> Outcomes:
+        """Run the batches here, or each by `call`; those that an earlier attempt committed are not run again.
+
+        Raises:
+            RunError: `stopping` was set before the last of them began.
+        """
         outcomes: Outcomes = {}
         for name, item in self.batches:
+            if stopping is not None and stopping.is_set():
+                raise RunError(f"stopped before {self.step.name} {name}; run again to go on")
             outcome = self.step.batch(name)
             if outcome is None:
                 one = functools.partial(self.work, self.step.folder, name, item, *self.args)
@@ -173,7 +183,7 @@ class Runner:
         """Run groups of batches: on this machine."""
         pool = adopt(self.pool) if where != "thread" else None
         call = pool.call if pool is not None and where == "process" else None
-        todo = [(group.name, functools.partial(group.run, call)) for group in groups]
+        todo = [(group.name, functools.partial(group.run, call, self.stopping)) for group in groups]
         self.dispatch(stage, todo, min(at_once or self.workers, len(todo) or 1))
 
     def dispatch(self, stage: Stage, todo: Sequence[tuple[str, Work]], at_once: int) -> None:

@@ -44,6 +44,7 @@ def train(
 
     Raises:
         UserError: the engine refused a setting or the data.
+        TransientError: a process of the job was lost, more often than `launch.restarts` allows.
         RunError: the job failed; the message has the engine's own last error.
     """
     for folder in (root, data):

@@ -32,7 +32,8 @@ class Launcher(Protocol):
 
         Returns:
             0: all ranks ended well (also: asked to stop, and saved). 2: a user's mistake, told in a line `error: …`.
-            Any other: a failure; the first `error: …` among the last lines is its cause.
+            `job.LOST`, or a negative number: a process was lost, the job is worth another try. Any other: a failure.
+            The first `error: …` among the last lines is the cause.
         """
 
 
@@ -54,6 +55,7 @@ def run_job(job: Job) -> None:
 
     Raises:
         UserError: the engine refused a setting or the data.
+        TransientError: a process of it was lost, on this or another machine.
         RunError: it ended with an error; the message has the engine's own last one.
     """
     last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2train.errors import RunError, UserError
+from gpt2train.errors import RunError, TransientError, UserError
 from tasks.launch.settings import LaunchSettings
 
 USER_ERROR = 2  # exit code of the engine for a user's mistake
 LAST_LINES = 20  # kept of a job's output, to tell the cause of its end
+LOST = 3  # exit code of a launcher when a process was lost, as `gpt2train.launch --lost 3` gives it
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,14 @@ def engine_arguments(job: Job) -> list[str]:
 
 
 def job_error(code: int, last: Sequence[str], job: Job) -> Exception:
-    """The error that ended a job: what the engine itself said where it said something, else where to look."""
+    """The error that ended a job: what the engine itself said where it said something, else where to look.
+
+    A lost process (code `LOST`, or a launcher that was ended by a signal) is a `TransientError`: worth another try.
+    """
     said = [line.split("error: ", 1)[1] for line in last if "error: " in line]
     if said and code == USER_ERROR:
         return UserError(said[0])
     ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     reason = said[0] if said else f"the training job ended with {ended}"
-    return RunError(f"{reason} (logs: {job.run / 'logs'}); the same command goes on from the last checkpoint")
+    kind = TransientError if code == LOST or code < 0 else RunError
+    return kind(f"{reason} (logs: {job.run / 'logs'}); the same command goes on from the last checkpoint")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from tasks.launch.job import Job, torchrun_arguments
+from tasks.launch.job import LOST, Job, torchrun_arguments
 
 log = logging.getLogger("gpt2train")
 
@@ -17,7 +17,8 @@ log = logging.getLogger("gpt2train")
 def run_local(job: Job, tell: Callable[[str], None]) -> int:
     """Run torchrun here to its end; the exit code. See `tasks.launch.Launcher`."""
     arguments = torchrun_arguments(job)
-    command = [sys.executable, "-m", "gpt2train.launch", "--parent", str(os.getpid()), "--", *arguments]
+    ways = ["--parent", str(os.getpid()), "--lost", str(LOST), "--grace", str(job.settings.grace)]
+    command = [sys.executable, "-m", "gpt2train.launch", *ways, "--", *arguments]
     if job.settings.nodes > 1:
         log.info("start on each other machine: python -m gpt2train.launch -- %s", shlex.join(arguments))
     environment = {**os.environ, "OMP_NUM_THREADS": str(job.settings.threads), "PYTHONUNBUFFERED": "1"}

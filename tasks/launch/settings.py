@@ -31,6 +31,11 @@ class LaunchSettings(Settings):
     """HOST:PORT of the machine where they meet, with more than one. None, with `hosts`: the first, port 29500."""
     restarts: NonNegativeInt = 0
     """How often all processes start again from the last checkpoint when one was lost."""
+    retries: NonNegativeInt = 2
+    """How often a job that was lost for good, its restarts used up, is started once more, from the last checkpoint. A
+    user's mistake, a bug and a lost loss are not tried again."""
+    retry_delay: float = Field(10.0, ge=0)
+    """Seconds before the first of them; twice as long before each further one."""
     timeout: float = Field(300.0, gt=0)
     """Seconds until a process that says nothing counts as lost."""
     threads: PositiveInt = 1

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gpt2train.errors import UserError
+from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.settings import build
-from tasks.launch.job import Job, torchrun_arguments
+from tasks.launch.job import LOST, Job, job_error, torchrun_arguments
 from tasks.launch.settings import LaunchSettings
 
 CONFIG = "/data/runs/demo-0123abcd/config.toml"
@@ -31,3 +31,23 @@ def test_several_machines_meet_under_the_name_of_the_run() -> None:
 def test_machines_that_could_not_meet_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(LaunchSettings, settings)
+
+
+@pytest.mark.parametrize(
+    ("code", "last", "kind", "message"),
+    [
+        (2, "error: no such file: tokens.bin", UserError, r"^no such file: tokens.bin$"),
+        (1, "error: rank 0: OutOfMemoryError: CUDA out of memory", RunError, r"^rank 0: OutOfMemoryError"),
+        (1, "error: 10 steps in a row were skipped", RunError, "goes on from the last checkpoint"),
+        (1, "Traceback", RunError, r"^the training job ended with exit code 1 "),
+        (128 + 15, "stopped before it began", RunError, "exit code 143"),
+        (LOST, "error: rank 5 on gpu02 was ended by SIGKILL", TransientError, r"^rank 5 on gpu02 was ended by SIGKILL"),
+        (LOST, "error: rank 1 gave no sign of life", TransientError, "no sign of life"),
+        (-9, "step 7", TransientError, r"^the training job ended with signal SIGKILL "),
+    ],
+)
+def test_what_is_worth_another_try(code: int, last: str, kind: type[Exception], message: str) -> None:
+    error = job_error(code, [last], Job(CONFIG, LaunchSettings()))
+    assert type(error) is kind
+    with pytest.raises(kind, match=message):
+        raise error
