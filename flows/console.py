@@ -10,7 +10,17 @@ from flows.pace import Pace, clock
 from tasks.steps import Manifest
 
 log = logging.getLogger("gpt2train")
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class PatientConsole(Console):
+    """Goes on in silence when whoever read it is gone: a killed worker, `| head`. Rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing from now on."""
+        self.quiet = True
+
+
+console = PatientConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 class LineFormatter(logging.Formatter):

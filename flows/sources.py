@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flows.demo import demo_site
 from flows.orchestrate import run_step
@@ -33,7 +34,7 @@ def documents_of(root: Folder, settings: DataprepSettings, runner: Runner) -> tu
     if settings.urls or not settings.has_source:
         with site_of(settings) as site:
             urls = run_step(blacklist, root, find_url_lists(site.urls), settings.blacklist, runner=runner)
-            options = {"connect_to": site.connect_to, "retry_failed": settings.retry_failed}
+            options: dict[str, Any] = {"connect_to": site.connect_to, "retry_failed": settings.retry_failed}
             fetched = run_step(download, root, urls, settings.download, runner=runner, **options)
         steps.append(urls)
         pages.append(fetched)

@@ -3,10 +3,12 @@
 import contextlib
 from collections.abc import Iterator
 
+from flows import holder, worker
 from flows.cluster import ClusterRunner, check_cluster
 from flows.orchestrate import PrefectRunner
 from flows.server import names_a_server
 from flows.settings import DataprepSettings, OutputSettings
+from tasks.launch.settings import LaunchSettings
 from tasks.lock import locked
 from tasks.storage import Folder
 
@@ -18,10 +20,13 @@ def workplace(settings: OutputSettings) -> Iterator[tuple[Folder, PrefectRunner]
     Raises:
         UserError: the output cannot be written, or another run is at work there.
     """
+    launch = getattr(settings, "launch", None) or LaunchSettings()
+    worker.follow_worker(launch.grace)
     root = Folder(settings.output)
     root.check_writable()
     runner = runner_of(settings)
     with locked(root, lost=runner.stop), runner:
+        holder.take_over(root)
         yield root, runner
 
 
