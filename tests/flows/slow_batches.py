@@ -1,0 +1,37 @@
+"""A flow of batches that take their time in worker processes, to be cancelled."""
+
+import time
+from typing import Any
+
+from prefect import flow
+
+from flows.orchestrate import run_step
+from flows.settings import OutputSettings
+from flows.workplace import workplace
+from tasks.runner import Runner
+from tasks.steps import Manifest, Outcome, Step
+from tasks.storage import Folder
+
+BATCHES = 40
+
+
+def naps(root: Folder, seconds: float, runner: Runner) -> Manifest:
+    """A step of many naps, each a file."""
+    step = Step(root, "naps", version=1, parameters={}, inputs={})
+    if done := runner.finished(step):
+        return done
+    return step.commit(Outcome.total(runner.batches(step, "nap", [seconds] * BATCHES, nap)))
+
+
+def nap(folder: Folder, name: str, seconds: float) -> Outcome:
+    """Sleep, in a worker process, and leave a file that tells when."""
+    time.sleep(seconds)
+    folder.write_bytes(f"{name}.txt", str(time.time_ns()).encode())
+    return Outcome(outputs=(folder.record(f"{name}.txt"),), seen=1, kept=1)
+
+
+@flow(name="slow-batches")
+def slow_batches(settings: dict[str, Any], seconds: float) -> str:
+    """Nap in two processes."""
+    with workplace(OutputSettings(**settings)) as (root, runner):
+        return run_step(naps, root, seconds, runner=runner).folder

@@ -1,0 +1,165 @@
+"""What befalls a deployed run, on a real server and worker: cancelled, killed, its worker killed; then run again."""
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from flows.holder import HOLDER
+from gpt2train.metrics import read_metrics
+from tests.flows.deployed import SECONDS, Deployed, deploy
+from tests.flows.house import House, house
+from tests.flows.prepared import ENDLESS, prepare
+from tests.flows.slow_batches import BATCHES
+from tests.processes import command_of, has_ended, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("recover")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with house(tmp_path_factory.mktemp("recover") / "prefect") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def training(place: House, tmp_path_factory: pytest.TempPathFactory) -> Deployed:
+    folder = tmp_path_factory.mktemp("training")
+    output = prepare(folder / "out")
+    settings = {"output": str(output), "train": ENDLESS, "launch": {"processes": 2, "retry_delay": 0.1}}
+    parameters = {"settings": settings}
+    return deploy(place, "training", "flows/pretrain.py:pretrain", parameters, output, folder / "worker.log")
+
+
+def only(deployed: Deployed, worker: psutil.Process) -> bool:
+    """Whether nothing runs but the worker."""
+    return {process.pid for process in deployed.processes()} <= {worker.pid}
+
+
+def flow_of(deployed: Deployed, worker: psutil.Process) -> psutil.Process:
+    """The process of the flow run."""
+    (flow,) = [child for child in worker.children() if "prefect" in command_of(child)]
+    return flow
+
+
+def test_cancelled_lost_and_killed_it_goes_on_from_where_it_was(training: Deployed, tmp_path: Path) -> None:
+    with training.house.worker(training.pool, training.log) as worker:
+        run = training.start()
+        training.wait_for_step(20)
+        assert len(training.ranks()) == 2
+        training.set_state(run, "CANCELLING", "Cancelling")
+        training.wait(run, "CANCELLED")
+        wait_for(lambda: only(training, worker), 30, "the end of all processes")
+        saved = training.saved()
+        assert saved == training.steps()[-1] >= 20
+
+        again = training.start()
+        training.wait_for_step(saved + 20)
+        assert training.steps() == list(range(1, training.steps()[-1] + 1)), "no step is repeated"
+        # A rank that is lost makes the training task start again, by a retry that Prefect shows.
+        before = training.ranks()
+        before[1].kill()
+        wait_for(lambda: len(set(training.ranks()) - set(before)) == 2, SECONDS, "new ranks")
+        wait_for(lambda: [task["run_count"] for task in training.task_runs(again)] == [2], 30, "the retry")
+        assert training.state(again)["type"] == "RUNNING"
+
+        # Prefect's worker sees a flow that was killed.
+        flow_of(training, worker).kill()
+        assert "-9" in training.wait(again, "CRASHED")["message"]
+        wait_for(lambda: only(training, worker), 30, "the end of all processes")
+
+    # One run in three pieces, and one that nothing befell.
+    rows = {row["step"]: row["loss"] for row in read_metrics(training.folder)}
+    straight = straight_losses(training, tmp_path, saved + 20)
+    np.testing.assert_array_equal([rows[step] for step in range(1, saved + 21)], straight)
+
+
+def straight_losses(training: Deployed, folder: Path, steps: int) -> list[float]:
+    """The losses of the same job that nobody stops before this step."""
+    import tests.gpt2train.jobs as jobs
+
+    config = (training.folder / "config.toml").read_text().replace(str(training.folder), str(folder / "straight"))
+    (folder / "straight.toml").write_text(config)
+    job = jobs.start("-m", "gpt2train.train", "--config", str(folder / "straight.toml"))
+    jobs.wait_for(lambda: len(read_metrics(folder / "straight")) >= steps, job)
+    job.terminate()
+    assert jobs.finish(job)[0] == 0
+    return [row["loss"] for row in read_metrics(folder / "straight")][:steps]
+
+
+def test_a_run_ends_with_its_worker_and_is_found_crashed(training: Deployed) -> None:
+    start = (training.steps() or [0])[-1]
+    with training.house.worker(training.pool, training.log) as worker:
+        run = training.start()
+        training.wait_for_step(start + 20)
+        worker.kill()
+        training.wait(run, "CRASHED")
+        wait_for(lambda: not training.processes(), 60, "the end of all processes")
+    saved = training.saved()
+    assert saved == training.steps()[-1] >= start + 20
+
+    # Of a run that was killed together with its worker nobody knows. The next one in its folder finds it.
+    silent = training.house.ask("POST", "flow_runs/", flow_id=flow_id(training), state={"type": "RUNNING"})["id"]
+    (training.output / HOLDER).write_text(f'{{"flow_run": "{silent}", "host": "gpu01", "pid": 77}}')
+    with training.house.worker(training.pool, training.log) as worker:
+        training.set_state(run, "SCHEDULED", "AwaitingRetry")  # the UI's Retry
+        training.wait_for_step(saved + 20)
+        assert training.steps() == list(range(1, training.steps()[-1] + 1))
+        assert "process 77 on gpu01 was killed" in training.wait(silent, "CRASHED")["message"]
+        worker.send_signal(signal.SIGTERM)
+        wait_for(lambda: not training.processes(), 60, "the end of all processes")
+    assert training.saved() == training.steps()[-1] >= saved + 20
+    assert training.state(run)["type"] == "CRASHED"
+
+
+def flow_id(training: Deployed) -> str:
+    return str(training.house.ask("GET", f"deployments/{training.deployment}")["flow_id"])
+
+
+@pytest.mark.exhaustive
+def test_a_run_killed_together_with_its_worker_is_found_by_the_next(training: Deployed) -> None:
+    start = (training.steps() or [0])[-1]
+    with training.house.worker(training.pool, training.log) as worker:
+        run = training.start()
+        training.wait_for_step(start + 20)
+        flow = flow_of(training, worker)
+        worker.suspend()  # or it would report the end of the flow
+        for process in (flow, worker):
+            process.kill()
+        wait_for(lambda: not training.processes(), 60, "the end of all processes")
+    assert training.state(run)["type"] == "RUNNING"
+    with training.house.worker(training.pool, training.log):
+        again = training.start()
+        assert "was killed" in training.wait(run, "CRASHED")["message"]
+        training.wait(again, "RUNNING")
+
+
+def test_cancelled_batches_leave_no_process_and_what_is_committed_stays(place: House, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    parameters = {"settings": {"output": str(output), "workers": 2}, "seconds": 0.3}
+    entry = "tests/flows/slow_batches.py:slow_batches"
+    batches = deploy(place, "batches", entry, parameters, output, tmp_path / "worker.log")
+
+    def done() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in output.glob("naps/_batches/*.json")}
+
+    with place.worker(batches.pool, batches.log) as worker:
+        run = batches.start()
+        wait_for(lambda: len(done()) >= 5, SECONDS, "five batches")
+        batches.set_state(run, "CANCELLING", "Cancelling")
+        batches.wait(run, "CANCELLED")
+        wait_for(lambda: only(batches, worker), 30, "the end of all processes")
+        committed = done()
+        assert 5 <= len(committed) < BATCHES
+        times = {name: (output / "naps" / name.replace("json", "txt")).read_text() for name in committed}
+
+        again = batches.start()
+        batches.wait(again, "COMPLETED")
+        assert {name: (output / "naps" / name.replace("json", "txt")).read_text() for name in committed} == times
+        assert len(list(output.glob("naps/nap-*.txt"))) == BATCHES
+        assert not has_ended(worker)
+    shutil.rmtree(output)
