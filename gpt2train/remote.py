@@ -29,6 +29,7 @@ import psutil
 from pydantic import Field, ValidationError
 
 from gpt2train.errors import UserError
+from gpt2train.lifeline import LOST_CONTACT
 from gpt2train.settings import Settings
 
 READY = "gpt2train: ready"
@@ -89,7 +90,7 @@ def main() -> int:
             os.environ.update(order.environment)
             from gpt2train import launch
 
-            return launch.main(["--", *local, *order.arguments])
+            return launch.main(["--lost", str(LOST_CONTACT), "--", *local, *order.arguments])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return USER_ERROR

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2train.errors import RunError, TransientError, UserError
+from gpt2train.lifeline import LOST_CONTACT
 from tasks.launch.settings import LaunchSettings
 
 USER_ERROR = 2  # exit code of the engine for a user's mistake
 LAST_LINES = 20  # kept of a job's output, to tell the cause of its end
-LOST = 3  # exit code of a launcher when a process was lost, as `gpt2train.launch --lost 3` gives it
+LOST = LOST_CONTACT  # exit code of a launcher when a process was lost, as `gpt2train.launch --lost 3` gives it
 
 
 @dataclass(frozen=True)

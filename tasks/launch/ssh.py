@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpt2train.remote import GO, READY, Order, release
 from tasks.launch.connection import Connection, Connections
-from tasks.launch.job import USER_ERROR, Job, torchrun_arguments
+from tasks.launch.job import LOST, USER_ERROR, Job, torchrun_arguments
 
 Tell = Callable[[str], None]
 AFTERMATH_SECONDS = 5.0  # in which the others tell what they know, once one has failed
@@ -56,7 +56,7 @@ def run_ssh(job: Job, tell: Tell) -> int:
                 restarts, since = restarts + 1, time.monotonic()
             if not 0 < restarts <= how.restarts or time.monotonic() - since > how.ssh.wait:
                 tell(f"error: {error}")
-                return 1
+                return LOST if restarts else 1
             again = f"all begin again from the last checkpoint: restart {restarts} of {how.restarts}"
             tell(f"warning: {error}; {again if running else 'it is tried again'}")
         finally:

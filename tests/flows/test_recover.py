@@ -1,18 +1,30 @@
 """What befalls a deployed run, on a real server and worker: cancelled, killed, its worker killed; then run again."""
 
+import datetime
 import shutil
 import signal
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import psutil
 import pytest
+from prefect import flow
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.holder import HOLDER
+from flows.orchestrate import PrefectRunner, run_step
+from flows.retry import Retries
+from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.metrics import read_metrics
+from tasks.runner import Runner
+from tasks.steps import Manifest, Outcome, Step
+from tasks.storage import Folder
 from tests.flows.deployed import SECONDS, Deployed, deploy
-from tests.flows.house import House, house
+from tests.flows.house import ROOT, House, house
 from tests.flows.prepared import ENDLESS, prepare
 from tests.flows.slow_batches import BATCHES
 from tests.processes import command_of, has_ended, wait_for
@@ -30,8 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 def training(place: House, tmp_path_factory: pytest.TempPathFactory) -> Deployed:
     folder = tmp_path_factory.mktemp("training")
     output = prepare(folder / "out")
-    settings = {"output": str(output), "train": ENDLESS, "launch": {"processes": 2, "retry_delay": 0.1}}
-    parameters = {"settings": settings}
+    parameters = {"output": str(output), "train": ENDLESS, "launch": {"processes": 2, "retry_delay": 0.1}}
     return deploy(place, "training", "flows/pretrain.py:pretrain", parameters, output, folder / "worker.log")
 
 
@@ -163,3 +174,77 @@ def test_cancelled_batches_leave_no_process_and_what_is_committed_stays(place: H
         assert len(list(output.glob("naps/nap-*.txt"))) == BATCHES
         assert not has_ended(worker)
     shutil.rmtree(output)
+
+
+def test_what_a_step_tries_again(place: House, tmp_path: Path) -> None:
+    tried: list[str] = []
+
+    def passes(runner: Runner) -> Manifest:
+        tried.append("passes")
+        if len(tried) < 3:
+            raise [TransientError("rank 1 was ended by SIGKILL"), ConnectionError("no answer")][len(tried) - 1]
+        return Step(Folder(str(tmp_path)), "passes", version=1, parameters={}, inputs={}).commit(Outcome())
+
+    def mistaken(runner: Runner) -> Manifest:
+        tried.append("mistaken")
+        raise UserError("no such file: tokens.bin; check the path")
+
+    def hungry(runner: Runner) -> Manifest:
+        tried.append("hungry")
+        raise RunError("rank 0: OutOfMemoryError")
+
+    @flow(name="steps")
+    def steps() -> list[Any]:
+        ends: list[Any] = [run_step(passes, runner=PrefectRunner(1), retries=Retries(2, 0.01))]
+        for step in (mistaken, hungry):
+            with pytest.raises(RunError | UserError) as caught:
+                run_step(step, runner=PrefectRunner(1), retries=Retries(2, 0.01))
+            ends.append(str(caught.value))
+        return ends
+
+    with temporary_settings({PREFECT_API_URL: place.address}):
+        state = steps(return_state=True)
+        assert [str(end) for end in state.result()[1:]] == [
+            "no such file: tokens.bin; check the path",
+            "rank 0: OutOfMemoryError",
+        ]
+    assert tried == ["passes"] * 3 + ["mistaken", "hungry"]
+
+
+def test_the_automation_finds_a_silent_run_and_no_other(place: House, tmp_path: Path) -> None:
+    text = (ROOT / "deployments/lost-runs.yaml").read_text()
+    assert "within: 540" in text
+    (tmp_path / "lost-runs.yaml").write_text(text.replace("within: 540", "within: 10"))
+    made = place.prefect("automation", "create", "--from-file", str(tmp_path / "lost-runs.yaml"))
+    assert made.returncode == 0 and "Created automation" in made.stdout, made.stdout + made.stderr
+    flow_id = place.ask("POST", "flows/", name="silent")["id"]
+    silent, alive, done = (
+        place.ask("POST", "flow_runs/", flow_id=flow_id, state={"type": "RUNNING"})["id"] for _ in range(3)
+    )
+
+    def beat(*runs: str) -> None:
+        """Signs of life, as Prefect's engine sends them."""
+        now = datetime.datetime.now(datetime.UTC).isoformat()
+        events = [
+            {
+                "id": str(uuid.uuid4()),
+                "occurred": now,
+                "event": "prefect.flow-run.heartbeat",
+                "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
+            }
+            for run in runs
+        ]
+        httpx.post(f"{place.address}/events", json=events, trust_env=False).raise_for_status()
+
+    def kind(run: str) -> str:
+        return str(place.ask("GET", f"flow_runs/{run}")["state"]["type"])
+
+    beat(silent, alive, done)
+    place.ask("POST", f"flow_runs/{done}/set_state", state={"type": "COMPLETED", "name": "Completed"}, force=True)
+
+    def crashed() -> bool:
+        beat(alive)
+        return kind(silent) == "CRASHED"
+
+    wait_for(crashed, SECONDS, "the automation")
+    assert kind(alive) == "RUNNING" and kind(done) == "COMPLETED"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpt2train.errors import UserError
 from gpt2train.files import write_whole
-from tasks.launch.job import Job, rank_arguments
+from tasks.launch.job import LOST, Job, rank_arguments
 
 SCRIPT = "slurm.sh"
 
@@ -61,7 +61,15 @@ def script(job: Job) -> str:
     """The script of a job."""
     how, slurm = job.settings, job.settings.slurm
     cpus = slurm.cpus or how.processes * how.threads
-    command = [slurm.python or sys.executable, "-m", "gpt2train.launch", "--", *rank_arguments(job)]
+    command = [
+        slurm.python or sys.executable,
+        "-m",
+        "gpt2train.launch",
+        "--lost",
+        str(LOST),
+        "--",
+        *rank_arguments(job),
+    ]
     setup = SETUP.format(lines="\n".join(slurm.setup)) if slurm.setup else ""
     head = HEAD.format(script=shlex.quote(str(job.run.absolute() / SCRIPT)), directives="\n".join(_directives(job)))
     return head + setup + START.format(threads=how.threads, cpus=cpus, command=shlex.join(command))

@@ -39,7 +39,7 @@ def test_the_script_says_all_that_was_asked_for(tmp_path: Path) -> None:
     assert {"requeue", "open-mode=append", "exclusive", "constraint=h100"} <= given
     assert f'output="{tmp_path}/100%% of it/logs/slurm-%j.out"' in given
     assert lines.index("module load cuda") < lines.index("export OMP_NUM_THREADS=2 PYTHONUNBUFFERED=1")
-    assert lines[-1].startswith("    python3 -m gpt2train.launch -- --nproc-per-node 8 --max-restarts 3 -m ")
+    assert lines[-1].startswith("    python3 -m gpt2train.launch --lost 3 -- --nproc-per-node 8 --max-restarts 3 -m ")
     assert "exec srun --cpus-per-task=64 " in text and "rdzv" not in text
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
