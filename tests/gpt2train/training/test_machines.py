@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpt2train.checkpoint import store
+from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
+from gpt2train.launch import UNFINISHED
 from gpt2train.metrics import read_metrics
 from tests.gpt2train.jobs import curve, make, wait_for, write, write_tokens
 from tests.gpt2train.training.machines import RANKS, finish_all, free_port, meeting_at, start_machines, start_process
@@ -14,14 +16,34 @@ from tests.networks import networks as networks
 LAUNCH = [sys.executable, "-m", "gpt2train.launch", "--"]
 
 
+def in_its_folder(config: RunConfig) -> RunConfig:
+    """Write a run's settings into its folder, where `--complete` reads them."""
+    Path(config.output).mkdir()
+    Path(config.output, CONFIG_FILE).write_text(to_toml(config))
+    return config
+
+
 @pytest.mark.slow
 def test_machines_with_networks_of_their_own_train_together(tmp_path: Path, networks: list[str]) -> None:
-    config = make(write_tokens(tmp_path), tmp_path / "run", steps=6)
-    job = ["--nproc-per-node", "1", "-m", "gpt2train.train", "--config", write(config)]
+    config = in_its_folder(make(write_tokens(tmp_path), tmp_path / "run", steps=6))
+    job = ["--nproc-per-node", "1", "-m", "gpt2train.train", "--config", f"{config.output}/config.toml"]
     meet = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.99.0.1:29500", "--rdzv-id", "job"]
     jobs = [
         start_process(
-            ["ip", "netns", "exec", name, *LAUNCH, *meet, "--local-addr", f"10.99.0.{number}", *job],
+            [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                *LAUNCH[:-1],
+                "--complete",
+                config.output,
+                "--",
+                *meet,
+                "--local-addr",
+                f"10.99.0.{number}",
+                *job,
+            ],
             GLOO_SOCKET_IFNAME="cable",
         )
         for number, name in enumerate(networks, 1)
@@ -42,11 +64,14 @@ def test_a_number_for_each_machine_instead_of_a_rendezvous(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_signal_to_one_machine_stops_and_saves_all(tmp_path: Path) -> None:
-    config = make(write_tokens(tmp_path), tmp_path / "run", steps=1_000_000, checkpoints={"every": 1_000_000})
-    job = ["-m", "gpt2train.train", "--config", write(config)]
-    jobs = start_machines([meeting_at(free_port(), 1, restarts=2)] * 2, *job)
+    config = in_its_folder(
+        make(write_tokens(tmp_path), tmp_path / "run", steps=1_000_000, checkpoints={"every": 1_000_000})
+    )
+    job = [*LAUNCH[:-1], "--complete", config.output, "--", *meeting_at(free_port(), 1, restarts=2)]
+    jobs = [start_process([*job, "-m", "gpt2train.train", "--config", f"{config.output}/config.toml"]) for _ in "ab"]
     wait_for(lambda: len(read_metrics(config.output)) > 3, jobs[0], seconds=240)
     jobs[1].terminate()
     done = finish_all(jobs)
-    assert [(code, err) for code, _, err in done] == [(0, "")] * 2, done
+    assert [(code, err) for code, _, err in done] == [(UNFINISHED, "")] * 2, done
+    assert all("of 1000000; it goes on from there when it is started again" in out for _, out, _ in done), done
     assert store.verify(store.newest(config.output)).position.step == read_metrics(config.output)[-1]["step"] > 3
