@@ -11,7 +11,7 @@ from tasks.launch.local import run_local
 from tasks.launch.ranks import followed_ranks, level_of
 from tasks.launch.settings import LaunchSettings
 from tasks.launch.slurm.run import check_slurm, run_slurm
-from tasks.launch.ssh import run_ssh
+from tasks.launch.ssh import check_ssh, run_ssh
 
 log = logging.getLogger("gpt2train")
 
@@ -48,6 +48,8 @@ def check_launcher(settings: LaunchSettings, output: str) -> None:
     """
     if settings.launcher == "slurm":
         check_slurm(Path(output))
+    elif settings.launcher == "ssh":
+        check_ssh(settings)
 
 
 def run_job(job: Job) -> None:

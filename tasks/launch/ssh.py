@@ -9,15 +9,18 @@ import fnmatch
 import os
 import re
 import shlex
+import shutil
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gpt2train.errors import UserError
 from gpt2train.remote import GO, READY, Order, release
 from tasks.launch.connection import Connection, Connections
 from tasks.launch.job import LOST, USER_ERROR, Job, torchrun_arguments
+from tasks.launch.settings import LaunchSettings
 
 Tell = Callable[[str], None]
 AFTERMATH_SECONDS = 5.0  # in which the others tell what they know, once one has failed
@@ -56,13 +59,26 @@ def run_ssh(job: Job, tell: Tell) -> int:
                 restarts, since = restarts + 1, time.monotonic()
             if not 0 < restarts <= how.restarts or time.monotonic() - since > how.ssh.wait:
                 tell(f"error: {error}")
-                return LOST if restarts else 1
+                return LOST
             again = f"all begin again from the last checkpoint: restart {restarts} of {how.restarts}"
             tell(f"warning: {error}; {again if running else 'it is tried again'}")
         finally:
             for line in after:  # below the cause
                 tell(line)
         time.sleep(RETRY_SECONDS)
+
+
+def check_ssh(how: LaunchSettings) -> None:
+    """Find before anything starts that the remote shell is not there.
+
+    Raises:
+        UserError: it is not.
+    """
+    shell = shlex.split(how.ssh.command)[0]
+    if shutil.which(shell) is None:
+        raise UserError(
+            f"launch.ssh.command starts with {shell}, which is not on this machine; install it, or set another"
+        )
 
 
 def _connections(job: Job) -> Connections:
@@ -172,7 +188,8 @@ def _follow(hosts: Connections, job: Job, tell: Tell) -> int:
         for host, line in held:
             tell(_with_host(host, line, job))
     codes = [host.code for host in hosts if host.code]
-    return USER_ERROR if USER_ERROR in codes else codes[0] if codes else 0
+    # That a machine failed by itself is the cause, and that others lost it follows.
+    return next((code for code in (USER_ERROR, 1) if code in codes), codes[0] if codes else 0)
 
 
 def _with_host(host: Connection, line: str, job: Job) -> str:

@@ -11,7 +11,8 @@ import pytest
 from gpt2train.errors import UserError
 from gpt2train.remote import GO, READY, Order, release
 from gpt2train.settings import build
-from tasks.launch.job import Job, torchrun_arguments
+from tasks.launch import check_launcher
+from tasks.launch.job import LOST, Job, torchrun_arguments
 from tasks.launch.settings import LaunchSettings
 from tasks.launch.ssh import run_ssh
 
@@ -63,6 +64,12 @@ def test_hosts_that_make_no_sense_are_refused(settings: dict[str, Any], message:
         build(LaunchSettings, settings)
 
 
+def test_a_remote_shell_that_is_not_there_is_refused_before_anything_starts() -> None:
+    how = build(LaunchSettings, {"launcher": "ssh", "hosts": ["a"], "ssh": {"command": "no-such-shell {host}"}})
+    with pytest.raises(UserError, match="starts with no-such-shell, which is not on this machine"):
+        check_launcher(how, "out")
+
+
 def test_the_hosts_meet_at_the_first_of_them() -> None:
     launch = build(LaunchSettings, {"launcher": "ssh", "hosts": ["me@gpu01", "gpu02"], "processes": 8})
     assert launch.world == 16
@@ -81,9 +88,9 @@ def test_a_host_that_cannot_take_part_is_named_with_the_remedy(run: Callable[...
     assert code == 2 and len(lines) == 1, lines
     assert "here cannot be reached (me@here: Permission denied)" in lines[0] and "without a password" in lines[0]
     code, lines = run(command="sh -c 'echo {host}: No route to host; exit 255' --", restarts=3)
-    assert code == 1 and lines[0].startswith("error: here cannot be reached (here: No route to host)"), lines
+    assert code == LOST and lines[0].startswith("error: here cannot be reached (here: No route to host)"), lines
     code, lines = run(command="sh -c 'sleep 60 # {host}' --", patience=1)
-    assert (code, lines) == (1, ["error: here did not answer within 1 s"])
+    assert (code, lines) == (LOST, ["error: here did not answer within 1 s"])
 
 
 def test_one_host_that_cannot_ends_all_before_they_begin(run: Callable[..., tuple[int, list[str]]]) -> None:
