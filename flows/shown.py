@@ -139,6 +139,6 @@ def training_words(records: Sequence[dict[str, Any]], steps: int) -> str:
 
 def short(value: Any) -> str:
     """A number as a table cell."""
-    if isinstance(value, float) and value >= 10000:
+    if isinstance(value, float) and value >= 1000:
         return f"{value:,.0f}"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
