@@ -25,7 +25,11 @@ def show_result(runner: Runner, root: Folder, manifests: Sequence[Manifest]) -> 
 
 def result(root: Folder, manifests: Sequence[Manifest]) -> str:
     """The funnel, the training, the scores, then paths and the commands that go on from there; Markdown."""
-    parts = [summary(gather(root, manifests)), "## Where it lies\n", as_table(places(root, manifests)) + "\n"]
+    parts = [
+        summary(gather(root, manifests)).rstrip() + "\n",
+        "## Where it lies\n",
+        as_table(places(root, manifests)) + "\n",
+    ]
     if todo := commands(root, manifests):
         parts += ["## What to do with it\n", as_table(todo) + "\n"]
     return "\n".join(parts)
