@@ -12,23 +12,26 @@ import argparse
 import contextlib
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from gpt2train.errors import RunError
+from gpt2train.errors import RunError, UserError
 from gpt2train.lifeline import die_with_parent
 from gpt2train.settings import read_toml
 
 START_SECONDS = 120.0  # the first start migrates SQLite: 9-13 s on 2 quiet cores
 STOP_SECONDS = 10.0
 FLUSH_SECONDS = 10.0
+ANSWER_SECONDS = 10.0
 
 
 @contextlib.contextmanager
@@ -38,9 +41,11 @@ def prefect_server() -> Iterator[str | None]:
     Must be entered before Prefect is imported: it sets `PREFECT_API_URL`.
 
     Raises:
+        UserError: nothing answers at the address that is named.
         RunError: the embedded server did not come up; the message has its last words.
     """
-    if names_a_server():
+    if named := _named_server():
+        check_answers(named)
         yield None
         return
     port = _free_port()
@@ -69,18 +74,55 @@ def prefect_server() -> Iterator[str | None]:
 
 def names_a_server() -> bool:
     """Whether the environment or the active Prefect profile names an API, so that none is embedded."""
-    return bool(os.environ.get("PREFECT_API_URL")) or _profile_names_a_server()
+    return _named_server() is not None
 
 
-def _profile_names_a_server() -> bool:
-    """Whether the active Prefect profile sets an API address. Read without importing Prefect (1-3 s)."""
+def check_answers(address: str) -> None:
+    """See that something answers at the address of an API; Prefect itself tries for minutes, and ends in a traceback.
+
+    Raises:
+        UserError: nothing does.
+    """
+    # A proxy must not see loopback; other machines may be reached through one alone.
+    handlers = [urllib.request.ProxyHandler({})] if _is_loopback(address) else []
+    reason: object
+    try:
+        urllib.request.build_opener(*handlers).open(f"{address.rstrip('/')}/health", timeout=ANSWER_SECONDS).close()
+        return
+    except urllib.error.HTTPError:
+        return  # whoever refuses us is there; what it wants (a key, another path) Prefect knows better
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ssl.SSLError):
+            return  # Prefect has settings of its own for certificates
+        reason = error.reason
+    except (OSError, ValueError) as error:
+        reason = error
+    said = getattr(reason, "strerror", None) or str(reason)
+    raise UserError(
+        f"no Prefect server answers at {address} ({said.lower()}); start it (prefect server start), or unset "
+        "PREFECT_API_URL (in the Prefect profile too) to have one for this command alone"
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    host = urllib.parse.urlsplit(address).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _named_server() -> str | None:
+    """The address of the API that the environment or the active Prefect profile names."""
+    return os.environ.get("PREFECT_API_URL") or _profile_server()
+
+
+def _profile_server() -> str | None:
+    """The API address of the active Prefect profile. Read without importing Prefect (1-3 s)."""
     home = Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
     path = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml"))
     if not path.exists():
-        return False
+        return None
     profiles = read_toml(path)
     active = os.environ.get("PREFECT_PROFILE", profiles.get("active"))
-    return bool(profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL"))
+    return profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL") or None
 
 
 def _flush_prefect() -> None:
