@@ -48,7 +48,7 @@ def app_of(flow: Offer[S], result: str) -> cyclopts.App:
             if address:
                 console.print(f"while it runs: {address}")
             _take_up_environment()
-            path = flow(**resolved.model_dump(mode="json"))
+            path = flow(config=None, **resolved.model_dump(mode="json"))
         print(f"{result}: {path}")
 
     return app

@@ -161,6 +161,9 @@ def _shown(schema: Any, definitions: Mapping[str, Any], name: str | None = None)
     if "$ref" in schema:
         own = {**definitions[schema["$ref"].rsplit("/", 1)[1]], **own}
     default = own.pop("default", None)
+    if own.get("type") == "boolean":
+        # Prefect's form shows a switch for a boolean, and sends false for one that nobody touched.
+        own = {key: value for key, value in own.items() if key != "type"} | {"enum": [True, False]}
     if name is not None:
         own["title"] = name
         help_text = " ".join(own.get("description", "").split())

@@ -1,0 +1,146 @@
+"""Flows as they are offered: the form that Prefect makes of the settings, how a run's parameters merge, what is refused."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
+
+import deployments
+from flows.dataprep import dataprep
+from flows.evaluate import score
+from flows.offer import Offer, form, offer, split
+from flows.pipeline import pipeline
+from flows.pretrain import pretrain
+from flows.settings import DataprepSettings, PretrainSettings, ScoreSettings, deployed, resolve
+from gpt2train.config import preset
+from gpt2train.errors import UserError
+
+OFFERS = [dataprep, pretrain, score, pipeline]
+FILE = Path(deployments.__file__).with_name("prefect.yaml")
+ENTRIES: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
+
+
+def nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a JSON schema."""
+    if isinstance(schema, dict):
+        yield schema
+    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from nodes(inner)
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    """What `prefect deploy` stores for the pretrain flow."""
+    return parameter_schema(pretrain).model_dump_for_openapi()
+
+
+@pytest.mark.parametrize("flow", OFFERS, ids=lambda flow: flow.name)
+def test_every_setting_is_a_parameter_without_a_default(flow: Offer[Any]) -> None:
+    """A default that a form fills in would count as given, and win over the preset; so would a switch's `false`."""
+    offered = parameter_schema(flow).model_dump_for_openapi()
+    assert list(offered["properties"]) == ["config", *flow.model.model_fields]
+    assert [node for node in nodes(offered) if "default" in node or node.get("type") == "boolean"] == []
+    required = [name for name, field in flow.model.model_fields.items() if field.is_required()]
+    assert offered.get("required", []) == required
+    assert [name for name, shown in offered["properties"].items() if not shown["description"]] == []
+
+
+def test_the_form_shows_bounds_choices_help_and_defaults(schema: dict[str, Any]) -> None:
+    assert schema["properties"]["runner"]["enum"] == ["local", "ray", "dask"]
+    assert "345m" in schema["properties"]["preset"]["enum"]
+    model = schema["properties"]["train"]["properties"]["model"]["properties"]
+    assert model["layers"]["exclusiveMinimum"] == 0
+    assert (
+        model["heads"]["description"] == "Attention heads; must divide `hidden`. Default, below preset and config: 12."
+    )
+    assert form(ScoreSettings)["required"] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"train": {"stepz": 3}}, "'stepz' was unexpected"),
+        ({"train": {"model": {"layers": 0}}}, "0 is less than or equal to the minimum of 0"),
+        ({"preset": "354m"}, "'354m' is not one of"),
+        ({"verify": "perhaps"}, "'perhaps' is not one of"),
+        ({"workers": "two"}, "'two' is not of type"),
+    ],
+)
+def test_the_api_refuses(schema: dict[str, Any], given: dict[str, Any], said: str) -> None:
+    with pytest.raises(jsonschema.ValidationError, match=said):
+        jsonschema.validate(given, schema)
+
+
+def test_the_api_takes_what_is_right(schema: dict[str, Any]) -> None:
+    jsonschema.validate({"config": "pretrain/345m", "data": None, "train": {"steps": 3}, "verify": True}, schema)
+
+
+def test_a_run_changes_one_value_of_its_deployment() -> None:
+    config, given = split(PretrainSettings, {"config": "pretrain/345m", "train": {"steps": 1000}, "output": "out/x"})
+    settings = resolve(PretrainSettings, config, given)
+    assert (settings.train.steps, settings.output) == (1000, "out/x")
+    assert settings.train.model.layers == preset("345m")["model"]["layers"]
+    assert (settings.launch.processes, settings.train.parallel.zero) == (8, 1)
+
+
+def test_null_is_a_value_only_where_a_setting_may_be_none() -> None:
+    """A form may send null for a field that was touched and emptied."""
+    given = {"data": None, "workers": None, "train": {"steps": None, "checkpoints": {"init_from": None}}}
+    assert split(PretrainSettings, given)[1] == {"data": None, "train": {"checkpoints": {"init_from": None}}}
+
+
+def test_every_deployment_has_settings_that_hold_and_a_flow() -> None:
+    names = []
+    for entry in ENTRIES:
+        flow = load_flow_from_entrypoint(entry["entrypoint"])
+        assert isinstance(flow, Offer)
+        names.append(f"{flow.name}/{entry['name']}")
+        assert entry["parameters"] == {"config": names[-1]}
+        assert entry["description"] and flow.name in entry["tags"]
+        resolve(flow.model, names[-1], {"run": "out/runs/x"} if flow is score else {})
+    assert sorted(names) == deployed()
+    assert {f"pretrain/{size}" for size in ("tiny", "117m", "345m", "762m", "1542m")} <= set(names)
+
+
+def test_a_configuration_that_is_not_there_is_named_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"'pretrain/354m' is neither .* did you mean 'pretrain/345m'"):
+        resolve(PretrainSettings, "pretrain/354m")
+
+
+def deployed_run(flow: Offer[Any], **parameters: Any) -> Any:
+    """What the flow's function does in a run of a deployment, up to the state that it returns."""
+    run = FlowRun.model_construct(deployment_id="00000000-0000-0000-0000-000000000001")
+    with FlowRunContext.model_construct(flow_run=run):
+        return flow.fn(**parameters)
+
+
+def test_a_mistake_ends_a_run_with_its_one_line(tmp_path: Path) -> None:
+    for parameters, said in [
+        ({"train": {"stepz": 3}}, "unknown setting 'train.stepz'; did you mean 'train.steps'?"),
+        ({"output": str(tmp_path)}, f"{tmp_path}/tokens holds no finished step"),
+    ]:
+        state = deployed_run(pretrain, config="pretrain/tiny", **parameters)
+        assert state.is_failed() and said in state.message and "\n" not in state.message
+
+
+def test_only_a_run_of_a_deployment_is_checked_by_the_flow() -> None:
+    """A command has done so before it started a server."""
+    seen: list[str] = []
+
+    @offer("probe", DataprepSettings, lambda settings: seen.append(f"check {settings.output}"))
+    def probe(settings: DataprepSettings) -> str:
+        seen.append(f"run {settings.output}")
+        return json.dumps(settings.model_dump(mode="json"))
+
+    given = json.loads(probe.fn(config=None, **resolve(DataprepSettings, "dataprep/demo").model_dump(mode="json")))
+    assert resolve(DataprepSettings, "dataprep/demo") == DataprepSettings.model_validate(given)
+    deployed_run(probe, config="dataprep/demo")
+    assert seen == ["run out/demo", "check out/demo", "run out/demo"]
