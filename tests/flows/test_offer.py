@@ -1,4 +1,4 @@
-"""Flows as they are offered: the form that Prefect makes of the settings, how a run's parameters merge, what is refused."""
+"""Flows as they are offered: the form that Prefect makes of settings, how parameters merge, what is refused."""
 
 import json
 from collections.abc import Iterator
@@ -23,6 +23,8 @@ from flows.settings import DataprepSettings, PretrainSettings, ScoreSettings, de
 from gpt2train.config import preset
 from gpt2train.errors import UserError
 
+# Pytest undoes the filter that flows/offer.py sets.
+pytestmark = pytest.mark.filterwarnings("ignore:Default value not given is not JSON serializable")
 OFFERS = [dataprep, pretrain, score, pipeline]
 FILE = Path(deployments.__file__).with_name("prefect.yaml")
 ENTRIES: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
@@ -58,9 +60,7 @@ def test_the_form_shows_bounds_choices_help_and_defaults(schema: dict[str, Any])
     assert "345m" in schema["properties"]["preset"]["enum"]
     model = schema["properties"]["train"]["properties"]["model"]["properties"]
     assert model["layers"]["exclusiveMinimum"] == 0
-    assert (
-        model["heads"]["description"] == "Attention heads; must divide `hidden`. Default, below preset and config: 12."
-    )
+    assert model["heads"]["description"].endswith("must divide `hidden`. Default, below preset and config: 12.")
     assert form(ScoreSettings)["required"] == ["run"]
 
 
