@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2train.errors import RunError, UserError
+from gpt2train.errors import TransientError, UserError
 
 ANSWER_SECONDS = 120.0  # the commands themselves give up after some 60 s of a silent controller
 SILENT = ("Unable to contact slurm controller", "timed out", "Connection refused", "Zero Bytes were transmitted")
@@ -64,11 +64,11 @@ def submit(script: Path) -> int:
 
     Raises:
         UserError: sbatch refuses it; the message has its words.
-        RunError: the controller does not answer.
+        TransientError: the controller does not answer.
     """
     done = _call("sbatch", "--parsable", str(script), env=_environment(os.environ))
     if done is None:
-        raise RunError("Slurm's controller does not answer sbatch; run again when sinfo answers")
+        raise TransientError("Slurm's controller does not answer sbatch; run again when sinfo answers")
     if done.returncode:
         raise UserError(f"sbatch refuses the job: {_words(done.stderr)}; change launch.slurm (see sinfo), or {script}")
     return int(done.stdout.strip().partition(";")[0])

@@ -23,6 +23,8 @@ class Output:
         if not fresh and path.exists():
             self._read = max(0, path.stat().st_size - LAST_LINES * LINE_BYTES)
         self._begun = self._read == 0
+        self._engine_told = False
+        self._slurms: list[str] = []  # Slurm's own complaints
 
     def lines(self, last: bool = False) -> list[str]:
         """The whole lines that came since; at the end also one that was never finished."""
@@ -36,10 +38,19 @@ class Output:
         self._read += len(whole)
         if not self._begun and whole:
             self._begun, whole = True, whole.partition(b"\n")[2]  # the middle of a line
-        return [_plain(line) for line in whole.decode(errors="replace").splitlines()]
+        return [self._plain(line) for line in whole.decode(errors="replace").splitlines()]
 
+    @property
+    def cause(self) -> str | None:
+        """What Slurm complained of first, where the engine had nothing to say."""
+        return self._slurms[0] if self._slurms and not self._engine_told else None
 
-def _plain(line: str) -> str:
-    """A line of Slurm's own is no cause of the engine's: it calls every word of its own an error."""
-    said, found, rest = line.partition(": error: ")
-    return f"{said}: {rest}" if found and said.split("-")[0] in ("srun", "slurmstepd") else line
+    def _plain(self, line: str) -> str:
+        """A line as it is told. Slurm calls every word of its own an error, its farewells too."""
+        said, found, rest = line.partition(": error: ")
+        if not found or said.split("-")[0] not in ("srun", "slurmstepd"):
+            self._engine_told = self._engine_told or line.startswith("error: ")
+            return line
+        if not rest.startswith("*** ") and "Exited with exit code" not in rest:
+            self._slurms.append(f"{said}: {rest}")
+        return f"{said}: {rest}"

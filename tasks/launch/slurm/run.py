@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from gpt2train.errors import RunError, UserError
+from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.files import write_whole
 from tasks.launch.job import Job
 from tasks.launch.slurm import controller
@@ -25,6 +25,7 @@ Tell = Callable[[str], None]
 
 RECORD = "slurm.json"
 LOOK_SECONDS = 1.0  # between two looks at the output
+SEEN_SECONDS = 30.0  # until a network file system shows that another machine made a file
 END_SECONDS = 90.0  # Slurm's KillWait (30 s) and the epilog, before an end that does not come is told
 STOPPED_EARLY = 128 + 15  # exit code of a job that SIGTERM met before its ranks could save
 EARLY = ("TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL")
@@ -136,7 +137,11 @@ def is_finished(job: Job) -> bool:
 
 def _submit(job: Job, tell: Tell) -> int:
     script = write_script(job)
-    output_of(job, 0).parent.mkdir(exist_ok=True)  # Slurm makes no folder
+    logs = output_of(job, 0).parent
+    try:
+        logs.mkdir(exist_ok=True)  # Slurm makes no folder
+    except OSError as error:
+        raise UserError(f"cannot write {logs}: {error.strerror}; give another output") from error
     number = controller.submit(script)
     write_whole(job.run / RECORD, json.dumps({"job": number, "output": str(output_of(job, number))}).encode())
     tell(f"Slurm job {number} submitted: {script}")
@@ -170,6 +175,8 @@ def _follow(job: Job, number: int, fresh: bool, tell: Tell) -> State:
                 break
             time.sleep(min(LOOK_SECONDS, left))
         if state is not None and over:
+            if state.code > 0 and state.code != STOPPED_EARLY and output.cause:
+                tell(f"error: {output.cause}")
             return state
 
 
@@ -194,8 +201,13 @@ def _failed(job: Job, number: int, state: State) -> int:
         RunError: Slurm ended it.
     """
     if state.name in REMEDIES:
-        raise RunError(f"Slurm job {number} ended with {state.name}: {REMEDIES[state.name]} (logs: {job.run / 'logs'})")
-    if not output_of(job, number).exists():
+        kind = TransientError if state.name == controller.FORGOTTEN else RunError
+        raise kind(f"Slurm job {number} ended with {state.name}: {REMEDIES[state.name]} (logs: {job.run / 'logs'})")
+    deadline = time.monotonic() + SEEN_SECONDS
+    while not output_of(job, number).exists():
+        if time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+            continue
         raise RunError(
             f"Slurm job {number} could not write {output_of(job, number)}: where it ran there is no such folder, or it "
             "is not yours; give an --output on a disk that all machines of the cluster share"

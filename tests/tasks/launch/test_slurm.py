@@ -97,6 +97,15 @@ def test_output_is_told_as_whole_lines_once(tmp_path: Path) -> None:
         file.write(b"ted\nerror: the cause\nunfinished")
     assert output.lines() == ["srun: n1: task 0: Exited", "error: the cause"]
     assert output.lines(last=True) == ["unfinished"] and output.lines() == []
+    assert output.cause is None  # the engine told it
+
+
+def test_where_the_engine_is_silent_slurm_tells_the_cause(tmp_path: Path) -> None:
+    path = tmp_path / "slurm-7.out"
+    path.write_text("slurmstepd-n1: error: *** STEP 7.0 ***\nslurmstepd-n1: error: execve(): python: No such file\n")
+    output = Output(path)
+    output.lines()
+    assert output.cause == "slurmstepd-n1: execve(): python: No such file"
 
 
 def test_who_follows_again_is_told_the_last_lines_only(tmp_path: Path) -> None:

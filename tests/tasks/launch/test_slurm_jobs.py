@@ -143,6 +143,9 @@ def test_mistakes_are_told_in_one_line(slurm: Slurm, tokens: Path, tmp_path: Pat
     with pytest.raises(UserError, match=r"never start job .*: PartitionTimeLimit; change launch"):
         run_job(long)
     assert slurm.jobs() == []
+    python = job_of(tokens, tmp_path / "python", {"slurm": {"python": "/nowhere/python", "poll": 0.3}})
+    with pytest.raises(UserError, match=r"execve\(\): /nowhere/python: No such file"):
+        run_job(python)
     layout = {"parallel": {"tp": 3}}
     heads = job_of(tokens, tmp_path / "layout", {"processes": 2, "nodes": 1}, **layout)
     with pytest.raises(UserError, match="tp 3 x pp 1 = 3 processes, but 2 were given"):
