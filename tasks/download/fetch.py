@@ -18,7 +18,7 @@ import aiohttp
 from yarl import URL
 
 from tasks.download.body import Refused, read_body
-from tasks.download.guard import GuardedResolver, Lookup, NotPublic, refuse, system_lookup
+from tasks.download.guard import GuardedResolver, Lookup, NotPublic, refuse, system_lookup, target_of
 from tasks.download.hosts import ROBOTS_BYTES, Hosts
 from tasks.download.settings import DownloadSettings
 from tasks.download.warc import parse_content_type
@@ -127,7 +127,12 @@ class Fetcher:
         self, settings: DownloadSettings, connect_to: Mapping[str, str], lookup: Lookup = system_lookup
     ) -> None:
         self.settings = settings
-        self.hosts = Hosts(settings, self._robots)
+
+        def place_of(host: str) -> str:
+            # What is asked elsewhere than its name says is another host: a test's, a mirror's.
+            return f"{host} at {target}" if (target := target_of(host, connect_to)) else host
+
+        self.hosts = Hosts(settings, self._robots, place_of)
         # use_dns_cache off: the guard keeps the answers, and what is connected to is what it judged, in the same call.
         self._connector = aiohttp.TCPConnector(
             resolver=GuardedResolver(settings.allowed, connect_to, lookup),

@@ -105,6 +105,11 @@ async def system_lookup(host: str) -> Sequence[str]:
     return [str(info[4][0]) for info in await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
 
 
+def target_of(host: str, connect_to: Mapping[str, str]) -> str | None:
+    """The `address:port` that is asked instead of a host, where there is one."""
+    return next((to for pattern, to in connect_to.items() if fnmatch.fnmatch(host, pattern)), None)
+
+
 class GuardedResolver(AbstractResolver):
     """aiohttp's way to an address: the answers that were judged are the ones that it connects to.
 
@@ -130,7 +135,7 @@ class GuardedResolver(AbstractResolver):
             NoSuchHost: there is none.
             NotPublic: one of them is not public; then none of them is used.
         """
-        target = next((to for pattern, to in self.connect_to.items() if fnmatch.fnmatch(host, pattern)), None)
+        target = target_of(host, self.connect_to)
         if target is not None:
             address, _, number = target.rpartition(":")
             addresses: Sequence[str] = [address.strip("[]")]

@@ -1,11 +1,13 @@
 """Manners towards hosts: how many requests at a time, how far apart, what robots.txt says, when to give up.
 
+The slots and turns of a host are shared with other downloads on this machine (`tasks.download.manners`).
 One `Hosts` serves a whole download, so that the pauses hold from one shard to the next, robots.txt is asked for once,
 and a host that fails again and again is given up for all of its pages. The hosts unused for longest are forgotten.
 """
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,11 +16,16 @@ from dataclasses import dataclass, field
 from protego import Protego
 from yarl import URL
 
+from gpt2train.errors import UserError
 from tasks.download.body import Refused
+from tasks.download.manners import AUTO, Manners, manners_folder, manners_in
 from tasks.download.settings import DownloadSettings
+
+log = logging.getLogger("gpt2train")
 
 ROBOTS_BYTES = 500 * 1024  # what RFC 9309 asks a crawler to read at least
 KNOWN_HOSTS = 50_000  # some 10 KB each with an ordinary robots.txt
+FIRST_LOOK, LAST_LOOK = 0.01, 0.2  # seconds between two looks at a host that another process is asking
 
 # Fetches a robots.txt: its status and text. Raises Refused when there is no answer.
 FetchRobots = Callable[[URL], Awaitable[tuple[int, str]]]
@@ -44,7 +51,7 @@ class Host:
     Attributes:
         slots: one for each request that may be in flight.
         users: requests that hold a slot or wait for one; a host in use is not forgotten.
-        next_turn: time (monotonic seconds) before which it is not asked again.
+        next_turn: time (monotonic seconds) before which it is not asked again, as far as this process knows.
         failures: pages in a row that failed for a reason that may pass.
         last: the last such reason.
         rules: origin (scheme, host, port) -> what its robots.txt says.
@@ -59,10 +66,20 @@ class Host:
 
 
 class Hosts:
-    """Turns and rules of all hosts, within one event loop."""
+    """Turns and rules of all hosts, within one event loop.
 
-    def __init__(self, settings: DownloadSettings, fetch_robots: FetchRobots) -> None:
-        self._settings, self._fetch_robots = settings, fetch_robots
+    Args:
+        settings: the pace; with `manners`, other processes keep to it together with this one.
+        fetch_robots: asks for a robots.txt.
+        place_of: host -> what it is known as to other processes.
+
+    """
+
+    def __init__(
+        self, settings: DownloadSettings, fetch_robots: FetchRobots, place_of: Callable[[str], str] = str
+    ) -> None:
+        self._settings, self._fetch_robots, self._place_of = settings, fetch_robots, place_of
+        self._manners = _manners(settings.manners)
         self._known: OrderedDict[str, Host] = OrderedDict()
         self._total = asyncio.Semaphore(settings.concurrency)
         self._agent = settings.user_agent.partition("/")[0].strip()
@@ -98,20 +115,45 @@ class Hosts:
         try:
             async with host.slots:
                 self._refuse_dead(host)  # whoever waited may have waited for pages that failed
-                now = time.monotonic()
-                at = max(now, host.next_turn)
-                host.next_turn = at + max(delay, self._settings.delay)
-                if at > now:
-                    await asyncio.sleep(at - now)
-                async with self._total:
-                    yield
+                async with self._common_slot(url):
+                    wait = self._wait(host, url, max(delay, self._settings.delay))
+                    if wait > 0:
+                        await asyncio.sleep(wait)
+                    async with self._total:
+                        yield
         finally:
             host.users -= 1
+
+    def _wait(self, host: Host, url: URL, delay: float) -> float:
+        """Seconds until the next turn, which is taken by this."""
+        now = time.monotonic()
+        wait = max(0.0, host.next_turn - now)
+        if self._manners is not None:
+            wait = max(wait, self._manners.next_turn(self._place_of(url.raw_host or ""), delay))
+        host.next_turn = now + wait + delay
+        return wait
+
+    @contextlib.asynccontextmanager
+    async def _common_slot(self, url: URL) -> AsyncIterator[None]:
+        """Hold one of the slots that all processes share for this host."""
+        if self._manners is None:
+            yield
+            return
+        place, pause = self._place_of(url.raw_host or ""), FIRST_LOOK
+        while (slot := self._manners.take(place, self._settings.per_host)) is None:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_LOOK)
+        try:
+            yield
+        finally:
+            self._manners.give_back(slot)
 
     def hold_off(self, url: URL, seconds: float) -> None:
         """Let no page of this host be asked for before so many seconds have passed: it said so."""
         host = self._host(url)
         host.next_turn = max(host.next_turn, time.monotonic() + seconds)
+        if self._manners is not None:
+            self._manners.hold_off(self._place_of(url.raw_host or ""), seconds)
 
     def note(self, url: URL, refused: Refused | None) -> None:
         """Take notice of how a page ended."""
@@ -171,3 +213,19 @@ class Hosts:
         if 400 <= status < 500 and status != 429:
             return Rules()
         return Rules(refusal=Refused("robots_unavailable", f"robots.txt answered {status}", retryable=True))
+
+
+def _manners(setting: str) -> Manners | None:
+    """What is kept together with other processes; without a place for it each process keeps its own count.
+
+    Raises:
+        UserError: the folder that was named cannot be used.
+    """
+    try:
+        folder = manners_folder(setting)
+        return None if folder is None else manners_in(folder)
+    except (UserError, RuntimeError) as error:  # no home folder
+        if setting != AUTO:
+            raise
+        log.warning("%s; until then each download keeps its own count", error)
+        return None

@@ -19,6 +19,7 @@ PACE = {
     "give_up",
     "shards_at_once",
     "seed",
+    "manners",
 }
 
 
@@ -66,6 +67,9 @@ class DownloadSettings(Settings):
     """Ports that may be asked."""
     allow_private: tuple[str, ...] = ()
     """Networks that may be asked although they are not public, as `127.0.0.0/8`."""
+    manners: str = Field("auto", min_length=1)
+    """Folder by which downloads that run at the same time keep to per_host and delay together: `auto` is the user's
+    cache folder, a folder on a shared disk covers several machines, `off` lets each process keep its own count."""
     seed: int = 0
     """Of the random part of the waiting times."""
 
