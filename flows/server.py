@@ -160,6 +160,10 @@ def serve(port: int) -> None:
     """Run Prefect's API and UI on 127.0.0.1 until told to stop."""
     os.environ["PREFECT__SERVER_FINAL"] = "1"
     os.environ["PREFECT_UI_API_URL"] = f"http://127.0.0.1:{port}/api"
+    # A run that is killed takes its server along; the next one finds on the disk which slots were that run's.
+    os.environ.setdefault(
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", "prefect.server.concurrency.lease_storage.filesystem"
+    )
     import uvicorn
 
     # `--factory` as Prefect starts it; the lifespan runs the migrations.

@@ -5,17 +5,23 @@ is, and how many workers it has, never changes a byte of the outputs.
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from gpt2train.config import TrainSettings
 from gpt2train.errors import RunError
 from tasks.limits import LimitSettings, Tally
 from tasks.pool import WorkerPool, adopt
 from tasks.steps import Manifest, Outcome, Step
+from tasks.turns import places_of, turn
+
+if TYPE_CHECKING:
+    from tasks.launch.settings import LaunchSettings
 
 log = logging.getLogger("gpt2train")
 
@@ -222,6 +228,12 @@ class Runner:
     def progress(self, stage: Stage, done: int, rows: int) -> None:
         """Told after every group of batches how many ended, and how many rows came in. The plain runner logs."""
         log.debug("%s: %s %d of %d, %d rows", stage.step, stage.name, done, stage.batches, rows)
+
+    @contextlib.contextmanager
+    def turn(self, train: TrainSettings, launch: "LaunchSettings", run: str) -> Iterator[None]:
+        """Wait until a training may use this machine's GPUs, and hold them for its length."""
+        with turn(places_of(train, launch), launch.share, run, functools.partial(log.info, "waiting: %s")):
+            yield
 
     def training(self, records: Sequence[dict[str, Any]], steps: int) -> None:
         """Told of a training run's metrics so far, every few seconds. The plain runner lets them pass."""

@@ -1,8 +1,10 @@
 """What the tests share: where the real data lies, and how they are divided among pytest's workers."""
 
+import atexit
 import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +23,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Ranks that the tests start run modules of the tests: pytest finds those by its own path, a child process does not.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+# Trainings on one machine wait for each other; those of two test workers need not.
+TURNS = tempfile.mkdtemp(prefix="gpt2train-test-turns-")
+os.environ["GPT2TRAIN_TURNS"] = TURNS
+atexit.register(shutil.rmtree, TURNS, ignore_errors=True)
 
 # Every file that a step writes is forced to the disk, and so is each record of Prefect's database. A disk that takes
 # 20 ms for that made the kill matrix take 8 minutes; in memory it takes one.

@@ -1,0 +1,123 @@
+"""Trainings on one machine take turns: who waits, who does not, and what a killed one leaves."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpt2train.config import TrainSettings
+from gpt2train.errors import RunError
+from tasks import turns
+from tasks.launch.settings import LaunchSettings
+from tests.processes import wait_for
+
+HOLDS = """
+import sys
+from pathlib import Path
+from tasks.turns import turn
+folder, who, share, *places = sys.argv[1:]
+with turn(places, int(share), who, lambda what: print("waits:", what, flush=True), Path(folder)) as others:
+    print("holds beside", others, flush=True)
+    sys.stdin.read()
+"""
+
+
+class Training:
+    """A process that takes a turn and holds it until it is told to end."""
+
+    def __init__(self, folder: Path, who: str, *places: str, share: int = 1) -> None:
+        command = [sys.executable, "-c", HOLDS, str(folder), who, str(share), *places]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(self.process.stdout)
+
+    def says(self, words: str) -> bool:
+        return any(words in line for line in self.lines)
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.wait(30)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[list[Training]]:
+    trainings: list[Training] = []
+    yield trainings
+    for one in trainings:
+        one.process.kill()
+        one.process.wait()
+
+
+def test_turns_at_gpus(tmp_path: Path, running: list[Training], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Training(tmp_path, "run A", "GPU 0", "GPU 1")
+    running.append(first)
+    wait_for(lambda: first.says("holds beside 0"), 60, "the first")
+    overlaps = Training(tmp_path, "run B", "GPU 1", "GPU 2")
+    elsewhere = Training(tmp_path, "run C", "GPU 3")
+    shares = Training(tmp_path, "run D", "GPU 0", share=2)
+    running += [overlaps, elsewhere, shares]
+    wait_for(lambda: elsewhere.says("holds beside 0"), 60, "the one on another GPU")
+    wait_for(lambda: shares.says("holds beside 1"), 60, "the one that shares")
+    wait_for(lambda: overlaps.says(f"waits: GPU 1 is taken by run A (process {first.process.pid})"), 60, "the wait")
+    assert not overlaps.says("holds")
+    first.process.kill()  # leaves no word; the kernel lets go of what it held
+    wait_for(lambda: overlaps.says("holds beside 0"), 60, "the turn after a kill")
+    overlaps.end()
+    told: list[str] = []
+    with turns.turn(["GPU 1", "GPU 2"], 1, "run E", told.append, tmp_path):
+        assert told == []
+
+
+def test_what_another_user_writes_is_one_short_line(tmp_path: Path) -> None:
+    file = tmp_path / "cores.0"
+    file.write_text('{"who": "a\\nb\\u001b[2J' + "x" * 900 + '", "process": 1}')
+    [words] = turns._holders(tmp_path, "cores", 1)
+    assert words.startswith("a b [2Jx")
+    assert len(words) < turns.WORDS + 20
+    file.write_text("no note")
+    assert turns._holders(tmp_path, "cores", 1) == []
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "cores.0").symlink_to(tmp_path / "precious")
+    with pytest.raises(RunError, match=turns.FOLDER), turns.turn(["cores"], 1, "me", print, tmp_path):
+        pass
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_the_folder_is_for_all_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(turns.FOLDER, str(tmp_path / "turns"))
+    umask = os.umask(0o077)
+    try:
+        with turns.turn(["cores"], 1, "me", print):
+            assert (tmp_path / "turns").stat().st_mode & 0o7777 == 0o1777
+            assert (tmp_path / "turns" / "cores.0").stat().st_mode & 0o777 == 0o666
+    finally:
+        os.umask(umask)
+    monkeypatch.setenv(turns.FOLDER, "/proc/none")
+    with pytest.raises(RunError, match="set GPT2TRAIN_TURNS to another folder"), turns.turn(["cores"], 1, "me", print):
+        pass
+
+
+def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpt2train.plan.devices import parse
+
+    gpus = parse("\n".join(f"{n}, GPU-{n}abc, NVIDIA H200, 143771" for n in range(4)))
+    monkeypatch.setattr(turns, "find_gpus", lambda: gpus)
+    train = TrainSettings()
+    assert turns.places_of(train, LaunchSettings(processes=2)) == ("GPU 0", "GPU 1")
+    assert turns.places_of(train.model_copy(update={"device": "cpu"}), LaunchSettings()) == ("cores",)
+    # As the engine does: with fewer GPUs than processes all train on the CPU.
+    assert turns.places_of(train, LaunchSettings(processes=8)) == ("cores",)
