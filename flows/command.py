@@ -10,6 +10,7 @@ from flows.offer import Offer
 from flows.server import prefect_server
 from flows.settings import resolve
 from gpt2train.command import HELP_DEBUG, run_command
+from gpt2train.errors import UserError
 from gpt2train.settings import Settings
 
 S = TypeVar("S", bound=Settings)
@@ -44,6 +45,9 @@ def app_of(flow: Offer[S], result: str) -> cyclopts.App:
         flags: dict[str, Any] = {} if settings is None else settings.model_dump(exclude_unset=True)
         resolved = resolve(flow.model, config, flags)
         flow.check(resolved)
+        if getattr(resolved, "dry_run", False):
+            tell_plan(resolved)
+            return
         with prefect_server() as address:
             if address:
                 console.print(f"while it runs: {address}")
@@ -52,6 +56,19 @@ def app_of(flow: Offer[S], result: str) -> cyclopts.App:
         print(f"{result}: {path}")
 
     return app
+
+
+def tell_plan(settings: Any) -> None:
+    """Print what a run with these settings would do and take.
+
+    Raises:
+        UserError: this machine lacks something for it.
+    """
+    from flows.preview import missing, preview  # which knows the flows, and those this module
+
+    print(preview(settings))
+    if lacks := missing(settings):
+        raise UserError(f"missing: {', '.join(lacks)}")
 
 
 def _take_up_environment() -> None:

@@ -35,15 +35,25 @@ def check(settings: ScoreSettings) -> None:
 @offer("evaluate", ScoreSettings, check)
 def score(settings: ScoreSettings) -> str:
     """From the last checkpoint of a run to a merged model and its scores. Returns the folder of the scores."""
-    run = Folder(settings.run)
-    root = Folder(str(PurePosixPath(run.path()).parent.parent))
-    training, bpe, documents = (need_manifest(folder) for folder in (run, root / "tokenizer", root / "shuffled"))
-    lambada = settings.lambada or _drawn(root)
+    root, training, bpe, documents, lambada = inputs_of(settings)
     place = OutputSettings(output=root.url, workers=settings.workers, verify=settings.verify)
     with workplace(place) as (root, runner):
         model, scores = judge(root, training, bpe, lambada, documents, settings, runner)
         show_result(runner, root, [training, model, scores])
         return (root / scores.folder).url
+
+
+def inputs_of(settings: ScoreSettings) -> tuple[Folder, Manifest, Manifest, Manifest, str]:
+    """The output folder of a run; its training, tokenizer and documents; the evaluation set.
+
+    Raises:
+        RunError: the run is not finished.
+        UserError: there is no evaluation set.
+    """
+    run = Folder(settings.run)
+    root = Folder(str(PurePosixPath(run.path()).parent.parent))
+    training, bpe, documents = (need_manifest(folder) for folder in (run, root / "tokenizer", root / "shuffled"))
+    return root, training, bpe, documents, settings.lambada or _drawn(root)
 
 
 def judge(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Generic, TypeVar, get_args
 
 from prefect import Flow
+from prefect.artifacts import create_markdown_artifact
 from prefect.context import FlowRunContext
 from prefect.states import Failed, State
 from pydantic import BaseModel, WithJsonSchema
@@ -83,6 +84,8 @@ def offer(name: str, model: type[S], check: Callable[[S], None]) -> Callable[[Ca
                 settings = resolve(model, config, given)
                 if _deployed():
                     check(settings)
+                if getattr(settings, "dry_run", False):
+                    return show_preview(settings)
                 return function(settings)
             except (UserError, RunError) as error:
                 # Returned, not raised: the engine would put words of its own before the message.
@@ -94,6 +97,15 @@ def offer(name: str, model: type[S], check: Callable[[S], None]) -> Callable[[Ca
         return made
 
     return decorate
+
+
+def show_preview(settings: Settings) -> str:
+    """Show on the run page what the run would do; the text."""
+    from flows.preview import preview  # which knows the flows, and those this module
+
+    text = preview(settings)
+    create_markdown_artifact(f"```\n{text}\n```\n", key="plan", description="what the run would do, and what it takes")
+    return text
 
 
 def _deployed() -> bool:

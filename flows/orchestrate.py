@@ -8,7 +8,8 @@ import contextvars
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 from prefect import task
@@ -21,8 +22,12 @@ from flows.console import StepProgress, step_line
 from flows.pace import UNITS, Pace
 from flows.page import UPDATE_SECONDS, Page
 from flows.retry import Retries, is_transient, may_pass
+from flows.turns import prefect_turn
 from flows.warned import ScaleWatch, Warnings, near_limit
+from gpt2train.config import TrainSettings
+from tasks.launch.settings import LaunchSettings
 from tasks.limits import LimitSettings
+from tasks.looking import Looker
 from tasks.runner import Outcomes, Runner, Stage, Work
 from tasks.steps import Manifest
 
@@ -95,6 +100,12 @@ class PrefectRunner(Runner):
             words = f"{stage.step} {stage.name}: {self._pace.words(now)}"
             self.page.put(key, lambda: 100.0 * done / stage.batches, words, kind="progress")
 
+    @contextmanager
+    def turn(self, train: TrainSettings, launch: LaunchSettings, run: str) -> Iterator[None]:
+        """Wait for a turn on this machine's GPUs, as the server's concurrency limits count them too."""
+        with prefect_turn(train, launch, run, self.page):
+            yield
+
     def training(self, records: Sequence[dict[str, Any]], steps: int) -> None:
         """Show the loss curve, the last metrics and how far the training is."""
         if not records:
@@ -162,6 +173,8 @@ def run_step(
     the attempt before has committed.
     """
     name = function.__name__.strip("_").replace("_", "-")
+    if isinstance(runner, Looker):
+        return runner.look(name, function, arguments, options)
     page = runner if isinstance(runner, PrefectRunner) else None
 
     def step() -> Any:  # a manifest, or a state that holds one

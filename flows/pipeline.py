@@ -7,6 +7,7 @@ from flows import dataprep
 from flows.command import command
 from flows.dataprep import prepare
 from flows.evaluate import check_wikitext, judge
+from flows.fit import check_fit
 from flows.offer import offer
 from flows.orchestrate import run_step
 from flows.pretrain import check_local, learn
@@ -32,6 +33,7 @@ def check(settings: PipelineSettings) -> None:
     Layout.of(settings.train, settings.launch.world)
     check_launcher(settings.launch, Folder(settings.output).path())
     check_corpora(settings.train)
+    check_fit(settings)
 
 
 @offer("pipeline", PipelineSettings, check)

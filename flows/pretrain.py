@@ -1,6 +1,7 @@
 """Token shards -> checkpoints, by one torchrun job. Run it with `python -m flows.pretrain`."""
 
 from flows.command import command
+from flows.fit import check_fit
 from flows.offer import offer
 from flows.orchestrate import run_step
 from flows.result import show_result
@@ -12,7 +13,7 @@ from gpt2train.parallel.layout import Layout
 from tasks.fetch import on_local_disk
 from tasks.launch import check_launcher
 from tasks.runner import Runner
-from tasks.steps import Manifest, need_manifest
+from tasks.steps import Manifest, need_manifest, read_manifest
 from tasks.storage import Folder
 from tasks.train import check_corpora, train
 
@@ -21,15 +22,18 @@ def check(settings: PretrainSettings) -> None:
     """Find before anything starts what would stop the flow later.
 
     Raises:
-        UserError: the output cannot be written or is not local, the batch does not divide over the processes, or a
-            corpus to mix in is missing.
+        UserError: the output cannot be written or is not local, the batch does not divide over the processes, a
+            corpus to mix in is missing, or this machine lacks something for the run.
         RunError: there are no tokens.
     """
     check_local(settings.output)
-    check_place(settings)
     Layout.of(settings.train, settings.launch.world)
     check_launcher(settings.launch, Folder(settings.output).path())
     check_corpora(settings.train)
+    check_fit(settings)
+    check_place(settings)
+    if settings.dry_run and read_manifest(Folder(settings.data or settings.output) / "tokens") is None:
+        return  # the plan tells it among all that is missing
     for step in ("tokens", "tokenizer"):
         need_manifest(Folder(settings.data or settings.output) / step)
 

@@ -60,6 +60,8 @@ class OutputSettings(Settings):
     """The output's local path is the same disk on every machine of the cluster."""
     verify: bool = False
     """Compare the hashes of finished outputs too, not only their names and sizes."""
+    dry_run: bool = False
+    """Tell what would be done, and what it takes, and do nothing."""
 
 
 class DataprepSettings(OutputSettings):
@@ -169,6 +171,8 @@ class ScoreSettings(JudgeSettings):
     """Worker processes."""
     verify: bool = False
     """Compare the hashes of finished outputs too."""
+    dry_run: bool = False
+    """Tell what would be done, and do nothing."""
 
 
 class PipelineSettings(DataprepSettings, PretrainSettings, JudgeSettings):

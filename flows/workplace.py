@@ -27,7 +27,15 @@ def workplace(settings: OutputSettings) -> Iterator[tuple[Folder, PrefectRunner]
     runner = runner_of(settings)
     with locked(root, lost=runner.stop), runner:
         holder.take_over(root)
+        show_plan(settings, runner)
         yield root, runner
+
+
+def show_plan(settings: OutputSettings, runner: PrefectRunner) -> None:
+    """Show on the run page what the run takes, as `--dry-run` tells it."""
+    from flows.preview import plan_page  # which knows the flows, and those this module
+
+    runner.page.put("plan", lambda: plan_page(settings), "what the run takes", of_step=False)
 
 
 def runner_of(settings: OutputSettings) -> PrefectRunner:
@@ -52,4 +60,5 @@ def check_place(settings: OutputSettings) -> None:
         shared_disk=settings.shared_disk,
         has_api=names_a_server(),
     )
-    root.check_writable()
+    if not settings.dry_run:
+        root.check_writable()

@@ -52,21 +52,20 @@ def train(
             raise UserError(f"training needs local folders (memory maps, checkpoints), not {folder.url}; copy it first")
     inputs = {"tokenize": tokens, "tokenizer": tokenizer}
     identities = {key: manifest.identity for key, manifest in inputs.items()}
-    identity = fingerprint("train", VERSION, settings.model_dump(mode="json"), identities)
     step = Step(
         root,
         "train",
         version=VERSION,
         parameters=settings,
         inputs=inputs,
-        folder=f"runs/{name}-{identity[:8]}",
+        folder=run_folder(tokens, tokenizer, settings, name),
         packages=("torch",),
     )
     if done := runner.finished(step):
         return done
     config = write_config(data, tokens, tokenizer, settings, step.folder)
     note_flow(step.folder.path(), name, identities, launch.model_dump(mode="json"))
-    with followed(Path(step.folder.path()), settings.steps, runner):
+    with runner.turn(settings, launch, step.folder.url), followed(Path(step.folder.path()), settings.steps, runner):
         run_job(Job(config, launch))
     from gpt2train.checkpoint import store  # imports torch (1-2 s), which a run that is all cached never needs
 
@@ -77,6 +76,12 @@ def train(
             f"the training was stopped from outside at step {reached} of {settings.steps}; run again to go on"
         )
     return step.commit(_outcome(step.folder, settings), sweep=False)
+
+
+def run_folder(tokens: Manifest, tokenizer: Manifest, settings: TrainSettings, name: str) -> str:
+    """Where a run lives, under the output URL: another setting, or other tokens, is another run."""
+    inputs = {"tokenize": tokens.identity, "tokenizer": tokenizer.identity}
+    return f"runs/{name}-{fingerprint('train', VERSION, settings.model_dump(mode='json'), inputs)[:8]}"
 
 
 def check_corpora(settings: TrainSettings) -> None:

@@ -40,6 +40,11 @@ class LaunchSettings(Settings):
     """Seconds until a process that says nothing counts as lost."""
     threads: PositiveInt = 1
     """OMP threads of each process; on a CPU, processes x threads should not exceed the cores."""
+    share: PositiveInt = 1
+    """Trainings that may run on one GPU at a time, or on the cores of a machine without one; others wait for their
+    turn. Each run goes by its own number (docs/budget.md)."""
+    anyway: bool = False
+    """Start although this machine lacks GPUs, memory, time or disk space for the run by the plan (--dry-run)."""
     grace: float = Field(60.0, gt=0)
     """Seconds that a cancelled job has to save a checkpoint before it is killed."""
 

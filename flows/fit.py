@@ -1,0 +1,116 @@
+"""What a run takes of this machine, and the sum of what is missing, found before anything starts."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.settings import DataprepSettings, OutputSettings, PipelineSettings, PretrainSettings, usable_cores
+from gpt2train.errors import UserError
+from gpt2train.plan.devices import find_gpus
+from gpt2train.plan.fit import Fit, lacking, weigh
+from gpt2train.plan.hardware import GB
+from gpt2train.settings import Settings
+from tasks.inputs import InputFile
+from tasks.sources.warcs import find_warcs
+from tasks.steps import read_manifest
+from tasks.storage import Folder
+from tasks.train import run_folder
+from tasks.urls import find_url_lists, read_urls
+
+GPT2_VOCAB = 50257
+COUNTED = 2**26  # bytes of URL lists up to which their lines are counted
+PAGE = 110_000  # bytes of a fetched page and all that is made of it
+
+
+def fit_of(settings: PretrainSettings) -> Fit:
+    """What the training takes on this machine."""
+    launch = settings.launch
+    return weigh(
+        settings.train,
+        vocabulary_of(settings),
+        find_gpus(),
+        processes=launch.processes,
+        nodes=launch.machines,
+        threads=launch.threads,
+        cores=usable_cores(),
+    )
+
+
+def missing(settings: Settings) -> list[str]:
+    """All that this machine lacks for the run. Machines of a scheduler are not looked at; it knows them."""
+    lacks: list[str] = []
+    if isinstance(settings, PretrainSettings) and settings.launch.launcher == "torchrun":
+        lacks += lacking(fit_of(settings), settings.train)
+    if isinstance(settings, OutputSettings):
+        needed, free = disk_of(settings)
+        if free is not None and needed > free:
+            lacks.append(f"disk space ({needed / GB:.1f} GB needed in {settings.output}, {free / GB:.1f} GB free)")
+    if lacks and isinstance(settings, PretrainSettings) and not isinstance(settings, DataprepSettings):
+        data = settings.data or settings.output
+        if read_manifest(Folder(data) / "tokens") is None:
+            lacks.append(f"tokens (none in {data}; run flows.dataprep first)")
+    return lacks
+
+
+def check_fit(settings: PretrainSettings) -> None:
+    """Stop at once what this machine cannot do.
+
+    Raises:
+        UserError: the sum of what is missing, and what would do.
+    """
+    if settings.launch.anyway or settings.dry_run:
+        return
+    if lacks := missing(settings):
+        remedy = "" if settings.preset == "tiny" else "take --preset tiny (the deployment pretrain/tiny), or "
+        raise UserError(
+            f"{settings.preset} cannot be trained here, for it lacks {', '.join(lacks)}; {remedy}"
+            "another machine, or set launch.anyway to start all the same (--dry-run shows the plan)"
+        )
+
+
+def count_urls(lists: Sequence[InputFile]) -> int | None:
+    """URLs in the lists; None where they are too long to be counted now."""
+    if sum(item.bytes or COUNTED for item in lists) > COUNTED:
+        return None
+    return sum(1 for item in lists for _ in read_urls(item.place))
+
+
+def disk_of(settings: OutputSettings) -> tuple[int, int | None]:
+    """Bytes that the run still has to write, as far as can be told beforehand, and those that are free."""
+    root = Folder(settings.output)
+    needed = 0
+    if isinstance(settings, DataprepSettings) and settings.urls and read_manifest(root / "tokens") is None:
+        needed += PAGE * (count_urls(find_url_lists(settings.urls)) or 0)
+    if isinstance(settings, DataprepSettings) and read_manifest(root / "tokens") is None:
+        # What comes out of archives and texts is about as large as they are, packed like them.
+        needed += sum(item.bytes or 0 for item in (find_warcs(settings.warcs) if settings.warcs else ()))
+    if isinstance(settings, PretrainSettings):
+        fit = fit_of(settings)
+        needed += fit.checkpoints + (fit.model if isinstance(settings, PipelineSettings) else 0)
+        needed = max(0, needed - _written(root, settings))
+    if not root.is_local:
+        return needed, None
+    place = Path(root.path())
+    while not place.exists():
+        place = place.parent
+    return needed, shutil.disk_usage(place).free
+
+
+def _written(root: Folder, settings: PretrainSettings) -> int:
+    """Bytes of the checkpoints that this very run has written: it goes on from them, and removes them in its turn."""
+    data = Folder(settings.data or settings.output)
+    tokens, bpe = read_manifest(data / "tokens"), read_manifest(data / "tokenizer")
+    if tokens is None or bpe is None or not root.is_local:
+        return 0
+    run = Path(root.path(run_folder(tokens, bpe, settings.train, settings.preset)))
+    return sum(file.stat().st_size for file in run.glob("checkpoints/**/*") if file.is_file())
+
+
+def vocabulary_of(settings: PretrainSettings) -> int:
+    """Tokens of the tokenizer: of the one that is there, else of the one that will be."""
+    bpe = read_manifest(Folder(settings.data or settings.output) / "tokenizer")
+    if bpe is not None and (size := bpe.outcome.facts.get("vocab_size")):
+        return size
+    if isinstance(settings, DataprepSettings) and settings.tokenizer.name == "train":
+        return settings.tokenizer.vocab_size
+    return GPT2_VOCAB

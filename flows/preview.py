@@ -1,0 +1,160 @@
+"""What a flow would do, told before anything starts: `--dry-run`, and the plan on a run's page.
+
+The steps and whether they are done come from the recipe itself, gone through by a runner that only looks. Memory and
+time are the arithmetic of `gpt2train plan`; each figure says what it rests on.
+"""
+
+from collections.abc import Sequence
+
+from flows.fit import count_urls, disk_of, fit_of, missing, vocabulary_of
+from flows.settings import (
+    DataprepSettings,
+    OutputSettings,
+    PipelineSettings,
+    PretrainSettings,
+    ScoreSettings,
+    usable_cores,
+)
+from gpt2train.plan.fit import Fit, duration
+from gpt2train.settings import Settings
+from tasks.inputs import InputFile
+from tasks.looking import Looker
+from tasks.sources.warcs import find_warcs
+from tasks.steps import read_manifest
+from tasks.storage import Folder
+from tasks.urls import find_url_lists
+
+Rows = list[tuple[str, str]]
+
+
+def preview(settings: Settings) -> str:
+    """The whole plan, as text: steps, sources, training, disk."""
+    rows = [*_step_rows(settings), *plan_rows(settings)]
+    return "\n".join(f"{name:<12}{words}".rstrip() for name, words in rows)
+
+
+def plan_page(settings: Settings) -> str:
+    """The plan without its steps, which have a place of their own on the run page; Markdown."""
+    rows = "".join(f"| {name} | {words} |\n" for name, words in plan_rows(settings))
+    return f"| | |\n|---|---|\n{rows}"
+
+
+def plan_rows(settings: Settings) -> Rows:
+    """The plan without its steps: what goes in, what it takes, what is missing."""
+    rows: Rows = _source_rows(settings) if isinstance(settings, DataprepSettings) else []
+    if isinstance(settings, PretrainSettings):
+        rows += _training_rows(settings, fit_of(settings))
+    if isinstance(settings, OutputSettings):
+        rows += _disk_rows(settings)
+    lacks = missing(settings)
+    return [*rows, ("missing", "; ".join(lacks) if lacks else "nothing")]
+
+
+def _step_rows(settings: Settings) -> Rows:
+    looker = Looker(verify=getattr(settings, "verify", False))
+    _go_through(settings, looker)
+    rows: Rows = []
+    above = False
+    for name, done in looker.steps:
+        words = "to run"
+        if done is not None:
+            outcome = done.outcome
+            words = f"cached: {outcome.seen:,} in, {outcome.kept:,} kept" if outcome.seen else "cached"
+        elif above:
+            words = "to run, unless the steps above give what they gave before"
+        above = above or done is None
+        rows.append(("" if rows else "steps", f"{name:<14}{words}"))
+    return rows
+
+
+def _go_through(settings: Settings, looker: Looker) -> None:
+    """The recipe of the flow, for a runner that looks."""
+    from flows.dataprep import prepare  # here: these modules offer the command that shows this
+    from flows.evaluate import inputs_of, judge
+    from flows.pretrain import learn
+
+    if isinstance(settings, ScoreSettings):
+        root, training, bpe, documents, lambada = inputs_of(settings)
+        judge(root, training, bpe, lambada, documents, settings, looker)
+        return
+    assert isinstance(settings, OutputSettings)
+    root = Folder(settings.output)
+    if isinstance(settings, DataprepSettings):
+        data = prepare(root, settings, looker)
+        if isinstance(settings, PipelineSettings):
+            training = learn(root, root, data.tokenize, data.tokenizer, settings, looker)
+            judge(root, training, data.tokenizer, data.lambada, data.shuffle, settings, looker)
+    elif isinstance(settings, PretrainSettings):
+        place = Folder(settings.data or settings.output)
+        tokens, vocabulary = read_manifest(place / "tokens"), read_manifest(place / "tokenizer")
+        if tokens is None or vocabulary is None:
+            looker.steps.append(("train", None))
+        else:
+            learn(root, place if place.is_local else root, tokens, vocabulary, settings, looker)
+
+
+def _source_rows(settings: DataprepSettings) -> Rows:
+    rows: Rows = []
+    if not settings.has_source:
+        return [("sources", "the embedded demo: some hundred pages of Python's documentation")]
+    if settings.urls:
+        lists = find_url_lists(settings.urls)
+        count = count_urls(lists)
+        rows.append(("sources", f"{_files(lists, 'URL list')}" + (f", {count:,} URLs" if count is not None else "")))
+    if settings.warcs:
+        rows.append(("sources", _files(find_warcs(settings.warcs), "web archive")))
+    if settings.documents:
+        from flows.sources import find_loose
+
+        loose = find_loose(settings)
+        kinds = ((loose.pages, "page"), (loose.texts, "text file"))
+        rows += [("sources", _files(found, kind)) for found, kind in kinds if found]
+    return [(name if not number else "", words) for number, (name, words) in enumerate(rows)]
+
+
+def _files(found: Sequence[InputFile], kind: str) -> str:
+    size = sum(item.bytes or 0 for item in found)
+    return f"{len(found):,} {kind}{'s' * (len(found) > 1)}, {_size(size)}"
+
+
+def _training_rows(settings: PretrainSettings, fit: Fit) -> Rows:
+    train, model, layout = settings.train, settings.train.model, fit.layout
+    tokens = read_manifest(Folder(settings.data or settings.output) / "tokens")
+    held = tokens.outcome.facts.get("train_tokens", 0) if tokens else 0
+    epochs = "how many there are is not known yet"
+    if held:
+        epochs = f"{held:,} are there, {fit.tokens / held:,.1f} times over them"
+    where = f"{usable_cores()} CPU cores"
+    if fit.on_gpu:
+        where = " + ".join(sorted({gpu.name for gpu in fit.found[: fit.wanted]}))
+    launcher = settings.launch.launcher
+    scheduled = "" if launcher == "torchrun" else f" (by {launcher}; reckoned for this machine)"
+    return [
+        (
+            "model",
+            f"{settings.preset}: {fit.parameters:,} parameters, {model.layers} layers, {model.heads} heads, width "
+            f"{model.hidden}, context {model.context}, vocabulary {vocabulary_of(settings):,}",
+        ),
+        (
+            "layout",
+            f"{layout}, ZeRO {train.parallel.zero}; a step is {layout.global_batch} samples = micro-batch "
+            f"{layout.micro_batch} x {layout.accumulation} x {layout.data}",
+        ),
+        ("memory", f"{fit.memory:.2f} GB a process of {fit.room:.1f} GB ({fit.wanted} on {where}){scheduled}"),
+        ("tokens", f"{fit.tokens:,} to train on in {train.steps:,} steps; {epochs}"),
+        ("time", f"about {duration(fit.hours)} of training, by {fit.basis}"),
+    ]
+
+
+def _disk_rows(settings: OutputSettings) -> Rows:
+    needed, free = disk_of(settings)
+    if free is None:
+        return [("disk", f"{_size(needed)} more in {settings.output}, which tells nothing of its free space")]
+    return [("disk", f"{_size(needed)} more in {settings.output}, where {_size(free)} are free")]
+
+
+def _size(size: int) -> str:
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} bytes"
