@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
 
-    from torch.distributed import run  # 1.5 s: after the lifeline
+    from torch.distributed import DistError, run  # 1.5 s: after the lifeline
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         return stop.told() if stop.forced else agent.tell(codes, stop.came, options.lost)
-    except RendezvousError as error:
+    except (RendezvousError, DistError) as error:  # the second from an agent that waits for one that was killed
         print(f"error: the launchers of the machines lost each other: {error}", file=sys.stderr)
         return int(options.lost)
     except UserError as error:
