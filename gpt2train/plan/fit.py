@@ -144,7 +144,8 @@ def lacking(fit: Fit, settings: TrainSettings) -> list[str]:
 def duration(hours: float) -> str:
     """A time in the unit that fits it."""
     if hours < 1.5:
-        return f"{max(1, round(60 * hours))} minutes"
+        minutes = max(1, round(60 * hours))
+        return f"{minutes} minute{'s' * (minutes > 1)}"
     if hours < 72:
         return f"{hours:.0f} hours"
     return f"{hours / 24:,.0f} days" if hours < 24 * 730 else f"{hours / 24 / 365:,.0f} years"

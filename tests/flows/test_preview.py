@@ -1,0 +1,98 @@
+"""`--dry-run`: the plan before anything starts, and the stop where this machine lacks something."""
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+import flows.fit
+from tests.flows.commands import run
+from tests.flows.conftest import Finished
+from tests.flows.mini import hashes
+
+
+def test_a_machine_without_gpus_says_all_that_is_missing_and_what_would_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: namedtuple("usage", "free")(10**9))
+    out = tmp_path / "out"
+    assert run("pretrain", "--preset", "345m", "--output", str(out)) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    for part in (
+        "2 GPUs (none found)",
+        "years on this CPU",
+        "memory (",
+        "disk space (21.3 GB needed",
+        "tokens (none in",
+    ):
+        assert part in line
+    assert "--preset tiny (the deployment pretrain/tiny)" in line
+    assert not out.exists()  # at once
+    assert run("pipeline", "--preset", "345m", "--output", str(out)) == 2
+    assert "2 GPUs (none found)" in capsys.readouterr().err
+    # Whoever insists is told of the tokens alone.
+    assert run("pretrain", "--preset", "345m", "--output", str(out), "--launch.anyway") == 1
+    assert "holds no finished step" in capsys.readouterr().err
+
+
+def test_the_plan_of_a_training_is_printed_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert run("pretrain", "--output", str(tmp_path / "out"), "--dry-run") == 0
+    said = capsys.readouterr().out
+    for part in (
+        "train         to run",
+        "tp 1 x pp 1 x dp 2",
+        "8 samples = micro-batch 4 x 1 x 2",
+        "921,600 to train on in 450 steps",
+        "60 GFLOP/s a core in fp32",
+        "missing     nothing",
+    ):
+        assert part in said
+    assert list(tmp_path.iterdir()) == []
+    assert run("pretrain", "--preset", "345m", "--output", str(tmp_path / "out"), "--dry-run") == 2
+    told = capsys.readouterr()
+    assert "20,000 steps" in told.out and told.err.startswith("error: missing: 2 GPUs (none found), time")
+
+
+def test_the_plan_of_a_data_flow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "urls.txt").write_text("http://a.example/1\nhttp://a.example/2\n")
+    flags = ["--urls", str(tmp_path / "urls.txt"), "--output", str(tmp_path / "out"), "--dry-run"]
+    assert run("dataprep", *flags) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].split() == ["steps", "blacklist", "to", "run"]
+    assert [line.split()[0] for line in said[1:10]] == [
+        "download",
+        "extract",
+        "clean",
+        "cloze",
+        "decontaminate",
+        "dedup",
+        "shuffle",
+        "tokenizer",
+        "tokenize",
+    ]
+    assert "sources     1 URL list, 38 bytes, 2 URLs" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["urls.txt"]
+
+
+def test_finished_steps_are_told_as_cached(
+    finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows.fit, "find_gpus", lambda: ())
+    config = ["--config", str(finished.mini.folder / "mini.toml"), "--output", str(finished.output), "--dry-run"]
+    before = hashes(finished.output)
+    assert run("pipeline", *config) == 0
+    steps = [line for line in capsys.readouterr().out.splitlines() if "cached" in line or "to run" in line]
+    assert len(steps) == 13
+    assert all("cached" in line for line in steps)
+    assert run("pipeline", *config, "--dedup.threshold", "0.7") == 0
+    steps = [line for line in capsys.readouterr().out.splitlines() if "cached" in line or "to run" in line]
+    where = next(number for number, line in enumerate(steps) if line.split()[0] == "dedup")
+    assert all("cached" in line for line in steps[:where])
+    assert steps[where].endswith("to run")
+    assert all("unless the steps above give what they gave before" in line for line in steps[where + 1 :])
+    assert hashes(finished.output) == before
