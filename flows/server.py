@@ -30,6 +30,7 @@ from gpt2train.settings import read_toml
 
 START_SECONDS = 120.0  # the first start migrates SQLite: 9-13 s on 2 quiet cores
 STOP_SECONDS = 10.0
+NOWHERE = "http://127.0.0.1:9"
 FLUSH_SECONDS = 10.0
 ANSWER_SECONDS = 10.0
 
@@ -158,6 +159,9 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, output: IO[
 
 def serve(port: int) -> None:
     """Run Prefect's API and UI on 127.0.0.1 until told to stop."""
+    # Whoever looks at the work pools makes the API fetch a list of worker types from outside; where nothing answers it
+    # takes the copy beside it. Port 9 (discard) of this machine answers nothing.
+    os.environ.update(dict.fromkeys(("https_proxy", "HTTPS_PROXY"), NOWHERE), no_proxy="", NO_PROXY="")
     os.environ["PREFECT__SERVER_FINAL"] = "1"
     os.environ["PREFECT_UI_API_URL"] = f"http://127.0.0.1:{port}/api"
     # A run that is killed takes its server along; the next one finds on the disk which slots were that run's.

@@ -1,7 +1,6 @@
 """The demo site, once for all tests of the flows, and one finished small run of the main job."""
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,17 +11,7 @@ import pytest
 from flows.demo import DemoSite, demo_site
 from flows.server import prefect_server
 from tests.flows.mini import Mini
-
-CONNECTS = "GPT2TRAIN_TEST_CONNECTS"
-# Imported by every Python process of a command: notes each address that a socket is connected to.
-SITECUSTOMIZE = f"""
-import os, sys
-def _note(event, arguments, path=os.environ.get({CONNECTS!r})):
-    if event == "socket.connect" and path and isinstance(arguments[1], tuple):
-        with open(path, "a") as file:
-            file.write(f"{{arguments[1][0]}}\\n")
-sys.addaudithook(_note)
-"""
+from tests.flows.watch import Watch
 
 
 @dataclass
@@ -53,10 +42,7 @@ def site() -> Iterator[DemoSite]:
 @pytest.fixture(scope="session")
 def mini(site: DemoSite, tmp_path_factory: pytest.TempPathFactory) -> Mini:
     folder = tmp_path_factory.mktemp("flows")
-    (folder / "hook").mkdir()
-    (folder / "hook" / "sitecustomize.py").write_text(SITECUSTOMIZE)
-    path = os.pathsep.join(filter(None, [str(folder / "hook"), os.environ.get("PYTHONPATH")]))
-    return Mini(folder, site.connect_to, {"PYTHONPATH": path, CONNECTS: str(folder / "connects")})
+    return Mini(folder, site.connect_to, Watch(folder).environment())
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """The whole data flow over a corpus that is made to do harm: it ends, says why each page went, and stays small."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -14,8 +13,8 @@ import pytest
 from tasks.shards import read_rows
 from tasks.steps import read_manifest
 from tasks.storage import Folder
-from tests.flows.conftest import CONNECTS, SITECUSTOMIZE
 from tests.flows.mini import Mini
+from tests.flows.watch import SITECUSTOMIZE, Watch, is_here
 from tests.tasks.hostile import KEPT, SECRET, Case, answers, article, bodies, html, write_archive, write_lines
 from tests.tasks.site import running_site
 
@@ -113,10 +112,8 @@ def ended_with(output: Path) -> dict[str, str]:
 def place(tmp_path: Path) -> Iterator[Mini]:
     """A place whose commands cannot resolve a name, and note whom they connect to."""
     mini = Mini(tmp_path / "mini", {})
-    (tmp_path / "hook").mkdir()
-    (tmp_path / "hook" / "sitecustomize.py").write_text(SITECUSTOMIZE + RESOLVER)
-    path = os.pathsep.join(filter(None, [str(tmp_path / "hook"), os.environ.get("PYTHONPATH")]))
-    mini.environment = {"PYTHONPATH": path, CONNECTS: str(tmp_path / "connects")}
+    mini.environment = Watch(mini.folder).environment()
+    (mini.folder / "hook" / "sitecustomize.py").write_text(SITECUSTOMIZE + RESOLVER)
     yield mini
     mini.wait_for_the_end()
 
@@ -138,8 +135,8 @@ def check_silence(mini: Mini, done: "subprocess.CompletedProcess[str]") -> None:
     home = Path(mini.environ()["PREFECT_HOME"])
     for file in home.rglob("*"):
         assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
-    connects = set(Path(mini.environment[CONNECTS]).read_text().split())
-    assert connects and connects <= {"127.0.0.1", "::1", "localhost"}, connects
+    connects = {host for _, what, host in Watch(mini.folder).notes() if what == "connect"}
+    assert connects and all(map(is_here, connects)), connects
 
 
 def check_reasons(found: dict[str, str], expected: dict[str, tuple[str, ...]]) -> None:

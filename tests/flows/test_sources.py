@@ -14,8 +14,8 @@ from gpt2train.errors import UserError
 from tasks.shards import read_rows
 from tasks.steps import need_manifest
 from tasks.storage import Folder
-from tests.flows.conftest import CONNECTS
 from tests.flows.mini import SETTINGS, Mini, lines_of
+from tests.flows.watch import Watch
 from tests.tasks.corpus import read_jsonl
 from tests.tasks.sources.archives import members, response
 
@@ -76,13 +76,14 @@ def test_the_main_job_from_a_file_of_texts(mini: Mini, real_data: Path, tmp_path
     (tmp_path / "small.toml").write_text(SETTINGS.replace("[connect_to]", ""))
     command = [sys.executable, "-m", "flows.pipeline", "--config", str(tmp_path / "small.toml")]
     command += ["--documents", str(tmp_path / "raw.json"), "--output", str(tmp_path / "out")]
-    environment = mini.environ(**{CONNECTS: str(tmp_path / "connects")})
+    watch = Watch(tmp_path)
+    environment = mini.environ(**watch.environment())
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0, done.stderr
     assert steps_of(done.stderr) == ["texts", *AFTER]
     assert done.stdout == f"report: {tmp_path}/out/report/report.html\n"
     assert "broken json" in (tmp_path / "out" / "report" / "report.html").read_text()
-    assert set((tmp_path / "connects").read_text().split()) <= {"127.0.0.1", "::1", "localhost"}
+    assert watch.notes() and watch.outside() == []
 
 
 @pytest.mark.slow
