@@ -1,5 +1,6 @@
 """The commands `python -m flows.*`: flags from a settings model, one embedded server, one line for an error."""
 
+import gc
 import sys
 from typing import Annotated, Any, TypeVar
 
@@ -52,6 +53,9 @@ def app_of(flow: Offer[S], result: str) -> cyclopts.App:
             if address:
                 console.print(f"while it runs: {address}")
             _take_up_environment()
+            # What is there now stays to the end: the collector, off since `flows/__init__.py`, need not look at it.
+            gc.freeze()
+            gc.enable()
             path = flow(config=None, **resolved.model_dump(mode="json"))
         print(f"{result}: {path}")
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from tasks.dedup.groups import Group, Numbers, by_rank, first_earlier, group_of, look_up, write_numbers
 from tasks.shards import read_table, write_table
@@ -84,6 +82,10 @@ def keepers(edges: Edges, components: Numbers, policy: Policy, fixed: int = 0) -
 
 def components_of(count: int, one: Numbers, other: Numbers) -> Numbers:
     """Number of the connected component of each of `count` documents."""
+    # Imported here: 0.1 s, which every command of the flows would take before its first step.
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     graph = coo_array((np.ones(len(one), dtype=np.int8), (one, other)), shape=(count, count))
     return connected_components(graph, directed=False)[1].astype(np.int64)
 
