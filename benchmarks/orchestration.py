@@ -12,6 +12,8 @@ Without `--config` the job is the embedded demo, 2-3 minutes a turn on two quiet
 """
 
 import argparse
+import functools
+import inspect
 import json
 import os
 import random
@@ -95,16 +97,16 @@ def run_job(kind: str, config: str | None, output: str) -> dict[str, float]:
     from flows.settings import PipelineSettings, resolve
 
     settings = resolve(PipelineSettings, config, {"output": output})
-    call: Callable[[Any], Any] = pipeline
+    call: Callable[[], Any] = functools.partial(pipeline, config=None, **settings.model_dump(mode="json"))
     if kind == "plain":
         for name in WITH_STEPS:
             vars(importlib.import_module(name))["run_step"] = plain_step
         pages, workplaces = importlib.import_module("flows.pipeline"), importlib.import_module("flows.workplace")
         vars(workplaces)["runner_of"] = lambda settings: Runner(settings.workers, limits=settings.limits)
         vars(pages)["show_result"] = lambda *arguments: None
-        call = pipeline.fn
+        call = functools.partial(inspect.unwrap(pipeline.fn), settings)
     before, began = _cpu(), time.perf_counter()
-    call(settings)
+    call()
     return {"wall": time.perf_counter() - began, "cpu": _cpu() - before}
 
 

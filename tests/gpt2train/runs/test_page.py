@@ -1,5 +1,6 @@
 """The page of runs in a real browser, from a file."""
 
+import html
 import json
 import math
 import re
