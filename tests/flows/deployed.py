@@ -16,6 +16,18 @@ from tests.flows.mini import MARK
 from tests.processes import environment_of, has_ended, wait_for
 
 SECONDS = 240.0  # for what a busy machine takes a minute
+# Hours long if nobody stops it, a few milliseconds a step; a checkpoint only where something stops it.
+ENDLESS: dict[str, Any] = {
+    "model": {"layers": 1, "heads": 2, "hidden": 16, "context": 32, "dropout": 0.1},
+    "batch": {"micro_batch": 2, "global_batch": 4},
+    "schedule": {"warmup": 10},
+    "validation": {"every": 1_000_000, "samples": 1},
+    "checkpoints": {"every": 1_000_000},
+    "logging": {"every": 1, "tensorboard": False},
+    "precision": "fp32",
+    "device": "cpu",
+    "steps": 1_000_000,
+}
 
 
 @dataclass

@@ -23,10 +23,11 @@ from gpt2train.metrics import read_metrics
 from tasks.runner import Runner
 from tasks.steps import Manifest, Outcome, Step
 from tasks.storage import Folder
-from tests.flows.deployed import SECONDS, Deployed, deploy
+from tests.flows.deployed import ENDLESS, SECONDS, Deployed, deploy
 from tests.flows.house import ROOT, House, house
-from tests.flows.prepared import ENDLESS, prepare
 from tests.flows.slow_batches import BATCHES
+from tests.flows.tokens import prepare_tokens
+from tests.gpt2train import jobs
 from tests.processes import command_of, has_ended, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("recover")]
@@ -41,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 @pytest.fixture(scope="module")
 def training(place: House, tmp_path_factory: pytest.TempPathFactory) -> Deployed:
     folder = tmp_path_factory.mktemp("training")
-    output = prepare(folder / "out")
+    output = prepare_tokens(folder / "out")
     parameters = {"output": str(output), "train": ENDLESS, "launch": {"processes": 2, "retry_delay": 0.1}}
     return deploy(place, "training", "flows/pretrain.py:pretrain", parameters, output, folder / "worker.log")
 
@@ -91,8 +92,6 @@ def test_cancelled_lost_and_killed_it_goes_on_from_where_it_was(training: Deploy
 
 def straight_losses(training: Deployed, folder: Path, steps: int) -> list[float]:
     """The losses of the same job that nobody stops before this step."""
-    import tests.gpt2train.jobs as jobs
-
     config = (training.folder / "config.toml").read_text().replace(str(training.folder), str(folder / "straight"))
     (folder / "straight.toml").write_text(config)
     job = jobs.start("-m", "gpt2train.train", "--config", str(folder / "straight.toml"))
