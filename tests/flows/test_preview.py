@@ -20,13 +20,8 @@ def test_a_machine_without_gpus_says_all_that_is_missing_and_what_would_do(
     out = tmp_path / "out"
     assert run("pretrain", "--preset", "345m", "--output", str(out)) == 2
     [line] = capsys.readouterr().err.splitlines()
-    for part in (
-        "2 GPUs (none found)",
-        "years on this CPU",
-        "memory (",
-        "disk space (21.3 GB needed",
-        "tokens (none in",
-    ):
+    disk = "disk space (21.3 GB needed"
+    for part in ("2 GPUs (none found)", "years on this CPU", "memory (", disk, "tokens (none in"):
         assert part in line
     assert "--preset tiny (the deployment pretrain/tiny)" in line
     assert not out.exists()  # at once

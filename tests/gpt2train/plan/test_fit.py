@@ -58,7 +58,7 @@ def test_the_time_on_gpus_is_that_of_the_plan() -> None:
 
 @pytest.mark.parametrize(
     ("hours", "said"),
-    [(0.001, "1 minutes"), (1.0, "60 minutes"), (30, "30 hours"), (240, "10 days"), (87600, "10 years")],
+    [(0.001, "1 minute"), (1.0, "60 minutes"), (30, "30 hours"), (240, "10 days"), (87600, "10 years")],
 )
 def test_durations(hours: float, said: str) -> None:
     assert duration(hours) == said
