@@ -194,7 +194,7 @@ def test_what_a_step_tries_again(place: House, tmp_path: Path) -> None:
     def steps() -> list[Any]:
         ends: list[Any] = [run_step(passes, runner=PrefectRunner(1), retries=Retries(2, 0.01))]
         for step in (mistaken, hungry):
-            with pytest.raises(RunError | UserError) as caught:
+            with pytest.raises((RunError, UserError)) as caught:
                 run_step(step, runner=PrefectRunner(1), retries=Retries(2, 0.01))
             ends.append(str(caught.value))
         return ends
