@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from gpt2train.lifeline import die_with_parent
-from tests.processes import command_of, wait_for, wait_until_ended
+from tests.processes import wait_for, wait_until_ended
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian's daemons
@@ -144,12 +144,19 @@ def _start(stack: contextlib.ExitStack, command: list[str]) -> None:
 
 
 def _end_all(folder: Path) -> None:
-    """Kill what a test left behind: the processes that watch over jobs name the folder or a node of ours."""
-    left = [process for process in psutil.process_iter() if str(folder) in command_of(process)]
+    """Kill what a failed test left behind: the processes of its jobs have our Slurm in their environment."""
+    left = [process for process in psutil.process_iter() if process.pid != os.getpid() and _is_under(process, folder)]
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     wait_until_ended(left)
+
+
+def _is_under(process: psutil.Process, folder: Path) -> bool:
+    # Read here: slurmstepd writes its title over the first variables, at which psutil stops.
+    with contextlib.suppress(OSError):
+        return f"SLURM_CONF={folder}/".encode() in Path(f"/proc/{process.pid}/environ").read_bytes()
+    return False
 
 
 def _free_ports(count: int) -> list[int]:
