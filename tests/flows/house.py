@@ -46,10 +46,10 @@ class House:
         return answer.json() if answer.content else None
 
     @contextlib.contextmanager
-    def worker(self, pool: str, log: Path) -> Iterator[psutil.Process]:
-        """A worker of a pool, ended (Ctrl-C, then kill) with all that it started; its words go to `log`."""
+    def worker(self, pool: str, log: Path, folder: Path = ROOT) -> Iterator[psutil.Process]:
+        """A worker of a pool, in `folder`; ended (Ctrl-C, then kill) with all that it started. `log` has its words."""
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
-        with log.open("w") as file, _ended(_start(command, self.environment, file)) as process:
+        with log.open("w") as file, _ended(_start(command, self.environment, file, folder)) as process:
             yield process
 
 
@@ -81,9 +81,9 @@ def house(home: Path) -> Iterator[House]:
         yield House(address, environment)
 
 
-def _start(command: list[str], environment: dict[str, str], output: Any) -> psutil.Process:
+def _start(command: list[str], environment: dict[str, str], output: Any, folder: Path = ROOT) -> psutil.Process:
     started = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
     )
     return psutil.Process(started.pid)
 

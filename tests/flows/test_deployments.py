@@ -1,0 +1,108 @@
+"""The lines of docs/operate.md, as they stand there: from no server at all to a finished training."""
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from flows.settings import deployed
+from tests.flows.house import ROOT, House, house
+from tests.flows.tokens import TRAIN, prepare_tokens
+from tests.processes import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+PAGE = (ROOT / "docs/operate.md").read_text()
+[LINES] = re.findall(r"## Five lines.*?```\n(.*?)```", PAGE, re.S)
+SERVER, POOL, DEPLOY, WORKER, RUN = LINES.splitlines()
+
+
+def arguments(line: str) -> list[str]:
+    """What follows `prefect` in a line of the page, without the option that the tests' own command has."""
+    program, *rest = shlex.split(line)
+    assert program == "prefect"
+    return [word for word in rest if word != "--no-prompt"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[House, Path]]:
+    """The first three lines, and a folder to work in that holds tokens."""
+    folder = tmp_path_factory.mktemp("operate")
+    prepare_tokens(folder / "out/demo")
+    assert SERVER == "prefect server start"
+    with house(folder / "prefect") as running:
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        home = dataclasses.replace(running, environment={**running.environment, "PYTHONPATH": path})
+        missing = home.prefect(*arguments(DEPLOY)[:1], "--name", "tiny", *arguments(DEPLOY)[2:])
+        assert "references work pool 'gpt2train' which does not exist" in " ".join(missing.stdout.split())
+        for line in (POOL, DEPLOY):
+            done = home.prefect(*arguments(line))
+            assert done.returncode == 0, done.stdout + done.stderr
+        yield home, folder
+
+
+def ask_run(home: House, deployment: str, **parameters: Any) -> Any:
+    """A run asked for over the API, or the refusal's words."""
+    try:
+        found = home.ask("GET", f"deployments/name/{deployment}")
+        return home.ask("POST", f"deployments/{found['id']}/create_flow_run", parameters=parameters)
+    except httpx.HTTPStatusError as error:
+        return error.response.json()["detail"]
+
+
+def test_every_deployment_is_offered(place: tuple[House, Path]) -> None:
+    home, _ = place
+    found = home.ask("POST", "deployments/filter", limit=50)
+    flows = {flow["id"]: flow["name"] for flow in home.ask("POST", "flows/filter", limit=50)}
+    assert sorted(f"{flows[one['flow_id']]}/{one['name']}" for one in found) == deployed()
+    assert all(one["enforce_parameter_schema"] and one["description"] for one in found)
+
+
+def test_a_wrong_parameter_is_refused_by_name(place: tuple[House, Path]) -> None:
+    home, _ = place
+    unknown = home.prefect(*arguments(RUN), "--param", "stepz=3")
+    assert unknown.returncode == 1 and "not found on the deployment: 'stepz'" in unknown.stdout
+    assert "'stepz' was unexpected" in ask_run(home, "pretrain/345m", train={"stepz": 3})
+    assert "field 'train.model.layers'" in ask_run(home, "pretrain/345m", train={"model": {"layers": 0}})
+    assert "'354m' is not one of" in ask_run(home, "pretrain/345m", preset="354m")
+    assert home.ask("POST", "flow_runs/filter", limit=5) == []
+
+
+def test_down_to_a_finished_training(place: tuple[House, Path]) -> None:
+    """The last two lines, with a smaller deployment; before them nobody is there to take a run."""
+    home, folder = place
+    wrong = ask_run(home, "pretrain/tiny", train={"schedule": {"warmup": 7000}})
+
+    def state(name: str) -> bool:
+        return bool(home.ask("GET", f"flow_runs/{wrong['id']}")["state"]["name"] == name)
+
+    wait_for(lambda: state("Late"), 120, "the run to be late: no worker")
+    assert home.ask("GET", "work_pools/gpt2train")["status"] == "NOT_READY"
+    words = arguments(WORKER)
+    assert words[:3] == ["worker", "start", "--pool"]
+    with home.worker(words[3], folder / "worker.log", folder):
+        run = [word.replace("345m", "tiny") for word in arguments(RUN)]
+        given = {"output": "out/mine", "data": "out/demo", "launch": {"processes": 1}, "train": TRAIN}
+        for name, value in given.items():
+            run += ["--param", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+        done = home.prefect(*run, "--watch", seconds=600)
+        assert done.returncode == 0, done.stdout + (folder / "worker.log").read_text()[-3000:]
+        wait_for(lambda: state("Failed"), 120, "the wrong run to fail")
+    [found] = [one for one in home.ask("POST", "flow_runs/filter", limit=5) if one["id"] != wrong["id"]]
+    assert found["state"]["name"] == "Completed"
+    assert found["parameters"] == {"config": "pretrain/tiny", **given}
+    [trained] = (folder / "out/mine/runs").iterdir()  # where the worker was started
+    config = (trained / "config.toml").read_text()
+    assert "steps = 2\n" in config and "hidden = 16\n" in config
+    assert trained.name.startswith("tiny-") and "min_lr = 0.0001\n" in config  # of the preset, below what was given
+    message = home.ask("GET", f"flow_runs/{wrong['id']}")["state"]["message"]
+    assert "schedule.warmup 7000 must be below steps 450" in message and "\n" not in message
+    logs = home.ask("POST", "logs/filter", logs={"flow_run_id": {"any_": [wrong["id"]]}})
+    assert [line["message"] for line in logs if "Traceback" in line["message"]] == []
+    assert message in [line["message"] for line in logs]
