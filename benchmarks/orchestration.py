@@ -101,16 +101,30 @@ def run_job(kind: str, config: str | None, output: str) -> dict[str, float]:
     if kind == "plain":
         for name in WITH_STEPS:
             vars(importlib.import_module(name))["run_step"] = plain_step
-        pages, workplaces = importlib.import_module("flows.pipeline"), importlib.import_module("flows.workplace")
-        vars(workplaces)["runner_of"] = lambda settings: Runner(settings.workers, limits=settings.limits)
-        vars(pages)["show_result"] = lambda *arguments: None
+        workplaces = importlib.import_module("flows.workplace")
+        vars(workplaces)["runner_of"] = lambda settings: PlainRunner(settings.workers, limits=settings.limits)
         call = functools.partial(inspect.unwrap(pipeline.fn), settings)
     before, began = _cpu(), time.perf_counter()
     call()
     return {"wall": time.perf_counter() - began, "cpu": _cpu() - before}
 
 
-def plain_step(function: Callable[..., Manifest], *arguments: Any, runner: Runner, **options: Any) -> Manifest:
+class NoPage:
+    """Where a flow without Prefect shows what it has to show: nowhere."""
+
+    def put(self, *arguments: Any, **options: Any) -> None:
+        """Let it pass."""
+
+
+class PlainRunner(Runner):
+    """The runner that needs no orchestrator, in the place of the flows' own."""
+
+    page = NoPage()
+
+
+def plain_step(
+    function: Callable[..., Manifest], *arguments: Any, runner: Runner, retries: object = None, **options: Any
+) -> Manifest:
     """A step, called."""
     return function(*arguments, runner=runner, **options)
 
@@ -118,7 +132,7 @@ def plain_step(function: Callable[..., Manifest], *arguments: Any, runner: Runne
 def batches(place: Path, rounds: int, count: int) -> None:
     """Milliseconds a batch, in turn; the floor is one that is called directly."""
     from flows.command import _take_up_environment
-    from flows.orchestrate import PrefectRunner
+    from flows.run.orchestrate import PrefectRunner
 
     _take_up_environment()
     found: dict[str, list[float]] = {"called directly": [], "plain runner": [], "Prefect": []}

@@ -41,7 +41,7 @@ def in_flow(runner: Runner, place: Path, batches: int) -> tuple[float, float]:
     """The same within a flow run, which travels to the workers as the context of each batch: the runner stays here."""
     from prefect import flow
 
-    from flows.orchestrate import Held
+    from flows.run.orchestrate import Held
 
     held = Held(lambda: measure(runner, place, batches))
 
@@ -69,9 +69,9 @@ def main() -> None:
     given = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder, prefect_server():
-        from flows.cluster import ClusterRunner
         from flows.command import _take_up_environment
-        from flows.orchestrate import PrefectRunner
+        from flows.run.cluster import ClusterRunner
+        from flows.run.orchestrate import PrefectRunner
 
         _take_up_environment()
         place = Path(folder)

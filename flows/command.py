@@ -6,10 +6,10 @@ from typing import Annotated, Any, TypeVar
 
 import cyclopts
 
-from flows.console import console
 from flows.offer import Offer
 from flows.server import prefect_server
 from flows.settings import resolve
+from flows.show.console import console
 from gpt2train.command import HELP_DEBUG, run_command
 from gpt2train.errors import UserError
 from gpt2train.settings import Settings
@@ -68,7 +68,7 @@ def tell_plan(settings: Any) -> None:
     Raises:
         UserError: this machine lacks something for it.
     """
-    from flows.preview import missing, preview  # which knows the flows, and those this module
+    from flows.ahead.preview import missing, preview  # which knows the flows, and those this module
 
     print(preview(settings))
     if lacks := missing(settings):

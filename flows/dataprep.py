@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 
 from flows.command import command
 from flows.offer import offer
-from flows.orchestrate import run_step
-from flows.result import show_result
+from flows.run.orchestrate import run_step
 from flows.settings import DataprepSettings
+from flows.show.result import show_result
 from flows.sources import check_sources, documents_of
 from flows.workplace import check_place, workplace
 from gpt2train.evaluate.passages import read_passages
@@ -72,7 +72,7 @@ def dataprep(settings: DataprepSettings) -> str:
         prepared = prepare(root, settings, runner)
         # Beside the report of a training on the same data, which has a folder of its own.
         page = run_step(report, root, prepared.manifests(), settings.report, "data-report", runner=runner)
-        show_result(runner, root, [*prepared.manifests(), page])
+        show_result(runner.page, root, [*prepared.manifests(), page])
         log.info("report: %s", (root / page.folder).path(REPORT))
         return (root / prepared.tokenize.folder).url
 

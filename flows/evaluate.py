@@ -4,9 +4,9 @@ from pathlib import PurePosixPath
 
 from flows.command import command
 from flows.offer import offer
-from flows.orchestrate import run_step
-from flows.result import show_result
+from flows.run.orchestrate import run_step
 from flows.settings import JudgeSettings, OutputSettings, ScoreSettings
+from flows.show.result import show_result
 from flows.workplace import workplace
 from gpt2train.errors import UserError
 from gpt2train.evaluate.files import decode
@@ -39,7 +39,7 @@ def score(settings: ScoreSettings) -> str:
     place = OutputSettings(output=root.url, workers=settings.workers, verify=settings.verify)
     with workplace(place) as (root, runner):
         model, scores = judge(root, training, bpe, lambada, documents, settings, runner)
-        show_result(runner, root, [training, model, scores])
+        show_result(runner.page, root, [training, model, scores])
         return (root / scores.folder).url
 
 

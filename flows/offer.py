@@ -17,8 +17,8 @@ from prefect.context import FlowRunContext
 from prefect.states import Failed, State
 from pydantic import BaseModel, WithJsonSchema
 
-from flows import told
 from flows.settings import resolve
+from flows.show import told
 from gpt2train.errors import RunError, UserError
 from gpt2train.settings import Settings
 
@@ -101,7 +101,7 @@ def offer(name: str, model: type[S], check: Callable[[S], None]) -> Callable[[Ca
 
 def show_preview(settings: Settings) -> str:
     """Show on the run page what the run would do; the text."""
-    from flows.preview import preview  # which knows the flows, and those this module
+    from flows.ahead.preview import preview  # which knows the flows, and those this module
 
     text = preview(settings)
     create_markdown_artifact(f"```\n{text}\n```\n", key="plan", description="what the run would do, and what it takes")

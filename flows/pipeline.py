@@ -4,15 +4,15 @@ Run it with `python -m flows.pipeline`; without any source it runs the embedded 
 """
 
 from flows import dataprep
+from flows.ahead.fit import check_fit
 from flows.command import command
 from flows.dataprep import prepare
 from flows.evaluate import check_wikitext, judge
-from flows.fit import check_fit
 from flows.offer import offer
-from flows.orchestrate import run_step
 from flows.pretrain import check_local, learn
-from flows.result import show_result
+from flows.run.orchestrate import run_step
 from flows.settings import PipelineSettings
+from flows.show.result import show_result
 from flows.workplace import workplace
 from gpt2train.parallel.layout import Layout
 from tasks.launch import check_launcher
@@ -45,7 +45,7 @@ def pipeline(settings: PipelineSettings) -> str:
         model, scores = judge(root, training, data.tokenizer, data.lambada, data.shuffle, settings, runner)
         manifests = [*data.manifests(), training, model, scores]
         page = run_step(report, root, manifests, settings.report, runner=runner)
-        show_result(runner, root, [*manifests, page])
+        show_result(runner.page, root, [*manifests, page])
         return (root / page.folder).path(REPORT)
 
 

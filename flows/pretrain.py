@@ -1,12 +1,12 @@
 """Token shards -> checkpoints, by one torchrun job. Run it with `python -m flows.pretrain`."""
 
+from flows.ahead.fit import check_fit
 from flows.command import command
-from flows.fit import check_fit
 from flows.offer import offer
-from flows.orchestrate import run_step
-from flows.result import show_result
-from flows.retry import Retries
+from flows.run.orchestrate import run_step
+from flows.run.retry import Retries
 from flows.settings import PretrainSettings
+from flows.show.result import show_result
 from flows.workplace import check_place, workplace
 from gpt2train.errors import UserError
 from gpt2train.parallel.layout import Layout
@@ -46,7 +46,7 @@ def pretrain(settings: PretrainSettings) -> str:
     with workplace(settings) as (root, runner):
         data = on_local_disk(data, [tokens, bpe], root)
         training = learn(root, data, tokens, bpe, settings, runner)
-        show_result(runner, root, [training])
+        show_result(runner.page, root, [training])
         return (root / training.folder).url
 
 

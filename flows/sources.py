@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.demo import demo_site
-from flows.orchestrate import run_step
+from flows.run.orchestrate import run_step
 from flows.settings import DataprepSettings
 from tasks.blacklist import blacklist
 from tasks.download import download

@@ -3,9 +3,9 @@
 import contextlib
 from collections.abc import Iterator
 
-from flows import holder, worker
-from flows.cluster import ClusterRunner, check_cluster
-from flows.orchestrate import PrefectRunner
+from flows.run import holder, worker
+from flows.run.cluster import ClusterRunner, check_cluster
+from flows.run.orchestrate import PrefectRunner
 from flows.server import names_a_server
 from flows.settings import DataprepSettings, OutputSettings
 from tasks.launch.settings import LaunchSettings
@@ -33,7 +33,7 @@ def workplace(settings: OutputSettings) -> Iterator[tuple[Folder, PrefectRunner]
 
 def show_plan(settings: OutputSettings, runner: PrefectRunner) -> None:
     """Show on the run page what the run takes, as `--dry-run` tells it."""
-    from flows.preview import plan_page  # which knows the flows, and those this module
+    from flows.ahead.preview import plan_page  # which knows the flows, and those this module
 
     runner.page.put("plan", lambda: plan_page(settings), "what the run takes", of_step=False)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.orchestrate import run_step
+from flows.run.orchestrate import run_step
 from flows.settings import OutputSettings
 from flows.workplace import workplace
 from tasks.runner import Runner

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.cluster import _installed, check_cluster, is_remote
+from flows.run.cluster import _installed, check_cluster, is_remote
 from gpt2train.errors import UserError
 from tests.flows.conftest import Finished
 from tests.flows.mini import Mini, hashes

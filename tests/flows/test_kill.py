@@ -92,7 +92,8 @@ def is_training_run(run: Path, rows: int) -> bool:
 def test_a_lost_rank_fails_the_run_in_one_line(finished: Finished, tmp_path: Path) -> None:
     mini, output = finished.mini, finished.output
     before = set(output.glob("runs/*"))
-    process = mini.start("pretrain", "--output", str(output), *long_training(), "--train.seed", "5")
+    flags = [*long_training(), "--train.seed", "5", "--launch.retries", "0"]
+    process = mini.start("pretrain", "--output", str(output), *flags)
     wait_for(lambda: any(is_training_run(run, 3) for run in set(output.glob("runs/*")) - before), 90, "some steps")
     ranks = mini.ranks()
     assert len(ranks) == 2

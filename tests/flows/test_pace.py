@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.pace import Pace, clock
-from flows.shown import training_words
+from flows.show.artifacts import training_words
+from flows.show.pace import Pace, clock
 
 ROOT = Path(__file__).parents[2]
 DRAW = """
-from flows.console import StepProgress
-from flows.pace import Pace
+from flows.show.console import StepProgress
+from flows.show.pace import Pace
 import time
 pace = Pace("pages", 8, started=time.monotonic() - 30)
 bar = StepProgress("download", pace)

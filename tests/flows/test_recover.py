@@ -15,9 +15,9 @@ import pytest
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.holder import HOLDER
-from flows.orchestrate import PrefectRunner, run_step
-from flows.retry import Retries
+from flows.run.holder import HOLDER
+from flows.run.orchestrate import PrefectRunner, run_step
+from flows.run.retry import Retries
 from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.metrics import read_metrics
 from tasks.runner import Runner

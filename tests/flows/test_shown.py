@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.page import Page
-from flows.result import commands, places
-from flows.shown import StepRow, as_table, counts, steps_table, steps_words, training
-from flows.warned import ScaleWatch, Warnings, near_limit
+from flows.show.artifacts import StepRow, as_table, counts, steps_table, steps_words, training
+from flows.show.page import Page
+from flows.show.result import commands, places
+from flows.show.warned import ScaleWatch, Warnings, near_limit
 from tasks.limits import LimitSettings
 from tasks.steps import Manifest, Outcome
 from tasks.storage import FileRecord, Folder

@@ -17,8 +17,8 @@ TRAINS = """
 import sys
 import flows
 from prefect import flow
-from flows import turns
-from flows.page import Page
+from flows.run import turns
+from flows.show.page import Page
 from gpt2train.config import TrainSettings
 from tasks.launch.settings import LaunchSettings
 

@@ -6,7 +6,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flows.pace import Pace, clock
+from flows.show.pace import Pace, clock
 from tasks.steps import Manifest
 
 log = logging.getLogger("gpt2train")

@@ -10,7 +10,7 @@ from typing import Any
 
 from prefect.runtime import task_run
 
-from flows.page import Page
+from flows.show.page import Page
 from gpt2train.errors import redact
 from tasks.limits import LimitSettings
 from tasks.steps import Manifest

@@ -3,24 +3,22 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flows.orchestrate import PrefectRunner
-from flows.shown import as_table
+from flows.show.artifacts import as_table
+from flows.show.page import Page
 from tasks.report import REPORT, gather, summary
-from tasks.runner import Runner
 from tasks.steps import Manifest
 from tasks.storage import Folder
 
 
-def show_result(runner: Runner, root: Folder, manifests: Sequence[Manifest]) -> None:
+def show_result(page: Page, root: Folder, manifests: Sequence[Manifest]) -> None:
     """Leave the result of a flow on its page.
 
     Args:
         root: the output URL.
         manifests: of all its steps, the report among them where it wrote one.
     """
-    if isinstance(runner, PrefectRunner):
-        steps = list(manifests)
-        runner.page.put("result", lambda: result(root, steps), "what came of it, and where it lies", of_step=False)
+    steps = list(manifests)
+    page.put("result", lambda: result(root, steps), "what came of it, and where it lies", of_step=False)
 
 
 def result(root: Folder, manifests: Sequence[Manifest]) -> str:

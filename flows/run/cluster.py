@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from prefect.tasks import Task
 
 import gpt2train
-from flows.orchestrate import PrefectRunner
+from flows.run.orchestrate import PrefectRunner
 from gpt2train.errors import RunError, UserError
 from tasks.limits import LimitSettings
 from tasks.pool import SINGLE_THREADED

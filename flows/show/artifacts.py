@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.pace import clock
+from flows.show.pace import clock
 from tasks.report.pictures import data_uri, loss_curve
 from tasks.steps import Manifest
 

@@ -6,7 +6,7 @@ time are the arithmetic of `gpt2train plan`; each figure says what it rests on.
 
 from collections.abc import Sequence
 
-from flows.fit import count_urls, disk_of, fit_of, missing, vocabulary_of
+from flows.ahead.fit import count_urls, disk_of, fit_of, missing, vocabulary_of
 from flows.settings import (
     DataprepSettings,
     OutputSettings,

@@ -17,13 +17,13 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 from prefect.tasks import Task
 
-from flows import shown
-from flows.console import StepProgress, step_line
-from flows.pace import UNITS, Pace
-from flows.page import UPDATE_SECONDS, Page
-from flows.retry import Retries, is_transient, may_pass
-from flows.turns import prefect_turn
-from flows.warned import ScaleWatch, Warnings, near_limit
+from flows.run.retry import Retries, is_transient, may_pass
+from flows.run.turns import prefect_turn
+from flows.show import artifacts
+from flows.show.console import StepProgress, step_line
+from flows.show.pace import UNITS, Pace
+from flows.show.page import UPDATE_SECONDS, Page
+from flows.show.warned import ScaleWatch, Warnings, near_limit
 from gpt2train.config import TrainSettings
 from tasks.launch.settings import LaunchSettings
 from tasks.limits import LimitSettings
@@ -46,7 +46,7 @@ class PrefectRunner(Runner):
     def __init__(self, workers: int = 2, *, verify: bool = False, limits: LimitSettings | None = None) -> None:
         super().__init__(workers, verify=verify, limits=limits)
         self.page = Page()
-        self._steps: list[shown.StepRow] = []
+        self._steps: list[artifacts.StepRow] = []
         self._warnings = Warnings(self.page)
         self._scale = ScaleWatch()
 
@@ -113,36 +113,36 @@ class PrefectRunner(Runner):
         if warning := self._scale.look(records):
             log.warning(warning)
         so_far, step = tuple(records), records[-1]["step"]
-        words = f"training: {shown.training_words(so_far, steps)}"
+        words = f"training: {artifacts.training_words(so_far, steps)}"
         self.page.put("training-progress", lambda: 100.0 * step / steps, words, kind="progress")
         if len(so_far) > 1:  # one point is no curve
-            self.page.put("training", lambda: shown.training(so_far, steps), words, seconds=CURVE_SECONDS)
+            self.page.put("training", lambda: artifacts.training(so_far, steps), words, seconds=CURVE_SECONDS)
 
-    def begun(self, name: str) -> shown.StepRow:
+    def begun(self, name: str) -> artifacts.StepRow:
         """Show that a step has begun."""
-        row = shown.StepRow(name)
+        row = artifacts.StepRow(name)
         self._steps.append(row)
         self._overview()
         return row
 
-    def ended(self, row: shown.StepRow, manifest: Manifest, seconds: float | None) -> None:
+    def ended(self, row: artifacts.StepRow, manifest: Manifest, seconds: float | None) -> None:
         """Show that a step has ended well; None seconds = it was done before."""
         row.state, row.manifest, row.seconds = "cached" if seconds is None else "done", manifest, seconds
         self._overview()
         if seconds is not None:
             words = f"{row.name}: what came in and out"
-            self.page.put(f"{row.name}-counts", lambda: shown.counts(manifest), words)
+            self.page.put(f"{row.name}-counts", lambda: artifacts.counts(manifest), words)
             if warning := near_limit(manifest, self.limits):
                 log.warning(warning)
 
-    def failed(self, row: shown.StepRow, seconds: float, state: str) -> None:
+    def failed(self, row: artifacts.StepRow, seconds: float, state: str) -> None:
         """Show that a step has failed, or was stopped."""
         row.state, row.seconds = state, seconds
         self._overview()
 
     def _overview(self) -> None:
         rows = self._steps
-        self.page.put("steps", lambda: shown.steps_table(rows), shown.steps_words(rows), of_step=False)
+        self.page.put("steps", lambda: artifacts.steps_table(rows), artifacts.steps_words(rows), of_step=False)
 
 
 def _work(work: Work) -> Outcomes:

@@ -22,8 +22,8 @@ from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import flow_run
 
-from flows.pace import clock
-from flows.page import Page
+from flows.show.pace import clock
+from flows.show.page import Page
 from gpt2train.config import TrainSettings
 from tasks.launch.settings import LaunchSettings
 from tasks.turns import Waiting, places_of, turn
