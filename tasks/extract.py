@@ -20,9 +20,7 @@ from gpt2train.errors import RunError
 from gpt2train.settings import Settings
 from tasks.clean import CleanSettings
 from tasks.download.warc import Page
-from tasks.html.early import Wanted
-from tasks.html.page import Compare, Extracted, Recipe, extract_pages
-from tasks.html.sandbox import WORN
+from tasks.html.recipe import WORN, Compare, Extracted, Recipe, Wanted
 from tasks.pool import WorkerPool, local_pool
 from tasks.runner import Runner
 from tasks.shards import DOCUMENT, commit_rows, rejected_row
@@ -167,6 +165,8 @@ def _groups(pages: Iterable[Page]) -> Iterator[list[Page]]:
 
 
 def _submit(pool: WorkerPool, group: list[Page], recipe: Recipe, deadline: float) -> Answer:
+    from tasks.html.page import extract_pages  # lxml and trafilatura, 0.3 s, which only this step needs
+
     return pool.submit(extract_pages, group, recipe, timeout=deadline)
 
 

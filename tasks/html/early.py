@@ -8,9 +8,9 @@ stays. Of 3,679 test pages in 20 languages this drops 687, and none of the 2,193
 import html as entities
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from tasks.clean.language import ranking
+from tasks.html.recipe import Wanted
 
 HIDDEN = re.compile(r"<(script|style)\b|<!--", re.IGNORECASE)
 ENDS = {
@@ -27,15 +27,6 @@ PLACES = 12
 PLACE = 400  # characters of text that are read at each place
 MARKUP = 3000  # characters of markup that these are taken from
 LETTERS = 100  # a place with fewer characters says nothing
-
-
-class Wanted(NamedTuple):
-    """What cleaning will keep."""
-
-    min_tokens: int
-    languages: tuple[str, ...]
-    share: float
-    """Probability of these languages together from which a place could be one of them."""
 
 
 def early_reason(html: str, wanted: Wanted) -> tuple[str, str] | None:

@@ -4,7 +4,6 @@ import functools
 import logging
 from collections.abc import Sequence
 from copy import copy
-from typing import Literal, NamedTuple
 
 import trafilatura
 from htmldate import find_date
@@ -15,48 +14,16 @@ from trafilatura.utils import load_html
 from tasks.download.warc import Page
 from tasks.html.comparison import Sparing
 from tasks.html.decode import MAX_NOISE, decode, noise, storable
-from tasks.html.early import Wanted, early_reason
+from tasks.html.early import early_reason
 from tasks.html.flags import flag, marks_of
 from tasks.html.hints import language_hint, page_title, stated_date
+from tasks.html.recipe import Compare, Extracted, Recipe
 from tasks.html.sandbox import end_if_worn, memory_limit, wear
 from tasks.html.shortcuts import Parsed, shortcuts
 
 # trafilatura warns for each page that it gives up; here such a page becomes a row with a reason.
 logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
 logging.getLogger("htmldate").setLevel(logging.CRITICAL)
-
-Compare = Literal["doubtful", "always", "never"]
-
-
-class Recipe(NamedTuple):
-    """How pages are taken apart."""
-
-    compare: Compare = "doubtful"
-    """Which texts trafilatura compares with those of readability and justext."""
-    tables: bool = True
-    """Keep the text of tables."""
-    dates: bool = False
-    """Search the publication date, up to the day of the fetch, where the page does not state it. Without such a bound
-    the answer would depend on the day of the extraction."""
-    flags: bool = True
-    """Reject soft 404s, parked domains and placeholders."""
-    wanted: Wanted | None = None
-    """What cleaning keeps: pages that it would surely drop are not extracted. None extracts all."""
-    memory_mb: int | None = None
-    """Megabytes of address space that a call may add to the worker."""
-    worn_mb: int | None = None
-    """Megabytes by which the worker may grow before it is replaced."""
-
-
-class Extracted(NamedTuple):
-    """What a page holds, or why it holds nothing (`reason` is None where it does)."""
-
-    text: str = ""
-    title: str | None = None
-    date: str | None = None
-    language: str | None = None
-    reason: str | None = None
-    detail: str = ""
 
 
 def extract_pages(pages: Sequence[Page], recipe: Recipe) -> list[Extracted]:

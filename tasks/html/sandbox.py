@@ -9,13 +9,13 @@ from pathlib import Path
 
 from trafilatura.meta import reset_caches
 
+from tasks.html.recipe import WORN
 from tasks.html.shortcuts import forget
 
 if sys.platform != "win32":
     import resource
 
 STATM = Path("/proc/self/statm")  # Linux; elsewhere nothing is limited
-WORN = 86  # exit code of a worker that hands its call back, because it has grown
 RESET = (
     1000  # pages after which the caches of trafilatura, htmldate and justext are emptied; they fill in some thousand
 )

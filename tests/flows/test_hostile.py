@@ -192,7 +192,7 @@ def test_over_http(place: Mini, tmp_path: Path) -> None:
     assert megabytes < MEGABYTES
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.alone  # pages have seconds, and the memory of all processes is bounded
 def test_from_archives_and_json_lines(place: Mini, tmp_path: Path) -> None:
     expected = write_archive(tmp_path / "hostile.warc.gz") | write_lines(tmp_path)

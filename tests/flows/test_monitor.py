@@ -88,7 +88,7 @@ def test_while_it_trains_the_page_says_how_far_it_is_and_what_is_wrong(
     """A warm-up of more than half the steps is a warning that every rank writes."""
     mini = finished.mini.another(tmp_path / "mini")
     flags = ["--data", str(finished.output), "--output", str(tmp_path / "out"), "--train.steps", "20000"]
-    flags += ["--train.schedule.warmup", "15000", "--train.checkpoints.every", "5000", "--train.logging.every", "200"]
+    flags += ["--train.schedule.warmup", "15000", "--train.checkpoints.every", "5000", "--train.logging.every", "20"]
     before = last_run(server, "pretrain")
     command = mini.start("pretrain", *flags, **server.environment)
     try:
@@ -112,8 +112,13 @@ def test_while_it_trains_the_page_says_how_far_it_is_and_what_is_wrong(
         assert artifacts(server, run)["training-progress"]["id"] == begun["training-progress"]["id"]
         warned = [line for line in ask(server, "logs", run, limit=200) if "the warm-up takes" in line["message"]]
         assert [line["level"] for line in warned] == [WARNING]  # of two ranks, told once
-        stepped = [line for line in ask(server, "logs", run, limit=200) if line["message"].startswith("step 200/")]
-        assert [line["level"] for line in stepped] == [INFO]
+
+        def stepped() -> list[int]:
+            lines = ask(server, "logs", run, limit=200)
+            return [line["level"] for line in lines if line["message"].startswith("step 20/")]
+
+        wait_for(stepped, SECONDS, "a step in the log")
+        assert stepped() == [INFO]
     finally:
         command.send_signal(signal.SIGINT)
         command.wait(SECONDS)

@@ -49,11 +49,11 @@ for ask in (lambda: socket.getaddrinfo("elsewhere.invalid", 80), lambda: socket.
     assert ("connect", "127.0.0.1") in [(what, host) for _, what, host in watch.notes()]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_server_worker_and_run_speak_to_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(tmp_path)
     # By the proxy that is none, a server of Prefect finds its list of worker types beside it instead of outside.
-    for name, value in {**watch.environment(), "HTTPS_PROXY": NOWHERE, "https_proxy": NOWHERE}.items():
+    for name, value in {**watch.environment(), "HTTPS_PROXY": NOWHERE, "NO_PROXY": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "small.py").write_text(FLOW.format(folder=str(tmp_path)))
     with house(tmp_path / "home") as home:

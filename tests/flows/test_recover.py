@@ -30,7 +30,7 @@ from tests.flows.tokens import prepare_tokens
 from tests.gpt2train import jobs
 from tests.processes import command_of, has_ended, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("recover")]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.xdist_group("recover")]
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,7 @@ def flow_of(deployed: Deployed, worker: psutil.Process) -> psutil.Process:
     return flow
 
 
+@pytest.mark.slow
 def test_cancelled_lost_and_killed_it_goes_on_from_where_it_was(training: Deployed, tmp_path: Path) -> None:
     with training.house.worker(training.pool, training.log) as worker:
         run = training.start()
@@ -101,6 +102,7 @@ def straight_losses(training: Deployed, folder: Path, steps: int) -> list[float]
     return [row["loss"] for row in read_metrics(folder / "straight")][:steps]
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_worker_and_is_found_crashed(training: Deployed) -> None:
     start = (training.steps() or [0])[-1]
     with training.house.worker(training.pool, training.log) as worker:
@@ -119,9 +121,11 @@ def test_a_run_ends_with_its_worker_and_is_found_crashed(training: Deployed) -> 
         training.wait_for_step(saved + 20)
         assert training.steps() == list(range(1, training.steps()[-1] + 1))
         assert "process 77 on gpu01 was killed" in training.wait(silent, "CRASHED")["message"]
-        worker.send_signal(signal.SIGTERM)
+        # A worker that is asked to stop may wait for its runs; asked again it is gone at once.
+        wait_for(lambda: has_ended(worker) or worker.send_signal(signal.SIGTERM), SECONDS, "the end of the worker")
+        training.wait(run, "CRASHED")
         wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
-    assert training.saved() >= saved and training.state(run)["type"] == "CRASHED"
+    assert training.saved() >= saved
 
 
 def flow_id(training: Deployed) -> str:
@@ -146,6 +150,7 @@ def test_a_run_killed_together_with_its_worker_is_found_by_the_next(training: De
         training.wait(again, "RUNNING")
 
 
+@pytest.mark.exhaustive
 def test_cancelled_batches_leave_no_process_and_what_is_committed_stays(place: House, tmp_path: Path) -> None:
     output = tmp_path / "out"
     parameters = {"settings": {"output": str(output), "workers": 2}, "seconds": 0.3}
@@ -173,6 +178,7 @@ def test_cancelled_batches_leave_no_process_and_what_is_committed_stays(place: H
     shutil.rmtree(output)
 
 
+@pytest.mark.slow
 def test_what_a_step_tries_again(place: House, tmp_path: Path) -> None:
     tried: list[str] = []
 
@@ -208,6 +214,7 @@ def test_what_a_step_tries_again(place: House, tmp_path: Path) -> None:
     assert tried == ["passes"] * 3 + ["mistaken", "hungry"]
 
 
+@pytest.mark.exhaustive
 def test_the_automation_finds_a_silent_run_and_no_other(place: House, tmp_path: Path) -> None:
     text = (ROOT / "deployments/lost-runs.yaml").read_text()
     assert "within: 540" in text

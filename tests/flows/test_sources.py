@@ -86,7 +86,7 @@ def test_the_main_job_from_a_file_of_texts(mini: Mini, real_data: Path, tmp_path
     assert watch.notes() and watch.outside() == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_lists_archives_and_texts_together(mini: Mini, real_data: Path, tmp_path: Path) -> None:
     reviews = [row["text"] for row in read_jsonl(real_data / "text" / "imdb_dev.jsonl.gz")][:60]
     pages = [response(n, f"<html><body><p>{escape(text)}</p></body></html>".encode()) for n, text in enumerate(reviews)]

@@ -57,8 +57,8 @@ MORE = [
     ("offload", "tp2-dp2"),
 ]
 ONE = [("pp4", "one"), ("tp2-pp2", "one"), ("dp4-zero3", "one")]
-SAME = ["dp4-zero3", "hybrid", "offload", "interleaved"]
-SAME_MORE = ["tp2-dp2", "tp2-pp2"]
+SAME = ["dp4-zero3", "interleaved"]
+SAME_MORE = ["hybrid", "offload", "tp2-dp2", "tp2-pp2"]
 
 
 def run(tokens: Path, output: Path, layout: str, **changes: Any) -> RunConfig:

@@ -78,7 +78,7 @@ def test_two_processes(tokens: Path, tmp_path: Path) -> None:
     assert trained not in fresh
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_four_processes(tokens: Path, tmp_path: Path) -> None:
     logits, fresh, trained = merged(FOUR, 4, tokens, tmp_path)
     for name, (found, expected) in logits.items():

@@ -47,7 +47,7 @@ def test_a_wrong_count_is_an_error(findings: Findings) -> None:
         assert "not finite" in said["broken"]  # of one process, told by all: nobody waits for it
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_torchrun_scores_the_whole_set(real_data: Path, tmp_path: Path) -> None:
     data = real_data / "lambada/lambada_test.jsonl"
     passages = read_passages(data.read_bytes(), data.name)

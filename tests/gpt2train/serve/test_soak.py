@@ -10,7 +10,7 @@ from benchmarks.soak import run
 
 @pytest.mark.slow
 def test_soak(tmp_path: Path) -> None:
-    found, wrong = run(tmp_path / "model", "nano", seconds=15, clients=12)
+    found, wrong = run(tmp_path / "model", "nano", seconds=8, clients=12)
     assert wrong == []
     assert {name.partition(":")[0] for name in found.counts} == set(KINDS)
     assert {"whole: right", "stream: right", "burst: some refused"} <= set(found.counts)
