@@ -30,6 +30,7 @@ from gpt2train.settings import read_toml
 
 START_SECONDS = 120.0  # the first start migrates SQLite: 9-13 s on 2 quiet cores
 STOP_SECONDS = 10.0
+EMBEDDED = "GPT2TRAIN_EMBEDDED_SERVER"  # address of the server that a command has of its own
 NOWHERE = "http://127.0.0.1:9"
 FLUSH_SECONDS = 10.0
 ANSWER_SECONDS = 10.0
@@ -60,17 +61,23 @@ def prefect_server() -> Iterator[str | None]:
         )
         try:
             _wait_until_healthy(process, port, output)
-            os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+            os.environ["PREFECT_API_URL"] = os.environ[EMBEDDED] = f"http://127.0.0.1:{port}/api"
             yield f"http://127.0.0.1:{port}"
         finally:
             _flush_prefect()
-            os.environ.pop("PREFECT_API_URL", None)
+            for name in ("PREFECT_API_URL", EMBEDDED):
+                os.environ.pop(name, None)
             process.terminate()
             try:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def is_embedded() -> bool:
+    """Whether the server is this command's own, which ends with it."""
+    return EMBEDDED in os.environ and os.environ[EMBEDDED] == os.environ.get("PREFECT_API_URL")
 
 
 def names_a_server() -> bool:
@@ -165,9 +172,6 @@ def serve(port: int) -> None:
     os.environ["PREFECT__SERVER_FINAL"] = "1"
     os.environ["PREFECT_UI_API_URL"] = f"http://127.0.0.1:{port}/api"
     # A run that is killed takes its server along; the next one finds on the disk which slots were that run's.
-    os.environ.setdefault(
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", "prefect.server.concurrency.lease_storage.filesystem"
-    )
     import uvicorn
 
     # `--factory` as Prefect starts it; the lifespan runs the migrations.

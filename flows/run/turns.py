@@ -22,6 +22,7 @@ from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import flow_run
 
+from flows.server import is_embedded
 from flows.show.pace import clock
 from flows.show.page import Page
 from gpt2train.config import TrainSettings
@@ -44,9 +45,10 @@ def limit_of(place: str) -> str:
 
 @contextlib.contextmanager
 def prefect_turn(train: TrainSettings, launch: LaunchSettings, run: str, page: Page) -> Iterator[None]:
-    """A training's turn on this machine: by the files of the machine and by the limits of the server.
+    """A training's turn on this machine: by the files of the machine and by the limits of a server that lasts.
 
-    What is waited for is told in the log and on the run page.
+    What is waited for is told in the log and on the run page. A command's own server keeps no turns: nobody else asks
+    it, and the slot of a command that was killed would hold up the next one for the minute of its lease.
     """
     places = places_of(train, launch)
     who = f"{flow_run.name} at work in {run}" if flow_run.id else run
@@ -58,7 +60,7 @@ def prefect_turn(train: TrainSettings, launch: LaunchSettings, run: str, page: P
 
     with turn(places, launch.share, who, waiting) as others:
         mine = UUID(flow_run.id) if flow_run.id else None
-        with slots(places, launch.share, others, mine, waiting):
+        with slots([] if is_embedded() else places, launch.share, others, mine, waiting):
             if page.shows("turn"):
                 words = f"waited {clock(time.monotonic() - began)} for a turn on {' and '.join(places)}"
                 log.info(words)
