@@ -17,7 +17,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 from prefect.tasks import Task
 
-from flows.run.retry import Retries, is_transient, may_pass
+from flows.run.retry import Retries, TryBatchAgain, may_pass
 from flows.run.turns import prefect_turn
 from flows.show import artifacts
 from flows.show.console import StepProgress, step_line
@@ -69,7 +69,7 @@ class PrefectRunner(Runner):
             cache_policy=NO_CACHE,
             retries=2,
             retry_delay_seconds=[1, 5],
-            retry_condition_fn=lambda _task, _run, state: not self.stopping.is_set() and is_transient(state),
+            retry_condition_fn=TryBatchAgain(self.stopping),
         )(_work)
         self._pace = Pace(UNITS.get(step, "documents"), stage.batches)
         self._bar = StepProgress(f"{step} {stage.name}" if stage.name != "part" else step, self._pace)

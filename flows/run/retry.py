@@ -4,6 +4,7 @@ A user's mistake, a bug, a full disk and a lost loss fail at once: a second atte
 """
 
 import logging
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,22 @@ def is_transient(state: State[Any]) -> bool:
     return isinstance(error, TransientError) or (
         isinstance(error, TRANSIENT) and not isinstance(error, UserError | RunError)
     )
+
+
+class TryBatchAgain:
+    """Whether a batch that failed is tried again: when that may pass, and the flow does not stop.
+
+    On a cluster the worker decides, which knows nothing of the flow; the event stays here.
+    """
+
+    def __init__(self, stopping: threading.Event | None = None) -> None:
+        self.stopping = stopping
+
+    def __call__(self, _task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+        return not (self.stopping is not None and self.stopping.is_set()) and is_transient(state)
+
+    def __reduce__(self) -> tuple[type["TryBatchAgain"], tuple[()]]:
+        return TryBatchAgain, ()
 
 
 def may_pass(step: str, retries: Retries) -> dict[str, Any]:
