@@ -23,7 +23,7 @@ ENDLESS: dict[str, Any] = {
     "schedule": {"warmup": 10},
     "validation": {"every": 1_000_000, "samples": 1},
     "checkpoints": {"every": 1_000_000},
-    "logging": {"every": 1, "tensorboard": False},
+    "logging": {"every": 50, "tensorboard": False},
     "precision": "fp32",
     "device": "cpu",
     "steps": 1_000_000,

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.processes import has_ended, wait_for, wait_until_ended
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 180.0
+BUSY_TRIES = 20
 
 
 @dataclass
@@ -41,7 +43,11 @@ class House:
 
     def ask(self, method: str, path: str, **json: Any) -> Any:
         """Ask the API: `ask("POST", "flow_runs/filter", limit=5)`. The answer, or its error."""
-        answer = httpx.request(method, f"{self.address}/{path}", json=json or None, timeout=60, trust_env=False)
+        for _ in range(BUSY_TRIES):
+            answer = httpx.request(method, f"{self.address}/{path}", json=json or None, timeout=60, trust_env=False)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:  # SQLite is locked; Prefect's client asks again
+                break
+            time.sleep(1)
         answer.raise_for_status()
         return answer.json() if answer.content else None
 

@@ -65,7 +65,7 @@ def steps_of(stderr: str) -> list[str]:
     return [name for name, _ in lines_of(stderr) if name in known]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_main_job_from_a_file_of_texts(mini: Mini, real_data: Path, tmp_path: Path) -> None:
     """As Megatron's tools wrote it: one {"text": …, "url": …} a line; no connection leaves the machine."""
     rows = list(read_jsonl(real_data / "text" / "imdb_dev.jsonl.gz"))[:300]

@@ -113,7 +113,7 @@ def of(pairs: list[tuple[str, str]], tokens: Path, folder: Path) -> list[RunConf
     return before + after
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_go_on_from_each_others_checkpoints(tokens: Path, folder: Path) -> None:
     job(of(TWO, tokens, folder), 2)
     found = differences(folder, TWO, folder / "dp2-zero3")
