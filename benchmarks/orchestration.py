@@ -131,10 +131,10 @@ def plain_step(
 
 def batches(place: Path, rounds: int, count: int) -> None:
     """Milliseconds a batch, in turn; the floor is one that is called directly."""
-    from flows.command import _take_up_environment
+    from flows.command import take_up_environment
     from flows.run.orchestrate import PrefectRunner
 
-    _take_up_environment()
+    take_up_environment()
     found: dict[str, list[float]] = {"called directly": [], "plain runner": [], "Prefect": []}
     for turn in range(rounds):
         found["called directly"].append(direct(place / f"direct-{turn}", count))

@@ -69,11 +69,11 @@ def main() -> None:
     given = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder, prefect_server():
-        from flows.command import _take_up_environment
+        from flows.command import take_up_environment
         from flows.run.cluster import ClusterRunner
         from flows.run.orchestrate import PrefectRunner
 
-        _take_up_environment()
+        take_up_environment()
         place = Path(folder)
         print(f"{'called directly':<28}{'':>12}{direct(place / 'direct', given.batches):>10.1f} ms a batch")
         show("plain runner", measure(Runner(given.workers), place / "plain", given.batches))

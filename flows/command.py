@@ -52,7 +52,7 @@ def app_of(flow: Offer[S], result: str) -> cyclopts.App:
         with prefect_server() as address:
             if address:
                 console.print(f"while it runs: {address}")
-            _take_up_environment()
+            take_up_environment()
             # What is there now stays to the end: the collector, off since `flows/__init__.py`, need not look at it.
             gc.freeze()
             gc.enable()
@@ -75,7 +75,7 @@ def tell_plan(settings: Any) -> None:
         raise UserError(f"missing: {', '.join(lacks)}")
 
 
-def _take_up_environment() -> None:
+def take_up_environment() -> None:
     """Let Prefect see the server that the environment names by now, and keep this module out of the workers."""
     from prefect.context import refresh_global_settings_context
 

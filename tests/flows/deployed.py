@@ -53,6 +53,13 @@ class Deployed:
         )
         return str(made["id"])
 
+    def start_and_come_on(self) -> str:
+        """Ask for a run, and wait until it has come some steps further than those before it."""
+        before = (self.steps() or [0])[-1]
+        run = self.start()
+        self.wait_for_step(before + 20)
+        return run
+
     def state(self, run: str) -> dict[str, Any]:
         """A run's state: `type`, `name`, `message`."""
         found: dict[str, Any] = self.house.ask("GET", f"flow_runs/{run}")["state"]

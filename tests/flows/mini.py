@@ -18,6 +18,11 @@ from flows.demo.catalogue import url_list as demo_list
 from tests.processes import GONE_SECONDS, environment_of, has_ended, wait_until_ended
 
 ODD = ("missing", "loop", "reading-notes", "essays/de", "typeset/cmd", "short-1", "private", "typeset/textwrap")
+# Of the main job, in order; the data flow has those up to the tokens.
+STEPS = [
+    *("blacklist", "download", "extract", "clean", "cloze", "decontaminate", "dedup", "shuffle", "tokenizer"),
+    *("tokenize", "train", "merge", "evaluate", "report"),
+]
 MARK = "GPT2TRAIN_TEST_MARK"  # in the environment of a command, and so of all its children
 
 SETTINGS = """

@@ -80,7 +80,8 @@ def test_the_api_refuses(schema: dict[str, Any], given: dict[str, Any], said: st
 
 
 def test_the_api_takes_what_is_right(schema: dict[str, Any]) -> None:
-    jsonschema.validate({"config": "pretrain/345m", "data": None, "train": {"steps": 3}, "verify": True}, schema)
+    given = {"config": "pretrain/345m", "data": None, "train": {"steps": 3}, "verify": True}
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors(given)) == []
 
 
 def test_a_run_changes_one_value_of_its_deployment() -> None:

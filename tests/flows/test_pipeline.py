@@ -14,25 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tasks.steps import read_manifest
 from tasks.storage import Folder
 from tests.flows.conftest import Finished, Server
-from tests.flows.mini import lines_of
+from tests.flows.mini import STEPS, lines_of
 from tests.flows.watch import Watch
-
-STEPS = [
-    "blacklist",
-    "download",
-    "extract",
-    "clean",
-    "cloze",
-    "decontaminate",
-    "dedup",
-    "shuffle",
-    "tokenizer",
-    "tokenize",
-    "train",
-    "merge",
-    "evaluate",
-    "report",
-]
 
 
 def cached(stderr: str) -> list[str]:

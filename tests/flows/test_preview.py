@@ -9,7 +9,7 @@ import pytest
 import flows.ahead.fit
 from tests.flows.commands import run
 from tests.flows.conftest import Finished
-from tests.flows.mini import hashes
+from tests.flows.mini import STEPS, hashes
 
 
 def test_a_machine_without_gpus_says_all_that_is_missing_and_what_would_do(
@@ -59,17 +59,7 @@ def test_the_plan_of_a_data_flow(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert run("dataprep", *flags) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].split() == ["steps", "blacklist", "to", "run"]
-    assert [line.split()[0] for line in said[1:10]] == [
-        "download",
-        "extract",
-        "clean",
-        "cloze",
-        "decontaminate",
-        "dedup",
-        "shuffle",
-        "tokenizer",
-        "tokenize",
-    ]
+    assert [line.split()[0] for line in said[1:10]] == STEPS[1:10]
     assert "sources     1 URL list, 38 bytes, 2 URLs" in said
     assert [path.name for path in tmp_path.iterdir()] == ["urls.txt"]
 

@@ -104,10 +104,8 @@ def straight_losses(training: Deployed, folder: Path, steps: int) -> list[float]
 
 @pytest.mark.slow
 def test_a_run_ends_with_its_worker_and_is_found_crashed(training: Deployed) -> None:
-    start = (training.steps() or [0])[-1]
     with training.house.worker(training.pool, training.log) as worker:
-        run = training.start()
-        training.wait_for_step(start + 20)
+        run = training.start_and_come_on()
         worker.kill()
         training.wait(run, "CRASHED")
         wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
@@ -134,10 +132,8 @@ def flow_id(training: Deployed) -> str:
 
 @pytest.mark.exhaustive
 def test_a_run_killed_together_with_its_worker_is_found_by_the_next(training: Deployed) -> None:
-    start = (training.steps() or [0])[-1]
     with training.house.worker(training.pool, training.log) as worker:
-        run = training.start()
-        training.wait_for_step(start + 20)
+        run = training.start_and_come_on()
         flow = flow_of(training, worker)
         worker.suspend()  # or it would report the end of the flow
         for process in (flow, worker):

@@ -69,21 +69,17 @@ def merged(layouts: dict[str, dict[str, Any]], processes: int, tokens: Path, fol
     return logits, fresh, (folder / "models" / name / "model.safetensors").read_bytes()
 
 
-def test_two_processes(tokens: Path, tmp_path: Path) -> None:
-    logits, fresh, trained = merged(TWO, 2, tokens, tmp_path)
+@pytest.mark.parametrize(
+    ("layouts", "processes"),
+    [pytest.param(TWO, 2, id="two"), pytest.param(FOUR, 4, id="four", marks=pytest.mark.exhaustive)],
+)
+def test_a_checkpoint_of_any_layout_is_the_model_it_was_trained_as(
+    layouts: dict[str, dict[str, Any]], processes: int, tokens: Path, tmp_path: Path
+) -> None:
+    logits, fresh, trained = merged(layouts, processes, tokens, tmp_path)
     for name, (found, expected) in logits.items():
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
-    assert logits.keys() == TWO.keys()
-    assert len(fresh) == 1  # the same weights are the same bytes, whichever layout they were saved on
-    assert trained not in fresh
-
-
-@pytest.mark.exhaustive
-def test_four_processes(tokens: Path, tmp_path: Path) -> None:
-    logits, fresh, trained = merged(FOUR, 4, tokens, tmp_path)
-    for name, (found, expected) in logits.items():
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
-    assert logits.keys() == FOUR.keys()
+    assert logits.keys() == layouts.keys()
     assert len(fresh) == 1  # the same weights are the same bytes, whichever layout they were saved on
     assert trained not in fresh
 
