@@ -68,11 +68,13 @@ def tell_plan(settings: Any) -> None:
     Raises:
         UserError: this machine lacks something for it.
     """
-    from flows.ahead.preview import missing, preview  # which knows the flows, and those this module
+    from flows.ahead.fit import outlook
+    from flows.ahead.preview import preview  # which knows the flows, and those this module
 
-    print(preview(settings))
-    if lacks := missing(settings):
-        raise UserError(f"missing: {', '.join(lacks)}")
+    ahead = outlook(settings)
+    print(preview(settings, ahead))
+    if ahead.missing:
+        raise UserError(f"missing: {', '.join(ahead.missing)}")
 
 
 def take_up_environment() -> None:

@@ -101,9 +101,10 @@ def offer(name: str, model: type[S], check: Callable[[S], None]) -> Callable[[Ca
 
 def show_preview(settings: Settings) -> str:
     """Show on the run page what the run would do; the text."""
+    from flows.ahead.fit import outlook
     from flows.ahead.preview import preview  # which knows the flows, and those this module
 
-    text = preview(settings)
+    text = preview(settings, outlook(settings))
     create_markdown_artifact(f"```\n{text}\n```\n", key="plan", description="what the run would do, and what it takes")
     return text
 

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from flows.settings import DataprepSettings, OutputSettings, PipelineSettings, PretrainSettings, usable_cores
@@ -22,6 +23,50 @@ COUNTED = 2**26  # bytes of URL lists up to which their lines are counted
 PAGE = 110_000  # bytes of a fetched page and all that is made of it
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """What is known of a run before it starts; each input is read and each GPU asked for once.
+
+    Attributes:
+        fit: what the training takes; None where the flow has none.
+        trained: the training is done, by its manifest, and takes nothing more.
+        urls: in the lists; None where there are none, or they are too long to be counted now.
+        needed: bytes that the run still has to write, as far as can be told.
+        free: bytes that are free for them; None where the output does not tell.
+        missing: all that this machine lacks. Machines of a scheduler are not looked at; it knows them.
+    """
+
+    fit: Fit | None
+    trained: bool
+    urls: int | None
+    needed: int
+    free: int | None
+    missing: tuple[str, ...]
+
+
+def outlook(settings: Settings) -> Outlook:
+    """Look ahead at a run with these settings."""
+    fit = fit_of(settings) if isinstance(settings, PretrainSettings) else None
+    run = _run(settings) if isinstance(settings, PretrainSettings) else None
+    trained = run is not None and read_manifest(run) is not None
+    urls = None
+    if isinstance(settings, DataprepSettings) and settings.urls:
+        urls = count_urls(find_url_lists(settings.urls))
+    needed, free = 0, None
+    if isinstance(settings, OutputSettings):
+        needed, free = _needed(settings, urls, None if trained else fit, run), _free(Folder(settings.output))
+    lacks: list[str] = []
+    if fit is not None and not trained and isinstance(settings, PretrainSettings):
+        lacks += lacking(fit, settings.train) if settings.launch.launcher == "torchrun" else []
+    if isinstance(settings, OutputSettings) and free is not None and needed > free:
+        lacks.append(f"disk space ({needed / GB:.1f} GB needed in {settings.output}, {free / GB:.1f} GB free)")
+    if lacks and isinstance(settings, PretrainSettings) and not isinstance(settings, DataprepSettings):
+        data = settings.data or settings.output
+        if read_manifest(Folder(data) / "tokens") is None:
+            lacks.append(f"tokens (none in {data}; run flows.dataprep first)")
+    return Outlook(fit, trained, urls, needed, free, tuple(lacks))
+
+
 def fit_of(settings: PretrainSettings) -> Fit:
     """What the training takes on this machine."""
     launch = settings.launch
@@ -36,22 +81,6 @@ def fit_of(settings: PretrainSettings) -> Fit:
     )
 
 
-def missing(settings: Settings) -> list[str]:
-    """All that this machine lacks for the run. Machines of a scheduler are not looked at; it knows them."""
-    lacks: list[str] = []
-    if isinstance(settings, PretrainSettings) and settings.launch.launcher == "torchrun":
-        lacks += lacking(fit_of(settings), settings.train)
-    if isinstance(settings, OutputSettings):
-        needed, free = disk_of(settings)
-        if free is not None and needed > free:
-            lacks.append(f"disk space ({needed / GB:.1f} GB needed in {settings.output}, {free / GB:.1f} GB free)")
-    if lacks and isinstance(settings, PretrainSettings) and not isinstance(settings, DataprepSettings):
-        data = settings.data or settings.output
-        if read_manifest(Folder(data) / "tokens") is None:
-            lacks.append(f"tokens (none in {data}; run flows.dataprep first)")
-    return lacks
-
-
 def check_fit(settings: PretrainSettings) -> None:
     """Stop at once what this machine cannot do.
 
@@ -60,7 +89,7 @@ def check_fit(settings: PretrainSettings) -> None:
     """
     if settings.launch.anyway or settings.dry_run:
         return
-    if lacks := missing(settings):
+    if lacks := outlook(settings).missing:
         remedy = "" if settings.preset == "tiny" else "take --preset tiny (the deployment pretrain/tiny), or "
         raise UserError(
             f"{settings.preset} cannot be trained here, for it lacks {', '.join(lacks)}; {remedy}"
@@ -75,35 +104,40 @@ def count_urls(lists: Sequence[InputFile]) -> int | None:
     return sum(1 for item in lists for _ in read_urls(item.place))
 
 
-def disk_of(settings: OutputSettings) -> tuple[int, int | None]:
-    """Bytes that the run still has to write, as far as can be told beforehand, and those that are free."""
-    root = Folder(settings.output)
+def _needed(settings: OutputSettings, urls: int | None, fit: Fit | None, run: Folder | None) -> int:
+    """Bytes that the run still has to write."""
     needed = 0
-    if isinstance(settings, DataprepSettings) and settings.urls and read_manifest(root / "tokens") is None:
-        needed += PAGE * (count_urls(find_url_lists(settings.urls)) or 0)
-    if isinstance(settings, DataprepSettings) and read_manifest(root / "tokens") is None:
+    if isinstance(settings, DataprepSettings) and read_manifest(Folder(settings.output) / "tokens") is None:
         # What comes out of archives and texts is about as large as they are, packed like them.
-        needed += sum(item.bytes or 0 for item in (find_warcs(settings.warcs) if settings.warcs else ()))
-    if isinstance(settings, PretrainSettings):
-        fit = fit_of(settings)
+        archives = find_warcs(settings.warcs) if settings.warcs else ()
+        needed += PAGE * (urls or 0) + sum(item.bytes or 0 for item in archives)
+    if fit is not None:
         needed += fit.checkpoints + (fit.model if isinstance(settings, PipelineSettings) else 0)
-        needed = max(0, needed - _written(root, settings))
+        needed = max(0, needed - (_written(run) if run is not None else 0))
+    return needed
+
+
+def _free(root: Folder) -> int | None:
     if not root.is_local:
-        return needed, None
+        return None
     place = Path(root.path())
     while not place.exists():
         place = place.parent
-    return needed, shutil.disk_usage(place).free
+    return shutil.disk_usage(place).free
 
 
-def _written(root: Folder, settings: PretrainSettings) -> int:
-    """Bytes of the checkpoints that this very run has written: it goes on from them, and removes them in its turn."""
-    data = Folder(settings.data or settings.output)
+def _run(settings: PretrainSettings) -> Folder | None:
+    """The run folder of the training, finished, begun or not; None as long as its data are not there."""
+    root, data = Folder(settings.output), Folder(settings.data or settings.output)
     tokens, bpe = read_manifest(data / "tokens"), read_manifest(data / "tokenizer")
     if tokens is None or bpe is None or not root.is_local:
-        return 0
-    run = Path(root.path(run_folder(tokens, bpe, settings.train, settings.preset)))
-    return sum(file.stat().st_size for file in run.glob("checkpoints/**/*") if file.is_file())
+        return None
+    return root / run_folder(tokens, bpe, settings.train, settings.preset)
+
+
+def _written(run: Folder) -> int:
+    """Bytes of the checkpoints that this very run has written: it goes on from them, and removes them in its turn."""
+    return sum(file.stat().st_size for file in Path(run.path()).glob("checkpoints/**/*") if file.is_file())
 
 
 def vocabulary_of(settings: PretrainSettings) -> int:

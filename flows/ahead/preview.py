@@ -6,7 +6,7 @@ time are the arithmetic of `gpt2train plan`; each figure says what it rests on.
 
 from collections.abc import Sequence
 
-from flows.ahead.fit import count_urls, disk_of, fit_of, missing, vocabulary_of
+from flows.ahead.fit import Outlook, outlook, vocabulary_of
 from flows.settings import (
     DataprepSettings,
     OutputSettings,
@@ -27,27 +27,26 @@ from tasks.urls import find_url_lists
 Rows = list[tuple[str, str]]
 
 
-def preview(settings: Settings) -> str:
+def preview(settings: Settings, ahead: Outlook) -> str:
     """The whole plan, as text: steps, sources, training, disk."""
-    rows = [*_step_rows(settings), *plan_rows(settings)]
+    rows = [*_step_rows(settings), *plan_rows(settings, ahead)]
     return "\n".join(f"{name:<12}{words}".rstrip() for name, words in rows)
 
 
 def plan_page(settings: Settings) -> str:
     """The plan without its steps, which have a place of their own on the run page; Markdown."""
-    rows = "".join(f"| {name} | {words} |\n" for name, words in plan_rows(settings))
+    rows = "".join(f"| {name} | {words} |\n" for name, words in plan_rows(settings, outlook(settings)))
     return f"| | |\n|---|---|\n{rows}"
 
 
-def plan_rows(settings: Settings) -> Rows:
+def plan_rows(settings: Settings, ahead: Outlook) -> Rows:
     """The plan without its steps: what goes in, what it takes, what is missing."""
-    rows: Rows = _source_rows(settings) if isinstance(settings, DataprepSettings) else []
-    if isinstance(settings, PretrainSettings):
-        rows += _training_rows(settings, fit_of(settings))
+    rows: Rows = _source_rows(settings, ahead.urls) if isinstance(settings, DataprepSettings) else []
+    if isinstance(settings, PretrainSettings) and ahead.fit is not None:
+        rows += _training_rows(settings, ahead.fit, ahead.trained)
     if isinstance(settings, OutputSettings):
-        rows += _disk_rows(settings)
-    lacks = missing(settings)
-    return [*rows, ("missing", "; ".join(lacks) if lacks else "nothing")]
+        rows.append(("disk", _disk_words(settings.output, ahead.needed, ahead.free)))
+    return [*rows, ("missing", "; ".join(ahead.missing) or "nothing")]
 
 
 def _step_rows(settings: Settings) -> Rows:
@@ -93,14 +92,13 @@ def _go_through(settings: Settings, looker: Looker) -> None:
             learn(root, place if place.is_local else root, tokens, vocabulary, settings, looker)
 
 
-def _source_rows(settings: DataprepSettings) -> Rows:
+def _source_rows(settings: DataprepSettings, urls: int | None) -> Rows:
     rows: Rows = []
     if not settings.has_source:
         return [("sources", "the embedded demo: some hundred pages of Python's documentation")]
     if settings.urls:
         lists = find_url_lists(settings.urls)
-        count = count_urls(lists)
-        rows.append(("sources", f"{_files(lists, 'URL list')}" + (f", {count:,} URLs" if count is not None else "")))
+        rows.append(("sources", f"{_files(lists, 'URL list')}" + (f", {urls:,} URLs" if urls is not None else "")))
     if settings.warcs:
         rows.append(("sources", _files(find_warcs(settings.warcs), "web archive")))
     if settings.documents:
@@ -117,7 +115,7 @@ def _files(found: Sequence[InputFile], kind: str) -> str:
     return f"{len(found):,} {kind}{'s' * (len(found) > 1)}, {_size(size)}"
 
 
-def _training_rows(settings: PretrainSettings, fit: Fit) -> Rows:
+def _training_rows(settings: PretrainSettings, fit: Fit, trained: bool) -> Rows:
     train, model, layout = settings.train, settings.train.model, fit.layout
     tokens = read_manifest(Folder(settings.data or settings.output) / "tokens")
     held = tokens.outcome.facts.get("train_tokens", 0) if tokens else 0
@@ -142,15 +140,13 @@ def _training_rows(settings: PretrainSettings, fit: Fit) -> Rows:
         ),
         ("memory", f"{fit.memory:.2f} GB a process of {fit.room:.1f} GB ({fit.wanted} on {where}){scheduled}"),
         ("tokens", f"{fit.tokens:,} to train on in {train.steps:,} steps; {epochs}"),
-        ("time", f"about {duration(fit.hours)} of training, by {fit.basis}"),
+        ("time", "none: it is trained" if trained else f"about {duration(fit.hours)} of training, by {fit.basis}"),
     ]
 
 
-def _disk_rows(settings: OutputSettings) -> Rows:
-    needed, free = disk_of(settings)
-    if free is None:
-        return [("disk", f"{_size(needed)} more in {settings.output}, which tells nothing of its free space")]
-    return [("disk", f"{_size(needed)} more in {settings.output}, where {_size(free)} are free")]
+def _disk_words(output: str, needed: int, free: int | None) -> str:
+    where = "which tells nothing of its free space" if free is None else f"where {_size(free)} are free"
+    return f"{_size(needed)} more in {output}, {where}"
 
 
 def _size(size: int) -> str:

@@ -82,3 +82,15 @@ def test_finished_steps_are_told_as_cached(
     assert steps[where].endswith("to run")
     assert all("unless the steps above give what they gave before" in line for line in steps[where + 1 :])
     assert hashes(finished.output) == before
+
+
+def test_what_is_trained_lacks_nothing_wherever_it_was_trained(
+    finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows.ahead.fit, "lacking", lambda fit, train: ["2 GPUs (none found)"])
+    config = ["--config", str(finished.mini.folder / "mini.toml"), "--output", str(finished.output), "--dry-run"]
+    assert run("pipeline", *config) == 0
+    said = capsys.readouterr().out
+    assert "time        none: it is trained" in said and "missing     nothing" in said
+    assert run("pipeline", *config, "--train.seed", "9") == 2
+    assert capsys.readouterr().err.startswith("error: missing: 2 GPUs (none found)")
