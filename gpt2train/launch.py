@@ -11,8 +11,8 @@ Ctrl-C reach the ranks as SIGTERM, and the launcher waits until they have saved;
 rank makes all start again from the last checkpoint, `--max-restarts` times; a user's mistake does not. The exit code is
 that of the rank that failed first: 2 for a user's mistake, 1 else, 0 when all ended well. With `--complete RUN` it is
 75 when all ended well but early, since one machine was asked to stop: a scheduler then starts the job again. `--lost 3`
-gives a code of its own to what is worth another try, a process that was killed, cut off or hung; `--grace 60` bounds
-the time of a save, which then goes on even if the parent is killed meanwhile.
+gives a code of its own to what is worth another try, a process that was killed, cut off or hung. With `--grace 60` the
+ranks save, within 60 s, even when the parent is killed.
 """
 
 import argparse
@@ -31,9 +31,10 @@ import psutil
 
 from gpt2train.cluster import find_seat
 from gpt2train.errors import UserError
-from gpt2train.lifeline import LAUNCHER, die_with_parent, outlive_parent
+from gpt2train.lifeline import LAUNCHER, die_with_parent
 
 UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h: try again
+ORPHANED = signal.SIGUSR1  # the parent is gone; also what Slurm's --signal is often told to send as a warning
 ONE_WISH = 1.0  # seconds within which several signals count as one: a scheduler may signal the whole process group
 
 
@@ -44,16 +45,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--complete", metavar="RUN", help="exit code 75 when this run stops before its last step")
     parser.add_argument("torchrun", nargs=argparse.REMAINDER, help="-- and torchrun's arguments")
     parser.add_argument("--lost", type=int, default=1, help="exit code when a process was lost: killed, cut off, hung")
-    parser.add_argument("--grace", type=float, help="seconds to save after a signal, with or without the parent")
+    parser.add_argument("--grace", type=float, help="seconds to save after a signal or the parent's end, then a kill")
     options = parser.parse_args(argv)
     arguments = options.torchrun[1:] if options.torchrun[:1] == ["--"] else options.torchrun
     if not arguments:
         parser.error("torchrun's arguments are missing after --")
-    if options.parent is not None:
-        die_with_parent(options.parent)
     stop = _PassOn(options.grace)
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    for number in (signal.SIGTERM, signal.SIGINT, ORPHANED):
+        signal.signal(number, stop)
+    if options.parent is not None:
+        die_with_parent(options.parent, signal.SIGKILL if options.grace is None else ORPHANED)
 
     from torch.distributed import DistError, run  # 1.5 s: after the lifeline
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -96,8 +97,9 @@ class _PassOn:
     """Sends SIGTERM to the ranks, which save and end; the launcher ends when they have. A second one kills them.
 
     Args:
-        grace: seconds until the ranks are killed; they have them even when the parent, in a hurry, is killed before.
-            Prefect's workers give a cancelled flow 30 s, and a large checkpoint can take longer. None: no limit.
+        grace: seconds until the ranks are killed; they have them even when the parent is killed before or meanwhile.
+            Prefect's workers give a cancelled flow 30 s, and one whose worker is stopped none at all, while a large
+            checkpoint can take a minute. None: no limit.
     """
 
     def __init__(self, grace: float | None = None) -> None:
@@ -106,11 +108,12 @@ class _PassOn:
         self._since = 0.0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.came and number == ORPHANED:
+            return  # no second wish: the parent of a job that is asked to stop may well be gone before it has saved
         self.forced = self.came and time.monotonic() - self._since > ONE_WISH
         if not self.came:
             self.came, self._since = True, time.monotonic()
             if self._grace is not None:
-                outlive_parent()
                 end = threading.Timer(self._grace, os._exit, [128 + signal.SIGTERM])  # the ranks die with us
                 end.daemon = True
                 end.start()

@@ -1,8 +1,9 @@
 """Whose turn it is on a GPU: as many trainings at a time as the user allows, one where nothing is said.
 
 A turn is a locked file for each GPU, in a folder that all users of the machine share. The kernel lets go of it with
-the process, so that a killed run blocks nobody. Trainings on other GPUs do not wait; of two sets that overlap one
-waits. On a machine without a GPU there is one thing to take turns at: its cores.
+the process and the job that it started, so that a killed run blocks nobody. Trainings on other GPUs do not wait; of
+two sets that overlap one waits. On a machine without a GPU there is one thing to take turns at: its cores. The file
+says who holds it, and under which lease of a server: what a killed run could not give back, the next one does.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +33,29 @@ except ImportError:  # Windows, where torchrun does not train either
 FOLDER = "GPT2TRAIN_TURNS"  # in the environment: another folder than the machine's
 LOOK_SECONDS = 1.0  # between two looks whether it is our turn
 WORDS = 300  # characters of what a file says of its holder: anyone on the machine can write them
+NOTE_BYTES = 4 * WORDS
 
 Waiting = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn that is held.
+
+    Attributes:
+        others: how many others are at the fullest of the places.
+        left: leases that those who were killed here before could not give back.
+    """
+
+    others: int
+    left: frozenset[str]
+    _who: str = ""
+    _files: tuple[int, ...] = ()
+
+    def note(self, lease: str) -> None:
+        """Write down the lease under which a server counts this turn."""
+        for file in self._files:
+            _write(file, self._who, lease)
 
 
 def places_of(train: TrainSettings, launch: "LaunchSettings") -> tuple[str, ...]:
@@ -48,8 +71,8 @@ def places_of(train: TrainSettings, launch: "LaunchSettings") -> tuple[str, ...]
 
 
 @contextlib.contextmanager
-def turn(places: Sequence[str], share: int, who: str, waiting: Waiting, folder: Path | None = None) -> Iterator[int]:
-    """Wait until there is room at each of these places, and hold it.
+def turn(places: Sequence[str], share: int, who: str, waiting: Waiting, folder: Path | None = None) -> Iterator[Turn]:
+    """Wait until there is room at each of these places, and hold it: yields the turn.
 
     Args:
         places: as `places_of` names them.
@@ -57,27 +80,28 @@ def turn(places: Sequence[str], share: int, who: str, waiting: Waiting, folder: 
         who: what those who wait are told; one line.
         waiting: told once, before the wait begins, what it is for, and again when another is waited for.
 
-    Yields:
-        How many others are at the fullest of the places.
-
     Raises:
         RunError: the folder of the turns cannot be used.
     """
     if not places or fcntl is None:
-        yield 0
+        yield Turn(0, frozenset())
         return
     folder = folder or turns_folder()
     told = ""
     with contextlib.ExitStack() as held:
         while True:
-            blocked = _take_all(held, folder, places, share, who)
-            if blocked is None:
+            files = _take_all(held, folder, places, share)
+            if not isinstance(files, str):
                 break
-            if blocked != told:
-                told = blocked
-                waiting(blocked)
+            if files != told:
+                told = files
+                waiting(told)
             time.sleep(LOOK_SECONDS * random.uniform(0.5, 1.5))  # two that look at once must not do so for ever
-        yield max(_others(folder, place, share) for place in places)
+        left = frozenset(str(lease) for file in files if (lease := _read(file).get("lease")))
+        for file in files:
+            held.callback(_erase, file)
+            _write(file, who)
+        yield Turn(max(_others(folder, place, share) for place in places), left, who, files)
 
 
 def turns_folder() -> Path:
@@ -99,8 +123,9 @@ def turns_folder() -> Path:
     return folder
 
 
-def _take_all(held: contextlib.ExitStack, folder: Path, places: Sequence[str], share: int, who: str) -> str | None:
-    """Take a turn at every place, or at none; then what is in the way."""
+def _take_all(held: contextlib.ExitStack, folder: Path, places: Sequence[str], share: int) -> "tuple[int, ...] | str":
+    """Take a turn at every place, or at none; the files, or what is in the way."""
+    files = []
     with contextlib.ExitStack() as taken:
         for place in sorted(places):  # in one order, so that two never hold what the other one needs for long
             opened = [_open(path) for path in _files(folder, place, share)]
@@ -110,10 +135,11 @@ def _take_all(held: contextlib.ExitStack, folder: Path, places: Sequence[str], s
                     os.close(one)
             if mine is None:
                 return f"{place} is taken by {' and '.join(_holders(folder, place, share)) or 'another training'}"
-            taken.callback(_leave, opened[mine])
-            _write(opened[mine], who)
+            taken.callback(os.close, opened[mine])
+            os.set_inheritable(opened[mine], True)  # by the job: it may outlive a flow that is killed
+            files.append(opened[mine])
         held.push(taken.pop_all())
-    return None
+    return tuple(files)
 
 
 def _files(folder: Path, place: str, share: int) -> list[Path]:
@@ -147,16 +173,23 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def _write(descriptor: int, who: str) -> None:
+def _write(descriptor: int, who: str, lease: str | None = None) -> None:
     with contextlib.suppress(OSError):  # a full disk: those who wait are told less
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"who": who, "process": os.getpid()}).encode(), 0)
+        os.pwrite(descriptor, json.dumps({"who": who, "process": os.getpid(), "lease": lease}).encode(), 0)
 
 
-def _leave(descriptor: int) -> None:
+def _read(descriptor: int) -> dict[str, Any]:
+    """What the last holder wrote and did not erase; nothing where that makes no sense."""
+    with contextlib.suppress(OSError, ValueError):
+        note = json.loads(os.pread(descriptor, NOTE_BYTES, 0))
+        return note if isinstance(note, dict) else {}
+    return {}
+
+
+def _erase(descriptor: int) -> None:
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
-    os.close(descriptor)
 
 
 def _holders(folder: Path, place: str, share: int) -> list[str]:
@@ -164,7 +197,7 @@ def _holders(folder: Path, place: str, share: int) -> list[str]:
     said = []
     for path in _files(folder, place, share):
         with contextlib.suppress(OSError, ValueError):
-            note: Any = json.loads(path.read_bytes()[: 4 * WORDS])
+            note: Any = json.loads(path.read_bytes()[:NOTE_BYTES])
             words = "".join(sign if sign.isprintable() else " " for sign in str(note["who"]))[:WORDS]
             said.append(f"{words} (process {int(note['process'])})")
     return said

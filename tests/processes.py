@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 import psutil
 
 GONE_SECONDS = 15.0
+# A command in a container, as far as processes go: it is the first of them, and all others end with it.
+CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None:

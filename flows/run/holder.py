@@ -12,8 +12,8 @@ import socket
 from typing import Any
 
 import httpx
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed
@@ -23,7 +23,6 @@ from tasks.storage import Folder
 log = logging.getLogger("gpt2train")
 
 HOLDER = ".flow-run"
-ALIVE = (StateType.RUNNING, StateType.CANCELLING)
 
 
 def take_over(root: Folder) -> None:
@@ -56,14 +55,28 @@ def _report(holder: dict[str, str]) -> None:
     try:
         with get_client(sync_client=True) as client:
             run = client.read_flow_run(holder["flow_run"])  # type: ignore[arg-type]  # text goes into the address
-            if run.state is None or run.state.type not in ALIVE:
-                return
-            end: State[Any] = Crashed(message=f"{where} was killed; run again to go on from what is committed")
-            if run.state.type == StateType.CANCELLING:
-                end = Cancelled(message=f"{where} is gone")
-            client.set_flow_run_state(run.id, end, force=True)
-            log.warning("flow run %s was killed (%s): it is %s now", run.name, where, str(end.name).lower())
+            if alive(run):
+                end = report(client, run, where)
+                log.warning("flow run %s was killed (%s): it is %s now", run.name, where, end.lower())
     except ObjectNotFound:
         pass
     except (httpx.HTTPError, ValueError) as error:
         log.warning("could not see to flow run %s, which may be over: %s", holder["flow_run"], error)
+
+
+def alive(run: FlowRun) -> bool:
+    """Whether a run counts as running."""
+    return run.state is not None and run.state.type in (StateType.RUNNING, StateType.CANCELLING)
+
+
+def report(client: SyncPrefectClient, run: FlowRun, where: str) -> str:
+    """Give a run its end: Crashed, or Cancelled where that was asked for; the state's name.
+
+    Args:
+        where: the process that was killed, and its machine.
+    """
+    end: State[Any] = Crashed(message=f"{where} was killed; run again to go on from what is committed")
+    if run.state is not None and run.state.type == StateType.CANCELLING:
+        end = Cancelled(message=f"{where} is gone")
+    client.set_flow_run_state(run.id, end, force=True)
+    return str(end.name)

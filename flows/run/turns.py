@@ -1,8 +1,9 @@
 """Turns at the GPUs as concurrency limits of Prefect: seen on the server's Concurrency page, and set there.
 
 A limit is made when it is missing, one a GPU: `gpt2train HOST GPU 0`. It is held by a lease, so that the server takes
-it back from a run that died. A server that forgot its leases (they lie in its memory unless it is told otherwise) would
-keep such a slot for ever; the files of `tasks.turns` know better, so a slot that no process of this machine stands for
+it back from a run that died, within a minute and a half; the next run on the same machine gives it back at once, for it
+finds the lease in the file of `tasks.turns`. A server that forgot its leases (they lie in its memory unless it is told
+otherwise) would keep such a slot for ever; the files know better, so a slot that no process of this machine stands for
 is freed. What goes wrong with the server stops no training: the files hold it apart from others by themselves.
 """
 
@@ -27,7 +28,7 @@ from flows.show.pace import clock
 from flows.show.page import Page
 from gpt2train.config import TrainSettings
 from tasks.launch.settings import LaunchSettings
-from tasks.turns import Waiting, places_of, turn
+from tasks.turns import Turn, Waiting, places_of, turn
 
 log = logging.getLogger("gpt2train")
 
@@ -58,9 +59,9 @@ def prefect_turn(train: TrainSettings, launch: LaunchSettings, run: str, page: P
         log.info("waiting for a turn: %s; launch.share lets more than one train at a time", what)
         page.put("turn", lambda: f"**Waiting for a turn to train:** {what}.\n", "waiting for a turn to train")
 
-    with turn(places, launch.share, who, waiting) as others:
+    with turn(places, launch.share, who, waiting) as here:
         mine = UUID(flow_run.id) if flow_run.id else None
-        with slots([] if is_embedded() else places, launch.share, others, mine, waiting):
+        with slots([] if is_embedded() else places, launch.share, here, mine, waiting):
             if page.shows("turn"):
                 words = f"waited {clock(time.monotonic() - began)} for a turn on {' and '.join(places)}"
                 log.info(words)
@@ -69,14 +70,14 @@ def prefect_turn(train: TrainSettings, launch: LaunchSettings, run: str, page: P
 
 
 @contextlib.contextmanager
-def slots(places: Sequence[str], share: int, others: int, run: UUID | None, waiting: Waiting) -> Iterator[None]:
+def slots(places: Sequence[str], share: int, here: Turn, run: UUID | None, waiting: Waiting) -> Iterator[None]:
     """Wait for a slot of the limit of each place, and hold it.
 
     Args:
         places: on this machine; their files are held.
         share: how many may be at one place; a limit that allows fewer is raised, but for 0, by which an operator lets
             nothing begin.
-        others: processes of this machine that are at the fullest of the places beside this one.
+        here: the turn on this machine; a killed run's slot, of which it knows, is given back first.
         run: the flow run.
         waiting: told what is waited for.
     """
@@ -90,7 +91,11 @@ def slots(places: Sequence[str], share: int, others: int, run: UUID | None, wait
         try:
             for name in names:
                 _make(client, name, share)
-            lease = _acquire(client, names, others, run, waiting)
+            for left in here.left:
+                with contextlib.suppress(ValueError):  # anyone on the machine can write there
+                    client.release_concurrency_slots_with_lease(UUID(left))
+            lease = _acquire(client, names, here.others, run, waiting)
+            here.note(str(lease))
         except SERVER_SILENT as error:
             log.warning("the Prefect server keeps no turns (%s); those on this machine are kept all the same", error)
         if lease is not None:

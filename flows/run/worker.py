@@ -3,7 +3,8 @@
 Prefect's process worker puts each flow run into a session of its own, so that `kill -9` of the worker leaves the flow
 at work, where nobody can cancel it any more. Here the flow looks after its worker every second. Once it is gone the
 flow sends itself SIGTERM: the training saves a checkpoint, Prefect's engine reports the run as crashed, all processes
-end. A flow that cannot heed the signal is killed when its time is over, and its children end with it.
+end. A flow that cannot heed the signal is killed when its time is over, and its children end with it. A worker that is
+asked to stop kills its flows before it ends; that is what the witness is for.
 """
 
 import itertools
@@ -16,6 +17,7 @@ import time
 import psutil
 from prefect.context import FlowRunContext
 
+from flows.run.witness import call_witness
 from gpt2train.errors import RunError
 
 log = logging.getLogger("gpt2train")
@@ -40,6 +42,7 @@ def follow_worker(grace: float) -> None:
     watched = supervisors()
     if not watched:
         raise RunError("the worker that started this run is gone; start a worker, and run again")
+    call_witness(str(context.flow_run.id), context.flow_run.run_count, watched[-1])
     threading.Thread(target=_watch, args=(watched, grace + REPORT_SECONDS), daemon=True).start()
 
 

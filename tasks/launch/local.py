@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import filelock
+
 from tasks.launch.job import LOST, Job, torchrun_arguments
 
 log = logging.getLogger("gpt2train")
@@ -16,6 +18,7 @@ log = logging.getLogger("gpt2train")
 
 def run_local(job: Job, tell: Callable[[str], None]) -> int:
     """Run torchrun here to its end; the exit code. See `tasks.launch.Launcher`."""
+    _wait_for_the_one_before(job, tell)
     arguments = torchrun_arguments(job)
     ways = ["--parent", str(os.getpid()), "--lost", str(LOST), "--grace", str(job.settings.grace)]
     command = [sys.executable, "-m", "gpt2train.launch", *ways, "--", *arguments]
@@ -31,6 +34,7 @@ def run_local(job: Job, tell: Callable[[str], None]) -> int:
         text=True,
         errors="replace",
         start_new_session=True,  # one process group, so that a signal reaches torchrun and every rank
+        close_fds=False,  # the job holds its turn (tasks/turns.py) to its own end, even if this process is killed
     )
     assert process.stdout is not None
     try:
@@ -42,6 +46,18 @@ def run_local(job: Job, tell: Callable[[str], None]) -> int:
         raise
     finally:
         process.stdout.close()
+
+
+def _wait_for_the_one_before(job: Job, tell: Callable[[str], None]) -> None:
+    """Give a job that lost the process which started it the time to save; it holds the run folder until then."""
+    lock = filelock.FileLock(job.run / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        tell(f"waiting until the job before this one has saved and ended in {job.run}")
+        with contextlib.suppress(filelock.Timeout):  # whoever holds it then is another's: the ranks say so
+            lock.acquire(timeout=job.settings.grace)
+    lock.release()
 
 
 def _end_group(process: "subprocess.Popen[str]", grace: float, tell: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,13 @@ class House:
         return answer.json() if answer.content else None
 
     @contextlib.contextmanager
-    def worker(self, pool: str, log: Path, folder: Path = ROOT) -> Iterator[psutil.Process]:
-        """A worker of a pool, in `folder`; ended (Ctrl-C, then kill) with all that it started. `log` has its words."""
-        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
+    def worker(self, pool: str, log: Path, folder: Path = ROOT, under: Sequence[str] = ()) -> Iterator[psutil.Process]:
+        """A worker of a pool, in `folder`; ended (Ctrl-C, then kill) with all that it started. `log` has its words.
+
+        Args:
+            under: the command that starts it, and is given its command line.
+        """
+        command = [*under, sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
         with log.open("w") as file, _ended(_start(command, self.environment, file, folder)) as process:
             yield process
 

@@ -1,8 +1,10 @@
 """What befalls a deployed run, on a real server and worker: cancelled, killed, its worker killed; then run again."""
 
 import datetime
+import os
 import shutil
 import signal
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +30,7 @@ from tests.flows.house import ROOT, House, house
 from tests.flows.slow_batches import BATCHES
 from tests.flows.tokens import prepare_tokens
 from tests.gpt2train import jobs
-from tests.processes import command_of, has_ended, wait_for
+from tests.processes import CONTAINER, command_of, has_ended, wait_for
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.xdist_group("recover")]
 
@@ -110,6 +112,7 @@ def test_a_run_ends_with_its_worker_and_is_found_crashed(training: Deployed) -> 
         training.wait(run, "CRASHED")
         wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
     saved = training.saved()
+    assert saved == training.steps()[-1]
 
     # Of a run that was killed together with its worker nobody knows. The next one in its folder finds it.
     silent = training.house.ask("POST", "flow_runs/", flow_id=flow_id(training), state={"type": "RUNNING"})["id"]
@@ -119,11 +122,23 @@ def test_a_run_ends_with_its_worker_and_is_found_crashed(training: Deployed) -> 
         training.wait_for_step(saved + 20)
         assert training.steps() == list(range(1, training.steps()[-1] + 1))
         assert "process 77 on gpu01 was killed" in training.wait(silent, "CRASHED")["message"]
-        # A worker that is asked to stop may wait for its runs; asked again it is gone at once.
-        wait_for(lambda: has_ended(worker) or worker.send_signal(signal.SIGTERM), SECONDS, "the end of the worker")
-        training.wait(run, "CRASHED")
+        # A worker that is asked to stop kills its flows and tells nobody: the job saves, and the witness reports.
+        worker.send_signal(signal.SIGTERM)
+        assert "was killed" in training.wait(run, "CRASHED")["message"]
         wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
-    assert training.saved() >= saved
+    assert saved < training.saved() == training.steps()[-1]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(os.geteuid() != 0, reason="process namespaces need root")
+def test_a_container_that_is_stopped_saves_first(training: Deployed) -> None:
+    under = [*CONTAINER, sys.executable, "-m", "gpt2train.pid1"]
+    with training.house.worker(training.pool, training.log, under=under) as container:
+        run = training.start_and_come_on()
+        container.children()[0].send_signal(signal.SIGTERM)
+        assert "was killed" in training.wait(run, "CRASHED")["message"]
+        wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
+    assert training.saved() == training.steps()[-1]
 
 
 def flow_id(training: Deployed) -> str:
@@ -136,7 +151,7 @@ def test_a_run_killed_together_with_its_worker_is_found_by_the_next(training: De
         run = training.start_and_come_on()
         flow = flow_of(training, worker)
         worker.suspend()  # or it would report the end of the flow
-        for process in (flow, worker):
+        for process in (*flow.children(), flow, worker):  # the witness among them, as when a machine is switched off
             process.kill()
         wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
     assert training.state(run)["type"] == "RUNNING"

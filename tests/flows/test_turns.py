@@ -128,6 +128,14 @@ def test_a_waiting_run_says_for_whom(trainings: Trainings) -> None:
     assert trainings.slots() == (1, 2)
     assert "2 slots are held by runs that ended; freed" in last.read_text()
 
+    # The slot of a killed run: the next on the same machine gives it back.
+    trainings.place.ask("PATCH", f"v2/concurrency_limits/{LIMIT}", limit=1)
+    running[-1].kill()
+    after = trainings.start("after", "here", stale=600)
+    wait_for(lambda: holds(after), 45, "the training after a killed one")
+    assert trainings.slots() == (1, 1)
+    assert "no free slot" not in after.read_text()
+
 
 @pytest.mark.exhaustive  # waits for a lease of a minute
 def test_the_slot_of_a_killed_run_comes_back(trainings: Trainings) -> None:

@@ -1,6 +1,7 @@
 """Trainings on one machine take turns: who waits, who does not, and what a killed one leaves."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -21,8 +22,8 @@ import sys
 from pathlib import Path
 from tasks.turns import turn
 folder, who, share, *places = sys.argv[1:]
-with turn(places, int(share), who, lambda what: print("waits:", what, flush=True), Path(folder)) as others:
-    print("holds beside", others, flush=True)
+with turn(places, int(share), who, lambda what: print("waits:", what, flush=True), Path(folder)) as held:
+    print("holds beside", held.others, flush=True)
     sys.stdin.read()
 """
 
@@ -77,6 +78,52 @@ def test_turns_at_gpus(tmp_path: Path, running: list[Training], monkeypatch: pyt
     told: list[str] = []
     with turns.turn(["GPU 1", "GPU 2"], 1, "run E", told.append, tmp_path):
         assert told == []
+
+
+def test_what_a_killed_one_could_not_give_back(tmp_path: Path) -> None:
+    lease = "0b9e7a7c-5d5b-4a3e-9f65-0d6d5ad3a2f1"
+    holder = f"""
+import os
+from pathlib import Path
+from tasks.turns import turn
+with turn(["GPU 0", "GPU 1"], 1, "me", print, Path({str(tmp_path)!r})) as held:
+    held.note({lease!r})
+    os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", holder], check=False).returncode == 9
+    with turns.turn(["GPU 2"], 1, "elsewhere", print, tmp_path) as held:
+        assert held.left == frozenset()
+    with turns.turn(["GPU 1"], 1, "next", print, tmp_path) as held:
+        assert held.left == {lease}
+        held.note("mine")
+        assert json.loads((tmp_path / "gpu-1.0").read_text())["lease"] == "mine"
+    with turns.turn(["GPU 1"], 1, "after it", print, tmp_path) as held:
+        assert held.left == frozenset()
+
+
+def test_a_job_holds_the_turn_of_a_flow_that_is_killed(tmp_path: Path) -> None:
+    flow = f"""
+import os, subprocess, sys
+from pathlib import Path
+from tasks.turns import turn
+with turn(["cores"], 1, "me", print, Path({str(tmp_path)!r})):
+    subprocess.Popen([sys.executable, "-c", "input()"], stdout=subprocess.DEVNULL, close_fds=False)
+    os.kill(os.getpid(), 9)
+"""
+    reads, writes = os.pipe()  # the job ends when it closes
+    assert subprocess.run([sys.executable, "-c", flow], stdin=reads, check=False).returncode == -9
+    os.close(reads)
+
+    def is_free() -> bool:
+        file = turns._open(tmp_path / "cores.0")
+        try:
+            return turns._lock(file)
+        finally:
+            os.close(file)
+
+    assert not is_free()
+    os.close(writes)
+    wait_for(is_free, 60, "the end of the job")
 
 
 def test_what_another_user_writes_is_one_short_line(tmp_path: Path) -> None:

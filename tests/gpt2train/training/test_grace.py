@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -31,7 +32,7 @@ PARENT = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returnco
 class Job:
     """A launcher with one rank, under a parent of its own."""
 
-    def __init__(self, folder: Path, save_seconds: float, grace: float) -> None:
+    def __init__(self, folder: Path, save_seconds: float, grace: float | None) -> None:
         folder.mkdir()
         self.folder = folder
         (folder / "rank.py").write_text(RANK)
@@ -40,9 +41,10 @@ class Job:
                 [sys.executable, "-c", PARENT, *self.launcher(grace, save_seconds)], stdout=said
             )
 
-    def launcher(self, grace: float, save_seconds: float) -> list[str]:
+    def launcher(self, grace: float | None, save_seconds: float) -> list[str]:
         # The parent's id is known to its child alone: `sh` is replaced by the launcher.
-        words = f'--parent $PPID --lost 3 --grace {grace} -- --standalone "$@"'
+        patience = "" if grace is None else f"--grace {grace}"
+        words = f'--parent $PPID --lost 3 {patience} -- --standalone "$@"'
         command = ["sh", "-c", f'exec "{sys.executable}" -m gpt2train.launch {words}', "sh"]
         return [*command, str(self.folder / "rank.py"), str(self.folder), str(save_seconds)]
 
@@ -57,11 +59,7 @@ class Job:
 
 
 def test_a_save_ends_though_the_parent_is_killed_and_no_later_than_the_grace(tmp_path: Path) -> None:
-    patient, hasty, unasked = (
-        Job(tmp_path / "a", 2.0, 60.0),
-        Job(tmp_path / "b", 600.0, 2.0),
-        Job(tmp_path / "c", 1, 60),
-    )
+    patient, hasty = Job(tmp_path / "a", 2.0, 60.0), Job(tmp_path / "b", 600.0, 2.0)
     for job in (patient, hasty):
         launcher, rank = job.processes()
         launcher.send_signal(signal.SIGTERM)
@@ -69,13 +67,36 @@ def test_a_save_ends_though_the_parent_is_killed_and_no_later_than_the_grace(tmp
         job.parent.kill()
         wait_until_ended([launcher, rank], 60)
     assert patient.has("saved") and not hasty.has("saved")
-    # Whoever was not asked to stop ends with its parent, at once.
-    processes = unasked.processes()
-    unasked.parent.kill()
-    wait_until_ended(processes)
-    assert not unasked.has("asked")
-    for job in (patient, hasty, unasked):
+    for job in (patient, hasty):
         job.parent.wait()
+
+
+def test_a_job_whose_parent_is_killed_saves_when_it_has_a_grace(tmp_path: Path) -> None:
+    saves, hasty, graceless = (
+        Job(tmp_path / "a", 2.0, 60.0),
+        Job(tmp_path / "b", 600.0, 2.0),
+        Job(tmp_path / "c", 1.0, None),
+    )
+    for job in (saves, hasty, graceless):
+        processes = job.processes()
+        job.parent.kill()
+        wait_until_ended(processes, 60)
+        job.parent.wait()
+    assert saves.has("saved")
+    assert hasty.has("asked") and not hasty.has("saved")
+    assert not graceless.has("asked")
+
+
+def test_a_parent_that_is_gone_is_no_second_wish(tmp_path: Path) -> None:
+    job = Job(tmp_path / "a", 4.0, 60.0)
+    launcher, rank = job.processes()
+    launcher.send_signal(signal.SIGTERM)
+    wait_for(lambda: job.has("asked"), 60, "the signal")
+    time.sleep(1.5)  # what comes within a second counts as one wish anyway
+    job.parent.kill()
+    wait_until_ended([launcher, rank], 60)
+    job.parent.wait()
+    assert job.has("saved")
 
 
 def test_a_lost_process_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
