@@ -18,7 +18,7 @@ log = logging.getLogger("gpt2train")
 
 def run_local(job: Job, tell: Callable[[str], None]) -> int:
     """Run torchrun here to its end; the exit code. See `tasks.launch.Launcher`."""
-    _wait_for_the_one_before(job, tell)
+    wait_for_the_one_before(job, tell)
     arguments = torchrun_arguments(job)
     ways = ["--parent", str(os.getpid()), "--lost", str(LOST), "--grace", str(job.settings.grace)]
     command = [sys.executable, "-m", "gpt2train.launch", *ways, "--", *arguments]
@@ -48,7 +48,7 @@ def run_local(job: Job, tell: Callable[[str], None]) -> int:
         process.stdout.close()
 
 
-def _wait_for_the_one_before(job: Job, tell: Callable[[str], None]) -> None:
+def wait_for_the_one_before(job: Job, tell: Callable[[str], None]) -> None:
     """Give a job that lost the process which started it the time to save; it holds the run folder until then."""
     lock = filelock.FileLock(job.run / ".lock")
     try:

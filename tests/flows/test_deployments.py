@@ -74,6 +74,15 @@ def test_a_wrong_parameter_is_refused_by_name(place: tuple[House, Path]) -> None
     assert home.ask("POST", "flow_runs/filter", limit=5) == []
 
 
+def fill_the_pool(home: House) -> str:
+    """Let one run be all that the pool takes, and make one that counts as running; its id."""
+    assert home.prefect("work-pool", "set-concurrency-limit", "gpt2train", "1").returncode == 0
+    busy: str = ask_run(home, "pretrain/tiny")["id"]
+    for kind in ("PENDING", "RUNNING"):
+        home.ask("POST", f"flow_runs/{busy}/set_state", state={"type": kind}, force=True)
+    return busy
+
+
 def test_down_to_a_finished_training(place: tuple[House, Path]) -> None:
     """The last two lines, with a smaller deployment; before them nobody is there to take a run."""
     home, folder = place
@@ -82,11 +91,20 @@ def test_down_to_a_finished_training(place: tuple[House, Path]) -> None:
     def state(name: str) -> bool:
         return bool(home.ask("GET", f"flow_runs/{wrong['id']}")["state"]["name"] == name)
 
+    def pool(status: str) -> bool:
+        return bool(home.ask("GET", "work_pools/gpt2train")["status"] == status)
+
     wait_for(lambda: state("Late"), 120, "the run to be late: no worker")
-    assert home.ask("GET", "work_pools/gpt2train")["status"] == "NOT_READY"
+    assert pool("NOT_READY")
+    busy = fill_the_pool(home)
     words = arguments(WORKER)
     assert words[:3] == ["worker", "start", "--pool"]
     with home.worker(words[3], folder / "worker.log", folder):
+        wait_for(lambda: pool("READY"), 120, "the worker")
+        assert state("Late")
+        assert "concurrency_limit=1" in home.prefect("work-pool", "inspect", "gpt2train").stdout
+        assert state("Late")
+        assert home.prefect("work-pool", "clear-concurrency-limit", "gpt2train").returncode == 0
         run = [word.replace("345m", "tiny") for word in arguments(RUN)]
         given = {"output": "out/mine", "data": "out/demo", "launch": {"processes": 1}, "train": TRAIN}
         for name, value in given.items():
@@ -94,7 +112,7 @@ def test_down_to_a_finished_training(place: tuple[House, Path]) -> None:
         done = home.prefect(*run, "--watch", seconds=600)
         assert done.returncode == 0, done.stdout + (folder / "worker.log").read_text()[-3000:]
         wait_for(lambda: state("Failed"), 120, "the wrong run to fail")
-    [found] = [one for one in home.ask("POST", "flow_runs/filter", limit=5) if one["id"] != wrong["id"]]
+    [found] = [one for one in home.ask("POST", "flow_runs/filter", limit=5) if one["id"] not in (wrong["id"], busy)]
     assert found["state"]["name"] == "Completed"
     assert found["parameters"] == {"config": "pretrain/tiny", **given}
     [trained] = (folder / "out/mine/runs").iterdir()  # where the worker was started

@@ -16,7 +16,7 @@ from prefect.utilities.callables import parameter_schema
 import deployments
 from flows.dataprep import dataprep
 from flows.evaluate import score
-from flows.offer import Offer, form, offer, split
+from flows.offer import NOT_GIVEN, Offer, form, offer, split
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
 from flows.settings import DataprepSettings, PretrainSettings, ScoreSettings, deployed, resolve
@@ -96,6 +96,12 @@ def test_null_is_a_value_only_where_a_setting_may_be_none() -> None:
     """A form may send null for a field that was touched and emptied."""
     given = {"data": None, "workers": None, "train": {"steps": None, "checkpoints": {"init_from": None}}}
     assert split(PretrainSettings, given)[1] == {"data": None, "train": {"checkpoints": {"init_from": None}}}
+
+
+def test_a_run_shows_what_was_given_and_no_more() -> None:
+    given = {"output": Path("out"), "urls": ("a.txt",), "clean": NOT_GIVEN, "workers": 2, "config": None}
+    shown = dataprep.serialize_parameters(given)
+    assert shown == {"output": "out", "urls": ["a.txt"], "workers": 2, "config": None}
 
 
 def test_every_deployment_has_settings_that_hold_and_a_flow() -> None:
