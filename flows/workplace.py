@@ -7,7 +7,7 @@ from flows.run import holder, worker
 from flows.run.cluster import ClusterRunner, check_cluster
 from flows.run.orchestrate import PrefectRunner
 from flows.server import names_a_server
-from flows.settings import DataprepSettings, OutputSettings
+from flows.settings import DataprepSettings, OutputSettings, PretrainSettings
 from tasks.launch.settings import LaunchSettings
 from tasks.lock import locked
 from tasks.storage import Folder
@@ -35,7 +35,8 @@ def show_plan(settings: OutputSettings, runner: PrefectRunner) -> None:
     """Show on the run page what the run takes, as `--dry-run` tells it."""
     from flows.ahead.preview import plan_page  # which knows the flows, and those this module
 
-    runner.page.put("plan", lambda: plan_page(settings), "what the run takes", of_step=False)
+    if isinstance(settings, DataprepSettings | PretrainSettings):  # others take next to nothing
+        runner.page.put("plan", lambda: plan_page(settings), "what the run takes", of_step=False)
 
 
 def runner_of(settings: OutputSettings) -> PrefectRunner:
