@@ -1,4 +1,4 @@
-"""The first process of a container: ends when all have, so that what saves may save.
+"""The first process of a container or a service: ends when all have, so that what saves may save.
 
     python -m gpt2train.pid1 prefect worker start --pool gpt2train --type process
 
