@@ -3,9 +3,10 @@
     python -m gpt2train.pid1 prefect worker start --pool gpt2train --type process
 
 The end of a container's first process is the end of all others, at once. A Prefect worker that is asked to stop kills
-its flows and is gone within a second, while their trainings still write a checkpoint. This one passes SIGTERM and
-SIGINT on to its command, buries processes that nobody waits for, and stays until the last one has ended. The exit code
-is the command's.
+its flows and is gone within a second, while their trainings still write a checkpoint; or, now and then, it waits for
+flows that have hours to go, until it is asked again. This one passes SIGTERM and SIGINT on to its command, again every
+few seconds until the command has ended, buries processes that nobody waits for, and stays until the last one has ended.
+The exit code is the command's.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import sys
 from types import FrameType
 
 PR_SET_CHILD_SUBREAPER = 36
+AGAIN_SECONDS = 5
 
 
 def main(command: list[str]) -> int:
@@ -25,17 +27,23 @@ def main(command: list[str]) -> int:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = subprocess.Popen(command)
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child.pid, number)
+    wish = signal.SIGTERM
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal wish
+        wish = wish if number == signal.SIGALRM else signal.Signals(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, wish)
+            signal.alarm(AGAIN_SECONDS)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(number, pass_on)
     code = 0
     with contextlib.suppress(ChildProcessError):  # no child is left
         while True:
             ended, status = os.wait()
             if ended == child.pid:
+                signal.alarm(0)
                 code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 

@@ -1,5 +1,6 @@
 """Kill it, stop it, run it again: the same bytes, and nothing left running."""
 
+import json
 import random
 import re
 import signal
@@ -47,7 +48,7 @@ def kill_after(mini: Mini, output: Path, share: float) -> None:
     mini.kill(process)
 
 
-def test_kill_9_of_the_flow_in_training_leaves_no_rank(finished: Finished, tmp_path: Path) -> None:
+def test_kill_9_of_the_flow_in_training_leaves_no_rank_and_loses_no_step(finished: Finished, tmp_path: Path) -> None:
     mini, output = finished.mini, finished.output
     before = set(output.glob("runs/*"))
     process = mini.start("pretrain", "--output", str(output), *long_training())
@@ -59,6 +60,9 @@ def test_kill_9_of_the_flow_in_training_leaves_no_rank(finished: Finished, tmp_p
     mini.kill(process)
     assert process.returncode == -signal.SIGKILL
     assert all(map(has_ended, ranks))
+    (run,) = set(output.glob("runs/*")) - before
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert int((run / "checkpoints/latest").read_text().split("-")[1]) == last
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(finished: Finished, tmp_path: Path) -> None:

@@ -11,15 +11,17 @@ import pytest
 
 from tests.processes import CONTAINER, wait_for
 
-# A command that leaves an orphan in a session of its own, and ends at once when it is asked to.
+# A command that leaves an orphan in a session of its own, and ends when it has been asked to so many times.
 COMMAND = """
 import pathlib, signal, subprocess, sys, time
 folder = pathlib.Path(sys.argv[1])
 saves = "import pathlib, sys, time; time.sleep(2); pathlib.Path(sys.argv[1], 'saved').touch()"
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1) or len(asked) < int(sys.argv[2]) or sys.exit(7))
 subprocess.Popen([sys.executable, "-c", saves, str(folder)], start_new_session=True)
 (folder / "ready").touch()
-time.sleep(600)
+while True:
+    time.sleep(600)
 """
 
 
@@ -27,7 +29,7 @@ time.sleep(600)
 def test_it_stays_until_all_have_ended(tmp_path: Path, container: bool) -> None:
     if container and os.geteuid() != 0:
         pytest.skip("process namespaces need root")
-    command = [sys.executable, "-m", "gpt2train.pid1", sys.executable, "-c", COMMAND, str(tmp_path)]
+    command = [sys.executable, "-m", "gpt2train.pid1", sys.executable, "-c", COMMAND, str(tmp_path), "1"]
     process = subprocess.Popen([*CONTAINER * container, *command])
     try:
         wait_for(lambda: (tmp_path / "ready").exists(), 60, "the command")
@@ -38,6 +40,18 @@ def test_it_stays_until_all_have_ended(tmp_path: Path, container: bool) -> None:
             process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 7
         assert (tmp_path / "saved").exists()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_it_asks_again(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gpt2train.pid1", sys.executable, "-c", COMMAND, str(tmp_path), "2"]
+    process = subprocess.Popen(command)
+    try:
+        wait_for(lambda: (tmp_path / "ready").exists(), 60, "the command")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 7
     finally:
         process.kill()
         process.wait()
