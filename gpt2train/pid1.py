@@ -26,25 +26,25 @@ def main(command: list[str]) -> int:
     # In a container orphans come here by themselves.
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = subprocess.Popen(command)
-
+    code: int | None = None
     wish = signal.SIGTERM
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         nonlocal wish
         wish = wish if number == signal.SIGALRM else signal.Signals(number)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child.pid, wish)
-            signal.alarm(AGAIN_SECONDS)
+        if code is None:  # once it is buried its number may be another's
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, wish)
+                signal.alarm(AGAIN_SECONDS)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(number, pass_on)
-    code = 0
     with contextlib.suppress(ChildProcessError):  # no child is left
         while True:
             ended, status = os.wait()
             if ended == child.pid:
-                signal.alarm(0)
                 code = os.waitstatus_to_exitcode(status)
+    assert code is not None  # the command is one of the children
     return code if code >= 0 else 128 - code
 
 

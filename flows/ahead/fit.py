@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.ahead.steps import look_through
 from flows.settings import DataprepSettings, OutputSettings, PipelineSettings, PretrainSettings, usable_cores
 from gpt2train.errors import UserError
 from gpt2train.plan.devices import find_gpus
@@ -25,12 +26,14 @@ PAGE = 110_000  # bytes of a fetched page and all that is made of it
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is known of a run before it starts; each input is read and each GPU asked for once.
+    """What is known of a run before it starts; each source is listed, counted, and each GPU asked for once.
 
     Attributes:
         fit: what the training takes; None where the flow has none.
-        trained: the training is done, by its manifest, and takes nothing more.
+        trained: the training is done, on the very data that the run comes to, and takes nothing more.
+        lists: of URLs.
         urls: in the lists; None where there are none, or they are too long to be counted now.
+        archives: of the web.
         needed: bytes that the run still has to write, as far as can be told.
         free: bytes that are free for them; None where the output does not tell.
         missing: all that this machine lacks. Machines of a scheduler are not looked at; it knows them.
@@ -38,7 +41,9 @@ class Outlook:
 
     fit: Fit | None
     trained: bool
+    lists: tuple[InputFile, ...]
     urls: int | None
+    archives: tuple[InputFile, ...]
     needed: int
     free: int | None
     missing: tuple[str, ...]
@@ -48,13 +53,20 @@ def outlook(settings: Settings) -> Outlook:
     """Look ahead at a run with these settings."""
     fit = fit_of(settings) if isinstance(settings, PretrainSettings) else None
     run = _run(settings) if isinstance(settings, PretrainSettings) else None
+    # The data may be there and yet be made anew, by other settings; only then does it take a look at every step.
     trained = run is not None and read_manifest(run) is not None
-    urls = None
-    if isinstance(settings, DataprepSettings) and settings.urls:
-        urls = count_urls(find_url_lists(settings.urls))
+    if trained and isinstance(settings, DataprepSettings):
+        trained = dict(look_through(settings))["train"] is not None
+    lists: tuple[InputFile, ...] = ()
+    archives: tuple[InputFile, ...] = ()
+    if isinstance(settings, DataprepSettings):
+        lists = tuple(find_url_lists(settings.urls)) if settings.urls else ()
+        archives = tuple(find_warcs(settings.warcs)) if settings.warcs else ()
+    urls = count_urls(lists) if lists else None
     needed, free = 0, None
     if isinstance(settings, OutputSettings):
-        needed, free = _needed(settings, urls, None if trained else fit, run), _free(Folder(settings.output))
+        needed = _needed(settings, urls, archives, None if trained else fit, run)
+        free = _free(Folder(settings.output))
     lacks: list[str] = []
     if fit is not None and not trained and isinstance(settings, PretrainSettings):
         lacks += lacking(fit, settings.train) if settings.launch.launcher == "torchrun" else []
@@ -64,7 +76,7 @@ def outlook(settings: Settings) -> Outlook:
         data = settings.data or settings.output
         if read_manifest(Folder(data) / "tokens") is None:
             lacks.append(f"tokens (none in {data}; run flows.dataprep first)")
-    return Outlook(fit, trained, urls, needed, free, tuple(lacks))
+    return Outlook(fit, trained, lists, urls, archives, needed, free, tuple(lacks))
 
 
 def fit_of(settings: PretrainSettings) -> Fit:
@@ -104,12 +116,13 @@ def count_urls(lists: Sequence[InputFile]) -> int | None:
     return sum(1 for item in lists for _ in read_urls(item.place))
 
 
-def _needed(settings: OutputSettings, urls: int | None, fit: Fit | None, run: Folder | None) -> int:
+def _needed(
+    settings: OutputSettings, urls: int | None, archives: Sequence[InputFile], fit: Fit | None, run: Folder | None
+) -> int:
     """Bytes that the run still has to write."""
     needed = 0
     if isinstance(settings, DataprepSettings) and read_manifest(Folder(settings.output) / "tokens") is None:
         # What comes out of archives and texts is about as large as they are, packed like them.
-        archives = find_warcs(settings.warcs) if settings.warcs else ()
         needed += PAGE * (urls or 0) + sum(item.bytes or 0 for item in archives)
     if fit is not None:
         needed += fit.checkpoints + (fit.model if isinstance(settings, PipelineSettings) else 0)

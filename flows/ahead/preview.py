@@ -7,22 +7,18 @@ time are the arithmetic of `gpt2train plan`; each figure says what it rests on.
 from collections.abc import Sequence
 
 from flows.ahead.fit import Outlook, outlook, vocabulary_of
+from flows.ahead.steps import look_through
 from flows.settings import (
     DataprepSettings,
     OutputSettings,
-    PipelineSettings,
     PretrainSettings,
-    ScoreSettings,
     usable_cores,
 )
 from gpt2train.plan.fit import Fit, duration
 from gpt2train.settings import Settings
 from tasks.inputs import InputFile
-from tasks.looking import Looker
-from tasks.sources.warcs import find_warcs
 from tasks.steps import read_manifest
 from tasks.storage import Folder
-from tasks.urls import find_url_lists
 
 Rows = list[tuple[str, str]]
 
@@ -41,7 +37,7 @@ def plan_page(settings: Settings) -> str:
 
 def plan_rows(settings: Settings, ahead: Outlook) -> Rows:
     """The plan without its steps: what goes in, what it takes, what is missing."""
-    rows: Rows = _source_rows(settings, ahead.urls) if isinstance(settings, DataprepSettings) else []
+    rows: Rows = _source_rows(settings, ahead) if isinstance(settings, DataprepSettings) else []
     if isinstance(settings, PretrainSettings) and ahead.fit is not None:
         rows += _training_rows(settings, ahead.fit, ahead.trained)
     if isinstance(settings, OutputSettings):
@@ -50,11 +46,9 @@ def plan_rows(settings: Settings, ahead: Outlook) -> Rows:
 
 
 def _step_rows(settings: Settings) -> Rows:
-    looker = Looker(verify=getattr(settings, "verify", False))
-    _go_through(settings, looker)
     rows: Rows = []
     above = False
-    for name, done in looker.steps:
+    for name, done in look_through(settings, verify=getattr(settings, "verify", False)):
         words = "to run"
         if done is not None:
             outcome = done.outcome
@@ -66,41 +60,15 @@ def _step_rows(settings: Settings) -> Rows:
     return rows
 
 
-def _go_through(settings: Settings, looker: Looker) -> None:
-    """The recipe of the flow, for a runner that looks."""
-    from flows.dataprep import prepare  # here: these modules offer the command that shows this
-    from flows.evaluate import inputs_of, judge
-    from flows.pretrain import learn
-
-    if isinstance(settings, ScoreSettings):
-        root, training, bpe, documents, lambada = inputs_of(settings)
-        judge(root, training, bpe, lambada, documents, settings, looker)
-        return
-    assert isinstance(settings, OutputSettings)
-    root = Folder(settings.output)
-    if isinstance(settings, DataprepSettings):
-        data = prepare(root, settings, looker)
-        if isinstance(settings, PipelineSettings):
-            training = learn(root, root, data.tokenize, data.tokenizer, settings, looker)
-            judge(root, training, data.tokenizer, data.lambada, data.shuffle, settings, looker)
-    elif isinstance(settings, PretrainSettings):
-        place = Folder(settings.data or settings.output)
-        tokens, vocabulary = read_manifest(place / "tokens"), read_manifest(place / "tokenizer")
-        if tokens is None or vocabulary is None:
-            looker.steps.append(("train", None))
-        else:
-            learn(root, place if place.is_local else root, tokens, vocabulary, settings, looker)
-
-
-def _source_rows(settings: DataprepSettings, urls: int | None) -> Rows:
+def _source_rows(settings: DataprepSettings, ahead: Outlook) -> Rows:
     rows: Rows = []
     if not settings.has_source:
         return [("sources", "the embedded demo: some hundred pages of Python's documentation")]
     if settings.urls:
-        lists = find_url_lists(settings.urls)
-        rows.append(("sources", f"{_files(lists, 'URL list')}" + (f", {urls:,} URLs" if urls is not None else "")))
+        count = f", {ahead.urls:,} URLs" if ahead.urls is not None else ""
+        rows.append(("sources", _files(ahead.lists, "URL list") + count))
     if settings.warcs:
-        rows.append(("sources", _files(find_warcs(settings.warcs), "web archive")))
+        rows.append(("sources", _files(ahead.archives, "web archive")))
     if settings.documents:
         from flows.sources import find_loose
 
