@@ -26,13 +26,12 @@ except ImportError:  # Windows: each process keeps its own count
     fcntl = None  # type: ignore[assignment]
 
 AUTO, OFF = "auto", "off"
-FILE = "hosts-1"
+FILE = "hosts-2"
 RECORDS = 2**20
-RECORD = struct.Struct("<dIf")  # time of the next turn, process that waits for a slot, when it last looked (mod DAY)
+RECORD = struct.Struct("<dII")  # time of the next turn, process that waits for a slot, when it last looked: `stamp`
 SLOTS = 100  # bytes that stand for slots of a host: the most that download.per_host takes
 LOCKS = 2**26  # where these bytes begin, beyond the file's end; the lock of a record is its first byte
-DAY = 4096.0  # seconds after which the time of a look begins anew: a float of 4 bytes has 0.5 ms then
-WANTED = 0.5  # seconds for which one who waits is let go first
+WANTED = 500  # milliseconds for which one who waits is let go first
 FAR = 7200.0  # seconds: a turn that lies further ahead is of a clock that was set back
 
 
@@ -71,16 +70,16 @@ class Manners:
         with self._mutex, self._locked(record):
             turn, waiting, looked = self._read(record)
             now = time.time()
-            if waiting not in (0, self._me) and (now % DAY - looked) % DAY < WANTED:
+            if waiting not in (0, self._me) and apart(looked, stamp(now)) < WANTED:
                 return None
             for slot in range(LOCKS + record * SLOTS, LOCKS + record * SLOTS + min(slots, SLOTS)):
                 if slot not in self._held and self._lock(slot):
                     self._held.add(slot)
                     if waiting:
-                        self._write(record, turn, 0, 0.0)
+                        self._write(record, turn, 0, 0)
                     return slot
             if slots > sum(LOCKS + record * SLOTS <= one < LOCKS + (record + 1) * SLOTS for one in self._held):
-                self._write(record, turn, self._me, now % DAY)  # another process has it, and should let us go first
+                self._write(record, turn, self._me, stamp(now))  # another process has it, and should let us go first
             return None
 
     def give_back(self, slot: int) -> None:
@@ -117,11 +116,11 @@ class Manners:
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, at)
 
-    def _read(self, record: int) -> tuple[float, int, float]:
-        found: tuple[float, int, float] = RECORD.unpack(os.pread(self._file, RECORD.size, record * RECORD.size))
+    def _read(self, record: int) -> tuple[float, int, int]:
+        found: tuple[float, int, int] = RECORD.unpack(os.pread(self._file, RECORD.size, record * RECORD.size))
         return found
 
-    def _write(self, record: int, turn: float, waiting: int, looked: float) -> None:
+    def _write(self, record: int, turn: float, waiting: int, looked: int) -> None:
         os.pwrite(self._file, RECORD.pack(turn, waiting, looked), record * RECORD.size)
 
     def _lock(self, at: int) -> bool:
@@ -130,6 +129,16 @@ class Manners:
         except OSError:
             return False
         return True
+
+
+def stamp(now: float) -> int:
+    """A time of the wall clock, in milliseconds, as a record's 4 bytes hold it: begun anew every 50 days."""
+    return int(now * 1000) % 2**32
+
+
+def apart(one: int, other: int) -> int:
+    """Milliseconds between two stamps, whichever is first: the clocks of machines that share a disk differ a little."""
+    return min((one - other) % 2**32, (other - one) % 2**32)
 
 
 @functools.lru_cache(maxsize=65536)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,15 +88,30 @@ def test_a_killed_process_gives_its_share_back(site: Site, tmp_path: Path) -> No
     assert site.hits["a.test", "/1"] == 1
 
 
-def test_who_waits_is_let_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """POSIX's locks are the process's: here two objects stand for two processes, and the slots for what they hold."""
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A wall clock that stands until a test moves it."""
+    held = SimpleNamespace(now=1_800_000_000.0)
+    monkeypatch.setattr(manners, "time", SimpleNamespace(time=lambda: held.now))
+    return held
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Manners, Manners]:
+    """Two objects that stand for two processes: as POSIX's locks are the process's, theirs is told what ours holds."""
     ours, theirs = Manners(tmp_path), Manners(tmp_path)
     theirs._me = ours._me + 1
+    monkeypatch.setattr(theirs, "_lock", lambda at: at not in ours._held)
+    return ours, theirs
+
+
+def test_who_waits_is_let_go_first(two: tuple[Manners, Manners], clock: SimpleNamespace) -> None:
+    ours, theirs = two
     slot = ours.take("a", 1)
     assert slot is not None
-    monkeypatch.setattr(theirs, "_lock", lambda at: at not in ours._held)
     assert theirs.take("a", 1) is None
     ours.give_back(slot)
+    clock.now += 0.4
     assert ours.take("a", 1) is None  # though it is free
     assert ours.take("b", 1) is not None
     taken = theirs.take("a", 1)
@@ -106,6 +122,26 @@ def test_who_waits_is_let_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert ours.take("a", 1) is None  # one slot, and it is ours: nobody is to let us go first
     ours.give_back(again)
     assert theirs.take("a", 1) is not None
+
+
+def test_who_waits_is_let_go_first_whenever_it_looked(two: tuple[Manners, Manners], clock: SimpleNamespace) -> None:
+    """In the same instant, by a clock that is a little behind, when a stamp begins anew; but not a second later."""
+    ours, theirs = two
+    begins_anew = 2**32 * 420 / 1000
+    for n in range(200):
+        looked = (1_800_000_000.0, begins_anew - 0.5)[n % 2] + n / 199
+        clock.now = looked
+        slot = ours.take("a", 1)
+        assert slot is not None
+        assert theirs.take("a", 1) is None
+        ours.give_back(slot)
+        for later in 0.0, -0.05, 0.4:
+            clock.now = looked + later
+            assert ours.take("a", 1) is None
+        clock.now = looked + 1.0
+        slot = ours.take("a", 1)
+        assert slot is not None
+        ours.give_back(slot)
 
 
 def test_turns_are_told_apart_by_host(tmp_path: Path) -> None:
