@@ -1,19 +1,31 @@
 """Files and folders that are written whole or are not there: temporary name, fsync, rename."""
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt2train.errors import UserError
+from gpt2train.errors import RunError, UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # no space on the disk, or none that a quota leaves
+ELSEWHERE = "give another --output"
+
+
+def write_error(place: str | Path, error: OSError, remedy: str = ELSEWHERE) -> UserError | RunError:
+    """What a person is told of a write that the system refused: the place, the reason, what to do."""
+    if error.errno in FULL:
+        return RunError(f"no space left while writing {place}: free some, or {remedy}; run again to go on")
+    return UserError(f"cannot write {place}: {error.strerror or error}; {remedy}")
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a small file, whole or not at all.
 
     Raises:
+        RunError: the disk is full.
         UserError: the place cannot be written.
     """
     draft = path.parent / f".tmp-{secrets.token_hex(6)}"
@@ -24,7 +36,7 @@ def write_whole(path: Path, data: bytes) -> None:
         draft.replace(path)
         fsync(path.parent)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; give another --output") from error
+        raise write_error(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
@@ -38,6 +50,7 @@ def folder_whole(path: Path) -> Iterator[Path]:
     is under `path` is whole, or absent with the older one beside it as `.old-…`.
 
     Raises:
+        RunError: the disk is full.
         UserError: the place cannot be written.
     """
     token = secrets.token_hex(6)
@@ -53,7 +66,7 @@ def folder_whole(path: Path) -> Iterator[Path]:
         draft.rename(path)
         fsync(path.parent)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; give another --output") from error
+        raise write_error(path, error) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
         if path.exists():

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from gpt2train.errors import UserError
+from gpt2train.files import write_error
 
 log = logging.getLogger("gpt2train")
 
@@ -67,13 +67,14 @@ def log_to(folder: Path, rank: int, screen: bool = True) -> None:
         screen: False where somebody follows the logs (`train --quiet`), and would meet each line twice.
 
     Raises:
+        RunError: the disk is full.
         UserError: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(folder / f"rank-{rank}.log", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}; give another output") from error
+        raise write_error(folder, error, "give another output") from error
     log.setLevel(logging.INFO)
     logging.raiseExceptions = False  # a full disk is told once, by who saves there, not by a traceback a line
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -97,8 +98,11 @@ def divert_native_stderr(folder: Path, rank: int) -> None:
     global _screen
     sys.stderr.flush()
     _screen = os.dup(sys.stderr.fileno())
-    with path.open("a") as file:
-        os.dup2(file.fileno(), 2)
+    try:
+        with path.open("a") as file:
+            os.dup2(file.fileno(), 2)
+    except OSError as error:
+        raise write_error(path, error, "give another output") from error
     sys.stderr = os.fdopen(_screen, "w", buffering=1, errors="backslashreplace")
     faulthandler.enable(file=2)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt2train.errors import RunError
+from gpt2train.files import write_whole
 from gpt2train.model.shape import Shape
 
 if TYPE_CHECKING:
@@ -70,14 +71,16 @@ class MetricsWriter:
 
     Attributes:
         rows: the rows so far, those of before a restart included.
+
+    Raises:
+        RunError: the disk is full.
+        UserError: the run folder cannot be written.
     """
 
     def __init__(self, run: str | Path, step: int, trackers: "Sequence[Tracker]" = ()) -> None:
         path = Path(run) / FILE
         self.rows = [row for row in read_metrics(run) if row["step"] <= step]
-        draft = path.with_name(FILE + ".tmp")
-        draft.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
         self._file = path.open("ab", buffering=0)  # what a full disk did not take is not tried again on closing
         self._trackers = trackers
 

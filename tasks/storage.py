@@ -18,13 +18,14 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from gpt2train.errors import RunError, UserError
-from gpt2train.files import fsync
+from gpt2train.errors import UserError
+from gpt2train.files import ELSEWHERE, FULL, fsync, write_error
 from gpt2train.settings import Settings
 from tasks.stores import BLOCK, clear_store_errors, is_alive, open_store
 
 TEMPORARY = ".tmp-"  # a killed run can leave such files behind; each step sweeps its own folder
 DRAFT = "gpt2train-upload-"  # of an upload, in the temporary folder, with the process that writes it
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
 class FileRecord(Settings):
@@ -128,7 +129,8 @@ class Folder:
             UserError: the place cannot be written.
         """
         target = self.path(name)
-        with _clear_write_errors(f"{self.url}/{name}", self.is_local):
+        room = ELSEWHERE if self.is_local else f"set TMPDIR to another disk than {tempfile.gettempdir()}"
+        with clear_write_errors(f"{self.url}/{name}", room):
             parent = Path(target).parent if self.is_local else Path(tempfile.gettempdir())
             try:
                 parent.mkdir(parents=True, exist_ok=True)
@@ -220,18 +222,17 @@ def sweep_drafts() -> None:
 
 
 @contextlib.contextmanager
-def _clear_write_errors(place: str, local: bool) -> Iterator[None]:
-    """Turn the operating system's refusals into one line that says what to do."""
+def clear_write_errors(place: str, room: str = ELSEWHERE) -> Iterator[None]:
+    """Turn the operating system's refusals into one line that says what to do.
+
+    Args:
+        room: what else than to free some makes room on a full disk.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = "give another --output" if local else f"set TMPDIR to another disk than {tempfile.gettempdir()}"
-            raise RunError(
-                f"no space left while writing {place}: free some, or {remedy}; run again to go on"
-            ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
-            raise UserError(f"cannot write {place}: {error.strerror}; give another --output") from error
+        if error.errno in (*FULL, *REFUSED):
+            raise write_error(place, error, room if error.errno in FULL else ELSEWHERE) from error
         raise
 
 

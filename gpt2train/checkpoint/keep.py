@@ -15,7 +15,7 @@ from gpt2train.checkpoint.store import (
     read_manifest,
 )
 from gpt2train.errors import RunError, UserError
-from gpt2train.files import fsync
+from gpt2train.files import fsync, write_error
 
 
 def publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int, keep_best: int) -> None:
@@ -33,13 +33,21 @@ def publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int, k
 
 
 def tidy(run: str | Path) -> None:
-    """Remove what killed saves have left, and let `latest` and `best` name what is there."""
+    """Remove what killed saves have left, and let `latest` and `best` name what is there.
+
+    Raises:
+        RunError: the disk is full.
+        UserError: the run folder cannot be written.
+    """
     folder = Path(run) / FOLDER
     for left in sorted(folder.glob("step-*")):
         if left.name.endswith(TEMPORARY) or not (left / MANIFEST).exists():
             shutil.rmtree(left)
     if found := list_checkpoints(run):
-        _point(folder, found[-1], best_first(found))
+        try:
+            _point(folder, found[-1], best_first(found))
+        except OSError as error:
+            raise write_error(folder, error) from error
 
 
 def best_first(checkpoints: list[Path]) -> list[Path]:

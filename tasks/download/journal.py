@@ -15,7 +15,7 @@ from typing import IO
 
 from tasks.download.ledger import Row
 from tasks.steps import canonical, digest
-from tasks.storage import Folder
+from tasks.storage import Folder, clear_write_errors
 
 JOURNAL = "_journal"
 
@@ -45,7 +45,7 @@ class Journal:
         self._urls = urls
         self._head = canonical({"key": key, "urls": digest(list(urls))}) + b"\n"
         self.done: set[int] = set()
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack, clear_write_errors(str(stem)):
             kept = self._take_up()
             self._rows: IO[bytes] = stack.enter_context(self.rows_path.open("r+b" if kept else "w+b"))
             self._pages: IO[bytes] = stack.enter_context(self.pages_path.open("r+b" if kept else "w+b"))
@@ -62,15 +62,21 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._files.close()
+        with clear_write_errors(str(self.pages_path)):  # what the system did not take is written once more
+            self._files.close()
 
     def add(self, index: int, row: Row, record: bytes) -> None:
-        """Set down what became of a URL: its row of the ledger, and its page as a WARC record, or nothing."""
-        offset = self._pages.tell()
-        self._pages.write(record)
-        self._pages.flush()  # to the system: what it holds outlives this process
-        self._rows.write(canonical([index, offset, len(record), row]) + b"\n")
-        self._rows.flush()
+        """Set down what became of a URL: its row of the ledger, and its page as a WARC record, or nothing.
+
+        Raises:
+            RunError: the disk is full.
+        """
+        with clear_write_errors(str(self.pages_path)):
+            offset = self._pages.tell()
+            self._pages.write(record)
+            self._pages.flush()  # to the system: what it holds outlives this process
+            self._rows.write(canonical([index, offset, len(record), row]) + b"\n")
+            self._rows.flush()
         self.done.add(index)
 
     def rows(self) -> list[tuple[Row, int, int]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.errors import RunError
+from gpt2train.errors import RunError, UserError
 from gpt2train.metrics import MetricsWriter, read_metrics
 
 
@@ -18,6 +18,9 @@ def test_a_full_disk_is_told_and_what_was_written_stays(tmp_path: Path) -> None:
             for step in range(1, 100):
                 writer.write({"step": step, "loss": 1.0})
         writer.close()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, whole[1]))
+        with pytest.raises(UserError, match=r"cannot write .*metrics\.jsonl"):
+            MetricsWriter(tmp_path, 99)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, whole)
     steps = [row["step"] for row in read_metrics(tmp_path)]

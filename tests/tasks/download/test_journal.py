@@ -3,6 +3,9 @@
 import gzip
 from pathlib import Path
 
+import pytest
+
+from gpt2train.errors import RunError
 from tasks.download.journal import Journal
 
 
@@ -35,3 +38,12 @@ def test_a_journal_that_is_cut_anywhere_keeps_what_is_whole(tmp_path: Path) -> N
     for key, other in (("else", urls), ("key", urls[::-1])):
         with Journal(tmp_path / "j", key, other) as journal:
             assert journal.done == set()
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "j.pages").symlink_to("/dev/full")
+    with (
+        pytest.raises(RunError, match=r"no space left while writing .*j\.pages: free some"),
+        Journal(tmp_path / "j", "key", ["http://a/"]) as journal,
+    ):
+        journal.add(0, {}, b"a page")
