@@ -7,13 +7,17 @@ They get the settings and one row a step, from the first rank alone, and never a
 import contextlib
 import importlib
 import json
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpt2train.config import LoggingSettings, RunConfig
 from gpt2train.errors import UserError
+from gpt2train.files import write_error
+
+log = logging.getLogger("gpt2train")
 
 TENSORBOARD = "tensorboard"
 IDENTITY = "tracking.json"
@@ -56,14 +60,28 @@ class TensorBoard:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         from torch.utils.tensorboard import SummaryWriter  # here: 1 s that only the first rank need spend
 
-        self._board = SummaryWriter(str(run / TENSORBOARD), purge_step=step + 1)
+        self._folder = run / TENSORBOARD
+        with self._clear():
+            self._board = SummaryWriter(str(self._folder), purge_step=step + 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._board.add_scalar(name, value, step)
+        with self._clear():
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        self._board.close()
+        try:
+            self._board.close()
+        except OSError as error:  # an ending run has its reason, or has trained; the rows are in metrics.jsonl
+            log.warning("the last curves are not in %s: %s", self._folder, error.strerror or error)
+
+    @contextlib.contextmanager
+    def _clear(self) -> Iterator[None]:
+        """The error of the thread that writes the file, which the next call raises, as one line."""
+        try:
+            yield
+        except OSError as error:
+            raise write_error(self._folder, error, "set logging.tensorboard = false") from error
 
 
 class WeightsAndBiases:

@@ -2,12 +2,13 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from gpt2train.config import RunConfig
-from gpt2train.errors import UserError
+from gpt2train.errors import RunError, UserError
 from gpt2train.metrics import MetricsWriter, read_metrics
 from gpt2train.settings import build
 from gpt2train.trackers import open_trackers
@@ -40,6 +41,20 @@ def test_tensorboard_draws_what_is_finite(tmp_path: Path) -> None:
     ]
     assert [row["step"] for row in read_metrics(settings.output)] == [1, 2, 3, 4]
     assert read_metrics(settings.output)[0]["odd_norm"] is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_curves_on_a_full_disk_are_one_line_and_closing_hides_no_other(tmp_path: Path) -> None:
+    settings = config(tmp_path / "run", tensorboard=True)
+    writer = MetricsWriter(settings.output, 0, open_trackers(settings, 0))
+    (curves,) = (tmp_path / "run" / "tensorboard").iterdir()
+    curves.unlink()
+    curves.symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"no space left while writing .*tensorboard: free some"):
+        for step in range(1, 1000):
+            writer.write({"step": step, "loss": 1.0})
+            time.sleep(0.01)  # a thread writes
+    writer.close()
 
 
 def test_mlflow_keeps_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
