@@ -1,7 +1,10 @@
 """Checkpoints: whole or not there, damage is found, old ones go."""
 
+import errno
+import os
 import pickle
 import resource
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,6 +136,32 @@ def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path) -> None:
     (folder / "manifest.json").write_text(manifest.model_copy(update={"files": files}).model_dump_json())
     with pytest.raises(RunError, match=r"\.metadata asks for"):
         store.load_weights(folder)
+
+
+def test_a_save_that_a_quota_ends_is_told_as_want_of_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(dir: Path) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", probe)  # the disk has room; torch's own error tells no reason
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(RunError, match=r"no space left while saving .*; free some and run again"):
+            save(tmp_path, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_tidying_where_nothing_can_be_written_is_one_line(tmp_path: Path) -> None:
+    first = save(tmp_path, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(UserError, match=r"cannot write .*checkpoints"):
+            tidy(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert store.newest(tmp_path) == first
 
 
 def test_a_save_that_does_not_fit_leaves_the_last_one_whole(tmp_path: Path) -> None:
