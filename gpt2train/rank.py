@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from gpt2train.cluster import Seat
 from gpt2train.errors import RunError, UserError
+from gpt2train.files import write_error
 from gpt2train.lifeline import LAUNCHER, LOST_CONTACT, SILENT, die_with_parent
 from gpt2train.logs import last_words
 from gpt2train.parallel import meeting
@@ -107,6 +109,15 @@ def end_at_once_on_bugs(rank: int, debug: bool) -> None:
         os._exit(code)
 
     sys.excepthook = hook
+    threading.excepthook = _note_thread
+
+
+def _note_thread(ended: threading.ExceptHookArgs) -> None:
+    """Log how a thread ended, the traceback in the file alone. Whoever waits for its work tells what it means."""
+    if ended.exc_value is not None and ended.exc_type is not SystemExit:
+        name = ended.thread.name if ended.thread else "a thread"
+        error = (ended.exc_type, ended.exc_value, ended.exc_traceback)
+        log.warning("%s ended by %s: %s", name, ended.exc_type.__name__, ended.exc_value, exc_info=error)
 
 
 def _meaning(kind: type[BaseException], error: BaseException, rank: int) -> tuple[int, str | None]:
@@ -134,6 +145,7 @@ def only_job_in(run: Path) -> Iterator[None]:
     """Hold the run folder.
 
     Raises:
+        RunError: the disk is full.
         UserError: another job holds it, or the folder cannot be written.
     """
     try:
@@ -143,7 +155,7 @@ def only_job_in(run: Path) -> Iterator[None]:
     except filelock.Timeout as error:
         raise UserError(f"another training job works in {run}; wait for it, stop it, or give another output") from error
     except OSError as error:
-        raise UserError(f"cannot write the run folder {run}: {error.strerror}; give another output") from error
+        raise write_error(run, error, "give another output") from error
     try:
         yield
     finally:

@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import logging
 import shutil
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.logs import log_to
 from gpt2train.metrics import read_metrics
 from gpt2train.parallel.mesh import Place
-from gpt2train.rank import only_job_in
+from gpt2train.rank import end_at_once_on_bugs, only_job_in
 from gpt2train.train import train
 from tests.gpt2train.jobs import curve, finish, gone, make, start, start_alone, wait_for, weights, write
 
@@ -170,6 +173,24 @@ def test_a_place_that_cannot_be_written_is_a_mistake_of_the_user(tmp_path: Path)
         only_job_in(tmp_path / "file" / "run"),
     ):
         pass
+
+
+def test_the_traceback_of_a_thread_is_in_the_log_of_its_rank_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = logging.getLogger("gpt2train")
+    for owner, name in ((sys, "excepthook"), (threading, "excepthook"), (logging, "raiseExceptions")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    for name in ("handlers", "level", "propagate"):
+        monkeypatch.setattr(log, name, getattr(log, name))
+    log_to(tmp_path, 0, screen=False)
+    end_at_once_on_bugs(0, debug=False)
+    ended = threading.Thread(target=lambda: (tmp_path / "none").read_text(), name="curves")
+    ended.start()
+    ended.join()
+    told = (tmp_path / "rank-0.log").read_text()
+    assert "WARNING attempt 0: curves ended by FileNotFoundError: " in told and "Traceback" in told
+    assert capfd.readouterr() == ("", "")
 
 
 def test_lost_gradients_are_skipped_counted_and_end_the_run(tokens: Path, tmp_path: Path, alone: Place) -> None:
