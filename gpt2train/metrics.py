@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt2train.errors import RunError
-from gpt2train.files import write_whole
+from gpt2train.files import FULL, write_whole
 from gpt2train.model.shape import Shape
 
 if TYPE_CHECKING:
@@ -93,12 +93,15 @@ class MetricsWriter:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         self.rows.append(plain)
         line = json.dumps(plain).encode() + b"\n"
+        name = self._file.name
         try:
             whole = self._file.write(line) == len(line)
         except OSError as error:
-            raise RunError(f"cannot write {self._file.name}: {error.strerror}; checkpoints are whole") from error
+            if error.errno not in FULL:
+                raise RunError(f"cannot write {name}: {error.strerror}; checkpoints are whole") from error
+            whole = False
         if not whole:
-            raise RunError(f"no space left for {self._file.name}; checkpoints are whole")
+            raise RunError(f"no space left while writing {name}; free some and run again: checkpoints are whole")
         values = {name: value for name, value in plain.items() if value is not None and name not in NOT_CURVES}
         for tracker in self._trackers:
             tracker.write(row["step"], values)

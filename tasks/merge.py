@@ -63,10 +63,12 @@ def merge_part(
     draft = Path(folder.path(DRAFT))
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    parameters = fill(draft, Path(checkpoint), Path(tokenizer), settings.dtype)
-    names = sorted(file.name for file in draft.iterdir())
-    for file in names:
-        with folder.writing(file) as target:
-            (draft / file).replace(target)
-    draft.rmdir()
+    try:
+        parameters = fill(draft, Path(checkpoint), Path(tokenizer), settings.dtype)
+        names = sorted(file.name for file in draft.iterdir())
+        for file in names:
+            with folder.writing(file) as target:
+                (draft / file).replace(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # a full disk is less full without it
     return Outcome(outputs=tuple(folder.record(file) for file in names), facts={"parameters": parameters})

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from gpt2train.config import TrainSettings
 from gpt2train.errors import RunError
+from gpt2train.files import FULL, write_error
 from tasks.limits import LimitSettings, Tally
 from tasks.pool import WorkerPool, adopt
 from tasks.steps import Manifest, Outcome, Step
@@ -62,7 +63,7 @@ class Group:
         """Run the batches here, or each by `call`; those that an earlier attempt committed are not run again.
 
         Raises:
-            RunError: `stopping` was set before the last of them began.
+            RunError: `stopping` was set before the last of them began, or the disk is full.
         """
         outcomes: Outcomes = {}
         for name, item in self.batches:
@@ -71,7 +72,12 @@ class Group:
             outcome = self.step.batch(name)
             if outcome is None:
                 one = functools.partial(self.work, self.step.folder, name, item, *self.args)
-                outcome = one() if call is None else call(one)
+                try:
+                    outcome = one() if call is None else call(one)
+                except OSError as error:
+                    if error.errno not in FULL:
+                        raise
+                    raise write_error(error.filename or self.step.folder.url, error) from error
                 self.step.commit_batch(name, outcome)
             outcomes[name] = outcome
         return outcomes

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import tasks.runner
-from gpt2train.errors import UserError
+from gpt2train.errors import RunError, UserError
 from tasks.pool import WorkerPool, local_pool
-from tasks.runner import Group, Runner, Stage
+from tasks.runner import Group, Runner, Stage, Where
 from tasks.steps import Outcome, Step
 from tasks.storage import Folder
 
@@ -33,6 +33,13 @@ def fail_at(folder: Folder, name: str, item: int, calls: str, bad: int) -> Outco
         file.write(f"{item} ")
     if item == bad:
         raise ConnectionError("gone")
+    return Outcome(seen=item)
+
+
+def fill_up(folder: Folder, name: str, item: int) -> Outcome:
+    """A batch whose last byte finds no room."""
+    with Path("/dev/full").open("wb") as file:
+        file.write(b"x")
     return Outcome(seen=item)
 
 
@@ -141,3 +148,9 @@ def test_closing_another_pool_leaves_the_adopted_one() -> None:
     first.close()
     assert local_pool() is second
     second.close()
+
+
+@pytest.mark.parametrize("where", ["process", "thread"])
+def test_a_batch_on_a_full_disk_is_one_line(tmp_path: Path, where: Where) -> None:
+    with Runner(workers=1) as runner, pytest.raises(RunError, match=r"no space left while writing .*: free some"):
+        runner.batches(step_in(tmp_path), "part", [1], fill_up, where=where)
