@@ -10,7 +10,6 @@ from flows.settings import DataprepSettings, OutputSettings, PipelineSettings, P
 from gpt2train.errors import UserError
 from gpt2train.plan.devices import find_gpus
 from gpt2train.plan.fit import Fit, lacking, weigh
-from gpt2train.plan.hardware import GB
 from gpt2train.settings import Settings
 from tasks.inputs import InputFile
 from tasks.sources.warcs import find_warcs
@@ -71,7 +70,8 @@ def outlook(settings: Settings) -> Outlook:
     if fit is not None and not trained and isinstance(settings, PretrainSettings):
         lacks += lacking(fit, settings.train) if settings.launch.launcher == "torchrun" else []
     if isinstance(settings, OutputSettings) and free is not None and needed > free:
-        lacks.append(f"disk space ({needed / GB:.1f} GB needed in {settings.output}, {free / GB:.1f} GB free)")
+        space = f"{size_words(needed)} needed in {settings.output}, {size_words(free)} free"
+        lacks.append(f"disk space ({space}: free some, or give another --output)")
     if lacks and isinstance(settings, PretrainSettings) and not isinstance(settings, DataprepSettings):
         data = settings.data or settings.output
         if read_manifest(Folder(data) / "tokens") is None:
@@ -161,3 +161,11 @@ def vocabulary_of(settings: PretrainSettings) -> int:
     if isinstance(settings, DataprepSettings) and settings.tokenizer.name == "train":
         return settings.tokenizer.vocab_size
     return GPT2_VOCAB
+
+
+def size_words(size: int) -> str:
+    """A number of bytes as a person reads it."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} bytes"

@@ -6,7 +6,7 @@ time are the arithmetic of `gpt2train plan`; each figure says what it rests on.
 
 from collections.abc import Sequence
 
-from flows.ahead.fit import Outlook, outlook, vocabulary_of
+from flows.ahead.fit import Outlook, outlook, size_words, vocabulary_of
 from flows.ahead.steps import look_through
 from flows.settings import (
     DataprepSettings,
@@ -80,7 +80,7 @@ def _source_rows(settings: DataprepSettings, ahead: Outlook) -> Rows:
 
 def _files(found: Sequence[InputFile], kind: str) -> str:
     size = sum(item.bytes or 0 for item in found)
-    return f"{len(found):,} {kind}{'s' * (len(found) > 1)}, {_size(size)}"
+    return f"{len(found):,} {kind}{'s' * (len(found) > 1)}, {size_words(size)}"
 
 
 def _training_rows(settings: PretrainSettings, fit: Fit, trained: bool) -> Rows:
@@ -113,12 +113,5 @@ def _training_rows(settings: PretrainSettings, fit: Fit, trained: bool) -> Rows:
 
 
 def _disk_words(output: str, needed: int, free: int | None) -> str:
-    where = "which tells nothing of its free space" if free is None else f"where {_size(free)} are free"
-    return f"{_size(needed)} more in {output}, {where}"
-
-
-def _size(size: int) -> str:
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size} bytes"
+    where = "which tells nothing of its free space" if free is None else f"where {size_words(free)} are free"
+    return f"{size_words(needed)} more in {output}, {where}"
