@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.files import is_full
 from gpt2train.lifeline import die_with_parent
 from gpt2train.settings import read_toml
 
@@ -122,10 +123,14 @@ def _named_server() -> str | None:
     return os.environ.get("PREFECT_API_URL") or _profile_server()
 
 
+def _home() -> Path:
+    """Where Prefect keeps its profiles and the database of a server that it is not told another for."""
+    return Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
+
+
 def _profile_server() -> str | None:
     """The API address of the active Prefect profile. Read without importing Prefect (1-3 s)."""
-    home = Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
-    path = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml"))
+    path = Path(os.environ.get("PREFECT_PROFILES_PATH", _home() / "profiles.toml"))
     if not path.exists():
         return None
     profiles = read_toml(path)
@@ -158,6 +163,8 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, output: IO[
             if opener.open(f"http://127.0.0.1:{port}/api/health", timeout=5).status == 200:
                 return
         if process.poll() is not None or time.monotonic() > deadline:
+            if is_full(home := _home()):  # of which the server itself says nothing
+                raise RunError(f"no space left in {home} for the embedded Prefect server; free some and run again")
             output.seek(0)
             words = " ".join(output.read().split())[-300:] or "it said nothing"
             raise RunError(f"the embedded Prefect server did not start ({words}); run again, or set PREFECT_API_URL")

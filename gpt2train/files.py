@@ -5,6 +5,7 @@ import errno
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gpt2train.errors import RunError, UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # no space on the disk, or none that a quota leaves
 ELSEWHERE = "give another --output"
+ROOM = 1 << 20  # bytes; a disk that does not take as many was full when a write failed
 
 
 def write_error(place: str | Path, error: OSError, remedy: str = ELSEWHERE) -> UserError | RunError:
@@ -19,6 +21,18 @@ def write_error(place: str | Path, error: OSError, remedy: str = ELSEWHERE) -> U
     if error.errno in FULL:
         return RunError(f"no space left while writing {place}: free some, or {remedy}; run again to go on")
     return UserError(f"cannot write {place}: {error.strerror or error}; {remedy}")
+
+
+def is_full(folder: Path) -> bool:
+    """Whether a folder takes no further file of `ROOM` bytes. Tried: a quota shows in no figure of the disk."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(ROOM))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        return error.errno in FULL
+    return False
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -1,8 +1,6 @@
 """Writing a checkpoint, all processes together: whole, or not there."""
 
-import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,10 +20,8 @@ from gpt2train.checkpoint.store import (
     sha256,
 )
 from gpt2train.errors import RunError
-from gpt2train.files import FULL
+from gpt2train.files import FULL, is_full
 from gpt2train.parallel.mesh import together
-
-ROOM = 1 << 20  # bytes; a disk that does not take as many was full when a write failed
 
 
 def write(
@@ -112,18 +108,6 @@ def _publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int, 
 
 def _write_error(place: Path, error: BaseException) -> RunError:
     # torch's writer reports a full disk as an "unexpected pos" of its zip file, so the disk itself is asked as well.
-    if (isinstance(error, OSError) and error.errno in FULL) or _is_full(place.parent):
+    if (isinstance(error, OSError) and error.errno in FULL) or is_full(place.parent):
         return RunError(f"no space left while saving {place}; free some and run again: earlier checkpoints are whole")
     return RunError(f"cannot save {place}: {error}; earlier checkpoints are whole")
-
-
-def _is_full(folder: Path) -> bool:
-    """Whether a folder takes no further file of `ROOM` bytes. Tried: a quota shows in no figure of the disk."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(bytes(ROOM))
-            probe.flush()
-            os.fsync(probe.fileno())
-    except OSError as error:
-        return error.errno in FULL
-    return False
