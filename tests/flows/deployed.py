@@ -13,6 +13,7 @@ import psutil
 from gpt2train.metrics import read_metrics
 from tests.flows.house import ROOT, House
 from tests.flows.mini import MARK
+from tests.gpt2train import jobs
 from tests.processes import environment_of, has_ended, wait_for
 
 SECONDS = 240.0  # for what a busy machine takes a minute
@@ -140,3 +141,19 @@ def deploy(house: House, pool: str, entrypoint: str, parameters: dict[str, Any],
         pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}],
     )
     return Deployed(house, pool, made["id"], output, log)
+
+
+def only(deployed: Deployed, worker: psutil.Process) -> bool:
+    """Whether nothing runs but the worker."""
+    return {process.pid for process in deployed.processes()} <= {worker.pid}
+
+
+def straight_losses(training: Deployed, folder: Path, steps: int) -> list[float]:
+    """The losses of the same job that nobody stops before this step."""
+    config = (training.folder / "config.toml").read_text().replace(str(training.folder), str(folder / "straight"))
+    (folder / "straight.toml").write_text(config)
+    job = jobs.start("-m", "gpt2train.train", "--config", str(folder / "straight.toml"))
+    jobs.wait_for(lambda: len(read_metrics(folder / "straight")) >= steps, job)
+    job.terminate()
+    assert jobs.finish(job)[0] == 0
+    return [row["loss"] for row in read_metrics(folder / "straight")][:steps]

@@ -1,7 +1,6 @@
 """The main job on a small list: what it leaves, what it repeats, what it says, whom it talks to."""
 
 import json
-import os
 import re
 import resource
 import subprocess
@@ -13,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tasks.steps import read_manifest
 from tasks.storage import Folder
+from tests.disks import small_disk
 from tests.flows.conftest import Finished, Server
 from tests.flows.mini import STEPS, lines_of
 from tests.flows.watch import Watch
@@ -134,20 +134,16 @@ def test_evaluate_takes_up_a_run(finished: Finished, server: Server) -> None:
     assert done.stdout == f"scores: {finished.run}/eval\n"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 @pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(finished: Finished, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", disk], capture_output=True).returncode:
-        pytest.skip("mounting a small disk is not allowed here")
-    try:
-        full = finished.mini.run("dataprep", "--output", str(disk / "out"))
+    with small_disk(tmp_path / "disk", "600k") as mounted:
+        if not mounted:
+            pytest.skip("mounting a small disk is not allowed here")
+        output = str(tmp_path / "disk" / "out")
+        full = finished.mini.run("dataprep", "--output", output)
         assert full.returncode == 1, full.stderr
         assert re.search(r"^error: no space left while writing .*: free some", full.stderr, re.M)
         assert "Traceback" not in full.stderr
-        subprocess.run(["mount", "-o", "remount,size=100m", disk], check=True)
-        on = finished.mini.run("dataprep", "--output", str(disk / "out"))
+        subprocess.run(["mount", "-o", "remount,size=100m", tmp_path / "disk"], check=True)
+        on = finished.mini.run("dataprep", "--output", output)
         assert on.returncode == 0, on.stderr
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)

@@ -25,11 +25,10 @@ from gpt2train.metrics import read_metrics
 from tasks.runner import Runner
 from tasks.steps import Manifest, Outcome, Step
 from tasks.storage import Folder
-from tests.flows.deployed import ENDLESS, SECONDS, Deployed, deploy
+from tests.flows.deployed import ENDLESS, SECONDS, Deployed, deploy, only, straight_losses
 from tests.flows.house import ROOT, House, house
 from tests.flows.slow_batches import BATCHES
 from tests.flows.tokens import prepare_tokens
-from tests.gpt2train import jobs
 from tests.processes import CONTAINER, command_of, has_ended, wait_for
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.xdist_group("recover")]
@@ -47,11 +46,6 @@ def training(place: House, tmp_path_factory: pytest.TempPathFactory) -> Deployed
     output = prepare_tokens(folder / "out")
     parameters = {"output": str(output), "train": ENDLESS, "launch": {"processes": 2, "retry_delay": 0.1}}
     return deploy(place, "training", "flows/pretrain.py:pretrain", parameters, output, folder / "worker.log")
-
-
-def only(deployed: Deployed, worker: psutil.Process) -> bool:
-    """Whether nothing runs but the worker."""
-    return {process.pid for process in deployed.processes()} <= {worker.pid}
 
 
 def flow_of(deployed: Deployed, worker: psutil.Process) -> psutil.Process:
@@ -91,17 +85,6 @@ def test_cancelled_lost_and_killed_it_goes_on_from_where_it_was(training: Deploy
     # One run in two pieces, and one that nothing befell.
     straight = straight_losses(training, tmp_path, saved + 20)
     np.testing.assert_array_equal(losses[: saved + 20], straight)
-
-
-def straight_losses(training: Deployed, folder: Path, steps: int) -> list[float]:
-    """The losses of the same job that nobody stops before this step."""
-    config = (training.folder / "config.toml").read_text().replace(str(training.folder), str(folder / "straight"))
-    (folder / "straight.toml").write_text(config)
-    job = jobs.start("-m", "gpt2train.train", "--config", str(folder / "straight.toml"))
-    jobs.wait_for(lambda: len(read_metrics(folder / "straight")) >= steps, job)
-    job.terminate()
-    assert jobs.finish(job)[0] == 0
-    return [row["loss"] for row in read_metrics(folder / "straight")][:steps]
 
 
 @pytest.mark.slow

@@ -3,12 +3,10 @@
 All cases are run by the same two real ranks, one after the other; each joins and leaves a process group of its own.
 """
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from gpt2train.checkpoint import store
 from gpt2train.config import RunConfig, to_toml
 from gpt2train.data.indexed import IndexedWriter
 from gpt2train.rank import only_job_in
+from tests.disks import small_disk
 from tests.gpt2train.jobs import finish, make, start, write_tokens
 
 HERE = Path(__file__).parent
@@ -46,20 +45,6 @@ class Ending:
     screens: tuple[str, ...]
     checkpoints: list[int]
     """Steps of those that stand and are intact."""
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[bool]:
-    """A disk of this size at a folder; False where we may not mount one."""
-    folder.mkdir()
-    mount = shutil.which("mount")
-    command = [mount or "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    made = mount is not None and subprocess.run(command, capture_output=True).returncode == 0
-    try:
-        yield made
-    finally:
-        if made:
-            subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def write_bad_tokens(folder: Path) -> tuple[Path, Path, Path]:
