@@ -12,6 +12,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.metrics import MetricsWriter, read_metrics
 from gpt2train.settings import build
 from gpt2train.trackers import open_trackers
+from tests.processes import wait_for
 
 
 def config(output: Path, **logging: object) -> RunConfig:
@@ -79,10 +80,16 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_rows(settings, 1, 2)
     identity = json.loads((tmp_path / "run" / "tracking.json").read_text())["wandb"]
     write_rows(settings, 3, 3)
-    stored = b"".join(p.read_bytes() for p in (tmp_path / "run" / "wandb").glob(f"offline-run-*/run-{identity}.wandb"))
-    assert stored.count(b"odd_norm") == 0  # not a number, so not drawn
-    for value in (b"0.5", b"0.3333333333333333"):  # of the first job and of the one that went on
-        assert value in stored
+
+    def stored() -> bytes:
+        folder = tmp_path / "run" / "wandb"
+        return b"".join(path.read_bytes() for path in folder.glob(f"offline-run-*/run-{identity}.wandb"))
+
+    def whole() -> bool:  # values of the first job and of the one that went on
+        return all(value in stored() for value in (b"0.5", b"0.3333333333333333"))
+
+    wait_for(whole, 60, "both jobs' values")  # W&B's own process may write a moment after `finish` returned
+    assert b"odd_norm" not in stored()  # not a number, so not drawn
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
