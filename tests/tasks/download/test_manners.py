@@ -102,11 +102,11 @@ def test_limits_per_host_hold_over_all_shards(site: Site, tmp_path: Path) -> Non
 
 def test_a_host_that_keeps_failing_is_given_up(site: Site, tmp_path: Path) -> None:
     """Each page of a dead host costs a deadline; three of them are enough, over all shards."""
-    site.handlers["/hangs"] = lambda h: time.sleep(2)
+    site.handlers["/hangs"] = lambda h: time.sleep(4)
     shards = [
         [f"http://dead.test/hangs?{shard}-{n}" for n in range(9)] + [f"http://h.test/{shard}"] for shard in (1, 2)
     ]
-    manifest = run(Folder(tmp_path), site, shards, give_up=3, per_host=1, deadline=0.6, obey_robots=False)
+    manifest = run(Folder(tmp_path), site, shards, give_up=3, per_host=1, deadline=1.5, obey_robots=False)
     assert site.hits["dead.test", "/hangs"] == 3  # and not 18
     assert manifest.outcome.reasons == {"deadline": 3, "host_given_up": 15}
     assert manifest.outcome.facts["retryable"] == 18
