@@ -13,9 +13,10 @@ from gpt2train.errors import TransientError, UserError
 ANSWER_SECONDS = 120.0  # the commands themselves give up after some 60 s of a silent controller
 SILENT = ("Unable to contact slurm controller", "timed out", "Connection refused", "Zero Bytes were transmitted")
 
+OUT_OF_MEMORY = "OUT_OF_MEMORY"
 ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
-    *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
+    *("NODE_FAIL", OUT_OF_MEMORY, "PREEMPTED", "REVOKED", "TIMEOUT"),
 )
 FORGOTTEN = "FORGOTTEN"  # ours: the controller keeps a job for some minutes, the accounting need not be there
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from tasks.launch.job import LAST_LINES
 
 LINE_BYTES = 200  # of a usual line
+# Words of slurmstepd: of the accounting's own watch (OverMemoryKill), and of the kernel's.
+MEMORY = ("exceeded memory limit", "exceeded job memory limit", "oom_kill event", "oom-kill event")
 
 
 class Output:
@@ -44,6 +46,11 @@ class Output:
     def cause(self) -> str | None:
         """What Slurm complained of first, where the engine had nothing to say."""
         return self._slurms[0] if self._slurms and not self._engine_told else None
+
+    @property
+    def short_of_memory(self) -> bool:
+        """Whether Slurm said that the job took more memory than it was given: its state need not."""
+        return any(word in line.lower() for line in self._slurms for word in MEMORY)
 
     def _plain(self, line: str) -> str:
         """A line as it is told. Slurm calls every word of its own an error, its farewells too."""

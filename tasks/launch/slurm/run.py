@@ -8,7 +8,6 @@ import json
 import socket
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,24 +17,21 @@ from gpt2train.files import write_whole
 from tasks.launch.job import Job
 from tasks.launch.slurm import controller
 from tasks.launch.slurm.controller import State
+from tasks.launch.slurm.follow import LOOK_SECONDS, STOPPED_EARLY, Tell, follow, wait
 from tasks.launch.slurm.output import Output
 from tasks.launch.slurm.script import SCRIPT, output_of, write_script
 
-Tell = Callable[[str], None]
-
 RECORD = "slurm.json"
-LOOK_SECONDS = 1.0  # between two looks at the output
 SEEN_SECONDS = 30.0  # until a network file system shows that another machine made a file
 END_SECONDS = 90.0  # Slurm's KillWait (30 s) and the epilog, before an end that does not come is told
-STOPPED_EARLY = 128 + 15  # exit code of a job that SIGTERM met before its ranks could save
-EARLY = ("TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL")
+MOVED = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL")  # the cluster's doing: as likely to go well the next time
+EARLY = ("TIMEOUT", *MOVED)
+IN_VAIN = 2  # submissions in a row that end early without a new checkpoint, before a third is not tried
 OWN_PLACES = ("/tmp", "/var/tmp")  # of each machine its own, on any cluster
-# Reasons that no waiting changes, words of Slurm's.
-NEVER = ("PartitionTimeLimit", "BadConstraints", "InvalidAccount", "InvalidQOS", "AccountNotAllowed", "QOSNotAllowed")
 MEMORY_DISKS = ("tmpfs", "ramfs", "overlay")
 
 REMEDIES = {
-    "OUT_OF_MEMORY": "it took more memory than Slurm gave: a larger launch.slurm.memory, or a smaller layout "
+    controller.OUT_OF_MEMORY: "it took more memory than Slurm gave: a larger launch.slurm.memory, or a smaller layout "
     "(gpt2train plan); the same command goes on from the last checkpoint",
     "CANCELLED": "someone took it back (scancel); the same command goes on from the last checkpoint",
     "DEADLINE": "its deadline passed; the same command goes on from the last checkpoint",
@@ -43,6 +39,10 @@ REMEDIES = {
     controller.FORGOTTEN: "the controller knows it no longer, and no accounting tells how it ended; "
     "the same command goes on from the last checkpoint",
 }
+NO_STEP = (
+    "ended early ({}) and saved nothing, as the one before it: from launch.slurm.time_limit, less "
+    "launch.slurm.save_before, the first steps must fit; the same command goes on from the last checkpoint"
+)
 MORE_TIMES = "submitted {} times, which is launch.slurm.resubmit; the same command goes on from the last checkpoint"
 
 
@@ -94,11 +94,13 @@ def _to_the_end(job: Job, tell: Tell) -> int:
     if number is not None:
         tell(f"Slurm job {number} of this run is there already: following it, with the settings it was submitted with")
     fresh = number is None
+    saved, in_vain = _saved_steps(job), 0
     for left in range(how.resubmit, -1, -1):
         number = _submit(job, tell) if number is None else number
-        state = _follow(job, number, fresh, tell)
+        state = follow(job, number, fresh, tell)
         tell(f"Slurm job {number} ended: {state.name}{_why(state)}")
-        if state.name in ("COMPLETED", controller.FORGOTTEN) and is_finished(job):
+        before, saved = saved, _saved_steps(job)
+        if state.name in ("COMPLETED", controller.FORGOTTEN) and saved >= _steps(job):
             return 0
         if state.name not in ("COMPLETED", *EARLY) and state.code != STOPPED_EARLY:
             return _failed(job, number, state)
@@ -106,6 +108,9 @@ def _to_the_end(job: Job, tell: Tell) -> int:
             if state.name == "COMPLETED":
                 return 0  # saved before the last step: the caller sees how far it came
             raise RunError(f"Slurm job {number} ended early ({state.name}), {MORE_TIMES.format(how.resubmit + 1)}")
+        in_vain = 0 if saved > before or state.name in MOVED else in_vain + 1
+        if in_vain == IN_VAIN:
+            raise RunError(f"Slurm job {number} {NO_STEP.format(state.name)}")
         tell(f"it ended early: submitting it again, to go on from the last checkpoint ({left - 1} more are left)")
         number, fresh = None, True
     raise AssertionError("the last round returns or raises")
@@ -124,15 +129,19 @@ def running_job(job: Job) -> int | None:
     return controller.find(_script_path(job))
 
 
-def is_finished(job: Job) -> bool:
-    """Whether the newest checkpoint has all steps of the run."""
+def _saved_steps(job: Job) -> int:
+    """Steps of the newest checkpoint; 0 where none was saved."""
     from gpt2train.checkpoint import store  # imports torch (1-2 s), which nothing else here needs
 
-    steps = tomllib.loads(Path(job.config).read_text())["steps"]
     try:
-        return bool(store.read_manifest(store.newest(job.run)).position.step >= steps)
+        return int(store.read_manifest(store.newest(job.run)).position.step)
     except UserError:
-        return False  # none was saved
+        return 0
+
+
+def _steps(job: Job) -> int:
+    """Steps of the whole training."""
+    return int(tomllib.loads(Path(job.config).read_text())["steps"])
 
 
 def _submit(job: Job, tell: Tell) -> int:
@@ -146,52 +155,6 @@ def _submit(job: Job, tell: Tell) -> int:
     write_whole(job.run / RECORD, json.dumps({"job": number, "output": str(output_of(job, number))}).encode())
     tell(f"Slurm job {number} submitted: {script}")
     return number
-
-
-def _follow(job: Job, number: int, fresh: bool, tell: Tell) -> State:
-    """Follow a job until nothing of it runs or waits; what it prints and what Slurm says of it is told.
-
-    Raises:
-        UserError: it asks for what Slurm never gives.
-    """
-    output = Output(output_of(job, number), fresh)
-    told = ""
-    while True:
-        state = controller.look(number)
-        if state is not None and state.name == "PENDING" and state.reason in NEVER:
-            controller.end(number)
-            raise UserError(f"Slurm would never start job {number}: {state.reason}; change launch.slurm (see sinfo)")
-        saying = _saying(number, state)
-        if saying and saying != told:
-            tell(saying)
-            told = saying
-        over = state is not None and state.over
-        asked = time.monotonic()
-        while True:
-            for line in output.lines(last=over):
-                tell(line)
-            left = asked + job.settings.slurm.poll - time.monotonic()
-            if over or left <= 0:
-                break
-            time.sleep(min(LOOK_SECONDS, left))
-        if state is not None and over:
-            if state.code > 0 and state.code != STOPPED_EARLY and output.cause:
-                tell(f"error: {output.cause}")
-            return state
-
-
-def _saying(number: int, state: State | None) -> str:
-    """A line for a state that is worth one; empty for what passes by itself."""
-    if state is None:
-        return f"Slurm's controller does not answer; job {number} goes on without it, asking again"
-    again = f", put back into the queue {state.restarts} times" if state.restarts else ""
-    if state.name == "PENDING":
-        hint = f"; scontrol release {number} lets it go" if state.reason.startswith("JobHeld") else ""
-        return f"Slurm job {number} waits: {state.reason or 'its turn'}{again}{hint}"
-    if state.name in ("RUNNING", "SUSPENDED", "STOPPED"):
-        doing = "runs on" if state.name == "RUNNING" else "is suspended on"
-        return f"Slurm job {number} {doing} {state.nodes}{again}"
-    return ""
 
 
 def _failed(job: Job, number: int, state: State) -> int:
@@ -224,33 +187,13 @@ def _stop(job: Job, tell: Tell) -> None:
     output.lines()
     tell(f"asking Slurm job {number} to save and end, for {job.settings.grace:.0f} s at most")
     try:
-        _wait(number, job.settings.grace, output, tell, asked=True)
+        wait(number, job.settings.grace, output, tell, asked=True)
     finally:
         controller.end(number)  # of a job that is over by now, nothing
-    if not _wait(number, END_SECONDS, output, tell, asked=False):
+    if not wait(number, END_SECONDS, output, tell, asked=False):
         tell(
             f"Slurm job {number} is still there after {END_SECONDS:.0f} s; look at it with: scontrol show job {number}"
         )
-
-
-def _wait(number: int, seconds: float, output: Output, tell: Tell, asked: bool) -> bool:
-    """Wait until a job is over; whether it is. `asked`: it is told to save as soon as it runs."""
-    deadline = time.monotonic() + seconds
-    signalled = False
-    while time.monotonic() < deadline:
-        state = controller.look(number)
-        for line in output.lines():
-            tell(line)
-        if state is not None:
-            if state.over:
-                return True
-            if asked and state.name == "PENDING":
-                return False  # has nothing to save
-            if asked and state.name == "RUNNING" and not signalled:
-                controller.ask_to_save(number)
-                signalled = True
-        time.sleep(LOOK_SECONDS)
-    return False
 
 
 def _recorded(job: Job) -> int | None:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -50,6 +50,7 @@ SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=30
+{more}
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=4 RealMemory=1000
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=4 RealMemory=1000
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=60 PriorityTier=1 GraceTime=60
@@ -62,6 +63,19 @@ class Slurm:
     """A running Slurm; `SLURM_CONF` in the environment leads to it."""
 
     folder: Path
+    machines: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
+
+    def start(self, node: str) -> None:
+        """Let a machine come up, for the first time or after `lose`."""
+        self.machines[node] = _daemon(["slurmd", "-N", node, "-D"])
+
+    def lose(self, node: str) -> None:
+        """A machine loses its power: its daemon and all that it runs are gone at once."""
+        self.machines[node].kill()
+        self.machines[node].wait()
+        ran = [one for one in _processes_under(self.folder) if f"SLURMD_NODENAME={node}" in _variables(one)]
+        stewards = [one.parent() for one in ran]  # slurmstepd, whose variables do not tell its machine
+        _kill([*(one for one in stewards if one is not None and one.name() == "slurmstepd"), *ran])
 
     def ask(self, *command: str) -> str:
         """What one of Slurm's commands prints."""
@@ -75,19 +89,23 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def slurm_house() -> Iterator[Slurm]:
-    """Start Slurm, and end it with all that it runs. Skips where it is not installed, or we are not root."""
+def slurm_house(more: str = "") -> Iterator[Slurm]:
+    """Start Slurm, and end it with all that it runs. Skips where it is not installed, or we are not root.
+
+    Args:
+        more: lines for its configuration.
+    """
     if missing := [name for name in DAEMONS if shutil.which(name, path=PATH) is None]:
         pytest.skip(f"no {missing[0]} here (Debian: apt-get install slurm-wlm)")
     if os.geteuid():
         pytest.skip("slurmd starts jobs as root")
     # A short path: that of a socket has 108 letters at most.
-    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder, _started(Path(folder)) as slurm:
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder, _started(Path(folder), more) as slurm:
         yield slurm
 
 
 @contextlib.contextmanager
-def _started(folder: Path) -> Iterator[Slurm]:
+def _started(folder: Path, more: str) -> Iterator[Slurm]:
     controller, first, second = _free_ports(3)
     for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir(parents=True)
@@ -97,7 +115,8 @@ def _started(folder: Path) -> Iterator[Slurm]:
     key.chmod(0o400)
     host = socket.gethostname().partition(".")[0]
     conf = folder / "slurm.conf"
-    conf.write_text(CONF.format(folder=folder, host=host, controller=controller, first=first, second=second))
+    ports = {"controller": controller, "first": first, "second": second}
+    conf.write_text(CONF.format(folder=folder, host=host, more=more, **ports))
     munged = ["munged", "--force", "--foreground", f"--key-file={key}", f"--socket={folder}/munge.socket"]
     munged += [f"--{what}-file={folder}/munged.{what}" for what in ("pid", "seed", "log")]
     slurm = Slurm(folder)
@@ -105,11 +124,12 @@ def _started(folder: Path) -> Iterator[Slurm]:
         patch.setenv("SLURM_CONF", str(conf))
         patch.setenv("PATH", PATH)
         stack.callback(_end_all, folder)
-        _start(stack, munged)
+        stack.callback(_end, _daemon(munged))
         wait_for((folder / "munge.socket").exists, SECONDS, "munged")
-        _start(stack, ["slurmctld", "-i", "-D"])
+        stack.callback(_end, _daemon(["slurmctld", "-i", "-D"]))
         for node in ("n1", "n2"):
-            _start(stack, ["slurmd", "-N", node, "-D"])
+            slurm.start(node)
+            stack.callback(lambda node: _end(slurm.machines[node]), node)
 
         def idle() -> bool:
             done = subprocess.run(
@@ -121,9 +141,9 @@ def _started(folder: Path) -> Iterator[Slurm]:
         yield slurm
 
 
-def _start(stack: contextlib.ExitStack, command: list[str]) -> None:
+def _daemon(command: list[str]) -> "subprocess.Popen[bytes]":
     parent = os.getpid()
-    process = subprocess.Popen(
+    return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -132,31 +152,39 @@ def _start(stack: contextlib.ExitStack, command: list[str]) -> None:
         preexec_fn=lambda: die_with_parent(parent),
     )
 
-    def end() -> None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
-    stack.callback(end)
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _end_all(folder: Path) -> None:
     """Kill what a failed test left behind: the processes of its jobs have our Slurm in their environment."""
-    left = [process for process in psutil.process_iter() if process.pid != os.getpid() and _is_under(process, folder)]
-    for process in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    left = _processes_under(folder)
+    _kill(left)
     wait_until_ended(left)
 
 
-def _is_under(process: psutil.Process, folder: Path) -> bool:
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _processes_under(folder: Path) -> list[psutil.Process]:
+    ours = f"SLURM_CONF={folder}/slurm.conf"
+    return [one for one in psutil.process_iter() if one.pid != os.getpid() and ours in _variables(one)]
+
+
+def _variables(process: psutil.Process) -> list[str]:
     # Read here: slurmstepd writes its title over the first variables, at which psutil stops.
     with contextlib.suppress(OSError):
-        return f"SLURM_CONF={folder}/".encode() in Path(f"/proc/{process.pid}/environ").read_bytes()
-    return False
+        return Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    return []
 
 
 def _free_ports(count: int) -> list[int]:

@@ -108,6 +108,25 @@ def test_where_the_engine_is_silent_slurm_tells_the_cause(tmp_path: Path) -> Non
     assert output.cause == "slurmstepd-n1: execve(): python: No such file"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "StepId=1.0 exceeded memory limit (325660672 > 104857600), being killed",
+        "Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been OOM Killed.",
+    ],
+)
+def test_too_much_memory_is_seen_in_what_slurm_prints(tmp_path: Path, said: str) -> None:
+    path = tmp_path / "slurm-7.out"
+    path.write_text(f"error: {said}\n")  # a line of ours
+    output = Output(path)
+    output.lines()
+    assert not output.short_of_memory
+    with path.open("a") as file:
+        file.write(f"slurmstepd-n1: error: {said}\n")
+    output.lines()
+    assert output.short_of_memory
+
+
 def test_who_follows_again_is_told_the_last_lines_only(tmp_path: Path) -> None:
     path = tmp_path / "slurm-7.out"
     path.write_text("".join(f"line {n}\n" for n in range(5000)))

@@ -1,7 +1,6 @@
 """Training under a real Slurm: followed, requeued, preempted, taken up again, cancelled, refused."""
 
 import contextlib
-import json
 import logging
 import signal
 import subprocess
@@ -9,29 +8,19 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpt2train.checkpoint import store
-from gpt2train.config import RunConfig, to_toml
 from gpt2train.errors import UserError
-from gpt2train.metrics import read_metrics
-from gpt2train.settings import build
 from tasks.launch import run_job
 from tasks.launch.job import Job
-from tasks.launch.settings import LaunchSettings
-from tests.gpt2train.jobs import curve, make, write_tokens
+from tests.gpt2train.jobs import curve, write_tokens
 from tests.processes import wait_for
 from tests.tasks.launch.slurm_house import Slurm, slurm_house
+from tests.tasks.launch.slurm_jobs import NO_END, SECONDS, STEPS, job_of, number_of, steps_of
 
 pytestmark = pytest.mark.slow
-
-SECONDS = 180.0
-STEPS = 600
-NO_END = 1_000_000
-# The nodes' names lead nowhere: they are this machine.
-SETUP = ("export MASTER_ADDR=127.0.0.1",)
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +34,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
-def job_of(tokens: Path, run: Path, launch: dict[str, Any] | None = None, **changes: Any) -> Job:
-    """A job of two machines with one rank each, its settings in the run folder as the training step writes them."""
-    often = {"checkpoints": {"every": 50, "keep": 100}, "logging": {"every": 50}, "validation": {"every": 300}}
-    config: RunConfig = make(tokens, run, **{"steps": STEPS} | often | changes)
-    run.mkdir()
-    (run / "config.toml").write_text(to_toml(config))
-    slurm = {"setup": SETUP, "poll": 0.3, "partition": "main"}
-    how = {"launcher": "slurm", "processes": 1, "nodes": 2, "slurm": slurm} | (launch or {})
-    return Job(str(run / "config.toml"), build(LaunchSettings, how))
-
-
 def start_flow(job: Job, log: Path) -> "subprocess.Popen[bytes]":
     """Run a job from a process of its own, which can be killed."""
     command = [sys.executable, "-m", "tests.tasks.launch.submitting", job.config, job.settings.model_dump_json()]
@@ -65,14 +43,6 @@ def start_flow(job: Job, log: Path) -> "subprocess.Popen[bytes]":
 
 def _heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def steps_of(job: Job) -> int:
-    return len(read_metrics(job.run))
-
-
-def number_of(job: Job) -> str:
-    return str(json.loads((job.run / "slurm.json").read_text())["job"])
 
 
 def test_a_job_is_put_back_and_preempted_and_learns_the_same(
