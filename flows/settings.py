@@ -4,7 +4,6 @@ Precedence: defaults < preset < `--config FILE.toml` < flags, or the parameters 
 source the embedded demo runs, with the preset `deployments/demo.toml`.
 """
 
-import difflib
 import importlib.resources
 import ipaddress
 import os
@@ -16,7 +15,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from gpt2train.config import TrainSettings, preset, presets
 from gpt2train.errors import UserError
-from gpt2train.settings import Settings, build, layer, read_toml
+from gpt2train.settings import Settings, build, layer, nearest, read_toml
 from tasks.blacklist import BlacklistSettings
 from tasks.clean import CleanSettings
 from tasks.cloze import ClozeSettings
@@ -195,9 +194,9 @@ def read_config(name: str) -> dict[str, Any]:
         return read_toml(name)
     names = deployed()
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
-        raise UserError(f"{name!r} is neither a settings file (NAME.toml) nor the settings of a deployment; {hint}")
+        raise UserError(
+            f"{name!r} is neither a settings file (NAME.toml) nor the settings of a deployment; {nearest(name, names)}"
+        )
     with importlib.resources.as_file(importlib.resources.files("deployments").joinpath(f"{name}.toml")) as path:
         return read_toml(path)
 

@@ -6,7 +6,7 @@ reads it. The same model is the Python API, the TOML preset, the command-line fl
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -67,14 +67,22 @@ def explain(error: ValidationError, model: type[BaseModel], source: str = "setti
     name = ".".join(where)
     if first["type"] == "extra_forbidden":
         valid = _fields_at(model, where[:-1])
-        near = difflib.get_close_matches(where[-1], valid, n=1, cutoff=0.5)
-        hint = f"did you mean {'.'.join([*where[:-1], near[0]])!r}?" if near else f"valid here: {', '.join(valid)}"
-        return f"{source}: unknown setting {name!r}; {hint}"
+        return f"{source}: unknown setting {name!r}; {nearest(where[-1], valid, '.'.join(where[:-1]))}"
     message = first["msg"].removeprefix("Value error, ")
     value = first.get("input")
     given = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{source}: {name + ': ' if name else ''}{message[:1].lower()}{message[1:]}{given}{more}"
+
+
+def nearest(name: str, valid: Collection[str], within: str = "") -> str:
+    """The question whether the valid name nearest to a wrong one was meant; all of them, where none is near.
+
+    Args:
+        within: what the names belong to, shown before the nearest one with a dot.
+    """
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    return f"did you mean {'.'.join(filter(None, [within, near[0]]))!r}?" if near else f"there are: {', '.join(valid)}"
 
 
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
