@@ -127,12 +127,12 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
         if fs.isdir(path):
             folder = f"{path.rstrip('/')}/"
             names = [name for name in fs.find(path) if kind_of(name) in suffixes]
-            missing = f"no file in {pattern} ends in {', '.join(suffixes)}; check the folder given with {flag}"
+            missing = f"no file in {pattern} ends in {', '.join(suffixes)}; {_check('folder', pattern, flag)}"
         elif not any(sign in pattern for sign in "*?[") or fs.exists(path):
             return [(pattern, base_name(pattern))]
         else:
             names = [name for name in fs.glob(path) if not fs.isdir(name)]
-            missing = f"no file matches {pattern}; check the pattern given with {flag}"
+            missing = f"no file matches {pattern}; {_check('pattern', pattern, flag)}"
     if not names:
         raise UserError(missing)
     local = isinstance(fs, LocalFileSystem)
@@ -145,8 +145,14 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
     ]
 
 
+def _check(what: str, place: str, flag: str) -> str:
+    """The remedy for a place where nothing is. A worker has a folder of its own, which need not be the user's."""
+    relative = "://" not in place and not Path(place).expanduser().is_absolute()
+    return f"check the {what} given with {flag}" + (f", which begins in {Path.cwd()}" if relative else "")
+
+
 def _describe(place: str, name: str, flag: str) -> InputFile:
-    with _clear_errors(place, f"check the path given with {flag}"):
+    with _clear_errors(place, _check("path", place, flag)):
         fs, path = fsspec.core.url_to_fs(place)
         if isinstance(fs, LocalFileSystem):
             stat = Path(path).stat()

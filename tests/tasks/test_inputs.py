@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,17 @@ def test_what_is_not_there_names_the_option(tmp_path: Path, pattern: str, messag
     with pytest.raises(UserError, match=message) as error:
         find_inputs([f"{tmp_path}/{pattern}"], "--urls", [".txt", ".parquet"])
     assert "\n" not in str(error.value)
+    assert "begins in" not in str(error.value)
+
+
+@pytest.mark.parametrize("pattern", ["lists/*.txt", "lists/one.txt", "empty"])
+def test_a_path_that_begins_here_says_where_that_is(
+    tmp_path: Path, pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"given with --urls, which begins in {re.escape(str(tmp_path))}$"):
+        find_inputs([pattern], "--urls", [".txt"])
 
 
 def test_no_pattern_and_an_unknown_protocol() -> None:
