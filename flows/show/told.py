@@ -26,6 +26,11 @@ def tell_once(record: logging.LogRecord) -> bool:
 
 
 def install() -> None:
-    """Have Prefect's loggers tell such errors in one line."""
+    """Have Prefect's loggers tell such errors in one line, and let our own tell what it has to say."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(tell_once)  # adding the same one again does nothing
+    # A worker's flow is loaded by a Prefect whose logging is set up already: it gives our logger a handler and no
+    # level, so that of the root, WARNING, would hold back the lines of the steps and of the ranks.
+    ours = logging.getLogger("gpt2train")
+    if ours.level == logging.NOTSET:
+        ours.setLevel(logging.INFO)

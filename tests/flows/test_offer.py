@@ -1,6 +1,9 @@
 """Flows as they are offered: the form that Prefect makes of settings, how parameters merge, what is refused."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,30 @@ pytestmark = pytest.mark.filterwarnings("ignore:Default value not given is not J
 OFFERS = [dataprep, pretrain, score, pipeline]
 FILE = Path(deployments.__file__).with_name("prefect.yaml")
 ENTRIES: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
+
+
+# As a worker does: Prefect's logging is set up before the flow is loaded.
+LOADED_BY_A_WORKER = """
+import logging
+from prefect.logging.configuration import setup_logging
+setup_logging()
+import flows.dataprep
+ours = logging.getLogger("gpt2train")
+print([type(handler).__name__ for handler in ours.handlers], ours.isEnabledFor(logging.INFO))
+"""
+
+
+def test_the_lines_of_the_steps_reach_the_page_of_a_deployed_run() -> None:
+    (pool,) = {json.dumps(entry["work_pool"]["job_variables"]["env"]) for entry in ENTRIES}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_LOGGING")}
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOADED_BY_A_WORKER],
+        env={**environment, **json.loads(pool)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert loaded.stdout == "['APILogHandler'] True\n"
 
 
 def nodes(schema: Any) -> Iterator[dict[str, Any]]:
