@@ -67,4 +67,8 @@ def commands(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str, Any]
         found += [("score it", f"python -m flows.evaluate --run {run}")]
     elif "tokenize" in by_step:
         found += [("train on it", f"python -m flows.pretrain --data {root.path() if root.is_local else root.url}")]
+    for manifest in manifests:
+        if manifest.step == "download" and (pages := manifest.outcome.facts.get("retryable")):
+            again = "the same, with --retry-failed, or --param retry_failed=true"
+            found += [(f"ask again for {pages:,} pages that failed for a reason that may pass", again)]
     return [{"to": what, "command": f"`{command}`"} for what, command in found]

@@ -126,6 +126,9 @@ def test_the_result_names_what_there_is_and_the_next_command(tmp_path: Any) -> N
     assert commands(root, both)[0]["command"] == f"`gpt2train serve --model {tmp_path}/runs/tiny-1/model`"
     assert {"what": "logs of the ranks", "where": f"`{tmp_path}/runs/tiny-1/logs`"} in places(root, both)
     assert commands(root, [manifest("tokenize")])[0]["command"].startswith("`python -m flows.pretrain --data ")
+    missed = commands(root, [manifest("download", facts={"retryable": 1200})])[0]
+    assert "1,200 pages" in missed["to"] and "--param retry_failed=true" in missed["command"]
+    assert commands(root, [manifest("download", facts={"retryable": 0})]) == []
 
 
 def test_a_server_that_does_not_answer_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
