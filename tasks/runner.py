@@ -9,8 +9,8 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from gpt2train.config import TrainSettings
@@ -92,12 +92,14 @@ class Stage:
         name: name of the stage.
         batches: how many are to be run.
         landed: takes the outcomes of batches that have ended; raises when the step is to stop.
+        rows: of each batch by its name, where they tell by `Runner.come` how far they are.
     """
 
     step: str
     name: str
     batches: int
     landed: Callable[[Outcomes], None]
+    rows: Mapping[str, int] = field(default_factory=dict)
 
 
 class Runner:
@@ -156,6 +158,7 @@ class Runner:
         *args: Any,
         where: Where = "process",
         at_once: int | None = None,
+        rows: Sequence[int] = (),
     ) -> list[Outcome]:
         """Run `work(folder, name, item, *args)` for every item and return the outcomes in the items' order.
 
@@ -169,6 +172,7 @@ class Runner:
                 this process here, a worker on a cluster. `thread`: in this process in any case, for work that needs
                 what only this process has (the memory of hosts, the user's files).
             at_once: batches in flight; the number of workers where not given.
+            rows: of each item, where the work runs long and tells by `come` how far it is.
 
         Raises:
             RunError: the step rejects more than its limit allows; what is committed stays.
@@ -188,7 +192,8 @@ class Runner:
         size = -(-len(todo) // MOST_GROUPS) or 1
         cuts = [tuple(todo[start : start + size]) for start in range(0, len(todo), size)]
         groups = [Group(step, cut, work, args) for cut in cuts]
-        self.run_groups(Stage(step.name, stage, len(todo), landed), groups, where, at_once)
+        rows_of = {name: count for name, count in zip(names, rows, strict=False) if name not in outcomes}
+        self.run_groups(Stage(step.name, stage, len(todo), landed, rows_of), groups, where, at_once)
         return [outcomes[name] for name in names]
 
     def run_groups(self, stage: Stage, groups: Sequence[Group], where: Where, at_once: int | None) -> None:
@@ -234,6 +239,9 @@ class Runner:
     def progress(self, stage: Stage, done: int, rows: int) -> None:
         """Told after every group of batches how many ended, and how many rows came in. The plain runner logs."""
         log.debug("%s: %s %d of %d, %d rows", stage.step, stage.name, done, stage.batches, rows)
+
+    def come(self, name: str, done: int, rows: int) -> None:
+        """Told by a batch in a thread that runs long, many times: how many of the rows that it has to do are done."""
 
     @contextlib.contextmanager
     def turn(self, train: TrainSettings, launch: "LaunchSettings", run: str) -> Iterator[None]:

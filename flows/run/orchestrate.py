@@ -71,7 +71,9 @@ class PrefectRunner(Runner):
             retry_delay_seconds=[1, 5],
             retry_condition_fn=TryBatchAgain(self.stopping),
         )(_work)
-        self._pace = Pace(UNITS.get(step, "documents"), stage.batches)
+        self._pace = Pace(UNITS.get(step, "documents"), stage.batches, all_rows=sum(stage.rows.values()))
+        self._stage, self._come = stage, {name: (0, rows) for name, rows in stage.rows.items()}
+        self._context = contextvars.copy_context()
         self._bar = StepProgress(f"{step} {stage.name}" if stage.name != "part" else step, self._pace)
         self._begun = time.monotonic()
 
@@ -92,13 +94,26 @@ class PrefectRunner(Runner):
 
     def progress(self, stage: Stage, done: int, rows: int) -> None:
         """Move the bars of the terminal and of the run page."""
-        self._pace.done, self._pace.rows = done, rows
+        self._pace.done = done
+        if not stage.rows:
+            self._pace.rows = rows
+        self._show_pace(stage)
+
+    def come(self, name: str, done: int, rows: int) -> None:
+        """Move the bars by the rows of a batch that goes on."""
+        self._come[name] = (done, rows)
+        self._pace.rows, self._pace.all_rows = map(sum, zip(*self._come.values(), strict=True))
+        # What is shown belongs to the step, not to the batch whose thread this is.
+        self._context.copy().run(self._show_pace, self._stage)
+
+    def _show_pace(self, stage: Stage) -> None:
         self._bar.update()
         key, now = f"{stage.step}-progress", time.monotonic()
         # What ends at once needs no bar.
         if now - self._begun >= UPDATE_SECONDS or self.page.shows(key):
             words = f"{stage.step} {stage.name}: {self._pace.words(now)}"
-            self.page.put(key, lambda: 100.0 * done / stage.batches, words, kind="progress")
+            share = 100.0 * self._pace.share
+            self.page.put(key, lambda: share, words, kind="progress")
 
     @contextmanager
     def turn(self, train: TrainSettings, launch: LaunchSettings, run: str) -> Iterator[None]:

@@ -14,7 +14,8 @@ class Pace:
         unit: name of a row.
         total: batches.
         done: batches that have ended.
-        rows: in the batches that have ended; 0 where a stage counts none.
+        rows: done, those of batches in flight among them where these tell; 0 where a stage counts none.
+        all_rows: to be done; 0 where that is not known.
         started: by the monotonic clock, in seconds.
     """
 
@@ -22,6 +23,7 @@ class Pace:
     total: int
     done: int = 0
     rows: int = 0
+    all_rows: int = 0
     started: float = field(default_factory=time.monotonic)
 
     def rate(self, now: float) -> str:
@@ -32,14 +34,23 @@ class Pace:
         value = self.rows / seconds
         return f"{value:,.0f} {self.unit}/s" if value >= 10 else f"{value:.1f} {self.unit}/s"
 
+    @property
+    def share(self) -> float:
+        """Done of all, 0 to 1: rows where they are known, else batches."""
+        return self.rows / self.all_rows if self.all_rows else self.done / self.total
+
     def left(self, now: float) -> float | None:
-        """Seconds until the end at the pace so far; None before the first batch."""
-        return (now - self.started) / self.done * (self.total - self.done) if self.done else None
+        """Seconds until the end at the pace so far; None before anything is done."""
+        return (now - self.started) * (1 - self.share) / self.share if self.share else None
 
     def words(self, now: float) -> str:
         """Done of total, rate and time left in one line."""
         parts = [f"{self.done:,} of {self.total:,} batches"]
-        parts += [f"{self.rows:,} {self.unit}", self.rate(now)] if self.rate(now) else []
+        if self.all_rows:
+            parts.append(f"{self.rows:,} of {self.all_rows:,} {self.unit}")
+        elif self.rows:
+            parts.append(f"{self.rows:,} {self.unit}")
+        parts += filter(None, [self.rate(now)])
         left = self.left(now)
         if self.done == self.total:
             parts.append(f"took {clock(now - self.started)}")

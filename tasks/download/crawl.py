@@ -9,7 +9,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,10 +33,17 @@ class Crawler:
     Args:
         connect_to: host pattern -> `address:port` to connect to instead.
         stopping: set when the run is to end.
+        tell: told of a shard several times a second: its name, URLs done, URLs that were to be done.
     """
 
-    def __init__(self, settings: DownloadSettings, connect_to: Mapping[str, str], stopping: threading.Event) -> None:
-        self._settings, self._connect_to, self._stopping = settings, connect_to, stopping
+    def __init__(
+        self,
+        settings: DownloadSettings,
+        connect_to: Mapping[str, str],
+        stopping: threading.Event,
+        tell: Callable[[str, int, int], None],
+    ) -> None:
+        self._settings, self._connect_to, self._stopping, self._tell = settings, connect_to, stopping, tell
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="crawl", daemon=True)
         # A look-up that hangs takes a thread: as many as there may be requests, or dead names hold back the rest.
@@ -60,16 +67,17 @@ class Crawler:
     def __reduce__(self) -> Any:
         raise TypeError("a crawler stays in its process")
 
-    def fetch(self, wanted: Sequence[Wanted], journal: Journal) -> None:
-        """Fetch URLs into a journal, and wait until all are done.
+    def fetch(self, name: str, wanted: Sequence[Wanted], journal: Journal) -> None:
+        """Fetch the URLs of the shard `name` into a journal, and wait until all are done.
 
         Raises:
             RunError: the run is to end; what is in the journal is not lost.
         """
-        ended = threading.Event()
+        ended, before = threading.Event(), len(journal.done)
         work = asyncio.run_coroutine_threadsafe(self._shard(wanted, journal, ended), self._loop)
         while True:
             done, _ = concurrent.futures.wait([work], STOP_SECONDS)
+            self._tell(name, len(journal.done) - before, len(wanted))
             if done:
                 return work.result()
             if self._stopping.is_set():

@@ -35,13 +35,22 @@ def retry(step: Step, done: Manifest, runner: Runner, crawler: Crawler, at_once:
     folder = step.folder
     stems = [record.name.removesuffix(".warc.gz") for record in done.outputs]
     ledgers = dict(zip(stems, ledgers_of(done.outcome.audit), strict=True))
-    stale = [stem for stem in stems if any(row["retryable"] for row in read_rows(folder, ledgers[stem].name, COUNTED))]
+    wanted = {stem: sum(row["retryable"] for row in read_rows(folder, ledgers[stem].name, COUNTED)) for stem in stems}
+    stale = [stem for stem in stems if wanted[stem]]
     # The batches of this round are known by what they start from, not by the download that they mend.
     again = Step(
         step.root, step.name, version=step.version, parameters={}, inputs={"retry": done}, folder=step.folder_name
     )
     outcomes = runner.batches(
-        again, "retry", stale, retry_part, crawler, again.fingerprint, where="thread", at_once=at_once
+        again,
+        "retry",
+        stale,
+        retry_part,
+        crawler,
+        again.fingerprint,
+        where="thread",
+        at_once=at_once,
+        rows=[wanted[stem] for stem in stale],
     )
     mended = dict(zip(stale, outcomes, strict=True))
     rejected = {record.name: record for record in done.outcome.rejected}
@@ -66,7 +75,7 @@ def retry_part(folder: Folder, name: str, stem: str, crawler: Crawler, key: str)
     rows = list(read_rows(folder, f"ledger/{stem}.parquet"))
     wanted = [(index, row["url"], row["source"]) for index, row in enumerate(rows) if row["retryable"]]
     with Journal(journal_folder(folder) / name, key, [row["url"] for row in rows]) as journal:
-        crawler.fetch([item for item in wanted if item[0] not in journal.done], journal)
+        crawler.fetch(name, [item for item in wanted if item[0] not in journal.done], journal)
         fetched = {index: entry for (index, _, _), entry in zip(wanted, journal.rows(), strict=True)}
         merged = [fetched[index][0] if index in fetched else row for index, row in enumerate(rows)]
 

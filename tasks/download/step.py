@@ -60,15 +60,16 @@ def download(
         return done
     from tasks.download.crawl import Crawler  # aiohttp's import costs workers that only read pages 0.3 s
 
-    with Crawler(settings, connect_to or {}, runner.stopping) as crawler:
+    with Crawler(settings, connect_to or {}, runner.stopping, runner.come) as crawler:
         if done:
             from tasks.download.retry import retry
 
             return retry(step, done, runner, crawler, settings.shards_at_once)
         given = (root / urls.folder, crawler, step.fingerprint)
         names = [record.name for record in urls.outputs]
+        rows = [record.rows or 0 for record in urls.outputs]
         at_once = settings.shards_at_once
-        batches = runner.batches(step, "part", names, download_part, *given, where="thread", at_once=at_once)
+        batches = runner.batches(step, "part", names, download_part, *given, where="thread", at_once=at_once, rows=rows)
     return finish(step, Outcome.total(batches))
 
 
@@ -77,7 +78,7 @@ def download_part(folder: Folder, name: str, shard: str, urls: Folder, crawler: 
     wanted = [(index, row["url"], row["source"]) for index, row in enumerate(read_rows(urls, shard))]
     _tidy(folder)
     with Journal(journal_folder(folder) / name, key, [url for _, url, _ in wanted]) as journal:
-        crawler.fetch([item for item in wanted if item[0] not in journal.done], journal)
+        crawler.fetch(name, [item for item in wanted if item[0] not in journal.done], journal)
         rows = journal.rows()
         return write_part(folder, name, [row for row, _, _ in rows], (journal.page(*at) for _, *at in rows))
 

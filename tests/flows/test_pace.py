@@ -36,6 +36,15 @@ def test_words_of_a_stage() -> None:
     assert Pace("documents", 3, done=1, started=0.0).words(9.0) == "1 of 3 batches, 0:18 left"
 
 
+def test_words_of_a_stage_whose_batches_tell_their_rows() -> None:
+    pace = Pace("pages", 2, all_rows=20_000, started=100.0)
+    assert pace.words(100.0) == "0 of 2 batches, 0 of 20,000 pages" and pace.share == 0
+    pace.rows = 5000  # no batch has ended
+    assert pace.words(200.0) == "0 of 2 batches, 5,000 of 20,000 pages, 50 pages/s, 5:00 left" and pace.share == 0.25
+    pace.done, pace.rows = 2, 20_000
+    assert pace.words(400.0) == "2 of 2 batches, 20,000 of 20,000 pages, 67 pages/s, took 5:00"
+
+
 @pytest.mark.parametrize(("seconds", "said"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (7384, "2:03:04")])
 def test_clock(seconds: float, said: str) -> None:
     assert clock(seconds) == said

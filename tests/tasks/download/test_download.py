@@ -1,5 +1,6 @@
 """The step against a server on loopback: order, the same content, kill -9 and resume, flat memory."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from tasks.download import download
 from tasks.download.ledger import ledgers_of
 from tasks.download.tally import tally_hosts
 from tasks.download.warc import read_pages
-from tasks.runner import Runner
+from tasks.runner import Runner, Stage
 from tasks.shards import read_rows
 from tasks.storage import Folder
 from tests.tasks.download.fetching import make_settings, make_urls, run
@@ -45,6 +46,40 @@ def test_pages_stand_in_the_order_of_the_list(site: Site, tmp_path: Path) -> Non
     assert manifest.outcome.reasons == {"content_type": 1, "not_found": 1}
     assert (manifest.outcome.seen, manifest.outcome.kept) == (4, 2)
     assert site.hits["a.test", "/robots.txt"] == 1  # once for both shards
+
+
+class Told(Runner):
+    """A runner that notes what it is told of batches in flight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages: list[dict[str, int]] = []
+        self.said: dict[str, list[tuple[int, int]]] = {}
+
+    def dispatch(self, stage: Stage, *args: Any) -> None:
+        self.stages.append(dict(stage.rows))
+        super().dispatch(stage, *args)
+
+    def come(self, name: str, done: int, rows: int) -> None:
+        self.said.setdefault(name, []).append((done, rows))
+
+
+def test_a_shard_tells_how_far_it_is(site: Site, tmp_path: Path) -> None:
+    def slow(h: Any) -> None:
+        time.sleep(0.5)
+        h.answer(b"", status=503 if len(told.stages) == 1 else 200)
+
+    site.handlers["/slow"] = slow
+    root = Folder(tmp_path)
+    urls = make_urls(root, [["http://a.test/1", "http://b.test/slow"], ["http://a.test/2"]])
+    with Told() as told:
+        ask = functools.partial(download, root, urls, make_settings(attempts=1), told, {"*.test": site.address})
+        ask()
+        assert told.stages == [{"part-00000": 2, "part-00001": 1}]
+        assert (1, 2) in told.said["part-00000"] and told.said["part-00000"][-1] == (2, 2)
+        assert told.said["part-00001"][-1] == (1, 1)
+        ask(retry_failed=True)
+        assert told.stages[1:] == [{"retry-00000": 1}] and told.said["retry-00000"][-1] == (1, 1)
 
 
 def test_content_does_not_depend_on_times_or_workers(site: Site, tmp_path: Path) -> None:
