@@ -79,10 +79,11 @@ def dataprep(settings: DataprepSettings) -> str:
 
 def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> Prepared:
     """The recipe of the data, step by step."""
-    documents, sources = documents_of(root, settings, runner)
-    # The published tokenizer counts a document's tokens; one that has yet to be trained on the documents cannot.
+    # The published tokenizer counts a document's tokens; one that has yet to be trained on the documents cannot. It is
+    # had first: where it cannot be, that is to be known before a crawl of days and not after it.
     published = settings.tokenizer.name != "train"
     bpe = run_step(tokenizer, root, None, settings.tokenizer, runner=runner) if published else None
+    documents, sources = documents_of(root, settings, runner)
     cleaned = run_step(clean, root, documents, settings.clean, runner=runner, tokenizer=bpe)
     lambada, drawn = settings.lambada, None
     if lambada is None:
