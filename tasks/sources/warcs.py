@@ -29,6 +29,7 @@ from tasks.steps import Manifest, Outcome, Step, digest
 from tasks.storage import Folder
 
 ENDINGS = (".warc",)
+LISTED = b"crawl-data/"  # as the lines of warc.paths.gz begin
 FURTHER = 50  # times `shard_rows` at which a shard ends where a reader must unpack the archive from its beginning
 
 
@@ -60,9 +61,11 @@ def find_warcs(patterns: Sequence[str]) -> list[InputFile]:
         with open_archive(file.place) as stream:
             head = stream.start()
         if head and not head.startswith(RECORD):
+            hint = "give lists of URLs with --urls, text with --documents"
+            if head.startswith(LISTED):
+                hint = "it lists archives of Common Crawl: fetch those, or give their addresses"
             raise UserError(
-                f"{file.place} is no WARC: it begins with {head[:12]!r}, WARC/1.0 or WARC/1.1 expected; "
-                "give lists of URLs with --urls, text with --documents"
+                f"{file.place} is no WARC: it begins with {head[:12]!r}, WARC/1.0 or WARC/1.1 expected; {hint}"
             )
     return files
 

@@ -357,6 +357,8 @@ def test_the_same_bytes_for_one_and_two_workers(tmp_path: Path, runners: list[Ru
 def test_what_is_no_archive(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"list\.warc\.gz is no WARC: it begins with .*http.*--urls"):
         find_warcs([str(archive(tmp_path, gzip.compress(b"http://a.example/\n"), "list.warc.gz"))])
+    with pytest.raises(UserError, match=r"warc\.paths\.gz is no WARC: .* it lists archives of Common Crawl"):
+        find_warcs([str(archive(tmp_path, gzip.compress(b"crawl-data/CC-MAIN-2024-10/a.warc.gz\n"), "warc.paths.gz"))])
     with pytest.raises(UserError, match=r"text\.warc\.wet\.gz holds extracted text .*--documents"):
         find_warcs([str(archive(tmp_path, members([INFO]), "text.warc.wet.gz"))])
     with pytest.raises(UserError, match=r"no file matches .*--warcs"):
