@@ -40,7 +40,10 @@ def finish(step: Step, total: Outcome, hosts_name: str = HOSTS_FILE) -> Manifest
         step.forget_batches()  # or the next run would believe them
         clear_journals(step.folder)
         counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items())
-        raise RunError(f"none of the {total.seen} pages could be fetched ({counts}); check the network and run again")
+        remedy = "check the network and run again"
+        if [*total.reasons] == ["not_public_address"]:
+            remedy = "download.allow_private names networks of your own that may be asked"
+        raise RunError(f"none of the {total.seen} pages could be fetched ({counts}); {remedy}")
     ledgers = ledgers_of(total.audit)
     hosts = write_table(step.folder, f"{hosts_name}.parquet", tally_hosts(step.folder, ledgers))
     total = total.model_copy(update={"audit": (*total.audit, hosts)})

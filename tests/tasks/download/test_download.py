@@ -101,6 +101,8 @@ def test_nothing_fetched_is_an_error_and_is_not_believed_later(site: Site, tmp_p
         run(Folder(tmp_path), site, [["http://a.test/x"]])
     del site.handlers["/x"]
     assert run(Folder(tmp_path), site, [["http://a.test/x"]]).outcome.kept == 1
+    with pytest.raises(RunError, match=r"\(not_public_address 1\); download\.allow_private names networks"):
+        run(Folder(tmp_path / "private"), site, [["http://a.test/x"]], allow_private=())
 
 
 def test_a_stopped_download_ends_soon(site: Site, tmp_path: Path) -> None:
