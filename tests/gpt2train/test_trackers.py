@@ -49,8 +49,8 @@ def test_curves_on_a_full_disk_are_one_line_and_closing_hides_no_other(tmp_path:
     settings = config(tmp_path / "run", tensorboard=True)
     writer = MetricsWriter(settings.output, 0, open_trackers(settings, 0))
     (curves,) = (tmp_path / "run" / "tensorboard").iterdir()
-    curves.unlink()
-    curves.symlink_to("/dev/full")
+    (tmp_path / "full").symlink_to("/dev/full")
+    (tmp_path / "full").replace(curves)  # at once: the thread that writes would make the file anew
     with pytest.raises(RunError, match=r"no space left while writing .*tensorboard: free some"):
         for step in range(1, 1000):
             writer.write({"step": step, "loss": 1.0})
