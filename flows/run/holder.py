@@ -51,13 +51,13 @@ def _read(root: Folder) -> dict[str, str]:
 
 def _report(holder: dict[str, str]) -> None:
     """Give a run that still counts as running its end; one that another server knows is that server's."""
-    where = f"process {holder.get('pid')} on {holder.get('host')}"
+    cause = f"process {holder.get('pid')} on {holder.get('host')} was killed"
     try:
         with get_client(sync_client=True) as client:
             run = client.read_flow_run(holder["flow_run"])  # type: ignore[arg-type]  # text goes into the address
             if alive(run):
-                end = report(client, run, where)
-                log.warning("flow run %s was killed (%s): it is %s now", run.name, where, end.lower())
+                end = report(client, run, cause)
+                log.warning("flow run %s is %s now: %s", run.name, end.lower(), cause)
     except ObjectNotFound:
         pass
     except (httpx.HTTPError, ValueError) as error:
@@ -69,14 +69,14 @@ def alive(run: FlowRun) -> bool:
     return run.state is not None and run.state.type in (StateType.RUNNING, StateType.CANCELLING)
 
 
-def report(client: SyncPrefectClient, run: FlowRun, where: str) -> str:
+def report(client: SyncPrefectClient, run: FlowRun, cause: str) -> str:
     """Give a run its end: Crashed, or Cancelled where that was asked for; the state's name.
 
     Args:
-        where: the process that was killed, and its machine.
+        cause: which process is gone, on which machine, and how it went.
     """
-    end: State[Any] = Crashed(message=f"{where} was killed; run again to go on from what is committed")
+    end: State[Any] = Crashed(message=f"{cause}; run again to go on from what is committed")
     if run.state is not None and run.state.type == StateType.CANCELLING:
-        end = Cancelled(message=f"{where} is gone")
+        end = Cancelled(message=cause)
     client.set_flow_run_state(run.id, end, force=True)
     return str(end.name)

@@ -1,10 +1,11 @@
-"""What outlives the process of a flow, to report a run whose process was killed.
+"""What outlives the process of a flow, to report a run whose process was killed, or whose end nobody heard.
 
 Prefect's process worker that is asked to stop (Ctrl-C, SIGTERM: systemd, a container) kills the flows it started with
 SIGKILL and tells the server nothing, so that their runs count as running for ever [Prefect's issues 16746, 22528]. The
-same goes for the kernel's OOM killer where it takes worker and flow. So each flow that a worker started has a witness:
-a process of a few MB that reads from a pipe. A flow that ends in any other way says so; when the pipe closes without a
-word, the witness gives the worker time to report the run, and then does it itself.
+same goes for the kernel's OOM killer where it takes worker and flow, and for a run that ends while the server is away
+or has no room on its disk. So each flow that a worker started has a witness: a process of a few MB that reads from a
+pipe. A flow whose end the server knows says so; when the pipe closes without that word, the witness gives the worker
+time to report the run, and then does it itself.
 """
 
 import atexit
@@ -17,9 +18,11 @@ import time
 
 import psutil
 
-OVER = b"over"  # the flow's process ends by itself, having told the server what there was to tell
+OVER = b"over"  # the flow's process ends by itself, and the server knows of it
+UNHEARD = b"unheard"  # it ends by itself, and the server does not
 WORKER_SECONDS = 30.0  # for a worker that is still there to report the run, with the exit code that only it knows
 TELL_SECONDS = 600.0  # to reach the server
+ASK_SECONDS = 5.0
 LOOK_SECONDS = 1.0
 
 
@@ -39,21 +42,40 @@ def call_witness(run: str, attempt: int, worker: psutil.Process) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # signals for the flow's process group are none of its business
     )
-    atexit.register(_dismiss, witness)
+    atexit.register(_dismiss, witness, run)
 
 
-def _dismiss(witness: "subprocess.Popen[bytes]") -> None:
+def _dismiss(witness: "subprocess.Popen[bytes]", run: str) -> None:
+    word = OVER if _is_known_to_end(run) else UNHEARD
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        witness.communicate(OVER, timeout=LOOK_SECONDS)
+        witness.communicate(word, timeout=LOOK_SECONDS)
+
+
+def _is_known_to_end(run: str) -> bool:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    from flows.run.holder import alive
+
+    soon = {"timeout": ASK_SECONDS}
+    with (
+        contextlib.suppress(Exception),
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(sync_client=True, httpx_settings=soon) as client,
+    ):
+        return not alive(client.read_flow_run(run))  # type: ignore[arg-type]  # text goes into the address
+    return False  # the server is away, or cannot answer
 
 
 def main(run: str, attempt: str, worker: str, since: str) -> None:
     """Wait for the end of the flow's process; report the run if nobody else does."""
     for number in (signal.SIGTERM, signal.SIGINT):  # systemd sends them to all that a service has started
         signal.signal(number, signal.SIG_IGN)
-    where = f"process {os.getppid()} on {os.uname().nodename}"
-    if sys.stdin.buffer.read() == OVER:
+    process = f"process {os.getppid()} on {os.uname().nodename}"
+    word = sys.stdin.buffer.read()
+    if word == OVER:
         return
+    cause = f"{process} ended, and the server did not hear how" if word == UNHEARD else f"{process} was killed"
     from prefect.client.orchestration import get_client  # 1 s, of those that have one
 
     from flows.run.holder import alive, report
@@ -65,7 +87,7 @@ def main(run: str, attempt: str, worker: str, since: str) -> None:
             if not alive(found) or found.run_count != int(attempt):
                 return
             if time.monotonic() > patience or not _lives(int(worker), float(since)):
-                report(client, found, where)
+                report(client, found, cause)
                 return
         time.sleep(LOOK_SECONDS)
 

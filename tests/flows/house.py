@@ -29,10 +29,40 @@ class House:
     Attributes:
         address: of its API.
         environment: by which commands and workers find it.
+        home: where its database and its log are.
+        server: its process.
     """
 
     address: str
     environment: dict[str, str]
+    home: Path
+    server: psutil.Process | None = None
+
+    def __post_init__(self) -> None:
+        self._own = dict(self.environment)  # without what marks the workers of one test
+
+    def serve(self) -> None:
+        """Start the server, and wait until it answers (9-13 s: a new database is migrated)."""
+        url = httpx.URL(self.address)
+        command = [sys.executable, "-m", "prefect", "server", "start", "--host", url.host, "--port", str(url.port)]
+        with (self.home / "server.log").open("a") as file:
+            server = self.server = _start(command, self._own, file)
+
+        def answers() -> bool:
+            assert not has_ended(server), (self.home / "server.log").read_text()[-2000:]
+            with contextlib.suppress(httpx.HTTPError):
+                return httpx.get(f"{self.address}/health", timeout=5, trust_env=False).status_code == 200
+            return False
+
+        wait_for(answers, START_SECONDS, f"the server at {self.address}")
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """The server is stopped, and is back at the end."""
+        assert self.server is not None
+        _end(self.server)
+        yield
+        self.serve()
 
     def prefect(self, *arguments: str, seconds: float = 300) -> "subprocess.CompletedProcess[str]":
         """Run `prefect …` in the repository, as an operator does."""
@@ -59,13 +89,17 @@ class House:
             under: the command that starts it, and is given its command line.
         """
         command = [*under, sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
-        with log.open("w") as file, _ended(_start(command, self.environment, file, folder)) as process:
+        with log.open("w") as file:
+            process = _start(command, self.environment, file, folder)
+        try:
             yield process
+        finally:
+            _end(process)
 
 
 @contextlib.contextmanager
 def house(home: Path) -> Iterator[House]:
-    """A server on a free port of 127.0.0.1, its database in `home` (9-13 s: a new one is migrated)."""
+    """A server on a free port of 127.0.0.1, its database in `home`."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -78,17 +112,13 @@ def house(home: Path) -> Iterator[House]:
         "DO_NOT_TRACK": "1",
     }
     home.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with (home / "server.log").open("w") as file, _ended(_start(command, environment, file)) as process:
-
-        def answers() -> bool:
-            assert not has_ended(process), (home / "server.log").read_text()[-2000:]
-            with contextlib.suppress(httpx.HTTPError):
-                return httpx.get(f"{address}/health", timeout=5, trust_env=False).status_code == 200
-            return False
-
-        wait_for(answers, START_SECONDS, f"the server at {address}")
-        yield House(address, environment)
+    made = House(address, environment, home)
+    try:
+        made.serve()
+        yield made
+    finally:
+        if made.server is not None:
+            _end(made.server)
 
 
 def _start(command: list[str], environment: dict[str, str], output: Any, folder: Path = ROOT) -> psutil.Process:
@@ -98,20 +128,16 @@ def _start(command: list[str], environment: dict[str, str], output: Any, folder:
     return psutil.Process(started.pid)
 
 
-@contextlib.contextmanager
-def _ended(process: psutil.Process) -> Iterator[psutil.Process]:
-    try:
-        yield process
-    finally:
-        family = [process, *_children(process)]
+def _end(process: psutil.Process) -> None:
+    family = [process, *_children(process)]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGINT)
+    with contextlib.suppress(psutil.TimeoutExpired):
+        process.wait(10)
+    for one in family:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGINT)
-        with contextlib.suppress(psutil.TimeoutExpired):
-            process.wait(10)
-        for one in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        wait_until_ended(family)
+            one.kill()
+    wait_until_ended(family)
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:

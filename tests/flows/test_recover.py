@@ -149,6 +149,32 @@ def test_a_run_killed_together_with_its_worker_is_found_by_the_next(training: De
 
 
 @pytest.mark.exhaustive
+def test_an_end_that_the_server_was_away_for_is_reported_when_it_is_back(
+    place: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(place.environment, "PREFECT_CLIENT_MAX_RETRIES", "1")  # of 5: it tries for many minutes
+    output = prepare_tokens(tmp_path / "out")
+    steps = 8000  # not over before the server is away
+    train = {**ENDLESS, "steps": steps}
+    parameters = {"config": "pretrain/tiny", "output": str(output), "train": train, "launch": {"processes": 1}}
+    short = deploy(place, "short", "flows/pretrain.py:pretrain", parameters, output, tmp_path / "worker.log")
+    with place.worker(short.pool, short.log) as worker:
+        run = short.start_and_come_on()
+        flow = flow_of(short, worker)
+        with place.away():
+            assert short.steps()[-1] < steps
+            wait_for(lambda: short.saved() == steps, SECONDS, "the end of the training")
+            wait_for(lambda: has_ended(flow), SECONDS, "the end of its flow")
+            worker.kill()  # or it could report the run, as long as it has patience
+        message = short.wait(run, "CRASHED")["message"]
+        assert message.endswith("ended, and the server did not hear how; run again to go on from what is committed")
+        wait_for(lambda: not short.processes(), SECONDS, "the end of all processes")
+    with place.worker(short.pool, short.log):
+        short.wait(short.start(), "COMPLETED")
+        assert short.steps() == list(range(1, steps + 1))
+
+
+@pytest.mark.exhaustive
 def test_cancelled_batches_leave_no_process_and_what_is_committed_stays(place: House, tmp_path: Path) -> None:
     output = tmp_path / "out"
     parameters = {"settings": {"output": str(output), "workers": 2}, "seconds": 0.3}
