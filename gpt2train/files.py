@@ -35,6 +35,14 @@ def is_full(folder: Path) -> bool:
     return False
 
 
+def size_words(size: int) -> str:
+    """A number of bytes as a person reads it."""
+    for unit, scale in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} bytes"
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a small file, whole or not at all.
 

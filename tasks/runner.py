@@ -92,7 +92,7 @@ class Stage:
         name: name of the stage.
         batches: how many are to be run.
         landed: takes the outcomes of batches that have ended; raises when the step is to stop.
-        rows: of each batch by its name, where they tell by `Runner.come` how far they are.
+        rows: of each batch by its name, where they tell by `Runner.advance` how far they are.
     """
 
     step: str
@@ -172,7 +172,7 @@ class Runner:
                 this process here, a worker on a cluster. `thread`: in this process in any case, for work that needs
                 what only this process has (the memory of hosts, the user's files).
             at_once: batches in flight; the number of workers where not given.
-            rows: of each item, where the work runs long and tells by `come` how far it is.
+            rows: of each item, where the work runs long and tells by `advance` how far it is.
 
         Raises:
             RunError: the step rejects more than its limit allows; what is committed stays.
@@ -240,7 +240,7 @@ class Runner:
         """Told after every group of batches how many ended, and how many rows came in. The plain runner logs."""
         log.debug("%s: %s %d of %d, %d rows", stage.step, stage.name, done, stage.batches, rows)
 
-    def come(self, name: str, done: int, rows: int) -> None:
+    def advance(self, name: str, done: int, rows: int) -> None:
         """Told by a batch in a thread that runs long, many times: how many of the rows that it has to do are done."""
 
     @contextlib.contextmanager

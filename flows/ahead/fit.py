@@ -8,6 +8,7 @@ from pathlib import Path
 from flows.ahead.steps import look_through
 from flows.settings import DataprepSettings, OutputSettings, PipelineSettings, PretrainSettings, usable_cores
 from gpt2train.errors import UserError
+from gpt2train.files import size_words
 from gpt2train.plan.devices import find_gpus
 from gpt2train.plan.fit import Fit, lacking, weigh
 from gpt2train.settings import Settings
@@ -161,11 +162,3 @@ def vocabulary_of(settings: PretrainSettings) -> int:
     if isinstance(settings, DataprepSettings) and settings.tokenizer.name == "train":
         return settings.tokenizer.vocab_size
     return GPT2_VOCAB
-
-
-def size_words(size: int) -> str:
-    """A number of bytes as a person reads it."""
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size} bytes"

@@ -6,7 +6,7 @@ time are the arithmetic of `gpt2train plan`; each figure says what it rests on.
 
 from collections.abc import Sequence
 
-from flows.ahead.fit import Outlook, outlook, size_words, vocabulary_of
+from flows.ahead.fit import Outlook, outlook, vocabulary_of
 from flows.ahead.steps import look_through
 from flows.settings import (
     DataprepSettings,
@@ -14,6 +14,7 @@ from flows.settings import (
     PretrainSettings,
     usable_cores,
 )
+from gpt2train.files import size_words
 from gpt2train.plan.fit import Fit, duration
 from gpt2train.settings import Settings
 from tasks.inputs import InputFile

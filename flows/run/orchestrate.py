@@ -72,7 +72,7 @@ class PrefectRunner(Runner):
             retry_condition_fn=TryBatchAgain(self.stopping),
         )(_work)
         self._pace = Pace(UNITS.get(step, "documents"), stage.batches, all_rows=sum(stage.rows.values()))
-        self._stage, self._come = stage, {name: (0, rows) for name, rows in stage.rows.items()}
+        self._stage, self._far = stage, {name: (0, rows) for name, rows in stage.rows.items()}
         self._context = contextvars.copy_context()
         self._bar = StepProgress(f"{step} {stage.name}" if stage.name != "part" else step, self._pace)
         self._begun = time.monotonic()
@@ -97,18 +97,19 @@ class PrefectRunner(Runner):
         self._pace.done = done
         if not stage.rows:
             self._pace.rows = rows
-        self._show_pace(stage)
+        self._show_pace()
 
-    def come(self, name: str, done: int, rows: int) -> None:
+    def advance(self, name: str, done: int, rows: int) -> None:
         """Move the bars by the rows of a batch that goes on."""
-        self._come[name] = (done, rows)
-        self._pace.rows, self._pace.all_rows = map(sum, zip(*self._come.values(), strict=True))
+        self._far[name] = (done, rows)
+        self._pace.rows, self._pace.all_rows = map(sum, zip(*self._far.values(), strict=True))
         # What is shown belongs to the step, not to the batch whose thread this is.
-        self._context.copy().run(self._show_pace, self._stage)
+        self._context.copy().run(self._show_pace)
 
-    def _show_pace(self, stage: Stage) -> None:
+    def _show_pace(self) -> None:
         self._bar.update()
-        key, now = f"{stage.step}-progress", time.monotonic()
+        stage, now = self._stage, time.monotonic()
+        key = f"{stage.step}-progress"
         # What ends at once needs no bar.
         if now - self._begun >= UPDATE_SECONDS or self.page.shows(key):
             words = f"{stage.step} {stage.name}: {self._pace.words(now)}"

@@ -60,7 +60,7 @@ def download(
         return done
     from tasks.download.crawl import Crawler  # aiohttp's import costs workers that only read pages 0.3 s
 
-    with Crawler(settings, connect_to or {}, runner.stopping, runner.come) as crawler:
+    with Crawler(settings, connect_to or {}, runner.stopping, runner.advance) as crawler:
         if done:
             from tasks.download.retry import retry
 

@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 from pydantic import PositiveInt
 
+from gpt2train.files import size_words
 from gpt2train.metrics import read_metrics
 from gpt2train.settings import Settings
 from tasks.report.findings import findings
@@ -134,18 +135,9 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["count"] = lambda value: "–" if value is None else f"{value:,}"
     environment.filters["number"] = lambda value, digits=3: "–" if value is None else f"{value:,.{digits}f}"
-    environment.filters["size"] = _size
+    environment.filters["size"] = size_words
     environment.filters["words"] = lambda name: str(name).replace("_", " ")
     return environment
-
-
-def _size(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
 
 
 def render(facts: Mapping[str, Any]) -> str:

@@ -60,7 +60,7 @@ class Told(Runner):
         self.stages.append(dict(stage.rows))
         super().dispatch(stage, *args)
 
-    def come(self, name: str, done: int, rows: int) -> None:
+    def advance(self, name: str, done: int, rows: int) -> None:
         self.said.setdefault(name, []).append((done, rows))
 
 
