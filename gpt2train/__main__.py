@@ -1,4 +1,4 @@
-"""`python -m gpt2train` is the command `gpt2train`."""
+"""Entry point of `python -m gpt2train`, the same as the command `gpt2train`."""
 
 from gpt2train.cli import main
 

@@ -1,30 +1,100 @@
-"""The errors a person sees; each is one line that names the thing, the place and the remedy."""
+"""Errors shown to the user, each in one line with cause, location and remedy, and redaction of secrets in them."""
 
 import re
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-# An address may carry a password before its host, or a signature in its query: neither belongs into a log.
-_PASSWORD = re.compile(r"(?<=://)[^\s/@'\"]+@")
-_QUERY = re.compile(r"(://[^\s?'\"]+)\?[^\s'\"]*")
+# A URL may carry a password before its host, or a signature in its query; neither may reach a log. The user part ends
+# at the last @ of the authority. A password with a slash in it (`user:pa/ss@host`) begins with a colon that no port
+# number follows. One slash or several: a mistyped URL holds the same secret.
+_USER = re.compile(r"(?<=:/)(/*)([^\s/@:]+:(?!\d+(?:/|\s|$))\S*|[^\s/]*)@(\S*)")
+_QUERY = re.compile(r"(:/+[^\s?#]+)([?#])\S*?(?=['\"),;:.\]}>]*(?:\s|$))")
+_MIN_SECRET = 3  # characters; shorter secrets are not searched for by themselves, since they occur in any text
 
 
-def redact(text: str) -> str:
-    """The text with the user part and the query of each address in it replaced by an ellipsis."""
-    return _QUERY.sub(r"\1?…", _PASSWORD.sub("…@", text))
+def redact(text: str, *addresses: str) -> str:
+    """Replace the user part, the query and the fragment of each URL in a text by an ellipsis.
+
+    Args:
+        text: any text, such as an error message.
+        addresses: URLs whose secrets are replaced anywhere in the text, since a library may quote a part of a URL.
+    """
+    for secret in sorted({one for address in addresses for one in _secrets(address)}, key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return _QUERY.sub(r"\1\2…", _USER.sub(_without_user, text))
 
 
-class _Told(Exception):
+def _without_user(match: re.Match[str]) -> str:
+    slashes, user, rest = match.groups()
+    # With a question mark before the @, a password cannot be distinguished from the beginning of a query.
+    return f"{slashes}…" if "?" in user or "#" in user else f"{slashes}…@{_USER.sub(_without_user, rest)}"
+
+
+def redact_values(value: Any) -> Any:
+    """Redact every string of a JSON value, keys included."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {redact_values(key): redact_values(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact_values(inner) for inner in value]
+    return value
+
+
+def redact_error(error: Exception) -> Exception:
+    """Remove the secrets of URLs from an error's message.
+
+    Returns:
+        The error itself, changed in place, or a RunError or TransientError if its message cannot be changed.
+    """
+    if redact(str(error)) == str(error):
+        return error
+    error.args = tuple(redact_values(list(error.args)))
+    for name in ("filename", "filename2"):
+        if isinstance(value := getattr(error, name, None), str):
+            setattr(error, name, redact(value))
+    if redact(str(error)) == str(error):
+        return error
+    transient = isinstance(error, ConnectionError | TimeoutError)
+    return (TransientError if transient else RunError)(f"{type(error).__name__}: {error}")
+
+
+def redacted_traceback(error: BaseException) -> str:
+    """Format the traceback of an error as Python does, redacted."""
+    return redact("".join(traceback.format_exception(error)))
+
+
+def _secrets(address: str) -> Iterator[str]:
+    """Yield the password and the query values of a URL, verbatim, decoded and encoded."""
+    found = [match.group(2) for match in _USER.finditer(address)]
+    found += [password for user in found if (password := user.partition(":")[2])]
+    query = "&".join(re.split(r"[?#]", address)[1:]) if "://" in address else ""
+    found += [value for pair in re.split("[&;]", query) if (value := pair.rpartition("=")[2])]
+    for secret in found:
+        for form in (secret, unquote(secret), unquote_plus(secret), quote(secret, safe=""), quote_plus(secret)):
+            if len(form) >= _MIN_SECRET:
+                yield form
+
+
+class RedactedError(Exception):
+    """Base of the package's errors: the secrets of URLs in the message are redacted."""
+
     def __init__(self, message: str) -> None:
         super().__init__(redact(message))
 
 
-class UserError(_Told):
-    """A mistake of the user: a wrong setting, a missing file. The command ends with exit code 2."""
+class UserError(RedactedError):
+    """A mistake of the user, such as a wrong setting or a missing file. The command exits with code 2."""
 
 
-class RunError(_Told):
-    """A failure while running: a full disk, a damaged file. The command ends with exit code 1."""
+class RunError(RedactedError):
+    """A failure at run time, such as a full disk or a damaged file. The command exits with code 1."""
 
 
 class TransientError(RunError):
-    """A failure that may pass by itself: a rank that died or hung, a lost machine. Worth trying again, from what is
-    committed; as the last word of a command it ends with exit code 1."""
+    """A failure that may pass by itself, such as a rank that died or hung, or a lost machine.
+
+    A retry starts from what is committed. A command that ends with this error exits with code 1.
+    """

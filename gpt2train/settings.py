@@ -1,26 +1,32 @@
-"""How settings are declared, layered and refused.
+"""Base class of settings models, layering of settings, and one-line validation errors.
 
-A setting is declared once, as a field of a frozen model with bounds and a docstring under it, beside the code that
-reads it. The same model is the Python API, the TOML preset, the command-line flags and the form in the Prefect UI.
+A setting is declared once, as a field of a frozen model with bounds and a docstring, beside the code that reads it. The
+same model defines the Python API, the TOML presets, the command-line flags and the form in the Prefect UI.
 """
 
 import difflib
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpt2train.errors import UserError
 
 M = TypeVar("M", bound="Settings")
 
+MAX_COUNT = 2**31 - 1  # largest count of a setting: the product of two fits int64, the dtype of index arithmetic
+PositiveNumber = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+NaturalNumber = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+
 
 class Settings(BaseModel):
-    """Base of every settings model: frozen, unknown keys forbidden, docstrings are the help texts."""
+    """Base class of settings models: frozen, no unknown keys, finite numbers, field docstrings as help texts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -39,7 +45,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def layer(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested mappings; a later layer wins key by key, lists are replaced whole."""
+    """Merge nested mappings key by key; later layers override earlier ones, lists are replaced as a whole."""
     merged: dict[str, Any] = {}
     for mapping in layers:
         for key, value in mapping.items():
@@ -48,11 +54,19 @@ def layer(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def build(model: type[M], *layers: Mapping[str, Any], source: str = "settings") -> M:
+Source = str | Callable[[tuple[int | str, ...]], str]
+
+
+def build(model: type[M], *layers: Mapping[str, Any], source: Source = "settings") -> M:
     """Build a settings model from layers, lowest precedence first.
 
+    Args:
+        model: settings model to build.
+        *layers: nested mappings of settings.
+        source: origin of the settings for error messages, or a function that maps a setting's path to it.
+
     Raises:
-        UserError: a wrong or unknown setting, in one line, with the nearest valid name.
+        UserError: a setting is wrong or unknown; the message is one line with the nearest valid name.
     """
     try:
         return model.model_validate(layer(*layers))
@@ -60,14 +74,15 @@ def build(model: type[M], *layers: Mapping[str, Any], source: str = "settings") 
         raise UserError(explain(error, model, source)) from error
 
 
-def explain(error: ValidationError, model: type[BaseModel], source: str = "settings") -> str:
-    """Say in one line what pydantic found wrong first, where, and what would be right."""
+def explain(error: ValidationError, model: type[BaseModel], source: Source = "settings") -> str:
+    """Describe the first error that pydantic found in one line, with the setting's name and the valid values."""
     first = error.errors()[0]
-    where = [str(part) for part in first["loc"]]
-    name = ".".join(where)
+    path = [str(part) for part in first["loc"]]
+    name = ".".join(path)
+    source = source if isinstance(source, str) else source(first["loc"])
     if first["type"] == "extra_forbidden":
-        valid = _fields_at(model, where[:-1])
-        return f"{source}: unknown setting {name!r}; {nearest(where[-1], valid, '.'.join(where[:-1]))}"
+        valid = _fields_at(model, path[:-1])
+        return f"{source}: unknown setting {name!r}; {nearest(path[-1], valid, '.'.join(path[:-1]))}"
     message = first["msg"].removeprefix("Value error, ")
     value = first.get("input")
     given = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
@@ -76,17 +91,19 @@ def explain(error: ValidationError, model: type[BaseModel], source: str = "setti
 
 
 def nearest(name: str, valid: Collection[str], within: str = "") -> str:
-    """The question whether the valid name nearest to a wrong one was meant; all of them, where none is near.
+    """Suggest the valid name that is closest to a wrong one, or list all valid names if none is close.
 
     Args:
-        within: what the names belong to, shown before the nearest one with a dot.
+        name: wrong name.
+        valid: valid names.
+        within: dotted path of the group that the names belong to, shown before the suggestion.
     """
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    return f"did you mean {'.'.join(filter(None, [within, near[0]]))!r}?" if near else f"there are: {', '.join(valid)}"
+    return f"did you mean {'.'.join(filter(None, [within, near[0]]))!r}?" if near else f"choose: {', '.join(valid)}"
 
 
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    """Names of the fields that are valid at a nested place of a settings model."""
+    """Names of the fields that are valid under a path of a settings model."""
     for key in path:
         field = model.model_fields.get(key)
         candidates = [] if field is None else [field.annotation, *get_args(field.annotation)]

@@ -1,0 +1,1 @@
+"""Atomic files and command-line conventions."""

@@ -1,0 +1,78 @@
+"""Conventions of all commands: exit codes, errors in one line, tracebacks only with `--debug`."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from cyclopts import App, CycloptsError
+from pydantic import ValidationError
+
+from gpt2train.errors import RunError, UserError, redact, redacted_traceback
+
+HELP_DEBUG = "`--debug` on any command shows the traceback of an error."
+
+
+def run_command(app: App, argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code.
+
+    0: success. 2: user error (`UserError`, or a wrong flag, with the nearest valid name). 1: failure at run time.
+    130: Ctrl-C. An error is one line on standard error that begins with `error:`.
+
+    Args:
+        app: cyclopts app; its commands raise `UserError` and `RunError`.
+        argv: arguments without the program's name; by default those of this process. `--debug` is removed, anywhere
+            before a `--`.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    flags = given[: given.index("--")] if "--" in given else given
+    debug = "--debug" in flags
+    arguments = [flag for flag in flags if flag != "--debug"] + given[len(flags) :]
+    app.suppress_keyboard_interrupt = False  # cyclopts would exit silently
+    try:
+        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        return fail(explain_flags(error), 2, debug)
+    except UserError as error:
+        return fail(str(error), 2, debug)
+    except RunError as error:
+        return fail(str(error), 1, debug)
+    except KeyboardInterrupt:
+        return fail("interrupted", 130, debug)
+    except Exception as error:  # noqa: BLE001 - the last handler of a command: one line, and the traceback on demand
+        return fail(f"{type(error).__name__}: {error}" + ("" if debug else " (--debug shows the traceback)"), 1, debug)
+    return 0
+
+
+def fail(message: str, code: int, debug: bool) -> int:
+    """Print an error as one line, with `--debug` after the current exception's traceback, and return the exit code."""
+    if debug and (error := sys.exception()) is not None:
+        print(redacted_traceback(error), file=sys.stderr, end="")
+    print(f"error: {redact(' '.join(message.split()))}", file=sys.stderr)
+    return code
+
+
+def explain_flags(error: CycloptsError) -> str:
+    """Describe an error of the flags in one line, with the names that the user typed."""
+    cause = error.__cause__ or error.__context__
+    if isinstance(cause, ValidationError):
+        first = cause.errors()[0]
+        flag = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")
+        message = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:  # a check of several flags: the message names them
+            return message
+        return f"{flag}: {message[:1].lower()}{message[1:]} (got {first.get('input')!r})"
+    return str(error)
+
+
+@contextlib.contextmanager
+def progress(label: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Show a progress bar on standard error; yields a function `(done, total)`, or None without a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,209 @@
+"""Atomic writing of files and folders by temporary name, fsync and rename, and other file helpers."""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gpt2train.errors import RunError, UserError
+
+ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+FULL = (errno.ENOSPC, errno.EDQUOT)  # disk full, quota exceeded
+ELSEWHERE = "give another --output"
+PROBE_BYTES = 1 << 20  # size of the test file; a disk that refuses it counts as full
+
+
+def write_error(place: str | Path, error: OSError, remedy: str = ELSEWHERE) -> UserError | RunError:
+    """Convert a failed write to an error that names the path, the reason and the remedy."""
+    if error.errno in FULL:
+        return RunError(f"no space left while writing {place}: free some, or {remedy}; run again to continue")
+    return UserError(f"cannot write {place}: {error.strerror or error}; {remedy}")
+
+
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Check that the path of a model, a checkpoint or a tokenizer is a folder.
+
+    Raises:
+        UserError: it is not; the message names what it is instead, and the remedy.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        return
+    if folder.is_file():
+        if folder.suffix.lower() in ARCHIVES:
+            raise UserError(
+                f"{path} is an archive, but a folder is needed; unpack it and give the folder that it contains"
+            )
+        raise UserError(f"{path} is a file, but a folder is needed; give the folder that contains it")
+    if str(path) == folder.name or (HUB_NAME.fullmatch(str(path)) and not folder.parent.is_dir()):
+        raise UserError(
+            f"there is no folder {path}; check the path. Models are not downloaded from a hub: download it first "
+            f"(hf download {path} --local-dir FOLDER) and give the folder"
+        )
+    raise UserError(f"there is no folder {path}; check the path")
+
+
+def is_full(folder: Path) -> bool:
+    """Return True if a folder has no space for `PROBE_BYTES`; it writes a file, since quotas are not reported."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        return error.errno in FULL
+    return False
+
+
+def private_folder() -> Path:
+    """Return the user's private folder for temporary files, created with mode 0700 if missing.
+
+    Its name is predictable, so that another user could create it first: a link, a folder of another user, and a folder
+    writable by others are refused.
+
+    Raises:
+        UserError: the folder cannot be created, or is refused.
+    """
+    user = os.geteuid() if hasattr(os, "geteuid") else 0  # Windows has a folder of temporary files for each user
+    folder = Path(tempfile.gettempdir()) / f"gpt2train-{user}"
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        status = folder.lstat()
+    except OSError as error:
+        raise UserError(f"cannot create {folder}: {error.strerror}; set TMPDIR to a writable folder") from error
+    is_private = stat.S_ISDIR(status.st_mode) and (
+        os.name == "nt" or (status.st_uid == user and not status.st_mode & 0o022)
+    )
+    if not is_private:
+        raise UserError(
+            f"{folder} is a link, belongs to another user, or is writable by others; remove it, or set TMPDIR to a "
+            "folder of your own"
+        )
+    return folder
+
+
+def size_words(size: int) -> str:
+    """Format a number of bytes with a unit."""
+    for unit, scale in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} bytes"
+
+
+def read_json_lines(
+    data: bytes, is_row: Callable[[dict[str, Any]], bool] = lambda row: True
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """Parse a file with one JSON object per line; a last line without a line feed is incomplete and ignored.
+
+    Args:
+        data: content of the file.
+        is_row: returns True if an object is a valid row.
+
+    Returns:
+        The valid rows, and the numbers of all other lines, counted from 1.
+    """
+    rows: list[dict[str, Any]] = []
+    unreadable: list[int] = []
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict) and is_row(row):
+            rows.append(row)
+        else:
+            unreadable.append(number)
+    return rows, unreadable
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its missing parents, and fsync the entry of each.
+
+    Without the fsync, a power failure can remove a folder with all its files, even if the files were synced.
+
+    Raises:
+        OSError: the folder cannot be created, or the path is a file.
+    """
+    missing = [folder]
+    while not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    for new in reversed(missing):
+        try:
+            new.mkdir()
+        except FileExistsError:
+            if not new.is_dir():
+                raise
+        else:
+            fsync(new.parent)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a small file atomically.
+
+    Raises:
+        RunError: the disk is full.
+        UserError: the path is not writable.
+    """
+    draft = path.parent / f".tmp-{secrets.token_hex(6)}"
+    try:
+        make_folder(path.parent)
+        draft.write_bytes(data)
+        fsync(draft)
+        draft.replace(path)
+        fsync(path.parent)
+    except OSError as error:
+        raise write_error(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def folder_whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill; at the end of the block it is renamed to `path`, unless there was an error.
+
+    An older folder at `path` is renamed before and removed after that, so that a kill loses neither: `path` is
+    complete, or missing with the older folder next to it as `.old-…`.
+
+    Raises:
+        RunError: the disk is full.
+        UserError: the path is not writable.
+    """
+    token = secrets.token_hex(6)
+    draft, old = path.parent / f".tmp-{token}", path.parent / f".old-{token}"
+    try:
+        make_folder(path.parent)
+        draft.mkdir()
+        yield draft
+        for file in sorted(draft.rglob("*")):
+            fsync(file)
+        fsync(draft)
+        if path.exists():
+            path.rename(old)
+        draft.rename(path)
+        fsync(path.parent)
+    except OSError as error:
+        raise write_error(path, error) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def fsync(path: Path) -> None:
+    """Flush a file's bytes, or a folder's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
