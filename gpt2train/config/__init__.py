@@ -1,20 +1,21 @@
-"""Every setting of a training run, once; one file a concern, no torch.
+"""Settings of a training run, one module per topic. Imports no torch.
 
-`TrainSettings` is what a person chooses (a preset, a TOML file, flags, the form in the UI); `RunConfig` adds what the
-data decides (token files, vocabulary, tokenizer) and where the run lives. A run folder carries its `RunConfig` as
-`config.toml`, complete, so that the same command goes on with the same numbers.
+`TrainSettings` holds the user's choices (a preset, a TOML file, flags, the form in the UI). `RunConfig` adds what the
+data determines (token files, vocabulary, tokenizer) and the run folder. Each run folder contains its complete
+`RunConfig` as `config.toml`, so that the same command resumes with the same numbers.
 """
 
 from gpt2train.config.batch import BatchSettings, RampUp
 from gpt2train.config.checkpoints import CheckpointSettings
-from gpt2train.config.data import Corpus, DataSettings, MixSettings, SampleSettings, ValidationSettings
+from gpt2train.config.commented import commented_run
+from gpt2train.config.data import Corpus, DataSettings, DocumentSettings, MixtureSettings, ValidationSettings
 from gpt2train.config.logging import LoggingSettings
 from gpt2train.config.model import ModelSettings
-from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, ScheduleSettings, SkipSettings
+from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, ScheduleSettings, SpikeSettings
 from gpt2train.config.parallel import ParallelSettings
+from gpt2train.config.performance import PerformanceSettings
 from gpt2train.config.presets import preset, presets
 from gpt2train.config.run import CONFIG_FILE, RunConfig, TrainSettings, read_run_config, run_config, to_toml
-from gpt2train.config.speed import SpeedSettings
 
 __all__ = [
     "CONFIG_FILE",
@@ -22,20 +23,21 @@ __all__ = [
     "CheckpointSettings",
     "Corpus",
     "DataSettings",
+    "DocumentSettings",
     "LoggingSettings",
-    "MixSettings",
+    "MixtureSettings",
     "ModelSettings",
     "OptimizerSettings",
     "ParallelSettings",
+    "PerformanceSettings",
     "RampUp",
     "RunConfig",
-    "SampleSettings",
     "ScalerSettings",
     "ScheduleSettings",
-    "SkipSettings",
-    "SpeedSettings",
+    "SpikeSettings",
     "TrainSettings",
     "ValidationSettings",
+    "commented_run",
     "preset",
     "presets",
     "read_run_config",

@@ -1,69 +1,74 @@
-"""How many samples make an optimizer step."""
-
-from pydantic import NonNegativeInt, PositiveInt
+"""Batch size settings."""
 
 from gpt2train.errors import UserError
-from gpt2train.settings import Settings
+from gpt2train.settings import NaturalNumber, PositiveNumber, Settings
 
 
 class RampUp(Settings):
-    """A global batch that grows with the samples used (Megatron-LM's `--rampup-batch-size`).
+    """Batch size ramp-up (Megatron-LM's `--rampup-batch-size`).
 
-    start, start + increment, start + 2 x increment … up to the global batch, each for an equal share of `samples`.
+    The global batch is start, start + increment, start + 2 x increment … up to `batch.global_batch`, each size for an
+    equal share of `samples`.
     """
 
-    start: PositiveInt
+    start: PositiveNumber
     """Samples of the first step."""
-    increment: PositiveInt
-    """Samples that are added each time."""
-    samples: PositiveInt
-    """Samples over which the batch grows; after them it is whole."""
+    increment: PositiveNumber
+    """Samples added at each increase."""
+    samples: PositiveNumber
+    """Samples over which the batch grows to its full size."""
 
 
 class BatchSettings(Settings):
-    """global_batch = micro_batch x data-parallel processes x accumulation; any two give the third.
+    """Batch sizes: global_batch = micro_batch x data-parallel processes x gradient_accumulation_steps.
 
-    A 0 is computed from the other two; where all three are given they must agree.
+    A value of 0 is computed from the other two. If all three are given, they must agree.
     """
 
-    micro_batch: NonNegativeInt = 8
-    """Samples a process works on at once; bounds the memory."""
-    global_batch: NonNegativeInt = 512
-    """Samples of one optimizer step, over all processes."""
-    accumulation: NonNegativeInt = 0
-    """Micro-batches that each process adds up before a step."""
+    micro_batch: NaturalNumber = 8
+    """Samples per forward pass of a process; determines the activation memory."""
+    global_batch: NaturalNumber = 512
+    """Samples per optimizer step, over all processes."""
+    gradient_accumulation_steps: NaturalNumber = 0
+    """Micro-batches that each process accumulates per optimizer step."""
     ramp_up: RampUp | None = None
-    """A smaller batch in the beginning; None has the same one always."""
+    """Batch size ramp-up at the start of training; None keeps the batch size constant."""
 
     def sizes(self, processes: int) -> tuple[int, int, int]:
-        """`(micro_batch, global_batch, accumulation)` on this many data-parallel processes.
+        """Resolve the batch sizes for a number of data-parallel processes.
+
+        Returns:
+            `(micro_batch, global_batch, gradient_accumulation_steps)`.
 
         Raises:
-            UserError: the numbers do not go together; the message gives the sum and the nearest values that do.
+            UserError: the sizes do not agree; the message gives the product and the nearest valid values.
         """
-        micro, whole, turns = self._sizes(processes)
+        micro, whole, accumulation = self._sizes(processes)
         self._check_ramp_up(micro * processes, whole)
-        return micro, whole, turns
+        return micro, whole, accumulation
 
     def _sizes(self, processes: int) -> tuple[int, int, int]:
-        micro, whole, turns = self.micro_batch, self.global_batch, self.accumulation
-        if [micro, whole, turns].count(0) > 1:
-            raise UserError("of batch.micro_batch, batch.global_batch and batch.accumulation two are needed")
+        micro, whole, accumulation = self.micro_batch, self.global_batch, self.gradient_accumulation_steps
+        if [micro, whole, accumulation].count(0) > 1:
+            raise UserError(
+                "at least two of batch.micro_batch, batch.global_batch and batch.gradient_accumulation_steps are needed"
+            )
         if not whole:
-            return micro, micro * processes * turns, turns
-        unit, name = (micro, "micro_batch") if micro else (turns, "accumulation")
+            return micro, micro * processes * accumulation, accumulation
+        unit, name = (micro, "micro_batch") if micro else (accumulation, "gradient_accumulation_steps")
         if whole % (unit * processes):
             raise UserError(
                 f"batch.global_batch {whole} is not a multiple of {name} {unit} x {processes} data-parallel processes"
                 f" = {unit * processes}; set it to {_nearest(whole, unit * processes)}, or change {name}"
             )
         third = whole // (unit * processes)
-        if micro and turns and turns != third:
+        if micro and accumulation and accumulation != third:
             raise UserError(
                 f"batch.global_batch {whole} is not micro_batch {micro} x {processes} data-parallel processes x "
-                f"accumulation {turns} = {micro * processes * turns}; leave one of the three at 0"
+                f"gradient_accumulation_steps {accumulation} = {micro * processes * accumulation}; set one of the "
+                "three to 0"
             )
-        return (micro, whole, third) if micro else (third, whole, turns)
+        return (micro, whole, third) if micro else (third, whole, accumulation)
 
     def _check_ramp_up(self, unit: int, whole: int) -> None:
         ramp = self.ramp_up
@@ -71,7 +76,7 @@ class BatchSettings(Settings):
             return
         if ramp.start > whole or (whole - ramp.start) % ramp.increment:
             raise UserError(
-                f"batch.ramp_up from {ramp.start} by {ramp.increment} does not arrive at global_batch {whole}: "
+                f"batch.ramp_up from {ramp.start} by {ramp.increment} does not reach global_batch {whole}: "
                 f"{whole} - {ramp.start} = {whole - ramp.start} is not a multiple of {ramp.increment}"
             )
         for name, value in (("start", ramp.start), ("increment", ramp.increment)):
@@ -83,6 +88,6 @@ class BatchSettings(Settings):
 
 
 def _nearest(value: int, unit: int) -> str:
-    """The multiples of a unit on both sides of a value."""
+    """Name the multiples of a unit below and above a value."""
     below = value // unit * unit
     return f"{below} or {below + unit}" if below else f"{unit}"

@@ -1,26 +1,24 @@
-"""When to save, and what to keep."""
+"""Checkpoint settings."""
 
 from typing import Literal
 
-from pydantic import NonNegativeInt, PositiveInt
-
-from gpt2train.settings import Settings
+from gpt2train.settings import NaturalNumber, PositiveNumber, Settings
 
 
 class CheckpointSettings(Settings):
-    """When to save, and what to keep."""
+    """Saving, retention and initialisation from checkpoints."""
 
-    every: PositiveInt = 500
+    interval: PositiveNumber = 500
     """Steps between checkpoints; the last step is always saved."""
-    keep: PositiveInt = 3
-    """Newest checkpoints that stay on the disk."""
-    keep_best: NonNegativeInt = 1
-    """Checkpoints with the lowest validation loss that stay as well; of those at steps that were validated."""
-    asynchronous: bool = True
-    """Write while training goes on; it stands still only while the state is copied."""
+    keep: PositiveNumber = 3
+    """Number of newest checkpoints to keep."""
+    keep_best: NaturalNumber = 1
+    """Number of checkpoints with the lowest validation loss to keep in addition; only validated steps count."""
+    async_save: bool = True
+    """Write in the background; training pauses only while the state is copied."""
     init_from: str | None = None
-    """What a new run begins with, where it must exist: a run folder or a checkpoint of any layout, a Hugging Face GPT-2
-    folder, or a checkpoint of Megatron-LM. A run that has checkpoints of its own goes on from those."""
-    start_with: Literal["weights", "optimizer", "position"] = "optimizer"
-    """What is taken of a run: the weights; the optimizer's state as well; or also where it stood in steps and data.
-    Of what has weights alone, these."""
+    """Initial state of a new run: a run folder or a checkpoint of any layout, a Hugging Face GPT-2 folder, or a
+    checkpoint of Megatron-LM. A run that has its own checkpoints resumes from those instead."""
+    restore: Literal["weights", "optimizer", "full"] = "optimizer"
+    """Part of `init_from` to load: the weights, the weights and the optimizer state, or also the position in steps and
+    data. Sources with weights only always load the weights; `full` refuses them."""

@@ -1,29 +1,29 @@
-"""Token files, and how samples are made of them."""
+"""Settings of token files, data mixture, document boundaries and validation."""
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, field_validator
 
-from gpt2train.settings import Settings
+from gpt2train.settings import PositiveNumber, Settings
 
 
 class Corpus(Settings):
-    """One of several corpora that are mixed."""
+    """One corpus of a data mixture."""
 
     prefix: str
-    """Token files (`.bin/.idx`), named without their ending."""
-    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Path of the token files (`.bin/.idx`) without extension."""
+    weight: float = Field(1.0, ge=1e-9, le=1e9)
     """Share of the samples, relative to the other corpora's weights."""
 
 
 class DataSettings(Settings):
-    """Token files (`.bin/.idx`), named without their ending."""
+    """Token files (`.bin/.idx`), named by their path without extension."""
 
     train: str | tuple[Corpus, ...]
     """Prefix of the training tokens, or several corpora with their weights."""
     valid: str | None = None
     """Prefix of the validation tokens; None trains without validation."""
     cache: str | None = None
-    """Folder where the order of a corpus of more than about a million documents is kept, for other runs to use as well;
-    None: `index/` in the run folder."""
+    """Folder in which the sample order of corpora of more than about a million documents is cached, also for other
+    runs; None: `index/` in the run folder."""
 
     @field_validator("train")
     @classmethod
@@ -34,34 +34,34 @@ class DataSettings(Settings):
 
     @property
     def corpora(self) -> tuple[Corpus, ...]:
-        """The training corpora, one or several."""
+        """Training corpora, one or several."""
         return (Corpus(prefix=self.train),) if isinstance(self.train, str) else self.train
 
 
-class MixSettings(Settings):
-    """Corpora beside the tokens that the data flow made."""
+class MixtureSettings(Settings):
+    """Data mixture: corpora in addition to the tokens of the data flow."""
 
     corpora: tuple[Corpus, ...] = ()
-    """Token files made elsewhere with the same tokenizer. They are known by their path: changed tokens need another."""
-    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
-    """Share of the flow's own tokens, relative to the weights of `corpora`."""
+    """Token files made elsewhere with the same tokenizer. Identified by path: changed tokens need a new path."""
+    weight: float = Field(1.0, ge=1e-9, le=1e9)
+    """Share of the tokens of the data flow, relative to the weights of `corpora`."""
 
 
-class SampleSettings(Settings):
-    """What a sample that crosses documents shows of it."""
+class DocumentSettings(Settings):
+    """Handling of document boundaries within a sample."""
 
     reset_positions: bool = False
-    """Positions begin anew with each document."""
+    """Restart positions at 0 with each document."""
     mask_documents: bool = False
-    """A token attends within its own document only."""
+    """Restrict attention to the token's own document."""
     eod_mask_loss: bool = False
-    """Predicting what follows the end of a document counts nothing."""
+    """Exclude the prediction after each end-of-document token from the loss."""
 
 
 class ValidationSettings(Settings):
-    """Loss on a fixed set, the same at every validation and on every layout."""
+    """Validation on a fixed set of samples, the same at every validation and on every layout."""
 
-    every: PositiveInt = 250
+    interval: PositiveNumber = 250
     """Steps between validations; the last step is always validated."""
-    samples: PositiveInt = 256
-    """Samples of the set; all there are when the data has fewer."""
+    samples: PositiveNumber = 256
+    """Samples of the validation set; all of them if the data has fewer."""

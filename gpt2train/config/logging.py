@@ -1,22 +1,20 @@
-"""What is shown and written while training."""
+"""Logging, tracker and profiler settings."""
 
-from pydantic import NonNegativeInt, PositiveInt
-
-from gpt2train.settings import Settings
+from gpt2train.settings import NaturalNumber, PositiveNumber, Settings
 
 
 class LoggingSettings(Settings):
-    """What is shown and written while training."""
+    """Console lines, trackers and profiler."""
 
-    every: PositiveInt = 10
-    """Steps between lines on the screen; metrics.jsonl and TensorBoard get every step."""
+    interval: PositiveNumber = 10
+    """Steps between console lines; metrics.jsonl and TensorBoard get every step."""
     tensorboard: bool = True
     """Write TensorBoard files."""
     wandb: str | None = None
-    """Project of Weights & Biases to log to, where it is installed."""
+    """Weights & Biases project to log to; wandb must be installed."""
     mlflow: str | None = None
-    """Experiment of MLflow to log to, where it is installed."""
-    profile: NonNegativeInt = 0
-    """Steps to record with torch's profiler, after three warm ones; traces go to `profile/`."""
+    """MLflow experiment to log to; mlflow must be installed."""
+    profile: NaturalNumber = 0
+    """Steps to record with torch's profiler, after three warm-up steps; traces go to `profile/`."""
     memory_snapshot: bool = False
     """Record the GPU allocator's history in the profiled steps."""

@@ -1,21 +1,21 @@
-"""The shape of the GPT-2."""
+"""Model shape settings."""
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from gpt2train.settings import Settings
 
 
 class ModelSettings(Settings):
-    """The shape of the GPT-2. The vocabulary comes with the data."""
+    """Shape of the GPT-2 model. The vocabulary size comes from the tokenizer of the data."""
 
-    layers: PositiveInt = 12
+    layers: int = Field(12, ge=1, le=10_000)
     """Transformer blocks."""
-    heads: PositiveInt = 12
+    heads: int = Field(12, ge=1, le=2**16)
     """Attention heads; must divide `hidden`."""
-    hidden: PositiveInt = 768
+    hidden: int = Field(768, ge=1, le=2**18)
     """Width of the residual stream."""
-    context: int = Field(1024, ge=2)
-    """Tokens that the model sees at once, and the length of a training sample."""
+    context: int = Field(1024, ge=2, le=2**24)
+    """Context length in tokens, which is also the length of a training sample."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on embeddings, attention and both residual branches, as published; 0 is best for few epochs."""
 

@@ -1,85 +1,100 @@
-"""The optimizer, its learning rate, the loss scale of fp16, and which steps are skipped."""
+"""Settings of the optimizer, learning rate schedule, fp16 loss scale and loss-spike skipping."""
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from gpt2train.settings import Settings
+from gpt2train.settings import MAX_COUNT, NaturalNumber, PositiveNumber, Settings
 
 
 class OptimizerSettings(Settings):
     """AdamW (Loshchilov and Hutter 2019)."""
 
-    lr: float = Field(6e-4, gt=0)
-    """Peak learning rate."""
-    beta1: float = Field(0.9, ge=0, lt=1)
+    lr: float = Field(6e-4, ge=1e-12, le=1)
+    """Peak learning rate. A step of AdamW changes a weight by about this much; initial weights have a std of 0.02."""
+    beta1: float = Field(0.9, ge=0, le=0.99999)
     """Decay of the running mean of gradients."""
-    beta2: float = Field(0.95, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, le=0.99999)
     """Decay of the running mean of squared gradients."""
-    eps: float = Field(1e-8, gt=0)
-    """Keeps the division finite."""
-    weight_decay: float = Field(0.1, ge=0)
-    """Decay of matrices; biases and LayerNorm are never decayed."""
+    eps: float = Field(1e-8, ge=1e-20, le=1)
+    """Term added to the denominator; the bounds keep the division finite in float32."""
+    weight_decay: float = Field(0.1, ge=0, le=100)
+    """Weight decay of matrices; biases and LayerNorm are never decayed."""
     decay_embeddings: bool = True
-    """Whether the token and position embeddings are decayed too."""
-    clip: float = Field(1.0, gt=0)
-    """Largest global gradient norm; larger gradients are scaled down to it."""
+    """Apply weight decay to the token and position embeddings."""
+    max_grad_norm: float = Field(1.0, ge=1e-9, le=1e9)
+    """Maximum global gradient norm; larger gradients are clipped to it. 1e9 disables clipping."""
+
+    @model_validator(mode="after")
+    def _decay_shrinks(self) -> "OptimizerSettings":
+        if self.lr * self.weight_decay >= 1:
+            raise ValueError(
+                f"lr {self.lr:g} x weight_decay {self.weight_decay:g} must be below 1: it is the fraction by which a "
+                "weight decays in a step"
+            )
+        return self
 
 
 class ScheduleSettings(Settings):
-    """Warm-up, then the learning rate falls (or not) down to `min_lr` at the last step.
+    """Learning rate schedule: linear warm-up, then decay to `min_lr` at the last step.
 
-    The warm-up is given in one of three ways; the other two are 0, and all three may be.
+    At most one of `warmup`, `warmup_tokens` and `warmup_fraction` may be above 0.
     """
 
     kind: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = "cosine"
-    """Shape after the warm-up. wsd: constant, then falling over the last `decay` of the steps."""
-    warmup: NonNegativeInt = 100
-    """Steps until the peak learning rate."""
-    warmup_tokens: NonNegativeInt = 0
-    """The warm-up in tokens; `warmup` must be 0 then."""
+    """Shape after the warm-up. wsd: constant, then decay over the last `decay_fraction` of the steps."""
+    warmup: NaturalNumber = 100
+    """Warm-up in steps, until the peak learning rate."""
+    warmup_tokens: int = Field(0, ge=0, le=2**53 - 1)
+    """Warm-up in tokens; requires `warmup` = 0."""
     warmup_fraction: float = Field(0.0, ge=0, lt=1)
-    """The warm-up as a share of all steps; `warmup` must be 0 then."""
-    min_lr: float = Field(6e-5, ge=0)
-    """Learning rate of the last step; inverse_sqrt: the rate that it does not fall below; constant: not used."""
-    decay: float = Field(0.2, gt=0, le=1)
-    """wsd: share of the steps in which the learning rate falls."""
-    fall: Literal["sqrt", "linear"] = "sqrt"
-    """wsd: how it falls: as 1 - sqrt of the share done, or in a line."""
+    """Warm-up as a fraction of all steps; requires `warmup` = 0."""
+    min_lr: float = Field(6e-5, ge=0, le=1)
+    """Learning rate of the last step; inverse_sqrt: lower bound; constant: not used."""
+    decay_fraction: float = Field(0.2, gt=0, le=1)
+    """wsd: fraction of the steps in which the learning rate decays."""
+    decay_shape: Literal["sqrt", "linear"] = "sqrt"
+    """wsd: shape of the decay: 1 - sqrt of the decay's progress, or linear."""
 
     @model_validator(mode="after")
     def _one_warmup(self) -> "ScheduleSettings":
         names = ("warmup", "warmup_tokens", "warmup_fraction")
         given = [f"{name} {getattr(self, name):g}" for name in names if getattr(self, name)]
         if len(given) > 1:
-            raise ValueError(f"the warm-up is given twice, as {' and '.join(given)}; set one of them to 0")
+            raise ValueError(f"the warm-up is given more than once, as {' and '.join(given)}; set all but one to 0")
         return self
 
 
 class ScalerSettings(Settings):
-    """Loss scale of fp16 training; the other precisions have none."""
+    """Dynamic loss scale of fp16 training; not used in other precisions."""
 
-    initial: float = Field(65536.0, gt=0)
-    """Scale of the first step."""
-    window: PositiveInt = 1000
-    """Good steps after which the scale doubles."""
-    hysteresis: PositiveInt = 2
-    """Overflows until the scale is halved."""
-    minimum: float = Field(1.0, gt=0)
-    """The scale never falls below it."""
+    initial: float = Field(65536.0, ge=2.0**-126, le=2.0**32)
+    """Loss scale of the first step."""
+    window: PositiveNumber = 1000
+    """Consecutive steps without overflow after which the scale doubles."""
+    hysteresis: PositiveNumber = 2
+    """Overflows before the scale is halved."""
+    minimum: float = Field(1.0, ge=2.0**-126, le=2.0**32)
+    """Lower bound of the scale."""
     static: bool = False
-    """Keep the initial scale always."""
+    """Keep the initial scale for the whole run."""
+
+    @model_validator(mode="after")
+    def _begins_above_minimum(self) -> "ScalerSettings":
+        if self.minimum > self.initial:
+            raise ValueError(f"minimum {self.minimum:g} is above initial {self.initial:g}")
+        return self
 
 
-class SkipSettings(Settings):
-    """Steps whose gradient is not used."""
+class SpikeSettings(Settings):
+    """Skipping of steps: gradients that are not finite, and loss spikes."""
 
-    limit: PositiveInt = 10
-    """Skipped steps in a row at which training stops: a spike or two is survived, this many mean lost weights."""
-    sigma: float = Field(0.0, ge=0)
-    """Skip a step that lies this many standard deviations above the mean of `window`, a spike; 0 skips none. 6 is what
-    OLMo 2 used. The decision needs the step's numbers at once, so that a GPU waits for each step."""
-    window: int = Field(128, ge=8)
-    """Steps over which mean and deviation are taken; before half of them are done nothing is judged."""
-    watch: Literal["grad_norm", "loss"] = "grad_norm"
-    """What is looked at for spikes."""
+    max_skipped_steps: PositiveNumber = 10
+    """Consecutive skipped steps at which training stops with an error, since the loss has diverged."""
+    threshold_sigma: float = Field(0.0, ge=0, le=1e6)
+    """Skip a step whose metric lies this many standard deviations above the mean of `window`; 0 skips none. OLMo 2 used
+    6. The decision needs the metric before the update, so that the host waits for the GPU at every step."""
+    window: int = Field(128, ge=8, le=MAX_COUNT)
+    """Steps over which mean and standard deviation are computed; spikes are detected once it is half full."""
+    metric: Literal["grad_norm", "loss"] = "grad_norm"
+    """Metric in which spikes are detected."""

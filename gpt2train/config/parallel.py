@@ -1,31 +1,30 @@
-"""How the model lies on the processes."""
+"""Parallelism settings."""
 
 from typing import Literal
 
-from pydantic import NonNegativeInt, PositiveInt
-
-from gpt2train.settings import Settings
+from gpt2train.settings import NaturalNumber, PositiveNumber, Settings
 
 
 class ParallelSettings(Settings):
-    """world = tp x pp x data-parallel; what tp and pp leave over is data-parallel."""
+    """Parallelism degrees: world size = tp x pp x data-parallel degree, which follows from the other two."""
 
-    tp: PositiveInt = 1
+    tp: PositiveNumber = 1
     """Tensor parallelism: processes that share the matrices of each block (Megatron-LM, Shoeybi et al. 2019)."""
     sequence_parallel: bool = True
     """With tp above 1: split LayerNorm and dropout along the sequence as well (Korthikanti et al. 2022)."""
-    pp: PositiveInt = 1
-    """Pipeline parallelism: processes in a row that each hold some of the blocks."""
+    pp: PositiveNumber = 1
+    """Pipeline parallelism: processes over which the blocks are split."""
     schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
-    """Order of the micro-batches in the pipeline."""
-    stages: PositiveInt = 1
-    """Pieces of the model that each pipeline process holds; above 1 with the interleaved schedule only."""
+    """Pipeline schedule: the order of the micro-batches."""
+    virtual_pipeline_stages: PositiveNumber = 1
+    """Pipeline stages per process; above 1 with the interleaved schedule only."""
     zero: Literal[0, 1, 2, 3] = 0
-    """What is sharded over the data-parallel processes (ZeRO): 0 nothing, 1 optimizer state, 2 + gradients,
-    3 + parameters."""
-    shard: NonNegativeInt = 0
-    """Processes over which ZeRO shards, the rest replicates (hybrid); 0 shards over all data-parallel ones."""
-    offload: bool = False
-    """Parameters, gradients and optimizer state live in the CPU's memory, and AdamW runs there (ZeRO-Offload)."""
+    """ZeRO stage, sharded over the data-parallel processes: 0 nothing, 1 optimizer state, 2 also gradients,
+    3 also parameters."""
+    dp_shard_degree: NaturalNumber = 0
+    """Processes over which ZeRO shards; groups of this size are replicated (hybrid sharding). 0 shards over all
+    data-parallel processes."""
+    cpu_offload: bool = False
+    """Keep parameters, gradients and optimizer state in CPU memory and run AdamW there (ZeRO-Offload)."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    """What of a block is computed again in the backward pass: nothing, the cheap parts, everything."""
+    """Activations of a block recomputed in the backward pass: none, those that are cheap to compute, or all."""

@@ -1,4 +1,4 @@
-"""Settings with a name: the TOML files in `gpt2train/presets/`."""
+"""Presets: named settings, the TOML files in `gpt2train/presets/`."""
 
 import importlib.resources
 from typing import Any
@@ -8,16 +8,16 @@ from gpt2train.settings import nearest, read_toml
 
 
 def presets() -> list[str]:
-    """Names of the presets, sorted."""
+    """List the names of the presets, sorted."""
     folder = importlib.resources.files("gpt2train") / "presets"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The settings of a preset, as a layer for `gpt2train.settings.build`.
+    """Read the settings of a preset, as a layer for `gpt2train.settings.build`.
 
     Raises:
-        UserError: there is no such preset; the message names the nearest one.
+        UserError: there is no such preset; the message names the closest one.
     """
     if name not in presets():
         raise UserError(f"unknown preset {name!r}; {nearest(name, presets())}")

@@ -1,64 +1,64 @@
-"""A run's settings, complete, and how they are read and written."""
+"""Complete settings of a run, and reading and writing them."""
 
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from gpt2train.config.batch import BatchSettings
 from gpt2train.config.checkpoints import CheckpointSettings
-from gpt2train.config.data import Corpus, DataSettings, MixSettings, SampleSettings, ValidationSettings
+from gpt2train.config.data import Corpus, DataSettings, DocumentSettings, MixtureSettings, ValidationSettings
 from gpt2train.config.logging import LoggingSettings
 from gpt2train.config.model import ModelSettings
-from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, ScheduleSettings, SkipSettings
+from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, ScheduleSettings, SpikeSettings
 from gpt2train.config.parallel import ParallelSettings
+from gpt2train.config.performance import PerformanceSettings
 from gpt2train.config.presets import preset
-from gpt2train.config.speed import SpeedSettings
 from gpt2train.model.shape import Shape
-from gpt2train.settings import Settings, build, layer, read_toml
+from gpt2train.settings import MAX_COUNT, PositiveNumber, Settings, build, layer, read_toml
 
 CONFIG_FILE = "config.toml"
 
 
 class TrainSettings(Settings):
-    """What a person chooses about a training run."""
+    """User-chosen settings of a training run."""
 
     model: ModelSettings = ModelSettings()
     """Shape of the model."""
     batch: BatchSettings = BatchSettings()
     """Samples per step."""
-    steps: PositiveInt = 20_000
+    steps: PositiveNumber = 20_000
     """Optimizer steps."""
     optimizer: OptimizerSettings = OptimizerSettings()
-    """AdamW."""
+    """AdamW optimizer."""
     schedule: ScheduleSettings = ScheduleSettings()
-    """Learning rate over the steps."""
+    """Learning rate schedule."""
     validation: ValidationSettings = ValidationSettings()
-    """Loss on held-out data."""
+    """Validation loss on held-out data."""
     checkpoints: CheckpointSettings = CheckpointSettings()
-    """Saving."""
+    """Checkpoints."""
     parallel: ParallelSettings = ParallelSettings()
-    """Layout over the processes."""
-    mix: MixSettings = MixSettings()
-    """Further corpora; in a run's own file they stand in `data.train`."""
-    samples: SampleSettings = SampleSettings()
-    """Documents within a sample."""
+    """Parallelism degrees and sharding."""
+    mixture: MixtureSettings = MixtureSettings()
+    """Additional corpora; in a run's own `config.toml` they are listed in `data.train`."""
+    documents: DocumentSettings = DocumentSettings()
+    """Document boundaries within a sample."""
     scaler: ScalerSettings = ScalerSettings()
     """Loss scale of fp16."""
-    skip: SkipSettings = SkipSettings()
-    """Steps that are not used."""
-    speed: SpeedSettings = SpeedSettings()
-    """Compiling and prefetching."""
+    spikes: SpikeSettings = SpikeSettings()
+    """Skipping of loss spikes."""
+    performance: PerformanceSettings = PerformanceSettings()
+    """Compilation, kernels and prefetching."""
     logging: LoggingSettings = LoggingSettings()
-    """Screen and files."""
+    """Console, trackers and profiler."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """bf16, fp16: matrix products in half precision, weights and optimizer in float32. On a CPU without AVX512-BF16
-    or AMX bf16 is about 3 times slower than fp32, and fp16 20 times."""
+    or AMX, bf16 is about 3 times slower than fp32, and fp16 about 20 times."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes a GPU for each process where there is one."""
-    seed: NonNegativeInt = 1234
-    """Seeds the first weights, the order of the data and dropout."""
+    """auto uses one GPU per process if there are enough."""
+    seed: int = Field(1234, ge=0, le=2**53 - 1)
+    """Seed of the initial weights, the order of the data and dropout."""
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> "TrainSettings":
@@ -70,35 +70,35 @@ class TrainSettings(Settings):
 
 
 class RunConfig(TrainSettings):
-    """A run, complete: what was chosen, what the data decides, where it lives."""
+    """Complete settings of a run: the user's choices, the properties of the data and the run folder."""
 
     data: DataSettings
     """Token files."""
-    vocab: int = Field(ge=2)
-    """Tokens of the tokenizer; every id in the data is below it."""
+    vocab: int = Field(ge=2, le=MAX_COUNT)
+    """Vocabulary size of the tokenizer; every token id in the data is below it."""
     tokenizer_hash: str | None = None
-    """Identity of the tokenizer that made the tokens; checkpoints carry it, and a run with another one is refused."""
+    """Hash of the tokenizer that made the tokens, stored in checkpoints; a run with another tokenizer is refused."""
     output: str
-    """The run folder, on a local or shared disk."""
+    """Run folder, on a local or shared disk."""
 
     @model_validator(mode="after")
     def _mixed_once(self) -> "RunConfig":
-        if self.mix.corpora:
-            raise ValueError("mix.corpora is for the flows; give data.train as a list of {prefix, weight}")
+        if self.mixture.corpora:
+            raise ValueError("mixture.corpora is for the flows; give data.train as a list of {prefix, weight}")
         return self
 
     @property
     def shape(self) -> Shape:
-        """The sizes that fix the model's parameters."""
+        """Sizes that determine the model's parameters."""
         model = self.model
         return Shape(self.vocab, model.layers, model.heads, model.hidden, model.context)
 
 
 def read_run_config(path: str | Path, preset_name: str | None = None) -> RunConfig:
-    """Read a run's TOML file, on top of a preset where one is named.
+    """Read a run's TOML file, on top of a preset if one is named.
 
     Raises:
-        UserError: a file is missing, is not TOML, or holds a wrong setting.
+        UserError: a file is missing, is not TOML, or contains a wrong setting.
     """
     return build(RunConfig, preset(preset_name) if preset_name else {}, read_toml(path), source=str(path))
 
@@ -106,16 +106,25 @@ def read_run_config(path: str | Path, preset_name: str | None = None) -> RunConf
 def run_config(
     settings: TrainSettings, *, train: str, valid: str | None, vocab: int, tokenizer_hash: str | None, output: str
 ) -> RunConfig:
-    """Join what a person chose with what the data decides."""
-    corpora = (Corpus(prefix=train, weight=settings.mix.weight), *settings.mix.corpora)
-    mixed = [corpus.model_dump() for corpus in corpora] if settings.mix.corpora else train
+    """Combine user-chosen settings with the properties of the data.
+
+    Args:
+        settings: user-chosen settings.
+        train: prefix of the training tokens.
+        valid: prefix of the validation tokens, if any.
+        vocab: vocabulary size of the tokenizer.
+        tokenizer_hash: hash of the tokenizer, if known.
+        output: run folder.
+    """
+    corpora = (Corpus(prefix=train, weight=settings.mixture.weight), *settings.mixture.corpora)
+    mixed = [corpus.model_dump() for corpus in corpora] if settings.mixture.corpora else train
     data = {"data": {"train": mixed, "valid": valid}, "vocab": vocab, "output": output}
-    chosen = settings.model_dump(exclude={"mix"})
+    chosen = settings.model_dump(exclude={"mixture"})
     return build(RunConfig, layer(chosen, data, {"tokenizer_hash": tokenizer_hash}))
 
 
 def to_toml(settings: Settings) -> str:
-    """Settings as TOML, complete; a None is left out, which reads back as None."""
+    """Format settings as complete TOML. None values are left out and read back as None."""
     return tomli_w.dumps(_without_none(settings.model_dump(mode="json")))
 
 

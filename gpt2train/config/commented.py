@@ -1,0 +1,80 @@
+"""Complete settings file with a comment above each setting, generated from the settings models."""
+
+import textwrap
+from typing import Any, Literal, get_args, get_origin
+
+import tomli_w
+from pydantic.fields import FieldInfo
+
+from gpt2train.config.presets import preset
+from gpt2train.config.run import RunConfig
+from gpt2train.settings import Settings, build, layer
+
+WIDTH = 100  # characters of a comment line
+
+
+def commented_run(name: str, train: str, valid: str | None, vocab: int, output: str) -> str:
+    """Generate the `run.toml` of a preset, for `python -m gpt2train.train --config run.toml`.
+
+    It reads back as exactly these settings. A setting without a value becomes a comment.
+
+    Args:
+        name: name of the preset.
+        train: prefix of the token files, without .bin and .idx.
+        valid: prefix of the token files for validation.
+        vocab: vocabulary size of the tokenizer.
+        output: run folder.
+
+    Raises:
+        UserError: there is no such preset, or a value is out of bounds.
+    """
+    given = {"data": {"train": train, "valid": valid}, "vocab": vocab, "output": output}
+    head = f"# Settings of a training run: preset {name}, complete. Start it with\n#\n"
+    head += "#     torchrun --standalone --nproc-per-node 1 -m gpt2train.train --config run.toml\n\n"
+    return head + commented(build(RunConfig, layer(preset(name), given)))
+
+
+def commented(settings: Settings) -> str:
+    """Format settings as TOML, each under its description."""
+    return "\n".join(_lines(settings, ())).rstrip() + "\n"
+
+
+def _lines(settings: Settings, path: tuple[str, ...]) -> list[str]:
+    plain, nested = [], []
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if isinstance(value, Settings):
+            inner = (*path, name)
+            nested += ["", *_comment(field.description), f"[{'.'.join(inner)}]", *_lines(value, inner)]
+            continue
+        plain += _comment(_described(field))
+        stored = settings.model_dump(mode="json", include={name})[name]
+        plain.append(f"# {name} is not set" if value is None else _assignment(name, stored))
+    return [*plain, *nested]
+
+
+def _described(field: FieldInfo) -> str:
+    """Description of a setting, followed by its possible values."""
+    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if get_origin(kind) is Literal]
+    choices = [str(choice) for kind in kinds for choice in get_args(kind)]
+    return f"{field.description or ''}{' One of: ' + ', '.join(choices) + '.' if choices else ''}"
+
+
+def _comment(text: str | None) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(" ".join((text or "").split()), WIDTH)]
+
+
+def _assignment(name: str, value: Any) -> str:
+    return tomli_w.dumps({name: value}).strip() if not isinstance(value, list) else f"{name} = {_array(value)}"
+
+
+def _array(values: list[Any]) -> str:
+    """Format a list on one line with inline tables, so that it may precede the tables of its section."""
+    return "[" + ", ".join(_inline(value) for value in values) + "]"
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        inner = ", ".join(f"{key} = {_inline(item)}" for key, item in value.items() if item is not None)
+        return "{" + inner + "}"
+    return _array(value) if isinstance(value, list) else tomli_w.dumps({"x": value}).removeprefix("x = ").strip()

@@ -1,0 +1,24 @@
+"""Performance settings, which change the speed of a run and its results only by rounding."""
+
+from typing import Literal
+
+from gpt2train.settings import Settings
+
+
+class PerformanceSettings(Settings):
+    """Performance options. They change the speed of a run, and its results only by rounding."""
+
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile; auto compiles on a GPU. A model on a single process is compiled as a whole, otherwise block by
+    block."""
+    prefetch: bool = True
+    """Prepare the next batches while the current one is computed."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Start the next step before the loss of the current one is read, so that the device never waits for the host; auto
+    does so on a GPU. Not possible in fp16, since the loss scale depends on the previous step."""
+    tf32: bool = True
+    """On a GPU, use TensorFloat-32 for fp32 matrix products."""
+    attention: Literal["cudnn", "flash", "efficient", "math"] = "cudnn"
+    """On a GPU, the attention kernel to try first; the others follow in this order."""
+    max_autotune: bool = False
+    """Compile with a search for the fastest kernels, which takes some minutes at the start."""
