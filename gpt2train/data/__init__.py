@@ -1,0 +1,1 @@
+"""Token files, tokenizer, sample order and batches."""

@@ -1,4 +1,4 @@
-"""What the model is given of some samples."""
+"""Batch of samples, the input of the model."""
 
 from dataclasses import dataclass, fields
 
@@ -8,13 +8,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Some samples, as the model takes them.
+    """Batch of samples, the input of the model.
 
     Attributes:
-        tokens: int64 [samples, context].
-        targets: int64 [samples, context]; -100 marks positions that do not count.
-        positions: int64 [samples, context] where they do not run from 0 to context - 1.
-        documents: int64 [samples, context] number of each token's document, where attention stays within one.
+        tokens: int64 [samples, context], inputs.
+        targets: int64 [samples, context]; positions with -100 are ignored.
+        positions: int64 [samples, context]; None if they run from 0 to context - 1.
+        documents: int64 [samples, context], document number of each token, if attention is restricted to a document.
     """
 
     tokens: Tensor
@@ -24,16 +24,16 @@ class Batch:
 
     @property
     def marks(self) -> dict[str, Tensor]:
-        """`positions` and `documents`, those that are there: keywords of the model."""
+        """Optional keyword arguments of the model: `positions` and `documents`, if set."""
         found = {"positions": self.positions, "documents": self.documents}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def pinned(self) -> "Batch":
-        """A copy in memory that a GPU reads without waiting."""
+        """Copy to pinned memory, from which a GPU copies asynchronously."""
         return Batch(**{name: tensor.pin_memory() for name, tensor in self._tensors()})
 
     def to(self, device: torch.device) -> "Batch":
-        """On a device; from pinned memory the copy runs beside the computation."""
+        """Copy to a device; from pinned memory the copy overlaps with computation."""
         return Batch(**{name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors()})
 
     def _tensors(self) -> list[tuple[str, Tensor]]:

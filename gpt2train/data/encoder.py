@@ -1,8 +1,8 @@
-"""Many texts to token ids at once: `tokenizers`, which defines the ids, and `gigatoken`, a hundred times as fast.
+"""Batch encoding of texts with `tokenizers`, the reference, or `gigatoken`, which is a hundred times as fast.
 
-Both take a column of texts as Arrow holds it (bytes and offsets) and give ids in one array, so that no Python list of
-numbers and no Python string stands between a Parquet file and a token file. They are meant to give equal ids; whoever
-relies on the fast one compares the two on texts of the same kind first (`disagreement`).
+Both take texts in Arrow's layout (bytes and offsets) and return ids in one array, so that no Python list of numbers and
+no Python string is created between a Parquet file and a token file. The ids must be equal; callers of the fast encoder
+first compare the two on texts of the same kind (`disagreement`).
 """
 
 import json
@@ -16,18 +16,18 @@ from tokenizers import Tokenizer
 from gpt2train.data.tokenizer import END_OF_TEXT, encode_ordinary
 from gpt2train.errors import UserError
 
-AT_ONCE = 64  # pieces in one call of `tokenizers`: enough to keep the library busy
-PIECE = 1 << 18  # characters; a longer text goes in pieces: the library needs about 250 bytes of memory for each
+BATCH_SIZE = 64  # pieces per call of `tokenizers`, enough to keep the library busy
+MAX_PIECE = 1 << 18  # characters; a longer text is split, since the library needs about 250 bytes per character
 
 
 @dataclass(frozen=True)
 class Texts:
-    """UTF-8 texts one after the other, as Arrow holds a column of strings."""
+    """UTF-8 texts in the layout of an Arrow string column."""
 
     data: np.ndarray
-    """uint8, the bytes of all texts."""
+    """uint8 [bytes], concatenated bytes of all texts."""
     offsets: np.ndarray
-    """int64 [texts + 1], where each begins, and where the last ends."""
+    """int64 [texts + 1], start of each text, and end of the last one."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -38,35 +38,35 @@ class Texts:
 
     @classmethod
     def of(cls, texts: list[str]) -> "Texts":
-        """Texts from Python strings."""
+        """Build from Python strings."""
         raw = [text.encode() for text in texts]
         offsets = np.cumsum([0, *map(len, raw)], dtype=np.int64)
         return cls(np.frombuffer(b"".join(raw), dtype=np.uint8), offsets)
 
 
 class Encoded(NamedTuple):
-    """Ids of texts, one text after the other."""
+    """Token ids of texts, concatenated."""
 
     ids: np.ndarray
-    """[tokens] of any unsigned or signed integer dtype."""
+    """[tokens], any integer dtype."""
     lengths: np.ndarray
-    """int64 [texts] tokens of each text."""
+    """int64 [texts], number of tokens of each text."""
 
 
 class Encoder(Protocol):
-    """Turns texts to ids; `<|endoftext|>` inside a text is ordinary letters."""
+    """Function from texts to ids; `<|endoftext|>` inside a text is ordinary text."""
 
     def __call__(self, texts: Texts) -> Encoded: ...
 
 
 class PlainEncoder:
-    """The reference: `tokenizers`, a few texts at a time."""
+    """Reference encoder: `tokenizers`, a few texts at a time."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def __call__(self, texts: Texts) -> Encoded:
-        """Ids of valid UTF-8 texts, int32."""
+        """Encode valid UTF-8 texts to int32 ids."""
         found: list[np.ndarray] = []
         lengths = np.zeros(len(texts), dtype=np.int64)
         group: list[tuple[int, str]] = []
@@ -80,36 +80,36 @@ class PlainEncoder:
         for index in range(len(texts)):
             for piece in pieces(texts[index].decode()):
                 group.append((index, piece))
-                if len(group) == AT_ONCE:
+                if len(group) == BATCH_SIZE:
                     flush()
         flush()
         return Encoded(np.concatenate(found) if found else np.empty(0, dtype=np.int32), lengths)
 
 
 class FastEncoder:
-    """`gigatoken` (SIMD pre-tokeniser, cached words) on this thread alone; it keeps the words it has seen.
+    """Fast encoder: `gigatoken` (SIMD pre-tokeniser with a cache of words), on the calling thread only.
 
     Raises:
-        ImportError: it is not installed.
-        ValueError: it does not know a tokenizer of this kind.
+        ImportError: gigatoken is not installed.
+        ValueError: gigatoken does not support a tokenizer of this kind.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         import gigatoken
 
         plain = json.loads(tokenizer.to_str())
-        # Where it is told of the special token it takes the letters `<|endoftext|>` in a text for it.
+        # If gigatoken knows the special token, it encodes the characters `<|endoftext|>` in a text as that token.
         plain["added_tokens"] = []
         plain["model"]["vocab"].pop(END_OF_TEXT, None)
         self._backend = gigatoken.Tokenizer.from_json(json.dumps(plain))
 
     def __call__(self, texts: Texts) -> Encoded:
-        """Ids of texts, uint32. Bytes that are not UTF-8 become tokens of single bytes."""
-        import awkward  # 0.25 s, so not before there is work
+        """Encode texts to uint32 ids. Bytes that are not UTF-8 become single-byte tokens."""
+        import awkward  # takes 0.25 s, so it is deferred to the first call
         from awkward.contents import ListOffsetArray, NumpyArray
         from awkward.index import Index64
 
-        # A view of the given buffers: nothing is copied on the way in.
+        # A view of the given buffers, without a copy.
         characters = NumpyArray(texts.data, parameters={"__array__": "char"})
         strings = ListOffsetArray(Index64(texts.offsets), characters, parameters={"__array__": "string"})
         layout = self._backend.encode_batch(awkward.Array(strings), parallel=False).layout
@@ -117,15 +117,19 @@ class FastEncoder:
         return Encoded(np.asarray(layout.content.data)[offsets[0] : offsets[-1]], np.diff(offsets))
 
 
-def pieces(text: str, most: int = PIECE) -> Iterator[str]:
-    """Cut a long text where the cut changes no token: before a single space between two things that are not space.
+def pieces(text: str, max_chars: int = MAX_PIECE) -> Iterator[str]:
+    """Split a long text where this changes no token: before a single space between two non-space characters.
 
-    GPT-2's pattern never lets a word reach over such a place, and takes the space to the word after it. A text
-    without one stays whole.
+    In GPT-2's pattern no word extends across such a position, and the space belongs to the following word. A text
+    without such a position is not split.
+
+    Args:
+        text: text to split.
+        max_chars: pieces are split at the first possible position after this many characters.
     """
     start = 0
-    while len(text) - start > most:
-        cut = text.find(" ", start + most)
+    while len(text) - start > max_chars:
+        cut = text.find(" ", start + max_chars)
         while cut != -1 and (cut + 1 >= len(text) or text[cut - 1].isspace() or text[cut + 1].isspace()):
             cut = text.find(" ", cut + 1)
         if cut == -1:
@@ -136,10 +140,10 @@ def pieces(text: str, most: int = PIECE) -> Iterator[str]:
 
 
 def disagreement(encoder: Encoder, reference: Encoder, texts: Texts) -> list[int]:
-    """Numbers of the texts for which two encoders give different ids."""
+    """Indices of the texts for which two encoders return different ids."""
     ours, theirs = encoder(texts), reference(texts)
     if len(ours.lengths) != len(theirs.lengths):
-        raise ValueError(f"{len(theirs.lengths)} texts went in, {len(ours.lengths)} came out")
+        raise ValueError(f"the encoder returned {len(ours.lengths)} texts instead of {len(theirs.lengths)}")
     return [
         number
         for number, (mine, other) in enumerate(zip(_each(ours), _each(theirs), strict=True))
@@ -152,13 +156,13 @@ def _each(encoded: Encoded) -> list[np.ndarray]:
 
 
 def with_end(encoded: Encoded, end: int | None, dtype: np.dtype[Any]) -> Encoded:
-    """The ids in the dtype of a token file, each text followed by the token `end` where one is given.
+    """Cast ids to the dtype of a token file and append the token `end`, if given, to each text.
 
     Raises:
         UserError: an id does not fit the dtype.
     """
     if encoded.ids.size and int(encoded.ids.max()) > np.iinfo(dtype).max:
-        raise UserError(f"the tokenizer gives the id {int(encoded.ids.max())}, which does not fit {dtype}")
+        raise UserError(f"the tokenizer returned the id {int(encoded.ids.max())}, which does not fit {dtype}")
     if end is None:
         return Encoded(encoded.ids.astype(dtype), encoded.lengths)
     lengths = encoded.lengths + 1

@@ -1,19 +1,19 @@
-"""Token files in Megatron's memory-mapped format: `<prefix>.bin` and `<prefix>.idx`, byte for byte.
+r"""Token files in Megatron's memory-mapped format: `<prefix>.bin` and `<prefix>.idx`, byte for byte.
 
-`.bin` is the tokens of all sequences in a row. `.idx`, little endian, is
+`.bin` contains the tokens of all sequences, concatenated. `.idx`, little endian, contains
 
-    9 bytes  magic MMIDIDX\\0\\0
+    9 bytes  magic MMIDIDX\0\0
     u64      version, 1
     u8       dtype code of a token
     u64      S, number of sequences
     u64      D, number of documents + 1
-    int32[S] tokens of each sequence
+    int32[S] number of tokens of each sequence
     int64[S] byte offset of each sequence in .bin
     int64[D] first sequence of each document; starts with 0, ends with S
 
 (Megatron-LM, core/datasets/indexed_dataset.py. Its recent versions may append int8[S] sequence modes, which are
-accepted and not read.) The arrays start at byte 34, hence they are not aligned; numpy copes. Here one sequence is one
-document.
+accepted and not read.) The arrays start at byte 34 and are therefore unaligned, which numpy supports. In files written
+here, a sequence is a document.
 """
 
 import struct
@@ -30,16 +30,16 @@ from gpt2train.errors import RunError, UserError
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
-# Codes 6 and 7 (floats) are swapped between Megatron versions and mean nothing for tokens: they are not accepted.
+# Codes 6 and 7 (floats) are swapped between Megatron versions and meaningless for tokens: they are refused.
 DTYPES: dict[int, np.dtype[Any]] = {
     code: np.dtype(name) for code, name in {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}.items()
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
-CHECK = 1 << 20  # sequences compared at a time when a file is opened: 20 MB of memory however long the index
+CHECK_CHUNK = 1 << 20  # sequences checked at a time when a file is opened: 20 MB of memory for any length of the index
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The dtype of token ids, by Megatron's rule: uint16 below 65,500 ids, else int32."""
+    """Dtype of token ids by Megatron's rule: uint16 below 65,500 ids, otherwise int32."""
     return np.dtype("<u2") if vocab_size < 65500 else np.dtype("<i4")
 
 
@@ -52,10 +52,10 @@ def write_index(
     """Write one `.idx` file.
 
     Args:
-        path: the file itself, not a prefix.
-        lengths: [S] tokens of each sequence.
-        dtype: of a token in the `.bin`.
-        documents: [D + 1] first sequence of each document; one sequence each where not given.
+        path: path of the file, not a prefix.
+        lengths: [S] number of tokens of each sequence.
+        dtype: dtype of a token in the `.bin`.
+        documents: [D + 1] first sequence of each document; by default each sequence is a document.
     """
     kind = _known(dtype)
     sizes = np.asarray(lengths, dtype=np.int64)
@@ -72,11 +72,11 @@ def write_index(
 
 
 class IndexedWriter:
-    """Writes `<prefix>.bin` document by document, then `<prefix>.idx`. The files are usable after `finish` only.
+    """Writer of `<prefix>.bin`, document by document, and then `<prefix>.idx`. The files are valid only after `finish`.
 
     Args:
-        prefix: path of both files without their endings.
-        dtype: of a token; see `token_dtype`.
+        prefix: path of both files without extension.
+        dtype: dtype of a token; see `token_dtype`.
     """
 
     def __init__(self, prefix: str | Path, dtype: npt.DTypeLike) -> None:
@@ -118,17 +118,17 @@ class IndexedWriter:
 
 
 class IndexedDataset:
-    """Token documents on disk, memory-mapped: opening costs no memory, `dataset[i]` copies nothing.
+    """Memory-mapped token dataset: opening takes no memory, and `dataset[i]` copies nothing.
 
     Attributes:
-        lengths: int32[S] tokens of each sequence.
-        pointers: int64[S] byte offsets into `.bin`.
+        lengths: int32[S] number of tokens of each sequence.
+        pointers: int64[S] byte offset of each sequence in `.bin`.
         documents: int64[D + 1] first sequence of each document.
-        dtype: of a token.
-        tokens: [total] all tokens in a row, read-only.
+        dtype: dtype of a token.
+        tokens: [total] concatenated tokens, read-only.
 
     Raises:
-        UserError: a file is missing, or is not of this format.
+        UserError: a file is missing or has another format.
         RunError: the files are truncated or do not belong together.
     """
 
@@ -155,38 +155,40 @@ class IndexedDataset:
     def _map_tokens(self, data: Path) -> np.ndarray:
         size, total = data.stat().st_size, int(self.lengths.sum(dtype=np.int64))
         if size != total * self.dtype.itemsize:
-            what = "is truncated" if size < total * self.dtype.itemsize else "does not belong to its index"
+            problem = "is truncated" if size < total * self.dtype.itemsize else "does not belong to its index"
             raise RunError(
-                f"{data} {what}: {size:,} bytes, but its .idx tells of {total:,} tokens of {self.dtype.itemsize} bytes;"
+                f"{data} {problem}: {size:,} bytes, but its .idx has {total:,} tokens of {self.dtype.itemsize} bytes;"
                 " make the pair again"
             )
         return map_array(data, self.dtype, total, 0)[0]
 
     def _check(self, index: Path) -> None:
-        """Sequences lie one after the other, documents are in order: what `tokens` and the samplers rely on."""
+        """Check that sequences are contiguous and documents in order, on which `tokens` and the samplers rely."""
         good = self.documents[0] == 0 and self.documents[-1] == len(self) and bool((np.diff(self.documents) >= 0).all())
         expected = 0
-        for start in range(0, len(self), CHECK):
-            sizes = self.lengths[start : start + CHECK].astype(np.int64) * self.dtype.itemsize
+        for start in range(0, len(self), CHECK_CHUNK):
+            sizes = self.lengths[start : start + CHECK_CHUNK].astype(np.int64) * self.dtype.itemsize
             ends = expected + np.cumsum(sizes)
-            good &= bool((sizes >= 0).all()) and np.array_equal(self.pointers[start : start + CHECK], ends - sizes)
+            good &= bool((sizes >= 0).all()) and np.array_equal(
+                self.pointers[start : start + CHECK_CHUNK], ends - sizes
+            )
             expected = int(ends[-1])
         if not good:
             raise RunError(f"{index} is damaged: its offsets do not follow from its lengths; make the pair again")
 
 
 def bin_path(prefix: str | Path) -> Path:
-    """`<prefix>.bin`; a dot in the prefix is no suffix."""
+    """Path `<prefix>.bin`; a dot in the prefix does not start a suffix."""
     return Path(f"{prefix}.bin")
 
 
 def idx_path(prefix: str | Path) -> Path:
-    """`<prefix>.idx`."""
+    """Path `<prefix>.idx`."""
     return Path(f"{prefix}.idx")
 
 
 def find_pair(prefix: str | Path) -> tuple[Path, Path]:
-    """The index and the data of a token data set.
+    """Paths of the index and the data of a token dataset.
 
     Raises:
         UserError: one of them is missing.
@@ -194,12 +196,12 @@ def find_pair(prefix: str | Path) -> tuple[Path, Path]:
     pair = idx_path(prefix), bin_path(prefix)
     for path in pair:
         if not path.is_file():
-            raise UserError(f"{path} is missing; a token data set is a pair of .bin and .idx files")
+            raise UserError(f"{path} is missing; a token dataset is a pair of .bin and .idx files")
     return pair
 
 
 def shard_name(name: str, number: int, of: int) -> str:
-    """Name of one shard of a data set; a single one carries no number."""
+    """Name of one shard of a dataset; a single shard has no number."""
     return name if of == 1 else f"{name}-{number:05d}-of-{of:05d}"
 
 
@@ -211,16 +213,16 @@ def _known(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def _read_header(index: Path) -> tuple[np.dtype[Any], int, int]:
-    """dtype, S and D of an index whose size agrees with them."""
+    """Read dtype, S and D of an index, and check them against its size."""
     with index.open("rb") as file:
         head = file.read(HEADER.size)
     if not head.startswith(MAGIC):
         raise UserError(f"{index} is not a token index: it does not start with MMIDIDX; give the prefix of a .bin/.idx")
     if len(head) < HEADER.size:
-        raise RunError(f"{index} is truncated: {len(head)} bytes are no header; make the pair again")
+        raise RunError(f"{index} is truncated: {len(head)} bytes are not a complete header; make the pair again")
     _, version, code, sequences, marks = HEADER.unpack(head)
     if version != VERSION:
-        raise UserError(f"{index} is of version {version}, only version {VERSION} is read; convert it")
+        raise UserError(f"{index} has version {version}, only version {VERSION} is supported; convert it")
     if code not in DTYPES:
         raise UserError(f"{index} has the dtype code {code}; token ids have one of {sorted(DTYPES)}")
     size, plain = index.stat().st_size, HEADER.size + 12 * sequences + 8 * marks
@@ -233,7 +235,11 @@ def _read_header(index: Path) -> tuple[np.dtype[Any], int, int]:
 
 
 def map_array(path: Path, dtype: npt.DTypeLike, count: int, offset: int) -> tuple[np.ndarray, int]:
-    """Map `count` items at `offset`, and where they end. An empty range cannot be mapped and needs no file."""
+    """Memory-map `count` items at a byte offset. An empty range cannot be mapped and needs no file.
+
+    Returns:
+        The array, read-only, and the byte offset of its end.
+    """
     kind = np.dtype(dtype)
     if count == 0:
         empty = np.empty(0, dtype=kind)

@@ -1,8 +1,8 @@
-"""The next batches made ready while the model computes.
+"""Prefetching of batches in a thread while the model computes.
 
-A thread runs ahead of the loop by a few steps. What it makes is a function of the sample index alone, in the order of
-the steps, so nothing depends on how fast it is. numpy lets go of the interpreter's lock while it gathers tokens from
-the memory maps, and so does a wait for the disk.
+The thread is a few steps ahead of the training loop. Batches are a function of the sample index alone and come in the
+order of the steps, so nothing depends on the thread's speed. numpy releases the GIL while it gathers tokens from the
+memory maps, and so does waiting for the disk.
 """
 
 import collections
@@ -12,23 +12,23 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
 
 from gpt2train.data.batch import Batch
-from gpt2train.data.corpora import Corpora
+from gpt2train.data.training_data import TrainingData
 
 T = TypeVar("T")
 
-AHEAD = 2  # steps in advance: one hiccup of the disk may last a whole step
+PREFETCH_STEPS = 2  # so that a stall of the disk may last a whole step
 
 
 @contextlib.contextmanager
-def prefetch(source: Iterator[T], ahead: int = AHEAD) -> Iterator[Iterator[T]]:
-    """The items of an iterator, each made by a thread before it is asked for.
+def prefetch(source: Iterator[T], ahead: int = PREFETCH_STEPS) -> Iterator[Iterator[T]]:
+    """Iterate over the items of an iterator, which a thread prepares in advance.
 
-    An error of the source is raised where its item would have come. Leaving the context ends the thread, whatever was
-    asked for; it waits for the one item that is being made.
+    An error of the source is raised in place of its item. Leaving the context ends the thread, after the item that is
+    being prepared.
 
     Args:
-        source: used by the thread alone from here on.
-        ahead: how many items may wait; 0 makes each when it is asked for, without a thread.
+        source: iterator, to be used only by the thread from now on.
+        ahead: maximum number of prepared items; 0 prepares each item on request, without a thread.
     """
     if not ahead:
         yield source
@@ -49,16 +49,19 @@ def prefetch(source: Iterator[T], ahead: int = AHEAD) -> Iterator[Iterator[T]]:
 
 
 def step_batches(
-    data: Corpora, first: int, micro: int, turns: int, rank: int, ranks: int, pin: bool = False
+    data: TrainingData, first: int, micro: int, accumulation: int, rank: int, ranks: int, pin: bool = False
 ) -> list[Batch]:
-    """One data-parallel rank's micro-batches of a step that begins with the global sample `first`.
+    """Micro-batches of one data-parallel rank in a step.
 
     Args:
-        micro: samples of a micro-batch.
-        turns: micro-batches that each rank adds up.
-        rank, ranks: which of the data-parallel ranks, and how many there are.
+        data: training data.
+        first: global index of the first sample of the step.
+        micro: samples per micro-batch.
+        accumulation: micro-batches per rank.
+        rank: data-parallel rank.
+        ranks: number of data-parallel ranks.
         pin: copy to pinned memory, for a GPU.
     """
-    starts = [first + (turn * ranks + rank) * micro for turn in range(turns)]
+    starts = [first + (index * ranks + rank) * micro for index in range(accumulation)]
     batches = [data.batch(range(start, start + micro)) for start in starts]
     return [batch.pinned() for batch in batches] if pin else batches

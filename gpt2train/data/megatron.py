@@ -1,10 +1,10 @@
-"""How Megatron-LM counts documents and samples, to compare a run with one of its own.
+"""Megatron-LM's counts of documents and samples, to compare a run with one of Megatron-LM.
 
-Two rules differ here on purpose. Its split cuts the list of documents at fractions of its length, so a document moves
-from test to train when others are added; here a hash of its content decides. It joins all epochs of a run to one
-stream whose documents are shuffled jointly, so a document may come back before others were seen once, and the order
-depends on how long the run is; here every epoch stands alone, and the tail of each (below one sample) is left out: 452
-samples an epoch for 177 epochs are 80,004 where the joined stream gives 80,118.
+Two rules of this package differ on purpose. Megatron-LM splits the list of documents at fractions of its length, so a
+document can move from test to train when others are added; here a hash of its content decides. Megatron-LM concatenates
+all epochs of a run to one stream whose documents are shuffled jointly, so a document may repeat before others were
+seen, and the order depends on the length of the run; here epochs are independent, and the tail of each (below one
+sample) is dropped: 177 epochs of 452 samples are 80,004 samples, and the joint stream has 80,118.
 (Megatron-LM, `megatron/data/gpt_dataset.py` and `dataset_utils.py` of 2023.)
 """
 
@@ -14,14 +14,17 @@ from dataclasses import dataclass
 
 from gpt2train.data.epoch import samples_in
 
-SEPARATE = 0.80  # a last epoch of which less is used is shuffled apart
+SEPARATE = 0.80  # the last epoch is shuffled separately if a smaller fraction of it is used
 
 
 def split_documents(documents: int, fractions: Sequence[float]) -> list[int]:
-    """Documents of each part of a `--split`, as `700,200,100`: rounded one by one, the difference taken from the first.
+    """Number of documents in each part of a `--split` such as `700,200,100`.
+
+    Each part is rounded on its own, and the first one absorbs the difference.
 
     Args:
-        fractions: of train, validation, test; only their ratios count.
+        documents: number of documents.
+        fractions: weights of train, validation and test; only their ratios matter.
     """
     bounds, whole = [0], sum(fractions)
     for fraction in fractions:
@@ -33,15 +36,15 @@ def split_documents(documents: int, fractions: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class JoinedEpochs:
-    """The samples of a run whose epochs are one stream.
+    """Sample counts of a run whose epochs form one stream.
 
     Attributes:
-        epochs: as few as give the samples asked for.
-        samples: of the whole stream.
-        per_epoch: of one epoch alone.
-        main: of all epochs but the last.
-        last: taken from the last epoch.
-        separate: whether the last epoch is shuffled apart.
+        epochs: smallest number of epochs with the requested samples.
+        samples: samples of the whole stream.
+        per_epoch: samples of a single epoch.
+        main: samples of all epochs but the last.
+        last: samples taken from the last epoch.
+        separate: True if the last epoch is shuffled separately.
     """
 
     epochs: int
@@ -56,9 +59,9 @@ def join_epochs(tokens: int, context: int, samples: int) -> JoinedEpochs:
     """Count the epochs and samples of a run.
 
     Args:
-        tokens: of one epoch.
-        context: inputs of a sample.
-        samples: asked for, 1 or more.
+        tokens: tokens per epoch.
+        context: inputs per sample.
+        samples: requested number of samples, at least 1.
     """
     epochs = -(-(samples * context + 1) // tokens)
     main, per_epoch = samples_in((epochs - 1) * tokens, context), samples_in(tokens, context)

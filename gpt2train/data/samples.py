@@ -1,8 +1,8 @@
 """Packed training samples whose order is a pure function of one integer.
 
-Sample `g` of a corpus is sample `g mod N` of epoch `g div N` (`gpt2train.data.epoch`): there is no state, and going on
-after a restart is a matter of one number. Documents are shuffled anew each epoch, so the tail that does not fill a
-sample is another one each time.
+Sample `g` of a corpus is sample `g mod N` of epoch `g div N` (`gpt2train.data.epoch`): there is no state, and resuming
+needs only the index. Documents are reshuffled each epoch, so that the tail that does not fill a sample differs each
+time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,22 +11,22 @@ from pathlib import Path
 import numpy as np
 
 from gpt2train.data.epoch import Epoch, samples_in
-from gpt2train.data.index_cache import WORTH_KEEPING, cached_epoch, corpus_identity
-from gpt2train.data.stream import open_tokens
+from gpt2train.data.index_cache import MIN_CACHED_DOCUMENTS, cached_epoch, corpus_identity
+from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
 
-SCAN = 1 << 24  # tokens looked at a time when a whole file is checked: 32 MB of uint16
+SCAN_CHUNK = 1 << 24  # tokens read at a time when a whole file is checked: 32 MB of uint16
 
 
 class Samples:
-    """Samples of one corpus by their index.
+    """Samples of one corpus by index.
 
     Args:
-        prefix: path of `.bin/.idx` without ending.
-        context: inputs of a sample.
-        vocab: ids must be below it.
-        seed: of the shuffles; None keeps the order of the file (validation).
-        cache: folder where the epochs of a large corpus are kept; None builds them each time.
+        prefix: path of `.bin/.idx` without extension.
+        context: inputs per sample.
+        vocab: vocabulary size; token ids must be below it.
+        seed: seed of the shuffles; None keeps the order of the file (validation).
+        cache: folder in which the epochs of a large corpus are cached; None builds them each time.
 
     Raises:
         UserError: the files are missing or hold too few tokens for one sample.
@@ -46,12 +46,12 @@ class Samples:
                 f"{prefix}.bin holds {self.tokens:,} tokens, fewer than one sample of {context + 1}; "
                 "give more data or a smaller model.context"
             )
-        self._cache = cache if len(self._bounds) + self.per_epoch >= WORTH_KEEPING else None
+        self._cache = cache if len(self._bounds) + self.per_epoch >= MIN_CACHED_DOCUMENTS else None
         self._identity = corpus_identity(self._bounds) if self._cache else b""
         self._epochs: dict[int, Epoch] = {}
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Tokens of the samples with these indices: int64 [len(indices), context + 1].
+        """Read the tokens of the samples with these indices, int64 [len(indices), context + 1].
 
         Raises:
             UserError: a token is outside the vocabulary.
@@ -59,54 +59,61 @@ class Samples:
         return self.read(indices)[0]
 
     def read(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of these samples, and the number of each token's document: int64 [len(indices), context + 1] twice.
+        """Read the tokens and document numbers of the samples with these indices.
 
-        Documents are numbered in the order of the epoch's stream, so that they rise along a sample.
+        Documents are numbered in the order of the epoch's stream, so that the numbers increase along a sample.
+
+        Returns:
+            Tokens and document numbers, two arrays int64 [len(indices), context + 1].
 
         Raises:
             UserError: a token is outside the vocabulary.
         """
-        places, documents = self._locate(indices)
-        tokens = self.dataset.tokens[places].astype(np.int64)
+        offsets, documents = self._locate(indices)
+        tokens = self.dataset.tokens[offsets].astype(np.int64)
         if tokens.size:
             self._check(int(tokens.min()), int(tokens.max()))
         return tokens, documents
 
     def places(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Where the tokens of these samples lie in the file: int64 [len(indices), context + 1]."""
+        """Offsets of the tokens of these samples in the file, in tokens: int64 [len(indices), context + 1]."""
         return self._locate(indices)[0]
 
     def document_ends(self, indices: Sequence[int] | np.ndarray) -> int:
-        """How many inputs of these samples are the last token of a document. Reads no token."""
+        """Count the inputs of these samples that are the last token of a document, without reading tokens."""
         return sum(epoch.document_ends(slots) for _, epoch, slots in self._by_epoch(indices))
 
     def check_vocabulary(self, part: int = 0, parts: int = 1) -> None:
-        """Look at every token of one share of the file.
+        """Check every token of one part of the file.
+
+        Args:
+            part: index of the part.
+            parts: number of equal parts of the file.
 
         Raises:
             UserError: a token is outside the vocabulary.
         """
         first, last = self.tokens * part // parts, self.tokens * (part + 1) // parts
-        for start in range(first, last, SCAN):
-            chunk = self.dataset.tokens[start : min(start + SCAN, last)]
+        for start in range(first, last, SCAN_CHUNK):
+            chunk = self.dataset.tokens[start : min(start + SCAN_CHUNK, last)]
             self._check(int(chunk.min()), int(chunk.max()))
 
     def _locate(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        places, documents = (np.empty((len(indices), self.context + 1), dtype=np.int64) for _ in range(2))
-        for here, epoch, slots in self._by_epoch(indices):
-            places[here], documents[here] = epoch.locate(slots)
-        return places, documents
+        offsets, documents = (np.empty((len(indices), self.context + 1), dtype=np.int64) for _ in range(2))
+        for rows, epoch, slots in self._by_epoch(indices):
+            offsets[rows], documents[rows] = epoch.locate(slots)
+        return offsets, documents
 
     def _by_epoch(self, indices: Sequence[int] | np.ndarray) -> Iterator[tuple[np.ndarray, Epoch, np.ndarray]]:
-        """The rows of each epoch that is touched, the epoch, and the rows' slots in it."""
+        """Yield (row mask, epoch, slots of these rows in the epoch) for each epoch that the samples belong to."""
         numbers, slots = np.divmod(np.asarray(indices, dtype=np.int64), self.per_epoch)
         for number in np.unique(numbers).tolist():
-            here = numbers == number
-            yield here, self._epoch(number), slots[here]
+            rows = numbers == number
+            yield rows, self._epoch(number), slots[rows]
 
     def _epoch(self, number: int) -> Epoch:
         if number not in self._epochs:
-            # A batch touches two epochs at most where the corpus is larger than a batch; older ones go.
+            # If the corpus is larger than a batch, a batch spans at most two epochs; older ones are dropped.
             self._epochs = {known: epoch for known, epoch in self._epochs.items() if known == number - 1}
             self._epochs[number] = (
                 cached_epoch(self._cache, self._identity, self._bounds, self.context, self.seed, number)
@@ -119,6 +126,6 @@ class Samples:
         if smallest < 0 or largest >= self.vocab:
             wrong = smallest if smallest < 0 else largest
             raise UserError(
-                f"{self.prefix}.bin holds the token {wrong}, but the vocabulary has {self.vocab:,} "
+                f"{self.prefix}.bin contains the token id {wrong}, but the vocabulary has {self.vocab:,} "
                 f"(0 … {self.vocab - 1}); these tokens were made with another tokenizer"
             )

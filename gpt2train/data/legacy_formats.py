@@ -1,20 +1,20 @@
-"""Token files in Megatron's older format (`--dataset-impl lazy` and `cached`): `<prefix>.bin` and a `TNTIDX` index.
+r"""Token files in Megatron's older format (`--dataset-impl lazy` and `cached`): `<prefix>.bin` and a `TNTIDX` index.
 
-`.bin` is the tokens of all sequences in a row. `.idx`, little endian, is
+`.bin` contains the tokens of all sequences, concatenated. `.idx`, little endian, contains
 
-    8 bytes   magic TNTIDX\\0\\0
+    8 bytes   magic TNTIDX\0\0
     u64       version, 1
     u64, u64  dtype code, bytes of a token
     u64       S, number of sequences
-    u64       N, number of sizes: one a sequence, for sequences of one dimension
+    u64       N, number of sizes: one per sequence, for one-dimensional sequences
     u64       D, number of documents + 1
     int64[S + 1]  first size of each sequence: 0, 1, … S
     int64[S + 1]  first token of each sequence, in tokens
-    int64[N]      tokens of each sequence
+    int64[N]      number of tokens of each sequence
     int64[D]      first sequence of each document; starts with 0, ends with S
 
-(Megatron-LM's `IndexedDataset`, after fairseq.) Its own reader no longer loads with numpy 1.24 and later. It is read
-here to be converted; nothing writes it any more.
+(Megatron-LM's `IndexedDataset`, after fairseq.) Megatron-LM's own reader fails with numpy 1.24 and later. This module
+only reads the format, to convert it.
 """
 
 import struct
@@ -22,10 +22,19 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2train.data.indexed import CHECK, DTYPES, IndexedDataset, bin_path, find_pair, idx_path, map_array, write_index
-from gpt2train.data.stream import TokenDataset, open_tokens
+from gpt2train.data.indexed import (
+    CHECK_CHUNK,
+    DTYPES,
+    IndexedDataset,
+    bin_path,
+    find_pair,
+    idx_path,
+    map_array,
+    write_index,
+)
+from gpt2train.data.sharded_dataset import TokenDataset, open_tokens
 from gpt2train.errors import RunError, UserError
-from gpt2train.files import fsync
+from gpt2train.io.files import fsync, make_folder
 
 MAGIC = b"TNTIDX\x00\x00"
 HEADER = struct.Struct("<8sQQQQQQ")
@@ -33,16 +42,16 @@ BLOCK = 1 << 22  # tokens copied at a time
 
 
 class LegacyDataset:
-    """A token data set of the older format, memory-mapped.
+    """Token dataset in the older format, memory-mapped.
 
     Attributes:
-        lengths: int64[S] tokens of each sequence.
+        lengths: int64[S] number of tokens of each sequence.
         documents: int64[D] first sequence of each document, and S.
-        dtype: of a token.
-        tokens: [total] all tokens in a row, read-only.
+        dtype: dtype of a token.
+        tokens: [total] concatenated tokens, read-only.
 
     Raises:
-        UserError: a file is missing, or is not of this format.
+        UserError: a file is missing or has another format.
         RunError: the files are truncated or do not belong together.
     """
 
@@ -54,7 +63,7 @@ class LegacyDataset:
             raise UserError(f"{index} is not an index of the TNTIDX format; give the prefix of a .bin/.idx pair")
         _, version, code, width, sequences, sizes, marks = HEADER.unpack(head)
         if version != 1 or code not in DTYPES or DTYPES[code].itemsize != width:
-            raise UserError(f"{index} is of version {version} with tokens of code {code}, {width} bytes; not known")
+            raise UserError(f"{index} has version {version} and dtype code {code} of {width} bytes; not supported")
         expected = HEADER.size + 8 * (2 * (sequences + 1) + sizes + marks)
         if sizes != sequences or marks < 1 or index.stat().st_size != expected:
             raise RunError(f"{index} is truncated or damaged: {index.stat().st_size:,} bytes, {expected:,} expected")
@@ -65,8 +74,8 @@ class LegacyDataset:
         self.documents, _ = map_array(index, "<i8", marks, end)
         good = self.documents[0] == 0 and self.documents[-1] == sequences and starts[0] == 0
         good = good and bool((np.diff(self.documents) >= 0).all())
-        for first in range(0, sequences, CHECK):
-            last = min(first + CHECK, sequences)
+        for first in range(0, sequences, CHECK_CHUNK):
+            last = min(first + CHECK_CHUNK, sequences)
             good &= bool((self.lengths[first:last] >= 0).all())
             good &= np.array_equal(np.diff(starts[first : last + 1]), self.lengths[first:last])
         if not good:
@@ -86,7 +95,7 @@ class LegacyDataset:
 
 
 def open_any(prefix: str | Path) -> TokenDataset:
-    """Open a token data set of either format, in one pair of files or many."""
+    """Open a token dataset in either format, in one pair of files or several shards."""
     index = idx_path(prefix)
     if index.is_file():
         with index.open("rb") as file:
@@ -96,36 +105,36 @@ def open_any(prefix: str | Path) -> TokenDataset:
 
 
 def convert(source: str | Path, target: str | Path, dtype: np.dtype[np.generic] | None = None) -> IndexedDataset:
-    """Write a data set of either format, or its shards, as one `.bin/.idx` pair; sequences and documents stay.
+    """Convert a dataset in either format, or its shards, to one `.bin/.idx` pair with the same sequences and documents.
 
     Args:
-        source: prefix of what is there.
-        target: prefix to write; its folder is made.
-        dtype: of a token in the new pair; that of the source where not given.
+        source: prefix of the existing files.
+        target: prefix of the files to write; the folder is created.
+        dtype: token dtype of the new pair; that of the source by default.
 
     Returns:
         The new pair, opened and checked.
 
     Raises:
-        UserError: the target is there already, or an id does not fit the dtype.
+        UserError: the target exists already, or an id does not fit the dtype.
     """
-    given = open_any(source)
-    kind = np.dtype(dtype or given.tokens.dtype)
+    dataset = open_any(source)
+    kind = np.dtype(dtype or dataset.tokens.dtype)
     data, index = bin_path(target), idx_path(target)
     for path in (data, index):
         if path.exists():
-            raise UserError(f"{path} is there already; remove it or give another DST")
-    data.parent.mkdir(parents=True, exist_ok=True)
+            raise UserError(f"{path} exists already; remove it or give another target")
+    make_folder(data.parent)
     drafts = [path.with_name(f".tmp-{path.name}") for path in (data, index)]
     try:
-        limits, total = np.iinfo(kind), len(given.tokens)
+        limits, total = np.iinfo(kind), len(dataset.tokens)
         with drafts[0].open("wb") as file:
             for start in range(0, total, BLOCK):
-                block = given.tokens[start : min(start + BLOCK, total)]
+                block = dataset.tokens[start : min(start + BLOCK, total)]
                 if block.size and not limits.min <= int(block.min()) <= int(block.max()) <= limits.max:
-                    raise UserError(f"{source} holds the ids {block.min()} … {block.max()}, which do not fit {kind}")
+                    raise UserError(f"{source} contains the ids {block.min()} … {block.max()}, which do not fit {kind}")
                 file.write(block.astype(kind).data)
-        write_index(drafts[1], given.lengths, kind, given.documents)
+        write_index(drafts[1], dataset.lengths, kind, dataset.documents)
         for draft, path in zip(drafts, (data, index), strict=True):
             fsync(draft)
             draft.replace(path)

@@ -1,0 +1,150 @@
+"""Token dataset read as one stream, from one `.bin/.idx` pair or several shards.
+
+Shards are named `<prefix>-00000-of-00003.bin`. The name contains the number of shards, so that a missing one is
+detected.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpt2train.data.indexed import IndexedDataset, idx_path, shard_name
+from gpt2train.errors import RunError, UserError
+
+
+class Tokens(Protocol):
+    """Concatenated tokens of a dataset, indexed by slices or integer arrays."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of a token."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, indices: Any) -> np.ndarray: ...
+
+
+class TokenDataset(Protocol):
+    """Interface of token datasets for the samplers."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[S] number of tokens of each sequence."""
+
+    @property
+    def documents(self) -> np.ndarray:
+        """int64 [D + 1] first sequence of each document."""
+
+    @property
+    def tokens(self) -> Tokens:
+        """Concatenated tokens."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> np.ndarray: ...
+
+
+class ConcatenatedArrays:
+    """Lazy concatenation of arrays; data is copied only when it is read."""
+
+    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+        self.dtype = parts[0].dtype
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, indices: Any) -> np.ndarray:
+        """Read a slice of step 1, or an integer array of indices of any shape."""
+        if isinstance(indices, slice):
+            start, stop, _ = indices.indices(len(self))
+            found = []
+            for part, end in zip(self._parts, self._ends.tolist(), strict=True):
+                first = end - len(part)
+                if start < end and first < stop:
+                    found.append(part[max(start - first, 0) : stop - first])
+            return found[0] if len(found) == 1 else np.concatenate([np.empty(0, self.dtype), *found])
+        wanted = np.asarray(indices, dtype=np.int64)
+        if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self):
+            raise IndexError(f"valid indices are 0 … {len(self) - 1}, got {int(wanted.min())} … {int(wanted.max())}")
+        numbers = np.searchsorted(self._ends, wanted, side="right")
+        result = np.empty(wanted.shape, dtype=self.dtype)
+        for number in np.unique(numbers):
+            mask = numbers == number
+            part = self._parts[number]
+            result[mask] = part[wanted[mask] - (int(self._ends[number]) - len(part))]
+        return result
+
+
+class ShardedDataset:
+    """Several `.bin/.idx` pairs, read as one dataset.
+
+    Attributes:
+        lengths: int32[S] number of tokens of each sequence (in memory, like `documents`: 12 bytes per document).
+        documents: int64[D + 1] first sequence of each document.
+        tokens: concatenated tokens.
+
+    Raises:
+        RunError: the pairs have different dtypes.
+    """
+
+    def __init__(self, prefixes: Sequence[str | Path]) -> None:
+        self.shards = [IndexedDataset(prefix) for prefix in prefixes]
+        kinds = {str(shard.dtype) for shard in self.shards}
+        if len(kinds) > 1:
+            raise RunError(f"{prefixes[0]} and its shards have the dtypes {', '.join(sorted(kinds))}; make them again")
+        self.lengths = np.concatenate([shard.lengths for shard in self.shards])
+        ends = np.cumsum([len(shard) for shard in self.shards])
+        marks = [shard.documents[:-1] + (end - len(shard)) for shard, end in zip(self.shards, ends, strict=True)]
+        self.documents = np.concatenate([*marks, ends[-1:]]).astype(np.int64)
+        self.tokens = ConcatenatedArrays([shard.tokens for shard in self.shards])
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Tokens of one sequence, a read-only view."""
+        number = range(len(self))[index]
+        shard = int(np.searchsorted(self._ends, number, side="right"))
+        return self.shards[shard][number - int(self._ends[shard]) + len(self.shards[shard])]
+
+
+def shard_prefixes(prefix: str | Path) -> list[Path]:
+    """List the prefixes of a dataset's pairs: `prefix` itself, or its shards in order.
+
+    Raises:
+        UserError: the folder has shards of several datasets with this prefix.
+        RunError: a shard is missing.
+    """
+    base = Path(prefix)
+    if idx_path(base).exists():
+        return [base]
+    pattern = re.compile(re.escape(base.name) + r"-\d{5}-of-(\d{5})\.idx")
+    names = [path.name for path in base.parent.glob("*.idx")] if base.parent.is_dir() else []
+    counts = {int(found[1]) for name in names if (found := pattern.fullmatch(name))}
+    if not counts:
+        return [base]  # opening it raises an error that names the missing file
+    if len(counts) > 1:
+        raise UserError(f"{prefix} has shards of {len(counts)} datasets ({sorted(counts)} shards); keep one set")
+    count = counts.pop()
+    shards = [base.with_name(shard_name(base.name, number, count)) for number in range(count)]
+    for shard in shards:
+        if not idx_path(shard).exists():
+            raise RunError(f"{idx_path(shard)} is missing, one of {count} shards; make the tokens again")
+    return shards
+
+
+def open_tokens(prefix: str | Path) -> TokenDataset:
+    """Open the token dataset of a prefix, one pair or several shards.
+
+    Raises:
+        UserError: a file is missing or has another format.
+        RunError: the files are truncated or do not belong together.
+    """
+    prefixes = shard_prefixes(prefix)
+    return IndexedDataset(prefixes[0]) if len(prefixes) == 1 else ShardedDataset(prefixes)

@@ -1,0 +1,153 @@
+"""Training and validation data: batches by global sample index, with the handling of document boundaries.
+
+Document boundaries come from the index of the token files. Three options, all off as in the published GPT-2: positions
+that restart with each document, attention within a document only, and no loss for predicting the start of the next
+document (Megatron-LM's `--reset-position-ids`, `--reset-attention-mask`, `--eod-mask-loss`).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gpt2train.config import DocumentSettings, RunConfig
+from gpt2train.data.batch import Batch
+from gpt2train.data.mixture import Mixture
+from gpt2train.data.samples import Samples
+from gpt2train.model.loss import IGNORE
+
+CACHE = "index"  # folder in the run folder in which the sample order of large corpora is cached
+
+
+class TrainingData:
+    """Training samples of one or several corpora by global index.
+
+    Args:
+        corpora: at least one corpus, all with the same context length.
+        weights: relative shares of the samples; only their ratios matter.
+        options: handling of document boundaries.
+    """
+
+    def __init__(self, corpora: Sequence[Samples], weights: Sequence[float], options: DocumentSettings) -> None:
+        self.corpora, self.options = corpora, options
+        self.context = corpora[0].context
+        self.tokens = sum(corpus.tokens for corpus in corpora)
+        self._mixture = Mixture(weights)
+
+    @property
+    def per_epoch(self) -> int:
+        """Samples until the first corpus repeats."""
+        shares = zip(self.corpora, self._mixture.shares, strict=True)
+        return int(min(corpus.per_epoch / share for corpus, share in shares))
+
+    def epochs(self, samples: int) -> list[tuple[str, int, float]]:
+        """Prefix, number of tokens and number of epochs of each corpus in this many samples."""
+        shares = zip(self.corpora, self._mixture.shares, strict=True)
+        return [(str(corpus.prefix), corpus.tokens, samples * share / corpus.per_epoch) for corpus, share in shares]
+
+    def batch(self, indices: Sequence[int] | np.ndarray, until: int | None = None) -> Batch:
+        """Read the samples with these global indices.
+
+        Args:
+            indices: global sample indices.
+            until: samples from this index on are padding: they repeat the last sample before it, with ignored targets.
+
+        Raises:
+            UserError: a token is outside the vocabulary.
+        """
+        wanted = np.asarray(indices, dtype=np.int64)
+        tokens, documents = self._read(wanted if until is None else wanted.clip(max=until - 1))
+        targets = tokens[:, 1:].copy()
+        if self.options.eod_mask_loss:
+            targets[documents[:, 1:] != documents[:, :-1]] = IGNORE
+        if until is not None:
+            targets[wanted >= until] = IGNORE
+        documents = documents[:, :-1] - documents[:, :1]
+        return Batch(
+            torch.from_numpy(tokens[:, :-1].copy()),
+            torch.from_numpy(targets),
+            torch.from_numpy(positions_within(documents)) if self.options.reset_positions else None,
+            torch.from_numpy(documents) if self.options.mask_documents else None,
+        )
+
+    def counted(self, indices: Sequence[int] | np.ndarray) -> int:
+        """Count the targets of these samples that are not ignored, without reading tokens.
+
+        Every process computes it for the whole step, so that all divide the loss by the same number. It is at least 1:
+        if all documents have one token, all targets are ignored, and the mean loss is 0.
+        """
+        count = len(indices) * self.context
+        if not self.options.eod_mask_loss:
+            return count
+        ends = sum(corpus.document_ends(inner) for _, corpus, inner in self._by_corpus(np.asarray(indices)))
+        return max(1, count - ends)
+
+    def check_vocabulary(self, part: int = 0, parts: int = 1) -> None:
+        """Check every token of one part of each corpus.
+
+        Args:
+            part: index of the part.
+            parts: number of equal parts of a corpus.
+
+        Raises:
+            UserError: a token is outside the vocabulary.
+        """
+        for corpus in self.corpora:
+            corpus.check_vocabulary(part, parts)
+
+    def _read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        tokens, documents = (np.empty((len(indices), self.context + 1), dtype=np.int64) for _ in range(2))
+        for rows, corpus, inner in self._by_corpus(indices):
+            tokens[rows], documents[rows] = corpus.read(inner)
+        return tokens, documents
+
+    def _by_corpus(self, indices: np.ndarray) -> list[tuple[np.ndarray, Samples, np.ndarray]]:
+        """List (row mask, corpus, indices of these rows in the corpus) for each corpus that the samples belong to."""
+        numbers, inner = self._mixture.of(indices)
+        masks = [(numbers == number, self.corpora[number]) for number in np.unique(numbers).tolist()]
+        return [(rows, corpus, inner[rows]) for rows, corpus in masks]
+
+
+def positions_within(documents: np.ndarray) -> np.ndarray:
+    """Positions that restart at 0 with each document.
+
+    The first document of a sample starts at 0 as well, even if the sample begins inside it.
+
+    Args:
+        documents: int64 [..., length] document number of each token.
+
+    Returns:
+        int64 [..., length].
+    """
+    index = np.arange(documents.shape[-1])
+    starts = np.zeros_like(documents)
+    starts[..., 1:] = np.where(documents[..., 1:] != documents[..., :-1], index[1:], 0)
+    return index - np.maximum.accumulate(starts, axis=-1)
+
+
+def training_data(config: RunConfig) -> TrainingData:
+    """Open the training corpora of a run, shuffled by its seed.
+
+    Raises:
+        UserError: a file is missing, has another format, or contains too few tokens.
+        RunError: a file is truncated, or an index belongs to other data.
+    """
+    corpora = config.data.corpora
+    cache = Path(config.data.cache or Path(config.output) / CACHE)
+    context, vocab, seed = config.model.context, config.vocab, config.seed
+    samples = [Samples(corpus.prefix, context, vocab, seed, cache) for corpus in corpora]
+    return TrainingData(samples, [corpus.weight for corpus in corpora], config.documents)
+
+
+def validation_data(config: RunConfig) -> TrainingData | None:
+    """Open the validation tokens of a run, in the order of the file; None if it has none.
+
+    Raises:
+        UserError: as `training_data`.
+        RunError: as `training_data`.
+    """
+    if config.data.valid is None:
+        return None
+    samples = [Samples(config.data.valid, config.model.context, config.vocab, None)]
+    return TrainingData(samples, [1.0], config.documents)
