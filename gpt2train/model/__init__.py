@@ -1,0 +1,1 @@
+"""GPT-2 model, its loss, initial values and KV cache."""

@@ -1,7 +1,7 @@
-"""Keys and values of tokens already seen, for many sequences of unequal lengths in one block of memory.
+"""KV cache for a batch of sequences of unequal lengths, in one contiguous block of memory per layer.
 
-A row is a sequence. Rows lie without gaps from the first one on, so that a step reads slices and copies nothing; who
-takes a row away moves another into its place (`Cache.select`).
+A row is a sequence. Rows are stored without gaps from the first one on, so that a step reads slices and copies nothing;
+removing a row moves another one into its index (`Cache.select`).
 """
 
 from collections.abc import Sequence
@@ -11,21 +11,25 @@ from torch import Tensor
 
 
 class Cache:
-    """Keys and values of some layers, each [rows, heads, context, head_dim]; 2 * layers * rows * heads * context *
-    head_dim numbers in all.
+    """Keys and values of some layers, each [rows, heads, context, head_dim].
+
+    It holds 2 * layers * rows * heads * context * head_dim numbers in all.
 
     Args:
-        layers: how many (those of a whole model, or of one pipeline stage).
-        heads: of one layer (a tensor-parallel process has its own ones).
-        rows: sequences that fit in.
-        context: tokens of a sequence that fit in.
+        layers: number of layers (those of a whole model, or of one pipeline stage).
+        heads: attention heads per layer (a tensor-parallel process has only its own).
+        head_dim: size of a head.
+        rows: maximum number of sequences.
+        context: maximum number of tokens of a sequence.
+        dtype: dtype of keys and values.
+        device: device of keys and values.
     """
 
     def __init__(
         self, layers: int, heads: int, head_dim: int, rows: int, context: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         size = (rows, heads, context, head_dim)
-        # Zeros: what is masked still takes part with weight 0, and 0 times what lies in fresh memory can be NaN.
+        # Zeros: masked entries still enter with weight 0, and 0 times uninitialised memory can be NaN.
         self.layers = [
             (torch.zeros(size, dtype=dtype, device=device), torch.zeros(size, dtype=dtype, device=device))
             for _ in range(layers)
@@ -34,13 +38,13 @@ class Cache:
         self.lengths: list[int] = []
 
     def begin(self, lengths: Sequence[int]) -> list["Prefill"]:
-        """Add rows whose tokens come in the next forward pass, padded on the right to the longest of `lengths`."""
+        """Add rows, whose tokens the next forward pass gets, padded on the right to the longest of `lengths`."""
         first = len(self.lengths)
         self.lengths += lengths
         return [Prefill(key, value, first) for key, value in self.layers]
 
     def go_on(self) -> list["Step"]:
-        """One more token for every row, in the next forward pass."""
+        """Add one token to every row; the next forward pass gets these tokens."""
         rows, longest = len(self.lengths), max(self.lengths) + 1
         at = torch.tensor(self.lengths, device=self.device)
         mask = None
@@ -50,7 +54,7 @@ class Cache:
         return [Step(key[:rows, :, :longest], value[:rows, :, :longest], at, mask) for key, value in self.layers]
 
     def select(self, sources: Sequence[int]) -> None:
-        """Row i becomes what row `sources[i]` was: rows are dropped, moved, or copied, all at once."""
+        """Replace row i by the former row `sources[i]`, for all i at once; this drops, moves and copies rows."""
         moved = [row for row, source in enumerate(sources) if row != source]
         if moved:
             read = [sources[row] for row in moved]
@@ -62,15 +66,18 @@ class Cache:
 
 
 class Prefill:
-    """One layer's share of a forward pass over the first tokens of new rows."""
+    """Cache of one layer for a forward pass over the first tokens of new rows."""
 
     def __init__(self, key: Tensor, value: Tensor, first: int) -> None:
         self.key, self.value, self.first = key, value, first
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keep new keys and values [rows, heads, length, head_dim]; those that attention reads, and its mask.
+        """Store new keys and values [rows, heads, length, head_dim].
 
-        What stands right of a row's end has no weight until later tokens overwrite it.
+        Entries beyond a row's length have no weight until later tokens overwrite them.
+
+        Returns:
+            Keys and values that attention reads, and its mask.
         """
         rows, length = slice(self.first, self.first + key.shape[0]), key.shape[2]
         self.key[rows, :, :length] = key
@@ -79,13 +86,17 @@ class Prefill:
 
 
 class Step:
-    """One layer's share of a forward pass over one more token of every row."""
+    """Cache of one layer for a forward pass over the next token of every row."""
 
     def __init__(self, key: Tensor, value: Tensor, at: Tensor, mask: Tensor | None) -> None:
         self.key, self.value, self.at, self.mask = key, value, at, mask
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keep new keys and values [rows, heads, 1, head_dim]; those that attention reads, and its mask."""
+        """Store new keys and values [rows, heads, 1, head_dim].
+
+        Returns:
+            Keys and values that attention reads, and its mask.
+        """
         if self.mask is None:
             self.key[:, :, -1:] = key
             self.value[:, :, -1:] = value

@@ -1,7 +1,7 @@
 """GPT-2 as published: pre-LN blocks, learned positions, tanh-GELU, tied input and output embeddings.
 
 Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; layer order and names of the
-OpenAI code. Nothing here knows of distribution: parallelism is applied from outside.
+OpenAI code. This module contains no distributed code: parallelism is applied from outside.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ from gpt2train.model.shape import Shape
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """Who may look at whom: bool [batch, 1, length, length], true for earlier tokens of the same document.
+    """Attention mask, bool [batch, 1, length, length], true for earlier tokens of the same document.
 
     Args:
-        documents: [batch, length] number of each token's document.
+        documents: [batch, length] document number of each token.
     """
     return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
 
@@ -29,7 +29,7 @@ class Attention(nn.Module):
     """Causal self-attention.
 
     The rows of the fused `qkv` projection are ordered [head, (q, k, v), head_dim]: a contiguous slice of rows holds
-    whole heads, which is what a column-parallel split needs, and it is Megatron's order since checkpoint version 2.
+    whole heads, as a column-parallel split requires, and it is Megatron's order since checkpoint version 2.
     """
 
     def __init__(self, shape: Shape, dropout: float) -> None:
@@ -40,8 +40,9 @@ class Attention(nn.Module):
         self.proj = nn.Linear(shape.hidden, shape.hidden)
 
     def forward(self, x: Tensor, cache: Prefill | Step | None = None, mask: Tensor | None = None) -> Tensor:
+        """Attend over the hidden states [batch, length, hidden] and, with a cache, over all earlier tokens."""
         batch, length, _ = x.shape
-        # The number of heads falls out of the width, so that a shard of the heads needs no change here.
+        # The number of heads follows from the width, so that a shard of the heads needs no change here.
         query, key, value = self.qkv(x).view(batch, length, -1, 3, self.head_dim).transpose(1, 2).unbind(3)
         if cache is not None:
             key, value, mask = cache.extend(key, value)
@@ -65,6 +66,7 @@ class Block(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, cache: Prefill | Step | None = None, mask: Tensor | None = None) -> Tensor:
+        """Apply attention and MLP to the hidden states [batch, length, hidden]."""
         x = x + self.drop(self.attn(self.ln_1(x), cache, mask))
         return x + self.drop(self.down(F.gelu(self.up(self.ln_2(x)), approximate="tanh")))
 
@@ -72,8 +74,8 @@ class Block(nn.Module):
 class GPT2(nn.Module):
     """The language model. The output projection is the token embedding `wte` itself (tied).
 
-    `begins` and `ends` say whether the embeddings and the head are here, as they are in a whole model. One that was cut
-    (`keep_only`) takes hidden states where it does not begin, and gives hidden states where it does not end.
+    `begins` and `ends` are True if the model holds the embeddings and the head, as a whole model does. A pipeline stage
+    (`keep_only`) without the embeddings takes hidden states as input, and one without the head returns hidden states.
     """
 
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
@@ -86,8 +88,8 @@ class GPT2(nn.Module):
         # Keyed by layer number, so that a pipeline stage that keeps layers 4..7 keeps their names too.
         self.blocks = nn.ModuleDict({str(i): Block(shape, dropout) for i in range(shape.layers)})
         self.ln_f = nn.LayerNorm(shape.hidden)
-        # Of (hidden states, weight of wte) or (…, targets): functions, so that a layout on which every process has a
-        # part of the vocabulary can put its own in their place.
+        # Functions of (hidden states, weight of wte) and (hidden states, weight of wte, targets). Vocabulary
+        # parallelism replaces them.
         self.project: Callable[[Tensor, Tensor], Tensor] = F.linear
         self.cross_entropy: Callable[[Tensor, Tensor, Tensor], Tensor] = partial(
             chunked_cross_entropy, vocab=shape.vocab
@@ -101,20 +103,20 @@ class GPT2(nn.Module):
         positions: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Logits of every position, or with `targets` the summed loss.
+        """Compute the logits of every position, or with `targets` the summed loss.
 
         Args:
-            tokens: int64 [batch, length], length <= context; hidden states [batch, length, hidden] where the model does
-                not begin.
-            targets: int64 [batch, length]; -100 marks positions that do not count.
-            cache: of each layer, what keeps its keys and values (`gpt2train.model.cache`).
-            positions: int64 [batch or 1, length] where they are not 0, 1, 2 …
-            documents: int64 [batch, length] number of each token's document, where a token may look at earlier tokens
-                of its own document only; not together with a cache.
+            tokens: int64 [batch, length], length <= context; hidden states [batch, length, hidden] in a pipeline stage
+                without the embeddings.
+            targets: int64 [batch, length]; positions with -100 are ignored.
+            cache: KV cache of each layer (`gpt2train.model.cache`).
+            positions: int64 [batch or 1, length]; by default 0, 1, 2 …
+            documents: int64 [batch, length] document number of each token, to restrict attention to earlier tokens of
+                the same document; not together with a cache.
 
         Returns:
             Logits [batch, length, padded_vocab], or the float32 sum over the targets of -log p (not the mean: sums
-            add up over micro-batches and ranks, means do not). Hidden states where the model does not end.
+            add up over micro-batches and ranks, means do not). Hidden states in a pipeline stage without the head.
         """
         x = self.hidden(tokens, cache, positions, documents)
         if not self.ends:
@@ -130,7 +132,7 @@ class GPT2(nn.Module):
         positions: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """The last hidden states [batch, length, hidden], for callers that want the logits of a few positions only."""
+        """Compute the last hidden states [batch, length, hidden], for callers that need the logits of few positions."""
         x = self.embed(tokens, positions) if self.begins else tokens
         mask = None if documents is None else document_mask(documents)
         for i, block in enumerate(self.blocks.values()):
@@ -138,15 +140,16 @@ class GPT2(nn.Module):
         return self.ln_f(x) if self.ends else x
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """What goes into the first block: token and position embedding, after dropout."""
+        """Compute the input of the first block: token and position embeddings, after dropout."""
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         return self.drop(self.wte(tokens) + self.wpe(positions))
 
     def keep_only(self, layers: range) -> "GPT2":
-        """Cut the model down to some of its layers; the first brings the embeddings along, the last the head.
+        """Reduce the model, in place, to the pipeline stage of some layers.
 
-        Parameters keep their names. Where the whole model has one tied `wte`, the two ends have one each.
+        The stage of the first layer keeps the embeddings, that of the last layer the head. Parameters keep their names.
+        The whole model has one tied `wte`; the first and the last stage have a copy each.
         """
         self.begins, self.ends = layers.start == 0, layers.stop == self.shape.layers
         for name in [name for name in self.blocks if int(name) not in layers]:

@@ -1,8 +1,7 @@
-"""First values of every parameter, each from its own seeded stream.
+"""Initial values of the parameters, each drawn from its own seeded generator.
 
-A tensor depends on `(seed, its name)` alone, never on the order of creation, so that every layout of ranks starts
-from the same bits. Scales as in GPT-2: N(0, 0.02), the two projections into the residual stream divided by
-sqrt(2 * layers).
+A tensor depends only on `(seed, name)`, not on the order of creation, so that every parallel layout starts from the
+same bits. Scales as in GPT-2: N(0, 0.02), the two projections into the residual stream divided by sqrt(2 * layers).
 """
 
 import hashlib
@@ -18,7 +17,7 @@ STD = 0.02
 
 
 def initial_value(name: str, size: tuple[int, ...], shape: Shape, seed: int) -> Tensor:
-    """The first value of the parameter `name`, float32 on the CPU, whole (not a shard)."""
+    """Draw the initial value of the parameter `name`: float32, on the CPU, unsharded."""
     if name.endswith("bias"):
         return torch.zeros(size)
     if len(size) == 1:  # LayerNorm scale
@@ -31,7 +30,7 @@ def initial_value(name: str, size: tuple[int, ...], shape: Shape, seed: int) -> 
 
 @torch.no_grad()
 def initialise(model: GPT2, seed: int) -> GPT2:
-    """Fill a model that lives in one process with its first values, in place."""
+    """Fill a single-process model with its initial values, in place."""
     for name, parameter in model.named_parameters():
         parameter.copy_(initial_value(name, tuple(parameter.shape), model.shape, seed))
     return model

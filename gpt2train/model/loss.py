@@ -1,7 +1,7 @@
-"""Cross-entropy of a tied output projection that never holds the logits of all positions.
+"""Chunked cross-entropy of a tied output projection, which never materialises the logits of all positions.
 
 At 16 x 1,024 tokens and a vocabulary of 50,304 the float32 logits alone are 3.3 GB, and autograd keeps them twice.
-Here the gradient is formed chunk by chunk already in the forward pass (Liger kernel's idea), so that the peak is one
+Here the gradient is computed chunk by chunk in the forward pass (the idea of the Liger kernel), so that the peak is one
 chunk of logits.
 """
 
@@ -13,21 +13,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 IGNORE = -100
-# Rows of logits alive at a time. A CPU wants them in its cache: at a vocabulary of 50,304 and a width of 384, 256 rows
-# take 1.36 s where 1,024 take 1.45 and 64 take 1.65. A GPU wants large matrices.
+# Rows of logits in memory at a time. On a CPU they should fit the cache: at a vocabulary of 50,304 and a width of 384,
+# 256 rows take 1.36 s, 1,024 take 1.45 s and 64 take 1.65 s. On a GPU large matrices are faster.
 CHUNK = {"cpu": 256, "cuda": 2048}
-NEVER = -1e30  # logit of a row that pads the vocabulary; finite, since a part of the vocabulary can be padding alone
+MASKED_LOGIT = -1e30  # logit of a padding row of the vocabulary; finite, since a vocabulary shard can be padding only
 
 
 class GradientInForward(torch.autograd.Function):
-    """A loss of (hidden states, weight, …) whose `forward` has saved both gradients: nothing is left but to scale."""
+    """Loss of (hidden states, weight, …) whose `forward` saves both gradients; `backward` only scales them."""
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale the saved gradients by the gradient of the loss."""
         scale = grad_output[0]
         grad_hidden, grad_weight = ctx.saved_tensors
-        # In place, at the moment when most memory is in use. A second backward is refused: what was saved has changed.
+        # In place, since memory use peaks here. A second backward raises, because the saved tensors have changed.
         return grad_hidden.mul_(scale), grad_weight.mul_(scale), *(None for _ in ctx.needs_input_grad[2:])
 
 
@@ -35,7 +36,7 @@ class _ChunkedCrossEntropy(GradientInForward):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, vocab: int, needs_grad: bool) -> Tensor:
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        # Under autocast the matmuls of this function would not be cast for us.
+        # Autocast does not cast the matrix products inside an autograd function.
         dtype = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
         matrix = weight if dtype is None else weight.to(dtype)
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
@@ -46,9 +47,9 @@ class _ChunkedCrossEntropy(GradientInForward):
             target = targets[start : start + size].unsqueeze(1)
             valid = (target != IGNORE).float()
             column = target.clamp_min(0)
-            # In place from here on: each pass over the logits costs as much as a tenth of the product.
+            # In place from here on: each pass over the logits costs a tenth of the matrix product.
             logits = (rows @ matrix.t()).float()
-            logits[:, vocab:] = NEVER
+            logits[:, vocab:] = MASKED_LOGIT
             top = logits.amax(1, keepdim=True)
             picked = logits.gather(1, column)
             total = logits.sub_(top).exp_().sum(1, keepdim=True)
@@ -64,10 +65,10 @@ class _ChunkedCrossEntropy(GradientInForward):
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left.T @ right to a float32 total, in place; the product in the factors' own precision.
+    """Add left.T @ right to a float32 total, in place; the product is computed in the factors' precision.
 
-    Half-precision factors are not made float32 for it, since this is a third of the work of the head: by its data sheet
-    an H100 does 67 TFLOP/s in float32, about 495 in TensorFloat-32 and 989 in bfloat16.
+    Half-precision factors are not cast to float32, since this product is a third of the work of the head: by its data
+    sheet an H100 does 67 TFLOP/s in float32, about 495 in TensorFloat-32 and 989 in bfloat16.
     """
     if left.dtype == total.dtype:
         total.addmm_(left.t(), right)
@@ -81,8 +82,8 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, vocab
     Args:
         hidden: [..., width], the last hidden states.
         weight: [vocab, width], the output embedding.
-        targets: int64 [...]; -100 marks positions that do not count.
-        vocab: rows that are tokens; those above are padding and take no part. All of them where not given.
+        targets: int64 [...]; positions with -100 are ignored.
+        vocab: number of rows that are tokens; the rows above are padding and excluded. All rows by default.
     """
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     tokens = len(weight) if vocab is None else vocab
@@ -90,6 +91,6 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, vocab
 
 
 def plain_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, vocab: int | None = None) -> Tensor:
-    """The same number by the textbook: the twin that tests hold the chunked one against."""
+    """Reference implementation of `chunked_cross_entropy`, for tests."""
     logits = (hidden.flatten(0, -2) @ weight[:vocab].t()).float()
     return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum")
