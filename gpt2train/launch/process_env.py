@@ -1,11 +1,13 @@
-"""Who a process is among all processes of a job, read from its environment alone.
+"""Rank, world size and rendezvous address of a process, read from environment variables.
 
-Three launchers set it: torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` …), Slurm's `srun`
-(`SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` …), and nobody: one process, alone. torchrun's own variables come first, so that
-torchrun under srun is torchrun. What contradicts itself is refused: a job that starts on half-right variables waits
-two minutes for processes that never come.
+Two launchers set them: torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` …) and Slurm's `srun`
+(`SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` …). Without either, the process is a job of its own. torchrun's variables take
+precedence, so that torchrun works under srun. Inconsistent variables are refused, since otherwise the job would wait
+minutes for processes that never start.
 """
 
+import contextlib
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,43 +15,57 @@ from itertools import product
 
 from gpt2train.errors import UserError
 
-# Slurm names no port. This range lies above the registered services most clusters run and below Linux's ephemeral
-# ports (32768 and up), which a client connection could hold by chance.
+# Slurm sets no port. This range is above the registered services that most clusters run and below Linux's ephemeral
+# ports (from 32768 on), which a client connection could use by chance.
 FIRST_PORT, PORTS = 12_000, 20_000
+LOOPBACK = "127.0.0.1"
+# Folder with a store per attempt, set by gpt2train.launch for the ranks of a single-machine job.
+STORE = "GPT2TRAIN_STORE"
 
 
 @dataclass(frozen=True)
-class Seat:
-    """One process among all of a job."""
+class ProcessEnv:
+    """Position of a process in its job, and the rendezvous of the job."""
 
     rank: int = 0
-    """Number among all processes."""
+    """Rank among all processes."""
     world: int = 1
-    """How many there are."""
+    """World size."""
     local: int = 0
-    """Number among the processes of this machine."""
+    """Local rank, among the processes of this machine."""
     locals: int = 1
-    """How many this machine has."""
+    """Number of processes on this machine."""
     host: str = ""
-    """Address of the machine where the processes find each other; empty when there is one process."""
+    """Address of the rendezvous store; empty for a single process."""
     port: int = 0
-    """Port there."""
+    """Port of the rendezvous store."""
     job: str = ""
-    """Name of the job, the same for all of its processes and for no other job on that port."""
+    """Name of the job: the same for all of its processes, and different from other jobs on that port."""
     hosts_store: bool = False
-    """Whether this process opens the port; under torchrun its agent does."""
+    """True if this process opens the port; under torchrun its agent does."""
     own_gpu: bool = False
-    """Whether the launcher shows each process its own GPUs only."""
+    """True if the launcher makes only its own GPUs visible to each process."""
+    store: str = ""
+    """File of the rendezvous store; empty if the store is at `host` and `port`."""
+    one_machine: bool = False
+    """True if the job has several processes and all are known to run on this machine."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for a loopback address and for the name localhost. Other names are not resolved."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def likely_rank(env: Mapping[str, str]) -> int:
-    """The rank that the variables seem to mean, for the one who tells what is wrong with them; 0 where none is."""
-    told = env.get("RANK") or env.get("SLURM_PROCID") or "0"
-    return int(told) if told.isdecimal() else 0
+    """Guess the rank from variables that are not validated yet, to report errors in them; 0 if none is set."""
+    text = env.get("RANK") or env.get("SLURM_PROCID") or "0"
+    return int(text) if text.isdecimal() else 0
 
 
-def find_seat(env: Mapping[str, str]) -> Seat:
-    """Where a process with this environment stands.
+def read_process_env(env: Mapping[str, str]) -> ProcessEnv:
+    """Read and validate the environment variables of the launcher.
 
     Raises:
         UserError: the variables are incomplete or contradict each other; the message names them.
@@ -57,20 +73,21 @@ def find_seat(env: Mapping[str, str]) -> Seat:
     under_slurm = "SLURM_STEP_ID" in env and "SLURM_PROCID" in env  # a batch script itself has no step
     if "RANK" in env or "WORLD_SIZE" in env:
         return _of_torchrun(env, under_slurm)
-    return _of_slurm(env) if under_slurm else Seat()
+    return _of_slurm(env) if under_slurm else ProcessEnv()
 
 
-def _of_torchrun(env: Mapping[str, str], under_slurm: bool) -> Seat:
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+def _of_torchrun(env: Mapping[str, str], under_slurm: bool) -> ProcessEnv:
+    folder = env.get(STORE)
+    names = ("RANK", "WORLD_SIZE", *(() if folder else ("MASTER_ADDR", "MASTER_PORT")))
     if missing := [name for name in names if not env.get(name)]:
-        there = next(name for name in names if name in env)
-        raise UserError(f"{there} is set, but {', '.join(missing)} not; start with torchrun, or set all of them")
+        present = next(name for name in names if name in env)
+        raise UserError(f"{present} is set, but {', '.join(missing)} not; start with torchrun, or set all of them")
     rank, world = _number(env, "RANK"), _number(env, "WORLD_SIZE")
     by_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if under_slurm and "TORCHELASTIC_RUN_ID" not in env and rank != _number(env, "SLURM_PROCID"):
         raise UserError(
-            f"RANK is {rank}, but SLURM_PROCID is {env['SLURM_PROCID']}; unset RANK and WORLD_SIZE, which srun's "
-            "processes do not need"
+            f"RANK is {rank}, but SLURM_PROCID is {env['SLURM_PROCID']}; unset RANK and WORLD_SIZE, which processes "
+            "started by srun do not need"
         )
     local, locals_ = _number(env, "LOCAL_RANK", rank), _number(env, "LOCAL_WORLD_SIZE", world)
     _check(rank, world, "RANK", "WORLD_SIZE")
@@ -78,15 +95,24 @@ def _of_torchrun(env: Mapping[str, str], under_slurm: bool) -> Seat:
     if locals_ > world:
         raise UserError(f"LOCAL_WORLD_SIZE is {locals_}, but WORLD_SIZE is {world}; start with torchrun")
     job = env.get("TORCHELASTIC_RUN_ID", "")
-    return Seat(rank, world, local, locals_, env["MASTER_ADDR"], _port(env), job, rank == 0 and not by_agent)
+    if folder:  # one file per attempt, since a rank that is killed while writing leaves a damaged one
+        store = f"{folder}/{_number(env, 'TORCHELASTIC_RESTART_COUNT', 0)}"
+        return ProcessEnv(rank, world, local, locals_, job=job, store=store, one_machine=True)
+    host = env["MASTER_ADDR"]
+    one_machine = is_loopback(host) or (locals_ == world and "LOCAL_WORLD_SIZE" in env)
+    if one_machine and not by_agent:
+        host = LOOPBACK
+    return ProcessEnv(
+        rank, world, local, locals_, host, _port(env), job, rank == 0 and not by_agent, one_machine=one_machine
+    )
 
 
-def _of_slurm(env: Mapping[str, str]) -> Seat:
+def _of_slurm(env: Mapping[str, str]) -> ProcessEnv:
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
     rank, world, local = _number(env, "SLURM_PROCID"), _number(env, tasks, 1), _number(env, "SLURM_LOCALID", 0)
     _check(rank, world, "SLURM_PROCID", tasks)
     if world == 1:
-        return Seat()
+        return ProcessEnv()
     lists = [name for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST") if env.get(name)]
     if not lists:
         raise UserError(f"{tasks} is {world}, but SLURM_JOB_NODELIST is not set; start with srun")
@@ -96,15 +122,17 @@ def _of_slurm(env: Mapping[str, str]) -> Seat:
     _check(node, len(nodes), "SLURM_NODEID", lists[0])
     _check(local, counts[node], "SLURM_LOCALID", "the tasks of this node")
     job = f"{env.get('SLURM_JOB_ID', '0')}.{env.get('SLURM_STEP_ID', '0')}"
-    # Two jobs that share a machine must not meet on a port; MASTER_PORT mends the case that they do.
+    # Two jobs on a machine must not use the same port; MASTER_PORT resolves a collision.
     port = _port(env) if env.get("MASTER_PORT") else FIRST_PORT + sum(int(n) for n in re.findall(r"\d+", job)) % PORTS
     visible = env.get("CUDA_VISIBLE_DEVICES", "")
     own = counts[node] > 1 and visible != "" and "," not in visible
-    return Seat(rank, world, local, counts[node], env.get("MASTER_ADDR") or nodes[0], port, job, rank == 0, own)
+    one_machine = counts[node] == world
+    host = LOOPBACK if one_machine else env.get("MASTER_ADDR") or nodes[0]
+    return ProcessEnv(rank, world, local, counts[node], host, port, job, rank == 0, own, one_machine=one_machine)
 
 
 def _tasks_per_node(env: Mapping[str, str], world: int, nodes: list[str]) -> list[int]:
-    """Tasks of each node from a form like `4(x2),3`; where Slurm does not say, all nodes have the same."""
+    """Parse the number of tasks per node, such as `4(x2),3`; equal on all nodes if the variable is not set."""
     name = next((n for n in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") if env.get(n)), None)
     if name is None:
         if world % len(nodes):
@@ -114,21 +142,21 @@ def _tasks_per_node(env: Mapping[str, str], world: int, nodes: list[str]) -> lis
     for part in env[name].split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if not found:
-            raise UserError(f"{name} is {env[name]!r}, which is not a form like 4(x2),3; start with srun")
+            raise UserError(f"{name} is {env[name]!r}, which is not of the form 4(x2),3; start with srun")
         counts += [int(found[1])] * int(found[2] or 1)
     if len(counts) != len(nodes) or sum(counts) != world:
         raise UserError(
             f"Slurm's variables contradict each other: {name} is {env[name]!r}, for {world} tasks on {len(nodes)} "
-            "nodes; start with srun, and export none of them by hand"
+            "nodes; start with srun, and do not set them by hand"
         )
     return counts
 
 
 def expand_nodes(nodelist: str) -> list[str]:
-    """Names of the nodes in a Slurm list: `a[01-03,7],b` gives a01, a02, a03, a7, b. Several brackets multiply.
+    """Expand a Slurm node list: `a[01-03,7],b` gives a01, a02, a03, a7, b. Several brackets give all combinations.
 
     Raises:
-        UserError: it is no such list.
+        UserError: it is not a valid node list.
     """
     nodes: list[str] = []
     for entry in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+|.", nodelist):
@@ -171,4 +199,4 @@ def _port(env: Mapping[str, str]) -> int:
 
 def _check(number: int, count: int, name: str, of: str) -> None:
     if number >= count:
-        raise UserError(f"{name} is {number}, but {of} gives only {count}; the variables are of different jobs")
+        raise UserError(f"{name} is {number}, but {of} gives only {count}; the variables belong to different jobs")

@@ -1,0 +1,1 @@
+"""Processes of a training job: launcher, elastic agent, rendezvous, signals, exit codes."""

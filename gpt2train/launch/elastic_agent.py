@@ -1,0 +1,161 @@
+"""Elastic agent of torchrun, one per machine: starts and monitors the ranks, and restarts all if one is lost.
+
+It differs from torch's agent in two ways. A rank that ended by a user's mistake, or after a stop request, is not
+restarted; and the root cause of a failure is reported in one line with rank and machine. Everything else is torch's:
+the agents agree on the ranks at the rendezvous, for each attempt anew.
+"""
+
+import signal
+import socket
+import sys
+import uuid
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import run
+from torch.distributed.elastic.agent.server import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.launcher.api import LaunchConfig
+
+from gpt2train.errors import UserError
+from gpt2train.launch.parent_death import LOST_CONTACT, PEER_HUNG
+from gpt2train.launch.process_env import ProcessEnv
+from gpt2train.launch.rendezvous import rendezvous
+from gpt2train.monitoring.rank_logs import quietly
+
+USER_ERROR = 2  # exit code of a rank for a user's mistake
+STOPPED = 128 + signal.SIGTERM
+
+
+class Agent(LocalElasticAgent):
+    """Elastic agent that starts, monitors and restarts the ranks of this machine.
+
+    Args:
+        config: launch configuration of torchrun.
+        spec: command and rendezvous of the ranks.
+        stopping: function that returns True after a stop request.
+    """
+
+    def __init__(self, config: LaunchConfig, spec: WorkerSpec, stopping: Callable[[], bool]) -> None:
+        options: dict[str, Any] = {}
+        if hasattr(config, "shutdown_timeout"):  # torch 2.12; 30 s before
+            options["shutdown_timeout"] = config.shutdown_timeout
+        super().__init__(spec, config.logs_specs or DefaultLogsSpecs(), **options)
+        self._stopping = stopping
+        self._restarts = 0
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        # torch's extension point for SimpleElasticAgent. Raising here ends the job; a returned failure is restarted as
+        # long as restarts are left.
+        result = super()._monitor_workers(worker_group)
+        if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
+            codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
+            final = USER_ERROR in codes.values() or self._stopping()
+            if final or self._restarts == worker_group.spec.max_restarts:
+                raise ChildFailedError(worker_group.spec.role, result.failures)
+            self._restarts += 1
+            report_failure(codes)
+            of = worker_group.spec.max_restarts
+            message = f"restarting all ranks from the last checkpoint: restart {self._restarts} of {of}"
+            quietly(print)(f"warning: {message}", flush=True)
+        return result
+
+
+def start(arguments: list[str], env: ProcessEnv, stopping: Callable[[], bool]) -> None:
+    """Run the ranks of this machine until the job ends.
+
+    Args:
+        arguments: arguments of torchrun.
+        env: rank of this launcher among the launchers of all machines, if Slurm sets it.
+        stopping: function that returns True after a stop request.
+
+    Raises:
+        UserError: the arguments contradict Slurm's variables.
+        ChildFailedError: a rank failed and is not restarted.
+    """
+    config, command, rest = run.config_from_args(_complete(run.parse_args(arguments), env))
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    fixed = config.rdzv_backend == "static" and config.max_nodes > 1  # the command line gives each node's rank
+    address, _, port = config.rdzv_endpoint.rpartition(":")
+    with rendezvous(parameters) as handler:
+        spec = WorkerSpec(
+            role=config.role,
+            local_world_size=config.nproc_per_node,
+            entrypoint=command,
+            args=tuple(rest),
+            rdzv_handler=handler,
+            max_restarts=config.max_restarts,
+            monitor_interval=config.monitor_interval,
+            master_addr=address if fixed else None,
+            master_port=int(port) if fixed else None,
+            local_addr=config.local_addr,
+            numa_options=config.numa_options,
+        )
+        Agent(config, spec, stopping).run()
+
+
+def _complete(args: Namespace, env: ProcessEnv) -> Namespace:
+    """Fill in the rendezvous endpoint: from Slurm's variables, or on this machine if it is the only one."""
+    chosen = args.standalone or args.rdzv_endpoint or args.master_port is not None or args.nnodes != "1:1"
+    if env.world > 1 and not chosen:
+        if env.locals > 1:
+            raise UserError(
+                f"srun started {env.locals} launchers on this machine, and each starts its own ranks; start one per "
+                "machine (srun --ntasks-per-node 1), or python -m gpt2train.train without a launcher"
+            )
+        args.nnodes, args.rdzv_backend, args.rdzv_id = str(env.world), "c10d", env.job
+        args.rdzv_endpoint = f"{env.host}:{env.port}"
+        host = f"is_host={str(env.rank == 0).lower()}"
+        args.rdzv_conf = f"{args.rdzv_conf},{host}" if args.rdzv_conf else host
+    elif args.standalone or not chosen:  # torchrun requires an endpoint, but no port is opened
+        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())
+    args.master_port = args.master_port or 29500  # torchrun's default
+    return args
+
+
+def report_failure(codes: dict[int, int], stopped: bool = False, lost: int = 1) -> int:
+    """Report failed ranks by a line on stderr, unless a rank has printed its own, and return the exit code of the job.
+
+    Args:
+        codes: exit code of each failed rank.
+        stopped: True after a stop request.
+        lost: exit code if a process was lost: killed by a signal, disconnected or hung.
+    """
+    if stopped and set(codes.values()) <= {-signal.SIGTERM}:
+        quietly(print)("stopped before training started", file=sys.stderr)
+        return STOPPED
+    rank, code = min(codes.items(), key=lambda item: (_cause_order(item[1]), item[0]))
+    if code in (1, USER_ERROR):
+        return code
+    if code == PEER_HUNG:
+        return lost
+    prefix = f"error: rank {rank} on {socket.gethostname()}"
+    if code == LOST_CONTACT:
+        quietly(print)(f"{prefix} lost contact with another process; see logs/rank-{rank}.log", file=sys.stderr)
+        return lost
+    elif code < 0:
+        name = signal.Signals(-code).name
+        hint = " (out of memory?)" if -code == signal.SIGKILL else f"; see logs/rank-{rank}.err"
+        quietly(print)(f"{prefix} was killed by {name}{hint}", file=sys.stderr)
+        return lost
+    quietly(print)(f"{prefix} exited with code {code}; see logs/rank-{rank}.log", file=sys.stderr)
+    return 1
+
+
+def _cause_order(code: int) -> int:
+    """Sort key by which the root cause of several failures comes first: reported errors, signals, then consequences."""
+    causes = [USER_ERROR, 1, PEER_HUNG, -signal.SIGKILL]
+    consequences = [LOST_CONTACT, -signal.SIGTERM]
+    return causes.index(code) if code in causes else 10 + consequences.index(code) if code in consequences else 5

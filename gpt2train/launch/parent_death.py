@@ -1,0 +1,46 @@
+"""End a child process when its parent dies, so that no orphans remain.
+
+`kill -9` runs no handler, so each child watches its parent itself: by `prctl(PR_SET_PDEATHSIG)` on Linux, by polling
+the parent's process id elsewhere.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+PR_SET_PDEATHSIG = 1
+POLL_SECONDS = 0.5
+
+# Process id of gpt2train.launch, set by it for its ranks. Ranks then leave the report of a lost rank to the launcher.
+LAUNCHER = "GPT2TRAIN_LAUNCHER"
+LOST_CONTACT = 3  # exit code of a rank that failed only because another one did
+PEER_HUNG = 4  # exit code of a rank that detected and reported a hung rank
+
+
+def die_with_parent(parent: int | None = None, sig: signal.Signals = signal.SIGKILL) -> None:
+    """Send this process a signal as soon as its parent dies.
+
+    The kernel watches the parent *thread* that created this process; callers keep that thread alive as long as the
+    child.
+
+    Args:
+        parent: process id of the parent, as known to the parent; None uses the current parent. If the parent is already
+            gone, the process ends at once, which closes the race between fork and this call.
+        sig: signal to send.
+    """
+    expected = os.getppid() if parent is None else parent
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
+    else:
+        threading.Thread(target=_poll, args=(expected, sig), daemon=True).start()
+    if os.getppid() != expected:
+        os._exit(1)
+
+
+def _poll(parent: int, sig: signal.Signals) -> None:
+    while os.getppid() == parent:
+        time.sleep(POLL_SECONDS)
+    os.kill(os.getpid(), sig)

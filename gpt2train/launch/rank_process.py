@@ -1,0 +1,169 @@
+"""Process-level handling of a rank: signals, one-line errors, exit codes and the lock of the run folder."""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import NoReturn
+
+import filelock
+import torch.distributed as dist
+
+from gpt2train.errors import RunError, UserError
+from gpt2train.io.files import make_folder, write_error
+from gpt2train.launch import rank_store
+from gpt2train.launch.parent_death import LAUNCHER, LOST_CONTACT, PEER_HUNG, die_with_parent
+from gpt2train.launch.process_env import ProcessEnv
+from gpt2train.monitoring.rank_logs import write_raw_stderr
+
+log = logging.getLogger("gpt2train")
+
+SIGNAL_DEBOUNCE_SECONDS = 1.0  # seconds within which several signals count as one
+LOCK_SECONDS = 1.0  # a job that was just killed may need a moment to release the lock
+
+
+class StopRequest:
+    """Stop request, set by SIGTERM or Ctrl-C and checked after every step. A second signal ends the process at once.
+
+    Signals within a second count as one, since a terminal, a scheduler and a launcher may each send one.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._since = 0.0
+
+    def install(self) -> None:
+        """Install the signal handlers of this process."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        # Ctrl-C reaches the whole process group; the launcher forwards it as SIGTERM.
+        signal.signal(signal.SIGINT, signal.SIG_IGN if LAUNCHER in os.environ else self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self.requested:
+            self.requested, self._since = True, time.monotonic()
+        elif time.monotonic() - self._since > SIGNAL_DEBOUNCE_SECONDS:
+            raise KeyboardInterrupt
+
+
+def follow_launcher() -> None:
+    """Under torchrun, end when it dies. A process that was started by hand may outlive its shell."""
+    if LAUNCHER in os.environ:
+        die_with_parent(int(os.environ[LAUNCHER]))
+    elif dist.is_torchelastic_launched():
+        die_with_parent()
+
+
+def exit_code(error: UserError | RunError, env: ProcessEnv, debug: bool) -> int:
+    """Report an expected error, once on stderr and in every rank's log, and return the exit code for it.
+
+    Rank 0 prints it. Before the process group exists, the first rank of each machine prints it, since the others may
+    not have the error.
+    """
+    if log.handlers:
+        log.error("error: %s", error, exc_info=debug)
+    if env.rank == 0 or (not dist.is_initialized() and env.local == 0):
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        if debug:
+            traceback.print_exception(error)
+    return 2 if isinstance(error, UserError) else 1
+
+
+def exit_without_teardown(code: int) -> NoReturn:
+    """End the process after its work is done and on disk, without the teardown of the interpreter.
+
+    Threads of gloo can outlive their process group and run into a destructor that calls `std::terminate`: 2 of 12
+    finished runs of two ranks ended with SIGABRT.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # the reader may be gone; the work is done anyway
+            stream.flush()
+    os._exit(code)
+
+
+def install_excepthook(rank: int, debug: bool) -> None:
+    """Make an unexpected error print one line, log its traceback and end the process without waiting for other ranks.
+
+    A regular exit could wait for the other ranks, which wait for this one. If contact was lost because a rank hangs,
+    one of the others names it; if a rank died, it or the launcher reports that.
+    """
+
+    def hook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        log_file = ""
+        code, line = _diagnose(kind, error, rank)
+        if log.handlers:
+            level = logging.ERROR if line else logging.WARNING  # without a line, it is a consequence, not the cause
+            log.log(level, line or f"the process ends with {kind.__name__}", exc_info=(kind, error, tb))
+            log_file = f"; the traceback is in {getattr(log.handlers[0], 'baseFilename', 'its log')}"
+        if line:
+            write_raw_stderr(f"error: {line}{log_file}\n")
+        if debug:
+            write_raw_stderr("".join(traceback.format_exception(kind, error, tb)))
+        logging.shutdown()
+        os._exit(code)
+
+    sys.excepthook = hook
+    threading.excepthook = _log_thread_error
+
+
+def _log_thread_error(ended: threading.ExceptHookArgs) -> None:
+    """Log the error that ended a thread, with its traceback in the file only; its caller reports the failure."""
+    if ended.exc_value is not None and ended.exc_type is not SystemExit:
+        name = ended.thread.name if ended.thread else "a thread"
+        error = (ended.exc_type, ended.exc_value, ended.exc_traceback)
+        log.warning("%s ended with %s: %s", name, ended.exc_type.__name__, ended.exc_value, exc_info=error)
+
+
+def _diagnose(kind: type[BaseException], error: BaseException, rank: int) -> tuple[int, str | None]:
+    """Exit code and message of an unexpected error; no message if another process reports the cause."""
+    if issubclass(kind, KeyboardInterrupt):
+        return (
+            130,
+            "killed by a second signal; steps after the last checkpoint are lost" if not rank else None,
+        )
+    if not is_lost_contact(error):
+        return 1, f"rank {rank}: {kind.__name__}: {error}"
+    if hung := rank_store.hung_ranks("timed out" in str(error).lower()):
+        code = PEER_HUNG if LAUNCHER in os.environ else 1
+        return (
+            code,
+            f"{rank_store.ranks(hung)} gave no sign of life while rank {rank} waited; check the machine",
+        )
+    return LOST_CONTACT, None if LAUNCHER in os.environ else f"rank {rank}: lost contact with another process"
+
+
+def is_lost_contact(error: BaseException) -> bool:
+    """Return True if a collective failed because a peer is gone. gloo and file stores raise plain RuntimeErrors."""
+    names = ("gloo", "Wait timeout", "Timeout waiting for key")
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(name in str(error) for name in names)
+    )
+
+
+@contextlib.contextmanager
+def lock_run_folder(run: Path) -> Iterator[None]:
+    """Hold the lock of the run folder.
+
+    Raises:
+        RunError: the disk is full.
+        UserError: another job holds the lock, or the folder cannot be written.
+    """
+    try:
+        make_folder(run)
+        lock = filelock.FileLock(run / ".lock", timeout=LOCK_SECONDS)
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise UserError(f"another training job uses {run}; wait for it, stop it, or give another output") from error
+    except OSError as error:
+        raise write_error(run, error, "give another output") from error
+    try:
+        yield
+    finally:
+        lock.release()

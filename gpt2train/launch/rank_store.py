@@ -1,0 +1,231 @@
+"""Key-value store of the ranks: rendezvous for each attempt, and detection of hung ranks.
+
+All processes use one store. It can outlive an attempt: torchrun's agent keeps it, so that after a restart it contains
+entries of dead processes, such as gloo's addresses. Therefore every attempt has its own prefix, chosen by rank 0. The
+number of the attempt cannot be the prefix: each machine counts its own restarts, and the counts can differ.
+"""
+
+import contextlib
+import errno
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from gpt2train.errors import RunError, UserError
+from gpt2train.launch.process_env import ProcessEnv, is_loopback
+
+POLL_SECONDS = 0.02  # interval at which rank 0 checks for ranks that have joined
+STORE_TIMEOUT = timedelta(seconds=5)  # timeout of requests to the store after a failure
+# After contact was lost, a rank waits this long for the others to report the same: their timeouts expire within the
+# time of a step, and they notice a closed connection at once.
+REPORT_SECONDS = 5.0
+
+
+_store: "RankStore | None" = None
+
+
+def join(env: ProcessEnv, timeout: timedelta) -> dist.Store:
+    """Wait for all ranks and return the store of this attempt.
+
+    Raises:
+        UserError: the port is taken.
+        RunError: some ranks, or rank 0, did not join within the timeout.
+    """
+    global _store
+    _store = RankStore(env, timeout)
+    return _store.store
+
+
+def hung_ranks(timed_out: bool) -> list[int] | None:
+    """Ranks that hang, after contact was lost; None on all processes but the one that must report them.
+
+    Args:
+        timed_out: True if this process timed out, False if its connection broke.
+    """
+    return _store.hung_ranks(timed_out) if _store else None
+
+
+def leave() -> None:
+    """Leave the store at the end of a successful job."""
+    if _store:
+        _store.leave()
+
+
+class RankStore:
+    """Store of one attempt.
+
+    Args:
+        env: rank, world size and address of the store.
+        timeout: timeout of the rendezvous.
+    """
+
+    def __init__(self, env: ProcessEnv, timeout: timedelta) -> None:
+        self.env = env
+        self._shared = _open_store(env, timeout)
+        job = dist.PrefixStore(f"gpt2train/{env.job}", self._shared)
+        name = _announce_attempt(job, env, timeout) if env.rank == 0 else _request_attempt(job, env, timeout)
+        self.store = dist.PrefixStore(name, job)
+
+    def hung_ranks(self, timed_out: bool) -> list[int] | None:
+        """Ranks that do not report a lost contact; None on all processes but the one that must report them.
+
+        The lowest rank that timed out reports. If a process died, none timed out: its connections broke, and the
+        launcher noticed its end.
+        """
+        others = [rank for rank in range(self.env.world) if rank != self.env.rank]
+        try:
+            self._shared.set_timeout(STORE_TIMEOUT)
+            self.store.set(f"lost/{self.env.rank}", "timeout" if timed_out else "broken")
+            if not timed_out:
+                return None
+            end = time.monotonic() + REPORT_SECONDS
+            while others and time.monotonic() < end:
+                others = [rank for rank in others if not self.store.check([f"lost/{rank}"])]
+                time.sleep(POLL_SECONDS)
+            reported = sorted(set(range(self.env.rank)) - set(others))
+            if any(self.store.get(f"lost/{rank}") == b"timeout" for rank in reported):
+                return None
+        except (dist.DistError, RuntimeError):
+            return [0] if self.env.rank else others  # rank 0 or its machine hosts the store
+        return others
+
+    def leave(self) -> None:
+        """Sign off; the process that hosts the store waits for all others."""
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            self._shared.set_timeout(STORE_TIMEOUT)
+            self.store.set(f"left/{self.env.rank}", "")
+            if self.env.hosts_store:
+                self.store.wait([f"left/{rank}" for rank in range(self.env.world)], STORE_TIMEOUT)
+
+
+def serve_store(host: str, port: int, timeout: timedelta, address: str | None = None) -> dist.TCPStore:
+    """Open a store on a port of this machine, only on the address that the host name resolves to.
+
+    torch by itself listens on all interfaces.
+
+    Args:
+        host: name or address by which other machines reach this one.
+        port: port of the store; 0 chooses a free one.
+        timeout: timeout of requests of a client of this store.
+        address: address of this machine, for a host name that resolves to loopback here, as in Debian's /etc/hosts.
+
+    Raises:
+        UserError: the port is taken.
+    """
+    listener = _listener(host, port, address)
+    bound, port = listener.getsockname()[:2]
+    if bound in ("::", "0.0.0.0"):
+        print(
+            f"warning: {host} resolves to no network address of this machine, so port {port} is open on all "
+            "interfaces; give --local-addr, and an address as the endpoint",
+            flush=True,
+        )
+        bound = host
+    return dist.TCPStore(
+        bound,
+        port,
+        None,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _listener(host: str, port: int, address: str | None) -> socket.socket:
+    for family, bind_address in _bind_addresses(host, port, address):
+        listener = socket.socket(family)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(bind_address)
+            listener.listen(socket.SOMAXCONN)
+            return listener
+        except OSError as error:
+            listener.close()
+            if error.errno == errno.EADDRINUSE:
+                raise UserError(
+                    f"port {port} of this machine is taken; set MASTER_PORT (with a launcher, the endpoint's port) to "
+                    "a free one, the same for all processes"
+                ) from error
+    raise UserError(f"{host} is not an address of this machine, and no port can be opened; give another endpoint")
+
+
+def _bind_addresses(
+    host: str, port: int, address: str | None
+) -> Iterator[tuple[socket.AddressFamily, tuple[Any, ...]]]:
+    """Yield addresses to listen on, in order of preference; all interfaces come last."""
+    for name in filter(None, (host, address)):
+        with contextlib.suppress(OSError):
+            for family, _, _, _, bind_address in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM):
+                # If this machine's own name resolves to loopback here, other machines resolve it differently.
+                if is_loopback(name) or not is_loopback(str(bind_address[0])):
+                    yield family, bind_address
+    if not is_loopback(host):
+        yield socket.AF_INET6, ("::", port)
+        yield socket.AF_INET, ("", port)
+
+
+def _open_store(env: ProcessEnv, timeout: timedelta) -> dist.Store:
+    if env.store:
+        found = dist.FileStore(env.store, -1)
+        found.set_timeout(timeout)
+        return found
+    try:
+        if env.hosts_store:
+            return serve_store(env.host, env.port, timeout)
+        return dist.TCPStore(env.host, env.port, None, is_master=False, timeout=timeout, wait_for_workers=False)
+    except dist.DistNetworkError as error:
+        raise RunError(
+            f"rank {env.rank} on {socket.gethostname()} cannot reach the rendezvous at {env.host}:{env.port}; is "
+            "rank 0 running there, and does the firewall allow that port?"
+        ) from error
+
+
+def _announce_attempt(job: dist.Store, env: ProcessEnv, timeout: timedelta) -> str:
+    """Choose the name of the attempt, and send it to every process that asks until all have confirmed it."""
+    name = uuid.uuid4().hex
+    missing = list(range(1, env.world))
+    end = time.monotonic() + timeout.total_seconds()
+    while True:
+        for rank in missing:
+            if job.check([f"ask/{rank}"]):  # from a process of this attempt, or a dead one, which does not confirm
+                job.set(f"answer/{job.get(f'ask/{rank}').decode()}", name)
+        missing = [rank for rank in missing if not job.check([f"{name}/here/{rank}"])]
+        if not missing:
+            return name
+        if time.monotonic() > end:
+            raise RunError(
+                f"{ranks(missing)} of {env.world} did not join within {timeout.total_seconds():.0f} s; check that "
+                "they were started and that their machines reach this one"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _request_attempt(job: dist.Store, env: ProcessEnv, timeout: timedelta) -> str:
+    """Request the name of the attempt from rank 0, and confirm it."""
+    request = uuid.uuid4().hex
+    job.set(f"ask/{env.rank}", request)
+    try:
+        job.wait([f"answer/{request}"], timeout)
+    except RuntimeError as error:  # a file store raises no DistStoreError
+        if isinstance(error, dist.DistNetworkError):
+            raise
+        source = env.store or f"{env.host}:{env.port}"
+        raise RunError(
+            f"rank 0 did not join at {source} within {timeout.total_seconds():.0f} s; "
+            f"rank {env.rank} on {socket.gethostname()} gives up"
+        ) from error
+    name = str(job.get(f"answer/{request}").decode())
+    job.set(f"{name}/here/{env.rank}", "")
+    return name
+
+
+def ranks(numbers: list[int]) -> str:
+    """Format rank numbers: `rank 3`, or `ranks 1, 2, 5 and 90 more`."""
+    shown = ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
