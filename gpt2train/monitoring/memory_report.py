@@ -1,4 +1,4 @@
-"""What each rank of a job held: parameters and peak memory, as one table on the first rank.
+"""Memory report: parameters and peak memory of each rank, as a table on rank 0.
 
 rank  host   pp dp tp   parameters   peak RSS  GPU peak  GPU reserved
    0  gpu01   0  0  0   89,714,688    1.9 GiB   3.0 GiB       4.1 GiB
@@ -19,17 +19,17 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from gpt2train.parallel.layout import Layout
-from gpt2train.parallel.mesh import Place
+from gpt2train.parallel.mesh import DistContext
 
 log = logging.getLogger("gpt2train")
 
-SHOWN = 32  # ranks; of more, the largest of each place in the model
+MAX_ROWS = 32  # with more ranks, only the largest of each (pp, tp) is shown
 HEAD = "rank  host              pp   dp   tp    parameters    peak RSS    GPU peak  GPU reserved"
 
 
 @dataclass(frozen=True)
-class Held:
-    """What one rank holds, and the most it has used so far."""
+class RankMemory:
+    """Parameters and peak memory of one rank."""
 
     rank: int
     host: str
@@ -37,18 +37,18 @@ class Held:
     dp: int
     tp: int
     parameters: int
-    """Elements of the parameters that lie here: the shards of ZeRO and of tensor parallelism."""
+    """Number of elements of the local parameter shards."""
     resident: int
-    """Peak memory of the process, bytes."""
+    """Peak resident memory of the process, bytes."""
     allocated: int
-    """Peak of what tensors took on the GPU, bytes; 0 without one."""
+    """Peak GPU memory of tensors, bytes; 0 without a GPU."""
     reserved: int
-    """Peak of what the allocator took on the GPU, bytes; 0 without one."""
+    """Peak GPU memory reserved by the allocator, bytes; 0 without a GPU."""
 
 
 def peak_resident() -> int:
-    """The most memory that this process has used, in bytes."""
-    # The kernel's other answer, getrusage, begins with the size that the parent had when it forked.
+    """Peak resident memory of this process, in bytes."""
+    # getrusage would include the size of the parent at the time of the fork.
     status = Path("/proc/self/status")
     if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
         return int(found[1]) << 10
@@ -56,46 +56,46 @@ def peak_resident() -> int:
     return peak if sys.platform == "darwin" else peak << 10
 
 
-def held_here(place: Place, layout: Layout, parameters: Iterable[Tensor]) -> Held:
-    """What this rank holds."""
-    at, on_gpu = layout.coordinates(place.rank), place.device.type == "cuda"
-    return Held(
-        rank=place.rank,
+def measure_rank(ctx: DistContext, layout: Layout, parameters: Iterable[Tensor]) -> RankMemory:
+    """Measure parameters and peak memory of this rank."""
+    at, on_gpu = layout.coordinates(ctx.rank), ctx.device.type == "cuda"
+    return RankMemory(
+        rank=ctx.rank,
         host=socket.gethostname(),
         pp=at.pp,
-        dp=layout.data_rank(place.rank),
+        dp=layout.data_rank(ctx.rank),
         tp=at.tp,
         parameters=sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in parameters),
         resident=peak_resident(),
-        allocated=torch.cuda.max_memory_allocated(place.device) if on_gpu else 0,
-        reserved=torch.cuda.max_memory_reserved(place.device) if on_gpu else 0,
+        allocated=torch.cuda.max_memory_allocated(ctx.device) if on_gpu else 0,
+        reserved=torch.cuda.max_memory_reserved(ctx.device) if on_gpu else 0,
     )
 
 
-def tell_memory(place: Place, layout: Layout, parameters: Iterable[Tensor], when: str) -> None:
-    """Log the table on the first rank, after one gather; all processes call it together."""
-    rows: list[Held] = [None] * place.world if place.is_first else []  # type: ignore[list-item]
-    dist.gather_object(held_here(place, layout, parameters), rows if place.is_first else None, dst=0)
-    if place.is_first:
+def log_memory(ctx: DistContext, layout: Layout, parameters: Iterable[Tensor], when: str) -> None:
+    """Log the table on rank 0, after one gather. Collective."""
+    rows: list[RankMemory] = [None] * ctx.world if ctx.is_first else []  # type: ignore[list-item]
+    dist.gather_object(measure_rank(ctx, layout, parameters), rows if ctx.is_first else None, dst=0)
+    if ctx.is_first:
         for line in table(rows, when):
             log.info(line)
 
 
-def table(rows: list[Held], when: str) -> list[str]:
-    """The lines of the table, the title among them."""
+def table(rows: list[RankMemory], when: str) -> list[str]:
+    """Format the table as lines, including the title."""
     title = f"memory {when}"
-    if len(rows) > SHOWN:
-        largest: dict[tuple[int, int], Held] = {}
+    if len(rows) > MAX_ROWS:
+        largest: dict[tuple[int, int], RankMemory] = {}
         for row in rows:
             best = largest.setdefault((row.pp, row.tp), row)
             if (row.allocated, row.resident) > (best.allocated, best.resident):
                 largest[row.pp, row.tp] = row
         title += f": of {len(rows)} ranks, the largest of each pp and tp"
-        rows = [largest[place] for place in sorted(largest)]
+        rows = [largest[key] for key in sorted(largest)]
     return [title, HEAD, *(_line(row) for row in rows)]
 
 
-def _line(row: Held) -> str:
+def _line(row: RankMemory) -> str:
     gpu = [_size(row.allocated), _size(row.reserved)] if row.reserved else ["-", "-"]
     return (
         f"{row.rank:>4}  {row.host[:16]:<16}  {row.pp:>2}  {row.dp:>3}  {row.tp:>3}  {row.parameters:>12,}  "

@@ -1,0 +1,1 @@
+"""Metrics, logs, trackers and profiles of a training run."""

@@ -1,0 +1,134 @@
+"""Metrics of a training run: metrics.jsonl, FLOPs and utilisation."""
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt2train.errors import RunError
+from gpt2train.io.files import FULL, read_json_lines, write_whole
+from gpt2train.model.shape import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpt2train.monitoring.trackers import Tracker
+
+log = logging.getLogger("gpt2train")
+
+FILE = "metrics.jsonl"
+NOT_CURVES = ("step", "tokens")  # columns that are not sent to trackers
+
+# Dense bfloat16 peak in FLOP/s by a part of the device name (vendors' data sheets; SXM if there are several variants).
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10G": 70e12}
+
+
+def parameter_count(shape: Shape) -> int:
+    """Number of parameters of a GPT-2, including the padded vocabulary; the tied embedding counts once."""
+    width = shape.hidden
+    return (shape.padded_vocab + shape.context) * width + shape.layers * (12 * width**2 + 13 * width) + 2 * width
+
+
+def flops_per_token(shape: Shape) -> int:
+    """FLOPs of forward and backward per token: 6N + 12LHQT (PaLM, Chowdhery et al. 2022, appendix B).
+
+    N is the number of parameters without the position embedding, L layers, H heads, Q head size, T context length.
+    """
+    counted = parameter_count(shape) - shape.context * shape.hidden
+    return 6 * counted + 12 * shape.layers * shape.heads * shape.head_dim * shape.context
+
+
+def peak_flops(device: "torch.device") -> float | None:
+    """Peak bfloat16 FLOP/s of a device; None if unknown (every CPU)."""
+    if device.type != "cuda":
+        return None
+    import torch  # imported here, so that reading metrics does not need it
+
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def mfu(tokens_per_second: float, shape: Shape, device: "torch.device", world: int) -> float | None:
+    """Model FLOPs utilisation of all devices, 0 to 1; None if the peak is unknown."""
+    peak = peak_flops(device)
+    return None if peak is None else tokens_per_second * flops_per_token(shape) / (peak * world)
+
+
+def read_metrics(run: str | Path) -> list[dict[str, Any]]:
+    """Read the rows of a run's metrics.jsonl.
+
+    An incomplete last line of a killed run is ignored. Lines that cannot be parsed or have no step are left out;
+    `unreadable_lines` names them.
+    """
+    return _read(run)[0]
+
+
+def unreadable_lines(run: str | Path) -> str | None:
+    """Message that names the lines that `read_metrics` leaves out; None if there are none."""
+    lines = _read(run)[1]
+    others = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+    return f"{Path(run) / FILE}: line {lines[0]}{others} cannot be read; left out" if lines else None
+
+
+def _read(run: str | Path) -> tuple[list[dict[str, Any]], list[int]]:
+    path = Path(run) / FILE
+    return read_json_lines(path.read_bytes() if path.exists() else b"", lambda row: type(row.get("step")) is int)
+
+
+class MetricsWriter:
+    """Writer that appends one row per step to metrics.jsonl and forwards it to trackers.
+
+    Args:
+        run: run folder.
+        step: step from which the run resumes; rows of later steps, left by a run that was killed after its last
+            checkpoint, are removed.
+        trackers: trackers that get the rows as well; closed together with the writer.
+
+    Attributes:
+        rows: rows so far, including those from before a restart.
+
+    Raises:
+        RunError: the disk is full.
+        UserError: the run folder cannot be written.
+    """
+
+    def __init__(self, run: str | Path, step: int, trackers: "Sequence[Tracker]" = ()) -> None:
+        path = Path(run) / FILE
+        if problem := unreadable_lines(run):
+            log.warning("%s", problem)
+        self.rows = [row for row in read_metrics(run) if row["step"] <= step]
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+        self._file = path.open(
+            "ab", buffering=0
+        )  # unbuffered: a write that failed on a full disk is not retried on close
+        self._trackers = trackers
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Write one row; numbers that are not finite become null, since JSON has no NaN.
+
+        Raises:
+            RunError: the disk is full or cannot be written.
+        """
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        self.rows.append(plain)
+        line = json.dumps(plain).encode() + b"\n"
+        name = self._file.name
+        try:
+            whole = self._file.write(line) == len(line)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise RunError(f"cannot write {name}: {error.strerror}; checkpoints are intact") from error
+            whole = False
+        if not whole:
+            raise RunError(f"no space left while writing {name}; free some and run again: checkpoints are intact")
+        values = {name: value for name, value in plain.items() if value is not None and name not in NOT_CURVES}
+        for tracker in self._trackers:
+            tracker.write(row["step"], values)
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.close()
+        for tracker in self._trackers:
+            tracker.close()

@@ -1,0 +1,156 @@
+"""Logging of a training run: header, metrics and a log line per step, and warnings.
+
+Rank 0 prints and writes metrics; every rank keeps its own log file.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt2train.checkpoint.store import StoredCorpus, TrainState
+from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
+from gpt2train.data.training_data import TrainingData
+from gpt2train.io.files import write_whole
+from gpt2train.monitoring.memory_report import peak_resident
+from gpt2train.monitoring.metrics import MetricsWriter, mfu, parameter_count
+from gpt2train.monitoring.run_record import note_start
+from gpt2train.monitoring.trackers import open_trackers
+from gpt2train.monitoring.training_warnings import overfitting_warning, warn_before_start
+from gpt2train.parallel.layout import Layout
+from gpt2train.parallel.mesh import DistContext, all_or_raise
+
+log = logging.getLogger("gpt2train")
+
+GIB = 1 << 30
+
+
+def log_run_header(config: RunConfig, ctx: DistContext, layout: Layout, data: TrainingData, warmup: int) -> None:
+    """Log the size of the model, the layout, the data and the number of epochs, and warnings about the settings."""
+    log.info(
+        "%s parameters, %s, %d processes on %s, %s, batch %d = %d x %d x %d, ZeRO %d",
+        f"{parameter_count(config.shape):,}",
+        config.precision,
+        ctx.world,
+        ctx.device.type,
+        layout,
+        layout.global_batch,
+        layout.micro_batch,
+        layout.data,
+        layout.accumulation,
+        config.parallel.zero,
+    )
+    corpora = data.epochs(config.steps * layout.global_batch)
+    for name, tokens, epochs in corpora:
+        log.info("%s: %s tokens, %.2f epochs in %d steps", name, f"{tokens:,}", epochs, config.steps)
+    for warning in warn_before_start(config, warmup, [(name, epochs) for name, _, epochs in corpora]):
+        log.warning("warning: %s", warning)
+
+
+class RunLogger:
+    """Logger of steps: metrics.jsonl and trackers on rank 0, log lines on every rank.
+
+    Args:
+        config: settings of the run.
+        ctx: rank, world size and device of this process.
+        state: train state from which the run starts or resumes.
+        layout: parallel layout, for the run record.
+        corpora: training corpora, for the run record.
+
+    Raises:
+        UserError: on all processes, if a requested tracker is not installed or refuses.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ctx: DistContext,
+        state: TrainState,
+        layout: Layout,
+        corpora: Sequence[StoredCorpus],
+    ) -> None:
+        self._config, self._ctx = config, ctx
+        self._metrics = all_or_raise(lambda: self._open(state, layout, corpora) if ctx.is_first else None)
+
+    def _open(self, state: TrainState, layout: Layout, corpora: Sequence[StoredCorpus]) -> MetricsWriter:
+        run, device = Path(self._config.output), self._ctx.device
+        write_whole(run / CONFIG_FILE, to_toml(self._config).encode())
+        note_start(
+            self._config,
+            state.step,
+            world=self._ctx.world,
+            layout=str(layout),
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            corpora=[(corpus.identity, corpus.tokens, corpus.share) for corpus in corpora],
+        )
+        return MetricsWriter(run, state.step, open_trackers(self._config, state.step))
+
+    def row(
+        self, state: TrainState, *, loss: float, grad_norm: float, lr: float, tokens: int, seconds: float
+    ) -> dict[str, Any]:
+        """Metrics of the step that led to `state`.
+
+        Args:
+            state: train state after the step.
+            loss: mean loss per token.
+            grad_norm: gradient norm before clipping.
+            lr: learning rate; 0 if the step was skipped.
+            tokens: counted targets of the step.
+            seconds: time of the step.
+        """
+        row: dict[str, Any] = {
+            "step": state.step,
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr": lr,
+            "tokens": state.samples * self._config.model.context,
+            "skipped": state.skipped,
+            "seconds": seconds,
+            "tokens_per_second": tokens / seconds,
+            "memory_gib": self._memory() / GIB,
+        }
+        if used := mfu(row["tokens_per_second"], self._config.shape, self._ctx.device, self._ctx.world):
+            row["mfu"] = used
+        if state.scale:
+            row["loss_scale"] = state.scale.value  # loss scale of the next step
+        return row
+
+    def write(self, row: dict[str, Any], last: bool) -> None:
+        """Write a row of metrics, and a log line at the logging interval, at a validation and at the last step."""
+        if self._metrics is not None:
+            self._metrics.write(row)
+            if "valid_loss" in row and (warning := overfitting_warning(self._metrics.rows)):
+                log.warning("warning: %s", warning)
+        due = last or row["step"] == 1 or row["step"] % self._config.logging.interval == 0
+        if due or "valid_loss" in row:
+            log.info(step_line(row, self._config.steps))
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def _memory(self) -> int:
+        """Peak memory of this process, bytes: on the GPU if it has one."""
+        on_gpu = self._ctx.device.type == "cuda"
+        return torch.cuda.max_memory_allocated(self._ctx.device) if on_gpu else peak_resident()
+
+
+def step_line(row: dict[str, Any], steps: int) -> str:
+    """Format the metrics of a step as a log line."""
+    parts = [
+        f"step {row['step']}/{steps}",
+        f"loss {row['loss']:.4f}",
+        f"grad {row['grad_norm']:.2f}",
+        f"lr {row['lr']:.2e}",
+        f"{row['tokens_per_second']:,.0f} tokens/s",
+    ]
+    parts += [f"MFU {row['mfu']:.1%}"] if "mfu" in row else []
+    parts += [f"{row['memory_gib']:.2f} GiB"]
+    parts += [f"scale 2^{math.log2(row['loss_scale']):.0f}"] if "loss_scale" in row else []
+    parts += [f"skipped {row['skipped']}"] if row["skipped"] else []
+    parts += [f"valid {row['valid_loss']:.4f}"] if "valid_loss" in row else []
+    return " | ".join(parts)

@@ -1,0 +1,254 @@
+"""Record of a run in `run.json`: its inputs, and every start of the job. Imports no torch.
+
+    {"format": 1, "preset": "345m", "inputs": {"tokenize": "…"}, "launch": {…}, "parameters": 354823168,
+     "data": [{"prefix": …, "identity": …, "fingerprint": …, "tokens": …, "share": 1.0}],
+     "starts": [{"at": "2026-01-31T12:00:00+00:00", "host": …, "world": 8, "layout": …, "step": 0, …}]}
+
+The flow writes its part before the job starts; rank 0 adds a start before its first step. The file is replaced
+atomically, so that it can be read at any time, also after a `kill -9`. It contains times and host names: no
+fingerprint, hash or checkpoint of a run depends on it.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, ValidationError
+
+import gpt2train
+from gpt2train.config import RunConfig
+from gpt2train.errors import RunError
+from gpt2train.io.files import write_whole
+from gpt2train.monitoring.metrics import parameter_count, read_metrics
+from gpt2train.settings import Settings
+
+log = logging.getLogger("gpt2train")
+
+RECORD = "run.json"
+FORMAT = 1
+MANIFEST = "_manifest.json"  # manifest of a finished data step
+GIT_SECONDS = 10
+
+
+class LenientSettings(Settings):
+    """Base class of stored models: unknown fields, written by a later release, are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class RedoneSteps(LenientSettings):
+    """Steps that were done after the last checkpoint of a start, and are repeated by the next one."""
+
+    first: int
+    """Number of the first step."""
+    last: int
+    """Number of the last step."""
+    seconds: float
+    """Time that the steps had taken."""
+
+
+class Start(LenientSettings):
+    """One start of the job."""
+
+    at: str
+    """Time, ISO 8601 in UTC."""
+    host: str
+    """Host name of rank 0."""
+    world: int
+    """World size."""
+    layout: str
+    """Parallel layout."""
+    device: str
+    """Device: cpu, or the name of the GPU."""
+    step: int
+    """Steps done before."""
+    versions: dict[str, str]
+    """Versions of gpt2train, Python and torch."""
+    commit: str | None = None
+    """Commit of the checkout that gpt2train runs from, with -dirty if files were changed; None without a checkout."""
+    repeated: RedoneSteps | None = None
+    """Steps of the previous start that are repeated."""
+
+
+class CorpusNote(LenientSettings):
+    """Training corpus of a run."""
+
+    prefix: str
+    """Path of its files, without .bin and .idx."""
+    identity: str
+    """Hash of its document lengths and of a sample of its tokens, independent of its path."""
+    fingerprint: str | None = None
+    """Fingerprint of the step that made the tokens; None if there is no manifest beside them."""
+    tokens: int
+    """Number of tokens."""
+    share: float
+    """Share of the samples, 0 to 1."""
+
+
+class RunRecord(LenientSettings):
+    """Content of `run.json`."""
+
+    format: int = FORMAT
+    """Version of the file format."""
+    preset: str | None = None
+    """Preset of the settings, if a flow started the run."""
+    inputs: dict[str, str] = {}
+    """Steps whose outputs a flow passed in: name -> fingerprint:content."""
+    launch: dict[str, Any] = {}
+    """Launch settings of the flow."""
+    parameters: int | None = None
+    """Number of parameters of the model, including the padded vocabulary."""
+    data: tuple[CorpusNote, ...] = ()
+    """Training corpora."""
+    starts: tuple[Start, ...] = ()
+    """Starts of the job, oldest first."""
+
+    @property
+    def repeated_seconds(self) -> float:
+        """Total time of the steps that were repeated."""
+        return sum(start.repeated.seconds for start in self.starts if start.repeated)
+
+
+def read_record(run: str | Path) -> RunRecord | None:
+    """Read the record of a run folder; None if it has none.
+
+    Raises:
+        RunError: the file is not a valid record.
+    """
+    path = Path(run) / RECORD
+    try:
+        return RunRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise RunError(
+            f"{path} cannot be read as the record of a run; move it away, and the next start writes a new one"
+        ) from error
+
+
+def note_flow(run: str | Path, preset: str, inputs: Mapping[str, str], launch: Mapping[str, Any]) -> None:
+    """Record the inputs and launch settings of a run that a flow is about to start; earlier starts are kept.
+
+    Args:
+        run: run folder.
+        preset: preset of the settings.
+        inputs: steps whose outputs are passed in: name -> fingerprint:content.
+        launch: launch settings.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    _write(run, _before(run).model_copy(update={"preset": preset, "inputs": dict(inputs), "launch": dict(launch)}))
+
+
+def note_start(
+    config: RunConfig, step: int, *, world: int, layout: str, device: str, corpora: Sequence[tuple[str, int, float]]
+) -> None:
+    """Record a start; rank 0 calls it before `metrics.jsonl` is truncated to the step from which the run resumes.
+
+    Args:
+        config: settings of the run.
+        step: step from which the run resumes.
+        world: world size.
+        layout: parallel layout.
+        device: device: cpu, or the name of the GPU.
+        corpora: identity, number of tokens and share of each training corpus.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    before = _before(config.output)
+    start = Start(
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        host=socket.gethostname(),
+        world=world,
+        layout=layout,
+        device=device,
+        step=step,
+        versions=versions(),
+        commit=commit(),
+        repeated=_repeated(config.output, step, before.starts),
+    )
+    data = tuple(
+        CorpusNote(
+            prefix=corpus.prefix,
+            identity=identity,
+            fingerprint=token_fingerprint(corpus.prefix),
+            tokens=tokens,
+            share=share,
+        )
+        for corpus, (identity, tokens, share) in zip(config.data.corpora, corpora, strict=True)
+    )
+    update = {"parameters": parameter_count(config.shape), "data": data, "starts": (*before.starts, start)}
+    _write(config.output, before.model_copy(update=update))
+
+
+def token_fingerprint(prefix: str) -> str | None:
+    """Fingerprint from the manifest beside token files: `tokens/_manifest.json` for `tokens/train/tokens`."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        manifest = json.loads((Path(prefix).parent.parent / MANIFEST).read_bytes())
+        return str(manifest["fingerprint"]) if manifest["step"] == "tokenize" else None
+    return None
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that the losses of a run can depend on."""
+    return {
+        "gpt2train": gpt2train.__version__,
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+    }
+
+
+def commit() -> str | None:
+    """Commit of the checkout that this package is imported from; None if it is installed, or git is missing."""
+    checkout = Path(gpt2train.__file__).parents[1]
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # read-only: another git may be running there
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
+        return done.stdout.strip() or None
+    return None
+
+
+def _before(run: str | Path) -> RunRecord:
+    """Existing record. An unreadable one is moved aside, since it must not end the training."""
+    try:
+        return read_record(run) or RunRecord()
+    except RunError:
+        path = Path(run) / RECORD
+        aside = path.with_name(f"{RECORD}.unreadable")
+        path.replace(aside)
+        log.warning("%s cannot be read as the record of a run; moved to %s", path, aside)
+        return RunRecord()
+
+
+def _write(run: str | Path, record: RunRecord) -> None:
+    text = json.dumps(record.model_dump(mode="json"), indent=1, ensure_ascii=False)
+    write_whole(Path(run) / RECORD, text.encode() + b"\n")
+
+
+def _repeated(run: str, step: int, starts: Sequence[Start]) -> RedoneSteps | None:
+    """Steps after `step` that were done before.
+
+    Rows are not counted twice if an earlier start has counted them and was killed before it removed them.
+    """
+    rows = [row for row in read_metrics(run) if row["step"] > step]
+    if not rows:
+        return None
+    found = RedoneSteps(
+        first=rows[0]["step"], last=rows[-1]["step"], seconds=sum(row.get("seconds") or 0.0 for row in rows)
+    )
+    counted = next((start.repeated for start in reversed(starts) if start.repeated), None)
+    return None if counted == found else found
