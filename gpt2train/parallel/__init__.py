@@ -1,0 +1,1 @@
+"""Parallelism: device mesh, FSDP, tensor, sequence and pipeline parallelism."""

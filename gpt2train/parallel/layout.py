@@ -1,22 +1,22 @@
-"""Which process does what: the arithmetic of a layout, and the refusal of those that do not fit. No torch.
+"""Parallel layout: sizes of the mesh dimensions, coordinates of ranks, and validation. Imports no torch.
 
     world = pp x replicate x shard x tp        data-parallel processes = replicate x shard
 
-Ranks count with tp innermost, then shard, then replicate, then pp: processes of one tensor-parallel group, which talk
-most, are neighbours on a machine.
+Ranks are ordered with tp innermost, then shard, then replicate, then pp, so that the processes of a tensor-parallel
+group, which communicate most, are on the same machine.
 """
 
 from dataclasses import dataclass
 
-from gpt2train.batch import BatchPlan
 from gpt2train.config import RampUp, TrainSettings
 from gpt2train.errors import UserError
 from gpt2train.model.shape import PADDING, Shape
+from gpt2train.training.batch_schedule import BatchPlan
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Where a rank stands in each dimension of the mesh."""
+    """Coordinates of a rank in the mesh."""
 
     pp: int
     replicate: int
@@ -26,7 +26,7 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of the mesh's dimensions, and the batch on them."""
+    """Sizes of the mesh dimensions, and batch sizes."""
 
     pp: int
     replicate: int
@@ -39,28 +39,28 @@ class Layout:
 
     @property
     def batches(self) -> BatchPlan:
-        """Samples of each step."""
+        """Batch sizes over the run."""
         return BatchPlan(self.global_batch, self.ramp_up)
 
     @property
     def data(self) -> int:
-        """Data-parallel processes: each works on samples of its own."""
+        """Number of data-parallel processes."""
         return self.replicate * self.shard
 
     @property
     def world(self) -> int:
-        """All processes."""
+        """World size."""
         return self.pp * self.data * self.tp
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where a rank stands."""
+        """Coordinates of a rank in the mesh."""
         rest, tp = divmod(rank, self.tp)
         rest, shard = divmod(rest, self.shard)
         pp, replicate = divmod(rest, self.replicate)
         return Coordinates(pp, replicate, shard, tp)
 
     def data_rank(self, rank: int) -> int:
-        """Which share of the samples a rank works on, 0 … data - 1."""
+        """Data-parallel rank of a rank, 0 … data - 1, which determines its samples."""
         at = self.coordinates(rank)
         return at.replicate * self.shard + at.shard
 
@@ -70,24 +70,26 @@ class Layout:
 
     @staticmethod
     def of(settings: TrainSettings, world: int) -> "Layout":
-        """The layout of a run on this many processes.
+        """Layout of a training run on a number of processes.
 
         Raises:
-            UserError: it does not fit the processes, the model or the batch; the message gives the sum.
+            UserError: it does not fit the processes, the model or the batch; the message shows the arithmetic.
         """
         p, model = settings.parallel, settings.model
         data, rest = divmod(world, p.tp * p.pp)
         if rest or not data:
             raise UserError(
-                f"tp {p.tp} x pp {p.pp} = {p.tp * p.pp} processes, but {world} were given, which is no multiple of it; "
+                f"tp {p.tp} x pp {p.pp} = {p.tp * p.pp} does not divide the {world} processes; "
                 "change parallel.tp, parallel.pp or the number of processes"
             )
-        shard = 1 if p.zero == 0 else p.shard or data
-        if p.shard and p.zero == 0:
-            raise UserError(f"parallel.shard {p.shard} needs parallel.zero 1, 2 or 3; with 0 nothing is sharded")
+        shard = 1 if p.zero == 0 else p.dp_shard_degree or data
+        if p.dp_shard_degree and p.zero == 0:
+            raise UserError(
+                f"parallel.dp_shard_degree {p.dp_shard_degree} needs parallel.zero 1, 2 or 3; with 0 nothing is sharded"
+            )
         if data % shard:
             raise UserError(
-                f"parallel.shard {shard} does not divide the {data} data-parallel processes "
+                f"parallel.dp_shard_degree {shard} does not divide the {data} data-parallel processes "
                 f"({world} / (tp {p.tp} x pp {p.pp}))"
             )
         if model.heads % p.tp:
@@ -100,23 +102,23 @@ class Layout:
                 "set parallel.sequence_parallel = false"
             )
         _check_pipeline(settings)
-        micro, whole, turns = settings.batch.sizes(data)
-        layout = Layout(p.pp, data // shard, shard, p.tp, micro, whole, turns, settings.batch.ramp_up)
+        micro, whole, accumulation = settings.batch.sizes(data)
+        layout = Layout(p.pp, data // shard, shard, p.tp, micro, whole, accumulation, settings.batch.ramp_up)
         for size in layout.batches.sizes():
             _check_micro_batches(settings, layout, size)
         return layout
 
     @staticmethod
     def of_model(shape: Shape, tp: int, pp: int, world: int) -> "Layout":
-        """The layout of a trained model that answers on this many processes, each with a part of it.
+        """Layout for inference with a model that is split over a number of processes.
 
         Raises:
-            UserError: it does not fit the processes or the model; the message gives the sum.
+            UserError: it does not fit the processes or the model; the message shows the arithmetic.
         """
         if tp < 1 or pp < 1:
-            raise UserError(f"--tp {tp} --pp {pp}: give 1 or more of each")
+            raise UserError(f"--tp {tp} --pp {pp}: both must be at least 1")
         if tp * pp != world:
-            raise UserError(f"--tp {tp} x --pp {pp} = {tp * pp} processes, but there are {world}; give one for each")
+            raise UserError(f"--tp {tp} x --pp {pp} = {tp * pp} processes, but there are {world}; start {tp * pp}")
         if shape.heads % tp:
             raise UserError(f"--tp {tp} does not divide the model's {shape.heads} heads")
         if PADDING % tp:
@@ -127,30 +129,35 @@ class Layout:
 
 
 def _check_micro_batches(settings: TrainSettings, layout: Layout, size: int) -> None:
-    """Whether steps of `size` samples keep the pipeline busy."""
+    """Check that steps of `size` samples have enough micro-batches for the pipeline."""
     p, micro, data = settings.parallel, layout.micro_batch, layout.data
-    turns = size // (micro * data)
-    if p.pp > 1 and turns < p.pp:
+    micro_batches = size // (micro * data)
+    if p.pp > 1 and micro_batches < p.pp:
         raise UserError(
-            f"a pipeline of {p.pp} needs at least {p.pp} micro-batches a step, but a batch of {size} = "
-            f"micro_batch {micro} x dp {data} x {turns}; lower batch.micro_batch"
+            f"a pipeline of {p.pp} stages needs at least {p.pp} micro-batches per step, but a batch of {size} = "
+            f"micro_batch {micro} x dp {data} x {micro_batches}; lower batch.micro_batch"
         )
-    if p.schedule == "interleaved" and turns % p.pp:
+    if p.schedule == "interleaved" and micro_batches % p.pp:
         raise UserError(
-            f"the interleaved schedule needs a multiple of pp {p.pp} micro-batches a step, not {turns} "
+            f"the interleaved schedule needs a multiple of pp {p.pp} micro-batches per step, not {micro_batches} "
             f"(a batch of {size} / (micro_batch {micro} x dp {data}))"
         )
 
 
 def _check_pipeline(settings: TrainSettings) -> None:
     p, layers = settings.parallel, settings.model.layers
-    if p.schedule == "interleaved" and (p.stages < 2 or p.pp < 2):
+    if p.schedule == "interleaved" and (p.virtual_pipeline_stages < 2 or p.pp < 2):
         raise UserError(
-            f"the interleaved schedule needs parallel.pp and parallel.stages above 1, not {p.pp} and {p.stages}"
+            "the interleaved schedule needs parallel.pp and parallel.virtual_pipeline_stages above 1, "
+            f"not {p.pp} and {p.virtual_pipeline_stages}"
         )
-    if p.schedule != "interleaved" and p.stages > 1:
+    if p.schedule != "interleaved" and p.virtual_pipeline_stages > 1:
         raise UserError(
-            f"parallel.stages {p.stages} needs parallel.schedule = 'interleaved'; {p.schedule!r} has one a process"
+            f"parallel.virtual_pipeline_stages {p.virtual_pipeline_stages} needs parallel.schedule = 'interleaved'; "
+            f"{p.schedule!r} has one stage per process"
         )
-    if p.pp * p.stages > layers:
-        raise UserError(f"pp {p.pp} x stages {p.stages} = {p.pp * p.stages} pieces, but there are {layers} layers")
+    if p.pp * p.virtual_pipeline_stages > layers:
+        raise UserError(
+            f"pp {p.pp} x virtual_pipeline_stages {p.virtual_pipeline_stages} = "
+            f"{p.pp * p.virtual_pipeline_stages} stages, but there are only {layers} layers"
+        )

@@ -1,6 +1,6 @@
-"""The process group and the device mesh: who computes with whom.
+"""Process group, device mesh and collective error handling.
 
-One mesh `(pp, dp_replicate, dp_shard, tp)` serves every layout, the single process included, where all sizes are 1.
+One mesh `(pp, dp_replicate, dp_shard, tp)` serves every layout; for a single process all sizes are 1.
 """
 
 import os
@@ -9,91 +9,112 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar, cast
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from gpt2train.cluster import Seat, find_seat
 from gpt2train.errors import RunError, UserError
-from gpt2train.parallel import meeting
+from gpt2train.launch import rank_store
+from gpt2train.launch.process_env import LOOPBACK, ProcessEnv, read_process_env
 from gpt2train.parallel.layout import Layout
 
 T = TypeVar("T")
 
 PIPELINE, REPLICATE, SHARD, TENSOR = "pp", "dp_replicate", "dp_shard", "tp"  # dimensions of the mesh
-# A rank that hangs is noticed after this long. torch's own 10 and 30 minutes are too patient for a lost machine; a rank
-# that hashes a checkpoint of 22 GB (1542m) on a slow disk, or compiles, keeps the others waiting for 2.
+# A hung rank is detected after this time. torch's defaults of 10 and 30 minutes are too long for a lost machine. A rank
+# that hashes a checkpoint of 22 GB (1542m) on a slow disk, or compiles, makes the others wait for 2 minutes.
 TIMEOUT = timedelta(seconds=300)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where this process stands among all."""
+class DistContext:
+    """Distributed context of this process.
+
+    Attributes:
+        rank: rank of this process.
+        world: world size.
+        device: device on which it computes.
+        timeout: timeout of collectives.
+    """
 
     rank: int
     world: int
     device: torch.device
     timeout: timedelta = TIMEOUT
-    """How long it waits for the others."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes what is written once."""
+        """True on rank 0, which writes files that exist once per run."""
         return self.rank == 0
 
 
-def join(device: str, seat: Seat | None = None, timeout: timedelta = TIMEOUT) -> Place:
-    """Join the process group of a job, or make one of a single process.
+def join(device: str, env: ProcessEnv | None = None, timeout: timedelta = TIMEOUT) -> DistContext:
+    """Join the process group of a job, or create one of a single process.
 
-    gloo carries what lies in the CPU's memory, NCCL what lies on GPUs.
+    gloo transfers tensors in CPU memory, NCCL tensors on GPUs.
 
     Args:
-        device: "cpu", "cuda", or "auto" for a GPU where every local process can have its own.
-        seat: this process's number; from the environment where it is not given.
-        timeout: how long to wait for the others, now and in every collective.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one for every local process.
+        env: rank and world size; read from the environment variables by default.
+        timeout: timeout of joining and of every collective.
 
     Raises:
-        UserError: "cuda" was asked for, and there are not enough GPUs; the environment contradicts itself.
-        RunError: the others did not come.
+        UserError: "cuda" was requested but there are too few GPUs, or the environment variables are inconsistent.
+        RunError: other ranks did not join within the timeout.
     """
-    seat = seat or find_seat(os.environ)
+    env = env or read_process_env(os.environ)
     gpus = torch.cuda.device_count()
-    enough = gpus >= (1 if seat.own_gpu else seat.locals)
+    enough = gpus >= (1 if env.own_gpu else env.locals)
     if device == "cuda" and not enough:
-        raise UserError(f"device cuda was asked for, but {seat.locals} processes here have {gpus} GPUs; use device cpu")
+        raise UserError(f"device cuda was requested, but {env.locals} processes here have {gpus} GPUs; use device cpu")
     on_gpu = enough and gpus > 0 and device != "cpu"
-    place = torch.device("cuda", 0 if seat.own_gpu else seat.local) if on_gpu else torch.device("cpu")
+    own_device = torch.device("cuda", 0 if env.own_gpu else env.local) if on_gpu else torch.device("cpu")
     if on_gpu:
-        torch.cuda.set_device(place)
+        torch.cuda.set_device(own_device)
+    if env.world == 1 or env.one_machine:
+        _use_loopback()
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-    store = meeting.enter(seat, timeout) if seat.world > 1 else dist.HashStore()
-    dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.world, timeout=timeout)
-    return Place(seat.rank, seat.world, place, timeout)
+    store = rank_store.join(env, timeout) if env.world > 1 else dist.HashStore()
+    dist.init_process_group(backend, store=store, rank=env.rank, world_size=env.world, timeout=timeout)
+    return DistContext(env.rank, env.world, own_device, timeout)
 
 
-def make_mesh(place: Place, layout: Layout) -> DeviceMesh:
-    """The mesh of a layout, over all processes.
+def _use_loopback() -> None:
+    """Make gloo and NCCL open their ports on loopback; by default they use the interface of the host name."""
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(one.address == LOOPBACK for one in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # exact name, not a prefix
 
-    Its groups are made here: torch would give them its own patience, half an hour on gloo.
+
+def make_mesh(ctx: DistContext, layout: Layout) -> DeviceMesh:
+    """Create the device mesh of a layout, over all processes.
+
+    The groups are created here, since torch would use its default timeout for them, half an hour on gloo.
     """
     names = (PIPELINE, REPLICATE, SHARD, TENSOR)
-    ranks = torch.arange(place.world).view(layout.pp, layout.replicate, layout.shard, layout.tp)
+    ranks = torch.arange(ctx.world).view(layout.pp, layout.replicate, layout.shard, layout.tp)
     groups = []
     for dimension, size in enumerate(ranks.shape):
         rows = ranks.movedim(dimension, -1).reshape(-1, size).tolist()
-        groups.append(dist.new_subgroups_by_enumeration(rows, timeout=place.timeout, group_desc=names[dimension])[0])
-    return DeviceMesh.from_group(groups, place.device.type, ranks, mesh_dim_names=names)
+        groups.append(dist.new_subgroups_by_enumeration(rows, timeout=ctx.timeout, group_desc=names[dimension])[0])
+    return DeviceMesh.from_group(groups, ctx.device.type, ranks, mesh_dim_names=names)
 
 
-def together(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Run `work` on every process; when one fails, all raise its error, so that none waits for it in vain.
+def all_or_raise(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Run `work` on every process; if one fails, all raise its error, so that none waits for it. Collective.
 
     Args:
-        work: what to do.
-        group: over which to tell each other; None takes that of all processes.
+        work: function to run.
+        group: process group for exchanging errors; None uses the default group.
+
+    Returns:
+        The result of `work` on this process.
 
     Raises:
-        UserError, RunError: of the first process that failed.
+        UserError: that of the lowest rank that failed.
+        RunError: that of the lowest rank that failed.
     """
     result: T | None = None
     failure: tuple[bool, str] | None = None
@@ -109,15 +130,15 @@ def together(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T
     return cast(T, result)
 
 
-def from_first(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Run `work` on the first process and give its result, or its error, to all."""
-    box = [together(lambda: work() if dist.get_rank() == 0 else None, group)]
+def broadcast_from_rank0(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Run `work` on rank 0 and return its result, or raise its error, on all processes. Collective."""
+    box = [all_or_raise(lambda: work() if dist.get_rank() == 0 else None, group)]
     dist.broadcast_object_list(box, src=0, group=group)
     return cast(T, box[0])
 
 
-def anyone(asked: bool) -> bool:
-    """Whether any process says yes; all of them call it together."""
-    said = torch.tensor(float(asked))  # on the CPU: gloo carries it, and no GPU is waited for
-    dist.all_reduce(said)
-    return bool(said.item() > 0)
+def any_rank(flag: bool) -> bool:
+    """Return True if `flag` is set on any process. Collective."""
+    count = torch.tensor(float(flag))  # on the CPU: reduced by gloo, without a GPU sync
+    dist.all_reduce(count)
+    return bool(count.item() > 0)

@@ -1,12 +1,12 @@
-"""Random numbers of dropout: which processes draw the same ones, and which must not.
+"""Random number generation for dropout on parallel layouts.
 
-Each process starts every step from a seed that follows from `(seed, step, where it stands)`, so that a run that goes
-on needs no saved state. Processes of one tensor-parallel group share that seed: where each holds the whole of a
-tensor, all drop the same elements. Where each holds a part of it (attention heads), a region of `apart` makes their
-masks differ: with one mask for all, the heads of one process would drop in step with those of another.
+Each process starts every step from a seed computed from `(seed, step, coordinates)`, so that no generator state needs
+saving. The processes of a tensor-parallel group share that seed: for replicated tensors all drop the same elements. For
+sharded tensors (attention heads), `per_rank_rng` makes the masks differ; otherwise the heads of different processes
+would have equal masks.
 
-Rule: Megatron-LM (`model_parallel_cuda_manual_seed`), there with a second state to save; here the second seed is
-drawn from the first, so that activation recomputation, which restores the first, restores both.
+The rule is Megatron-LM's (`model_parallel_cuda_manual_seed`), which has a second state to save. Here the second seed is
+drawn from the first generator, so that activation recomputation, which restores the first, restores both.
 """
 
 import contextlib
@@ -17,19 +17,22 @@ import torch
 
 
 def dropout_seed(seed: int, step: int, *coordinates: int) -> int:
-    """The seed of one process for one step; processes with equal `coordinates` draw equal numbers.
+    """Seed of one process for one step; processes with equal `coordinates` draw equal numbers.
 
-    The coordinates are those of the mesh in which masks must differ: pipeline stage and data-parallel rank always, the
-    tensor-parallel rank under sequence parallelism, where every process holds other tokens.
+    Args:
+        seed: seed of the run.
+        step: step number.
+        *coordinates: coordinates in which masks must differ: pipeline stage and data-parallel rank, and the
+            tensor-parallel rank under sequence parallelism, where every process has different tokens.
     """
     return _hashed("dropout", seed, step, *coordinates)
 
 
 @contextlib.contextmanager
-def apart(rank: int, device: torch.device) -> Iterator[None]:
-    """Draw other numbers than the other ranks of the group, then go on together where all stood before.
+def per_rank_rng(rank: int, device: torch.device) -> Iterator[None]:
+    """Draw different numbers on each rank of a group, then continue with the previous, common generator state.
 
-    Takes one number from the CPU's default generator, which must stand at the same place on all ranks of the group.
+    It draws one number from the CPU's default generator, whose state must be the same on all ranks of the group.
     """
     common = int(torch.randint(1 << 62, ()))
     devices = [] if device.type == "cpu" else [device]

@@ -1,8 +1,8 @@
-"""The token embedding of a pipeline: input layer on the first stage, output layer on the last, one weight.
+"""Tied token embedding of a pipeline: one weight, input layer on the first stage and output layer on the last.
 
-Both stages have a copy with the same first value. Their gradients are added up once a step, so that the same update is
-done to both and they stay equal to the last bit (Megatron-LM does it so). The sum is over a group of two processes for
-each column of the mesh, after the data-parallel reduction and before clipping.
+Both stages have a copy with the same initial value. Their gradients are summed once per step, so that both get the same
+update and stay bitwise equal (as in Megatron-LM). The sum is over a group of two processes, after the data-parallel
+reduction and before clipping.
 """
 
 from collections.abc import Sequence
@@ -16,50 +16,53 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gpt2train.errors import RunError
 from gpt2train.model.gpt2 import GPT2
-from gpt2train.parallel.mesh import together
-from gpt2train.parallel.norm import local
+from gpt2train.parallel.grad_norm import local
+from gpt2train.parallel.mesh import all_or_raise
 
-PIECE = 1 << 24  # elements compared at a time: 64 MB of float32
+COMPARE_CHUNK = 1 << 24  # elements compared at a time: 64 MB of float32
 
 
 class TiedEmbedding:
-    """The two copies of `wte.weight`; for all processes to make together, those without a copy too.
+    """The two copies of `wte.weight`. All processes construct it together, also those without a copy.
 
     Args:
-        parts: of this process.
-        mesh: of all processes, pipeline outermost.
-        timeout: how long one waits for the other.
+        parts: model parts of this process.
+        mesh: mesh of all processes, pipeline dimension outermost.
+        timeout: timeout of the collectives.
+
+    Attributes:
+        copy: copy of the weight on this process, if it has one.
+        second: the copy of the last stage, which is excluded from the gradient norm and the parameter count.
     """
 
     def __init__(self, parts: Sequence[GPT2], mesh: DeviceMesh, timeout: timedelta) -> None:
         ends = mesh.mesh[[0, -1]].flatten(1)
-        # Every process makes every group, in the same order.
+        # Every process creates every group, in the same order.
         self.group, _ = dist.new_subgroups_by_enumeration(ends.T.tolist(), timeout=timeout)
         self.copy: Tensor | None = next((part.wte.weight for part in parts if part.begins or part.ends), None)
         self.second: Tensor | None = self.copy if any(part.ends for part in parts) else None
-        """The copy that counts neither in the gradient's norm nor in the number of parameters."""
 
     def add_gradients(self) -> None:
-        """Give both copies the sum of their gradients."""
+        """Replace the gradients of both copies by their sum."""
         if self.copy is not None:
             dist.all_reduce(local(cast(Tensor, self.copy.grad)), group=self.group)
 
     def check(self) -> None:
-        """Compare the two copies bit by bit; all processes together.
+        """Compare the two copies bitwise. Collective.
 
         Raises:
-            RunError: they differ, on every process.
+            RunError: on every process, if they differ.
         """
 
         def compare() -> None:
             if self.copy is not None and not self._equal(local(self.copy.detach())):
                 raise RunError("the copies of wte.weight on the first and the last pipeline stage differ; not saved")
 
-        together(compare)
+        all_or_raise(compare)
 
-    def _equal(self, mine: Tensor) -> bool:
+    def _equal(self, tensor: Tensor) -> bool:
         same = True
-        for piece in mine.flatten().split(PIECE):
+        for piece in tensor.flatten().split(COMPARE_CHUNK):
             first = piece.clone()
             dist.broadcast(first, group=self.group, group_src=0)
             same = same and torch.equal(first.view(torch.int32), piece.view(torch.int32))

@@ -1,0 +1,61 @@
+"""Activation checkpointing: recompute activations of a block in the backward pass instead of storing them.
+
+In units of the width of the residual stream, a block stores 16 activations per token: inputs of both norms (2), outputs
+of both norms (2), queries, keys and values (3), output of attention (1), input and output of GELU (8).
+
+    none        16
+    selective   10      recomputes norms and GELU, but no matrix product
+    full         1      recomputes everything, a third more FLOPs in total
+
+Under tensor parallelism `selective` also recomputes the matrix product and the collective after attention.
+"""
+
+import functools
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from gpt2train.model.gpt2 import GPT2, Block
+
+_aten = torch.ops.aten
+# Products with a bias only: those without one are all-reduced in place under tensor parallelism, and a stored result
+# would be reduced twice.
+PRODUCTS = {_aten.addmm.default}
+ATTENTION = {
+    _aten._scaled_dot_product_cudnn_attention.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_fused_attention_overrideable.default,
+}
+
+
+def apply_activation_checkpointing(part: GPT2, mode: str) -> None:
+    """Apply activation checkpointing to every block, in place; after tensor parallelism, before compilation and FSDP.
+
+    Dropout masks are reproduced, since the generator state is stored.
+
+    Args:
+        part: the model, or one pipeline stage.
+        mode: "none", "selective" or "full".
+    """
+    if mode == "none":
+        return
+    options: dict[str, Any] = {"use_reentrant": False}
+    if mode == "selective":
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+    for block in cast(Iterable[Block], part.blocks.values()):
+        options["preserve_rng_state"] = block.drop.p > 0
+        block.forward = functools.partial(checkpoint, block.forward, **options)  # type: ignore[method-assign]
+
+
+def _policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+    """Store the results of attention and of matrix products, except the last one, which backward does not need."""
+    if operator in ATTENTION:
+        return CheckpointPolicy.MUST_SAVE
+    if operator in PRODUCTS:
+        inner, outer = arguments[-1].shape  # shape of the second factor; only the block's last product narrows
+        return CheckpointPolicy.MUST_SAVE if outer >= inner else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.PREFER_RECOMPUTE

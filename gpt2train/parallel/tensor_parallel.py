@@ -1,0 +1,144 @@
+"""Tensor parallelism (Shoeybi et al. 2019, "Megatron-LM"), with sequence and vocabulary parallelism.
+
+Parameters become DTensors on the tensor-parallel mesh, so that FSDP and checkpoints know their placements. The forward
+computes on the local parts with plain operators, which takes a third less CPU time per step than DTensor's own
+dispatch. Modules keep their identity and names; their class is replaced by a subclass with another `forward`.
+
+    wte, attn.qkv, up       sharded by rows: part of the vocabulary, whole heads, part of the inner width
+    attn.proj, down         sharded by columns; the bias is replicated and added once, to the sum
+    wpe, norms              replicated
+
+Two collectives per block and direction, at the norms and after `proj` and `down`:
+`gpt2train.parallel.tp_collectives`.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+
+from gpt2train.model.gpt2 import GPT2, Attention
+from gpt2train.parallel import vocab_parallel
+from gpt2train.parallel.rng import per_rank_rng
+from gpt2train.parallel.tp_collectives import Region
+
+ROWS, COLUMNS, REPLICATED = Shard(0), Shard(1), Replicate()
+
+
+def apply_tensor_parallel(model: GPT2, mesh: DeviceMesh, sequence_parallel: bool) -> Region | None:
+    """Shard a model, or one pipeline stage, over a tensor-parallel mesh, in place; it may be on the meta device.
+
+    Args:
+        model: unsharded model, equal on all processes, before FSDP, compilation and activation checkpointing.
+        mesh: one-dimensional mesh, whose size divides the heads and the padded vocabulary, and under sequence
+            parallelism the context (checked by `gpt2train.parallel.layout`).
+        sequence_parallel: slice the activations outside attention and MLP along the sequence. This saves memory at no
+            cost; the processes then need different seeds (`gpt2train.parallel.rng`).
+
+    Returns:
+        The tensor-parallel group; None for a mesh of size 1, for which nothing is changed.
+    """
+    if mesh.size() == 1:
+        return None
+    region = Region(mesh, sequence_parallel)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.LayerNorm):
+            _parallelize(module, _ParallelNorm, region, REPLICATED, REPLICATED)
+        elif isinstance(module, nn.Linear):
+            row_parallel = name.endswith((".proj", ".down"))
+            _parallelize(module, _RowLinear, region, COLUMNS, REPLICATED) if row_parallel else _parallelize(
+                module, _ColumnLinear, region, ROWS, ROWS
+            )
+        elif isinstance(module, nn.Embedding):
+            kind, placement = (
+                (_ParallelTokenEmbedding, ROWS) if name == "wte" else (_ParallelPositionEmbedding, REPLICATED)
+            )
+            _parallelize(module, kind, region, placement)
+        elif isinstance(module, Attention) and module.dropout:
+            module.forward = functools.partial(_attend, module, module.forward, region)  # type: ignore[method-assign]
+    model.project = lambda x, weight: vocab_parallel.logits(x, region.local(weight), region)
+    vocab = model.shape.vocab
+    model.cross_entropy = lambda x, weight, targets: vocab_parallel.cross_entropy(
+        x, region.local(weight), targets, region, vocab
+    )
+    return region
+
+
+def _parallelize(module: nn.Module, kind: type[nn.Module], region: Region, *placements: Placement) -> None:
+    """Replace the class of a module by its parallel subclass, and shard its parameters (weight, bias)."""
+    for (name, parameter), placement in zip(list(module.named_parameters()), placements, strict=True):
+        sharded = distribute_tensor(parameter, region.mesh, [placement], src_data_rank=None)
+        setattr(module, name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+    module.__class__ = kind
+    module.region = region  # type: ignore[assignment]
+
+
+class _ParallelNorm(nn.LayerNorm):
+    """LayerNorm before a tensor-parallel region (attention, MLP or output projection)."""
+
+    region: Region
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.region.local(self.weight), self.region.local(self.bias)
+        return self.region.enter(F.layer_norm(x, self.normalized_shape, weight, bias, self.eps))
+
+
+class _ColumnLinear(nn.Linear):
+    """Column-parallel linear layer: computes a part of the outputs, without a collective."""
+
+    region: Region
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.region.local(self.weight), self.region.local(self.bias))
+
+
+class _RowLinear(nn.Linear):
+    """Row-parallel linear layer: uses a part of the inputs and sums over the processes."""
+
+    region: Region
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.region.leave(F.linear(x, self.region.local(self.weight)))
+        return x + self.region.local(self.bias).to(x.dtype)
+
+
+class _ParallelTokenEmbedding(nn.Embedding):
+    """Vocabulary-parallel token embedding."""
+
+    region: Region
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return vocab_parallel.embed(tokens, self.region.local(self.weight), self.region)
+
+
+class _ParallelPositionEmbedding(nn.Embedding):
+    """Position embedding: takes all positions and returns this process's slice of the sequence."""
+
+    region: Region
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return F.embedding(self.region.slice(positions, -1), self.region.local(self.weight))
+
+
+def _attend(
+    module: Attention, forward: Callable[..., Tensor], region: Region, x: Tensor, *rest: Any, **more: Any
+) -> Tensor:
+    """Attention with a different dropout mask on each process, since each has different heads.
+
+    Under sequence parallelism no special case is needed: the seeds of the processes already differ.
+    """
+    if region.sequence or not module.training:
+        return forward(x, *rest, **more)
+    return _attend_with_own_rng(forward, region, x, *rest, **more)
+
+
+@torch.compiler.disable
+def _attend_with_own_rng(forward: Callable[..., Tensor], region: Region, x: Tensor, *rest: Any, **more: Any) -> Tensor:
+    # torch.compile cannot trace a change of the generator state, so this is a graph break.
+    with per_rank_rng(region.rank, x.device):
+        return forward(x, *rest, **more)

@@ -1,0 +1,97 @@
+"""Token embedding and loss with a vocabulary sharded over a tensor-parallel group.
+
+Rows are split into contiguous shards, of equal size since the vocabulary is padded to a multiple of 128. Input and
+output use the same parameter, so that the tie is preserved.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpt2train.model.loss import CHUNK, IGNORE, MASKED_LOGIT, GradientInForward, add_product
+from gpt2train.parallel.tp_collectives import Region
+
+
+def embed(tokens: Tensor, weight: Tensor, region: Region) -> Tensor:
+    """Look up embeddings [batch, length, width], with a local weight [vocab / size, width]."""
+    row = tokens - region.rank * weight.shape[0]
+    elsewhere = (row < 0) | (row >= weight.shape[0])
+    found = F.embedding(row.masked_fill(elsewhere, 0), weight)
+    return region.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+
+
+def logits(hidden: Tensor, weight: Tensor, region: Region) -> Tensor:
+    """Logits over the whole vocabulary, on every process, for sampling and scoring but not for a loss."""
+    return region.gather_columns(F.linear(hidden, weight))
+
+
+def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, region: Region, vocab: int | None = None) -> Tensor:
+    """Sum over the targets of -log softmax(hidden @ whole.T)[target], float32, bitwise equal on every process.
+
+    This is `gpt2train.model.loss.chunked_cross_entropy` on a vocabulary shard: at most one chunk of this process's
+    logits is in memory. Hidden states are gathered once before, not per chunk: in total they take 16 MiB, a chunk of
+    logits 200 MiB (8 x 1,024 tokens of width 1,024 in bfloat16; 4,096 rows of 25,152, the half of 50,304), and each
+    gather needs a collective in forward and backward.
+
+    Args:
+        hidden: [..., width], equal on all processes; its gradient is partial, to be summed over them.
+        weight: [vocab / size, width], the rows of this process.
+        targets: int64 [...], equal on all processes; positions with -100 are ignored.
+        region: tensor-parallel group.
+        vocab: number of rows of the whole weight that are tokens; the rows above are padding and excluded.
+    """
+    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    tokens = len(weight) * region.size if vocab is None else vocab
+    own = max(0, tokens - region.rank * len(weight))  # rows of this process that are tokens
+    return _CrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), region, own, needs_grad)
+
+
+class _CrossEntropy(GradientInForward):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, region: Region, own: int, needs_grad: bool
+    ) -> Tensor:
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        matrix = weight.to(dtype)
+        grad_hidden = torch.empty_like(hidden) if needs_grad else None
+        grad_weight = torch.zeros_like(weight) if needs_grad else None
+        # A smaller vocabulary allows proportionally more rows. All processes have the same number of chunks.
+        size = CHUNK.get(device, 1024) * region.size
+        for start in range(0, hidden.shape[0], size):
+            rows = hidden[start : start + size].to(dtype)
+            target = targets[start : start + size].unsqueeze(1)
+            valid = (target != IGNORE).float()
+            column = target - region.rank * weight.shape[0]
+            here = (column >= 0) & (column < weight.shape[0])
+            column = column.masked_fill(~here, 0)
+            shard_logits = (rows @ matrix.t()).float()
+            shard_logits[:, own:] = MASKED_LOGIT
+            top = shard_logits.amax(1, keepdim=True)
+            picked = shard_logits.gather(1, column) * here
+            total = shard_logits.sub_(top).exp_().sum(1, keepdim=True)
+            largest, whole, found = _merge_log_sum_exp(top, total, picked, region)
+            loss += ((whole.log() + largest - found) * valid).sum()
+            if grad_hidden is None or grad_weight is None:
+                continue
+            shard_logits.mul_(valid * (top - largest).exp() / whole)
+            grad = shard_logits.scatter_add_(1, column, -valid * here).to(dtype)
+            grad_hidden[start : start + size] = grad @ matrix
+            add_product(grad_weight, grad, rows)
+        if grad_hidden is not None and grad_weight is not None:
+            ctx.save_for_backward(grad_hidden, grad_weight)
+        return loss
+
+
+def _merge_log_sum_exp(top: Tensor, total: Tensor, picked: Tensor, region: Region) -> tuple[Tensor, Tensor, Tensor]:
+    """Largest logit, sum of exp(logit - largest) and the target's logit over all shards, each [rows, 1].
+
+    It takes one collective of three numbers per row; reducing the maximum first and then the sum would take two or
+    three collectives.
+    """
+    tops, totals, found = region.all_gather(torch.cat((top, total, picked), 1)).split(1, dim=2)
+    largest = tops.amax(0)
+    return largest, (totals * (tops - largest).exp()).sum(0), found.sum(0)
