@@ -1,29 +1,29 @@
-"""Learning rate over the updates.
+"""Learning rate schedules.
 
-A pure function of the number of the update. A skipped step is no update, so that it does not advance the schedule: the
-rate that it would have had is the next step's.
+The learning rate is a pure function of the number of updates. A skipped step is not an update and does not advance the
+schedule: the next step gets the learning rate that the skipped one would have had.
 """
 
 import math
 from dataclasses import dataclass
 
-from gpt2train.batch import BatchPlan
 from gpt2train.config import TrainSettings
 from gpt2train.errors import UserError
+from gpt2train.training.batch_schedule import BatchPlan
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule whose warm-up is a number of updates, whatever unit it was given in.
+    """Resolved schedule, with the warm-up as a number of updates.
 
     Attributes:
-        updates: how many there are; the last one has `floor` (with a constant rate: `peak`).
-        warmup: updates below the peak.
+        updates: number of updates; the last one has the learning rate `floor` (`peak` for a constant schedule).
+        warmup: number of warm-up updates, below the peak.
         peak: highest learning rate.
         floor: lowest learning rate after the warm-up.
         kind: shape after the warm-up.
-        decay: wsd: updates in which the rate falls, at least 1.
-        fall: wsd: how it falls.
+        decay: wsd: number of updates in which the learning rate decays, at least 1.
+        fall: wsd: shape of the decay.
     """
 
     updates: int
@@ -36,21 +36,21 @@ class Schedule:
 
 
 def learning_rate(update: int, schedule: Schedule) -> float:
-    """The learning rate of one update.
+    """Learning rate of one update.
 
-    Linear warm-up, whose first rate is peak / (warmup + 1) and never 0, then one of
+    Linear warm-up, whose first value is peak / (warmup + 1) and never 0, then one of
 
     * cosine: half a cosine down to the floor (Loshchilov and Hutter 2017, SGDR),
     * linear: a straight line down to the floor,
     * inverse_sqrt: peak * sqrt((warmup + 1) / (update + 1)), never below the floor (Vaswani et al. 2017),
     * constant,
-    * wsd: constant, then down to the floor over the last `decay` updates, in a line or as 1 - sqrt of the share done
+    * wsd: constant, then down to the floor over the last `decay` updates, linearly or as 1 - sqrt of the progress
       (Hu et al. 2024, MiniCPM; Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training
-      Durations", who found 1 - sqrt the better one).
+      Durations", who found 1 - sqrt to be better).
 
     Args:
-        update: 0 for the first one.
-        schedule: its shape.
+        update: number of the update, from 0.
+        schedule: resolved schedule.
     """
     if update < schedule.warmup:
         return schedule.peak * (update + 1) / (schedule.warmup + 1)
@@ -61,29 +61,29 @@ def learning_rate(update: int, schedule: Schedule) -> float:
         case "inverse_sqrt":
             return max(schedule.floor, schedule.peak * math.sqrt((schedule.warmup + 1) / (update + 1)))
         case "wsd":
-            left = 1 - _share(update, max(schedule.warmup, last - schedule.decay), last)
+            left = 1 - _progress(update, max(schedule.warmup, last - schedule.decay), last)
             left = 1 - math.sqrt(1 - left) if schedule.fall == "sqrt" else left
         case "linear":
-            left = 1 - _share(update, schedule.warmup, last)
+            left = 1 - _progress(update, schedule.warmup, last)
         case _:
-            left = 0.5 * (1 + math.cos(math.pi * _share(update, schedule.warmup, last)))
+            left = 0.5 * (1 + math.cos(math.pi * _progress(update, schedule.warmup, last)))
     return schedule.floor + (schedule.peak - schedule.floor) * left
 
 
-def _share(update: int, first: int, last: int) -> float:
-    """How much of the way from one update to another is done, 0 to 1."""
+def _progress(update: int, first: int, last: int) -> float:
+    """Progress between two updates, 0 to 1."""
     return min(1.0, max(0, update - first) / max(1, last - first))
 
 
 def make_schedule(config: TrainSettings, batches: BatchPlan) -> Schedule:
-    """The schedule of a run.
+    """Resolve the schedule of a run.
 
-    A warm-up in tokens ends with the update that brings the samples used to as many tokens, with the batch sizes of the
-    ramp-up and no step skipped.
+    A warm-up in tokens ends with the update at which this many tokens have been used, given the batch sizes of the
+    ramp-up and no skipped steps.
 
     Args:
-        config: what was chosen; `steps` is the number of updates when none is skipped.
-        batches: sizes of the batches over the run.
+        config: settings of the run; `steps` is the number of updates if none is skipped.
+        batches: batch sizes over the run.
 
     Raises:
         UserError: the warm-up takes all steps.
@@ -106,6 +106,6 @@ def make_schedule(config: TrainSettings, batches: BatchPlan) -> Schedule:
         peak=config.optimizer.lr,
         floor=settings.min_lr,
         kind=settings.kind,
-        decay=max(1, round(settings.decay * steps)),
-        fall=settings.fall,
+        decay=max(1, round(settings.decay_fraction * steps)),
+        fall=settings.decay_shape,
     )

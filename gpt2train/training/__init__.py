@@ -1,0 +1,1 @@
+"""Optimizer step: engine, train state, schedules, loss scale, spike detection."""

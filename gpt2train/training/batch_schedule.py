@@ -1,0 +1,58 @@
+"""Batch sizes over a run: constant, or growing with the samples used (ramp-up).
+
+They are pure functions of the number of samples used, so that resuming from a checkpoint needs no extra state.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpt2train.config import RampUp
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Batch size as a function of the samples used so far (Megatron-LM's `--rampup-batch-size`).
+
+    Attributes:
+        size: samples per step after the ramp-up.
+        ramp: ramp-up; None for a constant batch size.
+    """
+
+    size: int
+    ramp: RampUp | None = None
+
+    def sizes(self) -> list[int]:
+        """List all batch sizes, smallest first."""
+        return [size for _, _, size in self._phases()]
+
+    def size_at(self, samples: int) -> int:
+        """Batch size of the step that starts after this many samples."""
+        if self.ramp is None or samples >= self.ramp.samples:
+            return self.size
+        # Increase k of the ramp-up comes when k / increases of its samples are used.
+        increases = (self.size - self.ramp.start) // self.ramp.increment
+        return self.ramp.start + samples * increases // self.ramp.samples * self.ramp.increment
+
+    def samples_after(self, steps: int) -> int:
+        """Samples used by the first `steps` steps of a run."""
+        first, begin, size = max(phase for phase in self._phases() if phase[0] <= steps)
+        return begin + (steps - first) * size
+
+    def steps_until(self, samples: int) -> int:
+        """Number of steps after which at least this many samples are used."""
+        first, begin, size = max(phase for phase in self._phases() if phase[1] <= samples)
+        return first + -(-(samples - begin) // size)
+
+    def _phases(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (first step, samples used before it, batch size) for each batch size; the last one never ends."""
+        step = samples = 0
+        while (size := self.size_at(samples)) != self.size:
+            yield step, samples, size
+            assert self.ramp is not None
+            increases = (self.size - self.ramp.start) // self.ramp.increment
+            increase = (size - self.ramp.start) // self.ramp.increment
+            # The smallest number of samples after the next increase: samples * increases // ramp.samples > increase.
+            bound = -(-(increase + 1) * self.ramp.samples // increases)
+            steps = -(-(bound - samples) // size)
+            step, samples = step + steps, samples + steps * size
+        yield step, samples, self.size

@@ -1,0 +1,271 @@
+"""Training engine: a model and its optimizer on a parallel layout.
+
+The order in which parallelism is applied matters: build on the meta device, split into pipeline stages, tensor
+parallelism, activation checkpointing, compilation, FSDP2, allocation and initial values. The optimizer comes last,
+since it must hold the final parameters.
+"""
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gpt2train.config import RunConfig
+from gpt2train.data.batch import Batch
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.parallel.activation_checkpointing import apply_activation_checkpointing
+from gpt2train.parallel.fsdp import accumulate, init_weights, reshard, shard
+from gpt2train.parallel.grad_norm import align_grad_placements, local, norm_weights, norms, squared_norm
+from gpt2train.parallel.layout import Layout
+from gpt2train.parallel.mesh import TENSOR, DistContext, make_mesh
+from gpt2train.parallel.pipeline import Pipeline
+from gpt2train.parallel.pipeline_stages import stage_layers
+from gpt2train.parallel.rng import dropout_seed
+from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
+from gpt2train.parallel.tied_embedding import TiedEmbedding
+from gpt2train.training.adamw import AdamW
+from gpt2train.training.performance import compile_module
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """Loss, gradient norm and gradients of one step, before the update.
+
+    `summary`, `divisor` and `bad` are the same on every process; the rest belongs to this process.
+
+    Attributes:
+        summary: float64 [3] in CPU memory: mean loss over the tokens of the step, gradient norm over all parameters
+            before clipping, and the number of processes with a stop request. On a GPU valid only after `ready`.
+        ready: CUDA event after which `summary` is valid; None if it is valid at once.
+        divisor: float32 scalar on the device, the divisor of the gradients: loss scale times clipping factor.
+        bad: float32 scalar on the device, 1 if the norm is not finite.
+        gradients: local gradient shards, in the order of the optimizer's parameters.
+        each: float64 [parameters], norm of each local shard.
+        finite_loss: bool scalar on the device, True if this process's own loss is finite.
+    """
+
+    summary: Tensor
+    ready: torch.cuda.Event | None
+    divisor: Tensor
+    bad: Tensor
+    gradients: list[Tensor]
+    each: Tensor
+    finite_loss: Tensor
+
+    def read(self) -> tuple[float, float, bool]:
+        """Wait for the statistics, but not for work queued on the device after `Engine.measure`.
+
+        Returns:
+            Mean loss, gradient norm, and True if any process has a stop request.
+        """
+        if self.ready is not None:
+            self.ready.synchronize()
+        loss, norm, stopping = self.summary.tolist()
+        return loss, norm, stopping > 0
+
+
+class Engine:
+    """Model parts, optimizer and communication of this process.
+
+    Attributes:
+        model_parts: pipeline stages of the model on this process: one, or several with the interleaved schedule.
+    """
+
+    def __init__(self, config: RunConfig, ctx: DistContext) -> None:
+        self.config, self.ctx = config, ctx
+        self.layout = Layout.of(config, ctx.world)
+        self.mesh = make_mesh(ctx, self.layout)
+        layout, at = self.layout, self.layout.coordinates(ctx.rank)
+        stages = stage_layers(config.shape, layout.pp * config.parallel.virtual_pipeline_stages)
+        with torch.device("meta"):
+            self.model_parts = [
+                GPT2(config.shape, config.model.dropout).keep_only(mine) for mine in stages[at.pp :: layout.pp]
+            ]
+        for part in self.model_parts:
+            apply_tensor_parallel(part, self.mesh[TENSOR], config.parallel.sequence_parallel)
+            apply_activation_checkpointing(part, config.parallel.activation_checkpointing)
+            alone = ctx.world == 1 and not config.parallel.cpu_offload
+            compile_module(part, config.performance, ctx.device, whole=alone)
+            shard(part, self.mesh, config.parallel)
+            init_weights(part, torch.device("cpu") if config.parallel.cpu_offload else ctx.device, config.seed)
+        self.pipeline = self.tied = None
+        if layout.pp > 1:
+            length = config.model.context // (layout.tp if config.parallel.sequence_parallel else 1)
+            sent = (layout.micro_batch, length, config.model.hidden)
+            self.pipeline = Pipeline(
+                self.model_parts, self.mesh, ctx.device, config.parallel.schedule, sent, self._autocast
+            )
+            self.tied = TiedEmbedding(self.model_parts, self.mesh, ctx.timeout)
+        named = [pair for part in self.model_parts for pair in part.named_parameters()]
+        self.optimizer = AdamW(named, config.optimizer)
+        copies = [self.tied.second] if self.tied is not None and self.tied.second is not None else []
+        self._norm_weights = norm_weights([parameter for _, parameter in named], ctx.world // layout.pp, copies)
+
+    @property
+    def data_rank(self) -> int:
+        """Data-parallel rank of this process, which determines its samples."""
+        return self.layout.data_rank(self.ctx.rank)
+
+    def accumulate(self, batches: Sequence[Batch], tokens: int, step: int, scale: float = 1.0) -> Tensor:
+        """Run forward and backward of this process's micro-batches and accumulate their gradients.
+
+        Args:
+            batches: micro-batches of this process.
+            tokens: number of counted targets in the whole step, over all processes; the loss is divided by it.
+            step: step number; seeds dropout, together with the coordinates of this process.
+            scale: loss scale, for fp16; the gradients are multiplied by it as well.
+
+        Returns:
+            float32 scalar, the sum of -log p over the targets of this process.
+        """
+        torch.manual_seed(self._dropout_seed(step))
+        if self.pipeline is not None:
+            return self.pipeline.accumulate(batches, scale / tokens)
+        total = torch.zeros((), device=self.ctx.device)
+        parallel = self.config.parallel
+        # Otherwise CPU offload would leave unsharded gradients and all blocks on the device until the last micro-batch.
+        zero = max(parallel.zero, 2) if parallel.cpu_offload else parallel.zero
+        for index, batch in enumerate(batches):
+            accumulate(self.model_parts, zero, last=index == len(batches) - 1)
+            with self._autocast():
+                loss = self.model_parts[0](batch.tokens, batch.targets, **batch.marks)
+            (loss * (scale / tokens)).backward()
+            total += loss.detach()
+        return total
+
+    @torch.no_grad()
+    def measure(self, total: Tensor, tokens: int, scale: float, stop: bool) -> StepStats:
+        """Reduce loss, gradient norm and stop requests over all processes, by one collective and without a host sync.
+
+        A single infinite element on one process makes the norm not finite on all processes.
+
+        Args:
+            total: summed loss returned by `accumulate`.
+            tokens: divisor of the loss in `accumulate`.
+            scale: loss scale in `accumulate`.
+            stop: True if this process has a stop request.
+        """
+        parameters = [parameter for _, parameter in self.optimizer.named]
+        align_grad_placements(parameters)
+        if self.tied is not None:
+            self.tied.add_gradients()
+        gradients = [local(cast(Tensor, parameter.grad)) for parameter in parameters]
+        each = norms(gradients)
+        square = squared_norm(each, self._norm_weights).to(total.device)
+        # torch.full passes the number as a kernel argument; copying it to the device would synchronise.
+        stop_count = torch.full((), float(stop), dtype=torch.float64, device=total.device)
+        summary = torch.stack([total.double() / self.layout.tp, square, stop_count])
+        dist.all_reduce(summary)
+        summary[0] /= tokens
+        summary[1].sqrt_().div_(scale)
+        out, ready = _copy_to_host(summary)
+        return StepStats(
+            summary=out,
+            ready=ready,
+            divisor=(((summary[1] + 1e-6) / self.config.optimizer.max_grad_norm).clamp(min=1) * scale).float(),
+            bad=(~summary[1].isfinite()).float(),
+            gradients=gradients,
+            each=each,
+            finite_loss=total.isfinite(),
+        )
+
+    @torch.no_grad()
+    def update(self, stats: StepStats, lr: float, skip: bool = False) -> None:
+        """Unscale, clip and apply the optimizer step in one kernel; no change if the gradient norm is not finite.
+
+        Args:
+            stats: statistics of this step.
+            lr: learning rate.
+            skip: skip the step even if the norm is finite.
+        """
+        device = self.optimizer.device  # the CPU when the optimizer is offloaded
+        bad = torch.ones_like(stats.bad) if skip else stats.bad
+        rate = torch.full((), lr, dtype=torch.float32, device=device)
+        self.optimizer.step(stats.gradients, rate, stats.divisor.to(device), bad.to(device))
+        for _, parameter in self.optimizer.named:
+            parameter.grad = None
+        stats.gradients.clear()  # free their memory for the next step
+
+    def culprit(self, stats: StepStats) -> str:
+        """Name the origin of a gradient that is not finite: the loss of a rank, otherwise a parameter's gradient on it.
+
+        Collective, to be called only after a skipped step, since it waits for the device.
+        """
+        each = zip(self.optimizer.named, stats.each.tolist(), strict=True)
+        names = [f"the gradient of {name}" for (name, _), norm in each if not math.isfinite(norm)]
+        mine = "the loss" if not stats.finite_loss else names[0] if names else ""
+        found: list[str] = [""] * self.ctx.world
+        dist.all_gather_object(found, mine)
+        losses = [rank for rank, origin in enumerate(found) if origin == "the loss"]
+        rank = (losses or [rank for rank, origin in enumerate(found) if origin])[0]
+        return f"{found[rank]} on rank {rank}"
+
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[Batch]) -> float:
+        """Sum -log p over the targets of all processes. Collective: all processes pass the same number of batches."""
+        for part in self.model_parts:
+            part.eval()
+        if self.pipeline is not None:
+            total = self.pipeline.evaluate(batches)
+        else:
+            total = torch.zeros((), dtype=torch.float64, device=self.ctx.device)
+            for batch in batches:
+                with self._autocast():
+                    total += self.model_parts[0](batch.tokens, batch.targets, **batch.marks).double()
+        for part in self.model_parts:
+            part.train()
+        reshard(self.model_parts)
+        dist.all_reduce(total)
+        return total.item() / self.layout.tp
+
+    def parameters(self) -> list[Tensor]:
+        """Parameters on this process."""
+        return [parameter for part in self.model_parts for parameter in part.parameters()]
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Weights and optimizer state by names that do not depend on the layout: `model.<name>`, `optim.<name>.<key>`.
+
+        Raises:
+            RunError: the token embeddings of the first and the last pipeline stage differ.
+        """
+        if self.tied is not None:
+            self.tied.check()
+        state: dict[str, Tensor] = {}
+        for part in self.model_parts:
+            for name, parameter in part.named_parameters():
+                state[f"model.{name}"] = parameter.detach()
+        return state | {f"optim.{key}": value for key, value in self.optimizer.state().items()}
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        if (dtype := dtypes.get(self.config.precision)) is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.ctx.device.type, dtype=dtype)
+
+    def _dropout_seed(self, step: int) -> int:
+        """Dropout seed of this process.
+
+        Ranks of a tensor-parallel group share it, except under sequence parallelism, where each holds other tokens.
+        """
+        at = self.layout.coordinates(self.ctx.rank)
+        slice_ = at.tp if self.config.parallel.sequence_parallel else 0
+        return dropout_seed(self.config.seed, step, at.pp, self.data_rank, slice_)
+
+
+def _copy_to_host(summary: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Start a copy to CPU memory.
+
+    Returns:
+        The copy, and the CUDA event after which it is valid, None if it is valid at once.
+    """
+    if summary.device.type != "cuda":
+        return summary, None
+    copy = torch.empty(summary.shape, dtype=summary.dtype, pin_memory=True).copy_(summary, non_blocking=True)
+    ready = torch.cuda.Event()
+    ready.record()
+    return copy, ready
