@@ -1,0 +1,1 @@
+"""Checkpoints: saving, verification, resuming and retention."""

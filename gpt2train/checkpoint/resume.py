@@ -1,9 +1,9 @@
-"""Where a run goes on, and which settings it may change on its way."""
+"""Selection of the checkpoint to resume from, and checks of the settings that a run must not change."""
 
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,110 +12,181 @@ import numpy as np
 import torch.distributed as dist
 
 from gpt2train.checkpoint import store
-from gpt2train.checkpoint.store import CheckpointManifest, Position, StoredCorpus
+from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus, TrainState
 from gpt2train.config import RunConfig
-from gpt2train.data.stream import open_tokens
+from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
-from gpt2train.parallel.mesh import from_first, together
+from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
 
 log = logging.getLogger("gpt2train")
 
-# What the weights are: another value is another model.
+# Settings that determine the weights: another value is another model.
 SHAPE = ("model.layers", "model.heads", "model.hidden", "model.context", "vocab", "tokenizer_hash")
-# What a run cannot change on its way: with another seed or other samples, its sample index would count something else.
-# The rest may change: layout, batch, precision, learning rate, steps, dropout, how often is saved and validated.
-FIXED = (*SHAPE, "seed", "samples")
-UNSAID = ("output", "data", "checkpoints", "logging", "validation", "speed")  # no change of these changes the numbers
-START = Position(step=0, samples=0, updates=0, skipped=0)
-LOOKS, LOOK = 64, 1024  # tokens of a corpus that name it: so many pieces of so many
+# Settings that a run cannot change: with another seed or other samples, its sample index would have another meaning.
+# All others may change: layout, batch, precision, learning rate, steps, dropout, intervals of saving and validation.
+FIXED = (*SHAPE, "seed", "documents")
+# Settings whose change is not logged on resuming, since it does not affect the losses.
+NOT_LOGGED_ON_CHANGE = (
+    "output",
+    "data",
+    "checkpoints",
+    "logging",
+    "validation",
+    "performance",
+)
+START = TrainState(step=0, samples=0, updates=0, skipped=0)
+SAMPLE_CHUNKS, CHUNK_TOKENS = 64, 1024  # the identity of a corpus hashes this many chunks of this many tokens
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint whose files were all found whole."""
+class VerifiedCheckpoint:
+    """Checkpoint whose files have all been verified."""
 
     checkpoint: Path
     manifest: CheckpointManifest
 
 
-def checkpoint_of(config: RunConfig, position: Position) -> Path:
-    """Folder of the checkpoint at a position of a run."""
-    return Path(config.output) / store.FOLDER / store.checkpoint_name(position.step)
+def checkpoint_folder(config: RunConfig, state: TrainState) -> Path:
+    """Folder of the checkpoint of a run at a train state."""
+    return Path(config.output) / store.FOLDER / store.checkpoint_name(state.step)
 
 
-def find_own(config: RunConfig, corpora: tuple[StoredCorpus, ...], group: dist.ProcessGroup | None) -> Found | None:
-    """The checkpoint where a run goes on; None where it has none. All processes together.
+def find_own(
+    config: RunConfig,
+    corpora: tuple[StoredCorpus, ...],
+    group: dist.ProcessGroup | None,
+    diverged: Collection[str] = (),
+) -> VerifiedCheckpoint | None:
+    """Find the checkpoint from which a run resumes; None if it has none. Collective.
+
+    Args:
+        config: settings of the run.
+        corpora: training corpora of the run.
+        group: process group; None uses the default group.
+        diverged: names of intact checkpoints whose weights are not finite.
 
     Raises:
-        UserError: the run folder is of another model, tokenizer, seed or data, or beyond `steps`.
-        RunError: there are checkpoints, and all of them are damaged: never a silent new start.
+        UserError: the run folder has another model, tokenizer, seed or data, or is beyond `steps`.
+        RunError: all checkpoints are damaged; the run never silently restarts from scratch.
     """
-    found = newest_whole(config.output, group)
+    found = newest_intact(config.output, group, diverged)
     if found is not None:
-        together(lambda: check_same_run(config, corpora, found.manifest, f"{config.output} holds"), group)
-        log.info("going on from step %d", found.manifest.position.step)
+        all_or_raise(lambda: check_same_run(config, corpora, found.manifest, f"{config.output} holds"), group)
+        log.info("resuming from step %d", found.manifest.position.step)
         for key, before, now in _changes(found.manifest.config, config):
-            log.info("changed since: %s from %s to %s", key, before, now)
+            log.info("changed setting: %s from %s to %s", key, before, now)
     return found
 
 
+def validation_identity(config: RunConfig) -> str | None:
+    """Identity of the validation set: hash of its tokens, independent of their path, and number of samples."""
+    if config.data.valid is None:
+        return None
+    return f"{_identity(config.data.valid)[0]}:{config.validation.samples}"
+
+
 def stored_corpora(config: RunConfig) -> tuple[StoredCorpus, ...]:
-    """What names the training data of a run, wherever it lies."""
+    """Identities of the training corpora of a run, independent of their paths."""
     corpora = []
     for corpus in config.data.corpora:
-        data = open_tokens(corpus.prefix)
-        count = len(data.tokens)
-        digest = hashlib.sha256(np.ascontiguousarray(data.lengths, dtype="<i8").data)
-        digest.update(np.ascontiguousarray(data.documents, dtype="<i8").data)
-        for start in np.linspace(0, max(0, count - LOOK), LOOKS, dtype=np.int64).tolist():
-            digest.update(data.tokens[start : start + LOOK].astype("<i8").data)
+        identity, count = _identity(corpus.prefix)
         share = corpus.weight / sum(other.weight for other in config.data.corpora)
-        corpora.append(StoredCorpus(identity=digest.hexdigest(), tokens=count, share=share))
+        corpora.append(StoredCorpus(identity=identity, tokens=count, share=share))
     return tuple(corpora)
 
 
-def newest_whole(run: str, group: dist.ProcessGroup | None) -> Found | None:
-    checkpoints = from_first(lambda: store.list_checkpoints(run), group)
-    for checkpoint in reversed(checkpoints):
+def _identity(prefix: str) -> tuple[str, int]:
+    """Hash of a corpus's document lengths and of a sample of its tokens, and its number of tokens."""
+    data = open_tokens(prefix)
+    count = len(data.tokens)
+    digest = hashlib.sha256(np.ascontiguousarray(data.lengths, dtype="<i8").data)
+    digest.update(np.ascontiguousarray(data.documents, dtype="<i8").data)
+    for start in np.linspace(0, max(0, count - CHUNK_TOKENS), SAMPLE_CHUNKS, dtype=np.int64).tolist():
+        digest.update(data.tokens[start : start + CHUNK_TOKENS].astype("<i8").data)
+    return digest.hexdigest(), count
+
+
+def newest_intact(
+    run: str, group: dist.ProcessGroup | None, diverged: Collection[str] = ()
+) -> VerifiedCheckpoint | None:
+    """Find and verify the newest intact checkpoint of a run; None if the run has no checkpoint. Collective.
+
+    Args:
+        run: run folder.
+        group: process group; None uses the default group.
+        diverged: names of intact checkpoints whose weights are not finite.
+
+    Raises:
+        RunError: all checkpoints are damaged or have weights that are not finite.
+    """
+    checkpoints, broken = broadcast_from_rank0(
+        lambda: (store.list_checkpoints(run), store.list_without_manifest(run)), group
+    )
+    for folder in broken:
+        # An interrupted removal leaves such folders too, but only older ones.
+        if not checkpoints or folder.name > checkpoints[-1].name:
+            removed = "; removing it" if checkpoints else ""
+            log.warning("%s has no %s and cannot be used%s", folder, store.MANIFEST, removed)
+    for checkpoint in [found for found in reversed(checkpoints) if found.name not in diverged]:
         try:
-            return Found(checkpoint, verified(checkpoint, group))
+            return VerifiedCheckpoint(checkpoint, verified(checkpoint, group))
         except RunError as error:
-            log.warning("%s", error)
-    if checkpoints:
+            log.warning("%s; falling back to the previous checkpoint", str(error).partition("; use another")[0])
+    if checkpoints or broken:
         raise RunError(
-            f"all {len(checkpoints)} checkpoints in {checkpoints[0].parent} are damaged; remove them to start anew"
+            f"all {len(checkpoints) + len(broken)} checkpoints in {Path(run) / store.FOLDER} are damaged "
+            "or have weights that are not finite; remove them to start from scratch"
         )
     return None
 
 
 def verified(checkpoint: Path, group: dist.ProcessGroup | None) -> CheckpointManifest:
-    """All processes share the reading: hashing 18 GB (1542m) takes one core half a minute, and the disk longer."""
-    return together(lambda: store.verify(checkpoint, dist.get_rank(), dist.get_world_size()), group)
+    """Verify the files of a checkpoint, each process a share of them, and return its manifest.
+
+    Hashing 18 GB (1542m) takes one core half a minute, and reading takes the disk longer.
+    """
+    return all_or_raise(lambda: store.verify(checkpoint, dist.get_rank(), dist.get_world_size()), group)
 
 
 def check_same_run(
     config: RunConfig, corpora: tuple[StoredCorpus, ...], manifest: CheckpointManifest, holder: str
 ) -> None:
-    remedy = "give another output" if holder.endswith("holds") else "use start_with = 'optimizer'"
+    """Check that a checkpoint belongs to a run with the same model, tokenizer, seed and data.
+
+    Args:
+        config: settings of the run.
+        corpora: training corpora of the run.
+        manifest: manifest of the checkpoint.
+        holder: beginning of the error message, "… holds" for the run's own folder, "… has" for `init_from`.
+
+    Raises:
+        UserError: it does not, or its step is beyond `steps`.
+    """
+    remedy = "give another output" if holder.endswith("holds") else "use restore = 'optimizer'"
     check(config, manifest, FIXED, f"{holder} a run with", remedy)
     if manifest.data and (difference := _difference(config, manifest.data, corpora)):
         raise UserError(f"{holder} a run with other training data ({difference}); {remedy}")
     if manifest.position.step > config.steps:
         raise UserError(
-            f"{config.output} stands at step {manifest.position.step}, beyond steps = {config.steps}; "
+            f"{config.output} is at step {manifest.position.step}, beyond steps = {config.steps}; "
             "raise steps or give another output"
         )
 
 
 def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...], holder: str, remedy: str) -> None:
-    now, there = _flat(config.model_dump(mode="json")), _flat(manifest.config)
-    for key in [key for key in now if key in keys or key.split(".")[0] in keys]:
-        if now[key] != there.get(key):
-            raise UserError(f"{holder} another {key} ({there.get(key)} there, {now[key]} now); {remedy}")
+    """Check that some settings, or groups of settings, are the same as those in a checkpoint.
+
+    Raises:
+        UserError: a setting differs.
+    """
+    current, stored = _flat(config.model_dump(mode="json")), _flat(manifest.config)
+    for key in [key for key in current if key in keys or key.split(".")[0] in keys]:
+        if current[key] != stored.get(key):
+            raise UserError(f"{holder} another {key} ({stored.get(key)} there, {current[key]} now); {remedy}")
 
 
 def _difference(config: RunConfig, before: tuple[StoredCorpus, ...], now: tuple[StoredCorpus, ...]) -> str | None:
-    """What is other about the training data, by the name of the corpus; None where it is the same."""
+    """Describe how the training data differs, with the name of the corpus; None if it is the same."""
     if len(before) != len(now):
         return f"{len(before)} corpora there, {len(now)} now"
     for corpus, there, here in zip(config.data.corpora, before, now, strict=True):
@@ -131,7 +202,7 @@ def _difference(config: RunConfig, before: tuple[StoredCorpus, ...], now: tuple[
 def _changes(before: Mapping[str, Any], config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
     there = _flat(before)
     for key, now in _flat(config.model_dump(mode="json")).items():
-        if key.split(".")[0] not in UNSAID and key in there and there[key] != now:
+        if key.split(".")[0] not in NOT_LOGGED_ON_CHANGE and key in there and there[key] != now:
             yield key, there[key], now
 
 

@@ -1,4 +1,4 @@
-"""The part of the state that this process writes, and a copy of it that training cannot touch."""
+"""Staging of a checkpoint: the tensors that this process writes, and a CPU copy of them that training cannot change."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -9,42 +9,42 @@ from torch.distributed.tensor import DTensor
 
 
 class _Replica(NamedTuple):
-    """Which of how many processes with the very same piece of a tensor this one is."""
+    """Position of this process among the processes that hold the same shard of a tensor."""
 
-    dimensions: tuple[str, ...]  # of the mesh, along which there are copies
-    mine: int
+    dimensions: tuple[str, ...]  # mesh dimensions along which the tensor is replicated
+    number: int
     copies: int
 
 
-def own_share(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Leave out what another process holds too and writes: each of n replicas writes an n-th of the bytes.
+def deduplicate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Select the tensors that this process writes: of n replicas, each writes an n-th of the bytes.
 
-    Without data or tensor parallelism that replicates, everything. Plain tensors (the optimizer's step counts) stay;
-    torch's planner writes one of several equal ones.
+    Without replicated tensors, every process writes all of its tensors. Plain tensors (the optimizer's step counts) are
+    always selected; torch's planner writes one of several equal ones.
     """
-    share: dict[str, Tensor] = {}
-    places = {name: _replica(tensor) for name, tensor in state.items()}
-    totals = dict.fromkeys((place.dimensions for place in places.values()), 0)
+    own: dict[str, Tensor] = {}
+    replicas = {name: _replica(tensor) for name, tensor in state.items()}
+    totals = dict.fromkeys((replica.dimensions for replica in replicas.values()), 0)
     for name, tensor in state.items():
-        totals[places[name].dimensions] += tensor.nbytes
-    before = dict.fromkeys(totals, 0)
+        totals[replicas[name].dimensions] += tensor.nbytes
+    offsets = dict.fromkeys(totals, 0)
     for name, tensor in state.items():
-        place = places[name]
-        # The bytes in a row are cut into equal parts. All replicas have the same tensors in the same order.
-        writer = before[place.dimensions] * place.copies // max(1, totals[place.dimensions])
-        if min(writer, place.copies - 1) == place.mine:
-            share[name] = tensor
-        before[place.dimensions] += tensor.nbytes
-    return share
+        replica = replicas[name]
+        # The concatenated bytes are cut into equal parts. All replicas have the same tensors in the same order.
+        writer = offsets[replica.dimensions] * replica.copies // max(1, totals[replica.dimensions])
+        if min(writer, replica.copies - 1) == replica.number:
+            own[name] = tensor
+        offsets[replica.dimensions] += tensor.nbytes
+    return own
 
 
-def copied(state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy in the CPU's memory that stands still while training goes on; DTensors stay DTensors.
+def copy_to_cpu(state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors to CPU memory, so that training cannot change them; DTensors stay DTensors.
 
     Args:
-        state: on any device.
-        buffers: the last copy, to be overwritten, or nothing. Pinned memory (for a GPU) takes about as long to get as
-            to fill, so it is worth keeping; ordinary memory is not.
+        state: tensors on any device.
+        buffers: previous copies to overwrite, possibly empty. Pinned memory (for a GPU) takes about as long to allocate
+            as to fill and is worth reusing; ordinary memory is not.
     """
     copy: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -55,7 +55,7 @@ def copied(state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[s
         _local(buffer).copy_(_local(tensor), non_blocking=pinned)
         copy[name] = buffer
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()  # the copies run behind the step that made these values
+        torch.cuda.synchronize()  # wait for the asynchronous copies
     return copy
 
 
@@ -68,9 +68,9 @@ def _replica(tensor: Tensor) -> _Replica:
         return _Replica((), 0, 1)
     mesh = tensor.device_mesh
     names, coordinates = mesh.mesh_dim_names or (), mesh.get_coordinate() or [0] * mesh.ndim
-    mine, copies, dimensions = 0, 1, []
-    for name, at, size, placement in zip(names, coordinates, mesh.shape, tensor.placements, strict=True):
+    index, copies, dimensions = 0, 1, []
+    for name, coordinate, size, placement in zip(names, coordinates, mesh.shape, tensor.placements, strict=True):
         if placement.is_replicate() and size > 1:
-            mine, copies = mine * size + at, copies * size
+            index, copies = index * size + coordinate, copies * size
             dimensions.append(name)
-    return _Replica(tuple(dimensions), mine, copies)
+    return _Replica(tuple(dimensions), index, copies)

@@ -1,13 +1,13 @@
-"""Checkpoints on the disk: what lies where, and how it is read.
+"""Layout of checkpoints on disk, and reading them.
 
-    checkpoints/step-00000100/            written as step-00000100.tmp, renamed when every byte is on the disk
-        __0_0.distcp, … .metadata         torch.distributed.checkpoint: one file a process
+    checkpoints/step-00000100/            written as step-00000100.tmp, renamed when every byte is on disk
+        __0_0.distcp, … .metadata         torch.distributed.checkpoint: one file per process
         manifest.json                     size and SHA-256 of each file; step, sample index, settings, tokenizer, data
-    checkpoints/latest                    name of the newest one
-    checkpoints/best                      name of the one with the lowest validation loss
+    checkpoints/latest                    name of the newest checkpoint
+    checkpoints/best                      name of the checkpoint with the lowest validation loss
 
-Tensors have flat names free of any layout (`model.wte.weight`, `optim.wte.weight.exp_avg`), so that another layout can
-load them. torch's own loader takes a flipped bit without a word; here hashes are compared first.
+Tensors have flat names that do not depend on the parallel layout (`model.wte.weight`, `optim.wte.weight.exp_avg`), so
+that another layout can load them. torch's own loader does not detect a flipped bit; here hashes are compared first.
 """
 
 import functools
@@ -20,18 +20,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from gpt2train.checkpoint.reader import SafeReader
-from gpt2train.checkpoint.weights import Stored, Weights
+from gpt2train.checkpoint.safe_reader import SafeReader
+from gpt2train.convert.weights import LazyTensor, LazyWeights
 from gpt2train.errors import RunError, UserError
 from gpt2train.model.shape import Shape
-from gpt2train.scaler import LossScale
 from gpt2train.settings import Settings
-from gpt2train.spikes import History
+from gpt2train.training.loss_scale import LossScale
+from gpt2train.training.spike_detection import SpikeWindow
 
 FOLDER = "checkpoints"
 LATEST, BEST = "latest", "best"
@@ -41,63 +41,65 @@ FORMAT = 1
 
 
 class StoredFile(Settings):
-    """One file of a checkpoint."""
+    """File of a checkpoint."""
 
     bytes: int
-    """Size."""
+    """Size in bytes."""
     sha256: str
-    """Hash of the content, lower-case hex."""
+    """SHA-256 of the content, lower-case hex."""
 
 
-class Position(Settings):
-    """Where a run stands; with the weights and the optimizer this is its whole state."""
+class TrainState(Settings):
+    """Progress of a run; together with weights and optimizer state, the complete state of training."""
 
     step: int
-    """Steps done. Dropout of a step is seeded by (seed, step, rank), so there is no generator to save."""
+    """Steps done. Dropout of a step is seeded by (seed, step, rank), so no generator state needs saving."""
     samples: int
-    """Samples used: the global index of the next one."""
+    """Samples used, which is the global index of the next sample."""
     updates: int
-    """Steps that changed the weights; the learning rate goes by these."""
+    """Steps that changed the weights; they determine the learning rate."""
     skipped: int
-    """Steps that were skipped: the gradient was not finite, or a spike."""
-    in_a_row: int = 0
+    """Steps skipped because the gradient was not finite or a spike was detected."""
+    consecutive_skipped: int = 0
     """Skipped steps since the last update."""
     scale: LossScale | None = None
-    """Loss scale of fp16."""
-    history: History = History()
-    """What spikes are measured by."""
+    """Loss scale, in fp16 only."""
+    history: SpikeWindow = SpikeWindow()
+    """Metric values of the last steps, for spike detection."""
 
 
 class StoredCorpus(Settings):
-    """One of the corpora that a run is trained on."""
+    """Training corpus of a run, as stored in checkpoints."""
 
     identity: str
-    """Hash of its documents' lengths and of a part of its tokens; the same wherever it lies."""
+    """Hash of its document lengths and of a sample of its tokens, independent of its path."""
     tokens: int
-    """How many it has."""
+    """Number of tokens."""
     share: float
-    """Of the samples, 0 to 1."""
+    """Share of the samples, 0 to 1."""
 
 
 class CheckpointManifest(Settings):
-    """`manifest.json`: what makes a folder a checkpoint."""
+    """Content of `manifest.json`, whose presence makes a folder a checkpoint."""
 
     format: int
-    """Version of this layout on disk."""
-    position: Position
-    """Where the run stood."""
+    """Version of the layout on disk."""
+    position: TrainState
+    """Train state of the run."""
     config: dict[str, Any]
-    """The run's settings, complete."""
+    """Complete settings of the run."""
     tokenizer_hash: str | None
-    """Identity of the tokenizer that the weights belong to."""
+    """Hash of the tokenizer that the weights belong to."""
     data: tuple[StoredCorpus, ...] = ()
-    """The training data whose samples the position counts."""
-    valid_loss: float | None = None
-    """Validation loss of these weights, where they were validated."""
+    """Training corpora, whose samples `position.samples` counts."""
+    validation: str | None = None
+    """Identity of the validation set; losses of different sets are not compared."""
+    valid_loss: float | None = Field(None, allow_inf_nan=True)
+    """Validation loss of these weights, if they were validated."""
     torch: str
-    """Version of torch that wrote it."""
+    """Version of torch that wrote the checkpoint."""
     files: dict[str, StoredFile]
-    """Every other file of the folder."""
+    """All other files of the folder, by name."""
 
 
 def checkpoint_name(step: int) -> str:
@@ -106,16 +108,22 @@ def checkpoint_name(step: int) -> str:
 
 
 def list_checkpoints(run: str | Path) -> list[Path]:
-    """The checkpoints of a run folder that were completed, oldest first; whether they are intact is not looked at."""
+    """List the complete checkpoints of a run folder, oldest first, without verifying them."""
     folder = Path(run) / FOLDER
     return sorted(p.parent for p in folder.glob(f"step-*/{MANIFEST}") if not p.parent.name.endswith(TEMPORARY))
 
 
+def list_without_manifest(run: str | Path) -> list[Path]:
+    """List the folders of a run that are named like a checkpoint but have no manifest, oldest first, without drafts."""
+    folders = (Path(run) / FOLDER).glob("step-*")
+    return sorted(p for p in folders if p.is_dir() and p.name[-4:] != TEMPORARY and not (p / MANIFEST).exists())
+
+
 def newest(run: str | Path) -> Path:
-    """The newest checkpoint of a run folder.
+    """Find the newest checkpoint of a run folder.
 
     Raises:
-        UserError: there is none.
+        UserError: the run has no checkpoint.
     """
     found = list_checkpoints(run)
     if not found:
@@ -124,21 +132,21 @@ def newest(run: str | Path) -> Path:
 
 
 def read_manifest(checkpoint: str | Path) -> CheckpointManifest:
-    """What a checkpoint says of itself.
+    """Read the manifest of a checkpoint.
 
     Raises:
-        UserError: there is no checkpoint at this place.
-        RunError: its manifest is damaged or of another version.
+        UserError: there is no checkpoint at this path.
+        RunError: its manifest is damaged or has another format version.
     """
     path = Path(checkpoint) / MANIFEST
     try:
         manifest = CheckpointManifest.model_validate_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(f"{checkpoint} is no checkpoint: it has no {MANIFEST}") from error
+        raise UserError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}") from error
     except ValidationError as error:
-        raise RunError(f"{path} is damaged or of another version; use another checkpoint") from error
+        raise RunError(f"{path} is damaged or has another format version; use another checkpoint") from error
     if manifest.format != FORMAT:
-        raise RunError(f"{checkpoint} has format {manifest.format}, this version reads {FORMAT}")
+        raise RunError(f"{checkpoint} has format {manifest.format}, but this version reads {FORMAT}")
     return manifest
 
 
@@ -146,11 +154,12 @@ def verify(checkpoint: str | Path, part: int = 0, of: int = 1) -> CheckpointMani
     """Compare the files of a checkpoint with its manifest, sizes first, then hashes.
 
     Args:
-        checkpoint: its folder.
-        part: which of the files to look at, where several processes share them: the `part`-th of every `of`.
+        checkpoint: folder of the checkpoint.
+        part: index of this process if several processes share the files; it verifies every `of`-th file.
+        of: number of processes that share the files.
 
     Raises:
-        UserError: there is no checkpoint at this place.
+        UserError: there is no checkpoint at this path.
         RunError: a file is missing, truncated or altered; the message names it.
     """
     manifest = read_manifest(checkpoint)
@@ -161,15 +170,17 @@ def verify(checkpoint: str | Path, part: int = 0, of: int = 1) -> CheckpointMani
             what = "is missing" if size is None else f"has {size:,} bytes instead of {stored.bytes:,}"
             raise RunError(f"the checkpoint is damaged: {path} {what}; use another checkpoint")
         if sha256(path) != stored.sha256:
-            raise RunError(f"the checkpoint is damaged: {path} has changed since it was written; use another one")
+            raise RunError(
+                f"the checkpoint is damaged: {path} has changed since it was written; use another checkpoint"
+            )
     return manifest
 
 
 def load(checkpoint: str | Path, state: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Read a checkpoint into the tensors of `state`, in place, all processes together, on any layout.
+    """Read a checkpoint into the tensors of `state`, in place, on any layout. Collective.
 
     Raises:
-        RunError: the checkpoint does not hold these tensors.
+        RunError: the checkpoint lacks some of these tensors.
     """
     try:
         dcp.load(dict(state), storage_reader=SafeReader(checkpoint), process_group=group)
@@ -179,59 +190,59 @@ def load(checkpoint: str | Path, state: Mapping[str, Tensor], group: dist.Proces
 
 
 def load_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    """The model's parameters by name, whole, on the CPU, float32; needs no process group.
+    """Load the model's parameters by name, unsharded, float32, on the CPU, without a process group.
 
     Raises:
-        UserError: there is no checkpoint at this place.
-        RunError: it is damaged.
+        UserError: there is no checkpoint at this path.
+        RunError: the checkpoint is damaged.
     """
     verify(checkpoint)
     return {name: stored.read(torch.float32) for name, stored in _tensors(checkpoint).items()}
 
 
-def open_weights(checkpoint: str | Path) -> Weights:
-    """The model of a checkpoint of any layout, to be read tensor by tensor; needs no process group.
+def open_weights(checkpoint: str | Path) -> LazyWeights:
+    """Open the model of a checkpoint of any layout, to be read tensor by tensor, without a process group.
 
     Raises:
-        UserError: there is no checkpoint at this place.
-        RunError: it is damaged, or does not say of what size the model is.
+        UserError: there is no checkpoint at this path.
+        RunError: the checkpoint is damaged, or its manifest lacks the sizes of the model.
     """
     shape = stored_shape(verify(checkpoint), checkpoint)
-    return Weights(shape, _tensors(checkpoint))
+    return LazyWeights(shape, _tensors(checkpoint))
 
 
 def stored_shape(manifest: CheckpointManifest, checkpoint: str | Path) -> Shape:
-    """The sizes of a checkpoint's model, as its manifest has them.
+    """Sizes of a checkpoint's model, from its manifest.
 
     Raises:
-        RunError: it has them not.
+        RunError: the manifest lacks them.
     """
     try:
         model = manifest.config["model"]
         return Shape(manifest.config["vocab"], model["layers"], model["heads"], model["hidden"], model["context"])
     except (KeyError, TypeError) as error:
-        raise RunError(f"{Path(checkpoint) / MANIFEST} does not say of what size the model is ({error})") from error
+        raise RunError(f"{Path(checkpoint) / MANIFEST} lacks the sizes of the model ({error})") from error
 
 
-def _tensors(checkpoint: str | Path) -> dict[str, Stored]:
+def _tensors(checkpoint: str | Path) -> dict[str, LazyTensor]:
     reader = SafeReader(checkpoint)
     return {
-        key.removeprefix("model."): Stored(tuple(entry.size), functools.partial(_read, reader, key, entry.size))
+        key.removeprefix("model."): LazyTensor(tuple(entry.size), functools.partial(_read, reader, key, entry.size))
         for key, entry in sorted(reader.read_metadata().state_dict_metadata.items())
         if key.startswith("model.") and isinstance(entry, TensorStorageMetadata)
     }
 
 
 def _read(reader: SafeReader, key: str, size: torch.Size, dtype: torch.dtype) -> Tensor:
-    """One tensor. Beside it is in memory, as stored, the largest piece that one process wrote of it."""
+    """Read one tensor. Peak memory is the tensor and, in the stored dtype, its largest shard."""
     state = {key: torch.empty(size, dtype=dtype)}
-    with warnings.catch_warnings():  # it warns that there is no process group, which is what no_dist says
+    with warnings.catch_warnings():  # torch warns about the missing process group even with no_dist
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(state, storage_reader=reader, no_dist=True)
     return state[key]
 
 
 def sha256(path: Path) -> str:
-    """Hash of a file's content, lower-case hex."""
+    """SHA-256 of a file's content, lower-case hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,7 @@
-"""torch's checkpoint reader with a careful unpickler.
+"""torch's checkpoint reader with a restricted unpickler.
 
-`.metadata` of a torch.distributed.checkpoint is a pickle, and unpickling runs whatever code it names. Here it may name
-only the handful of classes that such a file is made of.
+The `.metadata` of a torch.distributed.checkpoint is a pickle, and unpickling runs any code that it names. This reader
+allows only the classes that such a file consists of.
 """
 
 import pickle
@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from gpt2train.errors import RunError
 
-# What `.metadata` of tensors is made of. BytesStorageMetadata is left out on purpose: its payload would be unpickled.
-SAFE = {
+# Classes in the `.metadata` of tensors. BytesStorageMetadata is excluded, since its payload would be unpickled.
+ALLOWED = {
     ("torch", "Size"),
     ("torch", "device"),
     ("torch.serialization", "_get_layout"),
@@ -34,14 +34,20 @@ SAFE = {
 
 
 class SafeReader(dcp.FileSystemReader):
-    """Reads a checkpoint's folder; refuses a `.metadata` that asks for foreign code (RunError).
+    """Reader of a checkpoint folder that refuses a `.metadata` naming any other code (RunError).
 
-    Reads it once: who loads tensor by tensor asks for it each time, and it has an entry for every piece of the state.
+    The metadata is read once and cached: loading tensor by tensor requests it each time, and it has an entry for every
+    shard.
     """
 
     _read: Metadata | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Read the metadata, once.
+
+        Raises:
+            RunError: it names a class that is not allowed.
+        """
         if self._read is None:
             with (Path(self.path) / ".metadata").open("rb") as file:
                 self._read = _Unpickler(file).load()
@@ -52,6 +58,6 @@ class SafeReader(dcp.FileSystemReader):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in SAFE or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+        if (module, name) in ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
-        raise RunError(f"the checkpoint's .metadata asks for {module}.{name}, which no checkpoint of ours holds")
+        raise RunError(f"the checkpoint's .metadata names {module}.{name}, which is not allowed; do not use it")

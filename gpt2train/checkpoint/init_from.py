@@ -1,0 +1,138 @@
+"""Initial state of a new run from `checkpoints.init_from`.
+
+The source can be a checkpoint of a run (weights, optimizer and train state) or weights in another format, written with
+any parallel layout.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from gpt2train.checkpoint import store
+from gpt2train.checkpoint.resume import SHAPE, START, VerifiedCheckpoint, check, check_same_run, newest_intact, verified
+from gpt2train.checkpoint.store import StoredCorpus, TrainState
+from gpt2train.config import RunConfig
+from gpt2train.convert.detect import OpenedSource, detect, open_source
+from gpt2train.convert.weights import LazyWeights
+from gpt2train.data.tokenizer import tokenizer_hash
+from gpt2train.errors import UserError
+from gpt2train.parallel.fsdp import copy_into_shard
+from gpt2train.parallel.mesh import all_or_raise
+
+log = logging.getLogger("gpt2train")
+
+REMEDY = "leave out checkpoints.init_from"
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """Initial state of a new run.
+
+    Attributes:
+        state: train state to start from.
+        load: collective function that fills the tensors of this process in place.
+    """
+
+    state: TrainState
+    load: Callable[[Mapping[str, Tensor], dist.ProcessGroup | None], None]
+
+
+def find_start(
+    config: RunConfig, corpora: tuple[StoredCorpus, ...], group: dist.ProcessGroup | None
+) -> InitialState | None:
+    """Open the checkpoint that `checkpoints.init_from` names; None if it is not set. Collective.
+
+    Raises:
+        UserError: the source has no known format, or another shape or tokenizer; with restore = "full" also other data.
+        RunError: the source is damaged; of a run folder, all checkpoints are.
+    """
+    source = config.checkpoints.init_from
+    if source is None:
+        return None
+    path = Path(source)
+    if (path / store.FOLDER).is_dir():
+        found = newest_intact(source, group)
+    elif (path / store.MANIFEST).is_file():
+        found = VerifiedCheckpoint(path, verified(path, group))
+    else:
+        return _from_other_format(config, path, group)
+    if found is None:
+        raise UserError(f"checkpoints.init_from: there is no checkpoint at {source}; give a run folder or a checkpoint")
+    return _from_run(config, corpora, found, group)
+
+
+def _from_run(
+    config: RunConfig, corpora: tuple[StoredCorpus, ...], found: VerifiedCheckpoint, group: dist.ProcessGroup | None
+) -> InitialState:
+    source, restore = config.checkpoints.init_from, config.checkpoints.restore
+    if found.manifest.position.step == 0:  # a converted checkpoint, which has weights only
+        restore = _weights_only(found.checkpoint, restore)
+    if restore == "full":
+        all_or_raise(lambda: check_same_run(config, corpora, found.manifest, f"{source} has"), group)
+    else:
+        known = None not in (found.manifest.tokenizer_hash, config.tokenizer_hash)
+        keys = SHAPE if known else tuple(key for key in SHAPE if key != "tokenizer_hash")
+        check(config, found.manifest, keys, f"{source} has", REMEDY)
+    log.info("loading the %s of %s", "weights" if restore == "weights" else f"weights and {restore}", found.checkpoint)
+
+    def load(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
+        selected = {name: t for name, t in tensors.items() if restore != "weights" or name.startswith("model.")}
+        store.load(found.checkpoint, selected, group)
+
+    return InitialState(found.manifest.position if restore == "full" else START, load)
+
+
+def _from_other_format(config: RunConfig, path: Path, group: dist.ProcessGroup | None) -> InitialState:
+    """Open a Hugging Face folder or a checkpoint of Megatron-LM, on every process, since the disk is shared."""
+
+    def open_weights() -> LazyWeights:
+        try:
+            kind = detect(path)
+        except UserError as error:
+            raise UserError(f"checkpoints.init_from: there is no checkpoint at {path}: {error}") from error
+        opened = open_source(path, kind, vocab=config.vocab, heads=config.model.heads)
+        _check_fits(config, opened, path)
+        return opened.weights
+
+    weights = all_or_raise(open_weights, group)
+    _weights_only(path, config.checkpoints.restore)
+    log.info("loading the weights of %s", path)
+    return InitialState(START, lambda tensors, _: copy_weights(tensors, weights))
+
+
+def copy_weights(tensors: Mapping[str, Tensor], weights: LazyWeights) -> None:
+    """Copy weights into the tensors of this process.
+
+    Each process reads the tensors of its own pipeline stage one after the other and keeps its shard of each; nothing is
+    sent. The processes of a machine share the pages of the disk cache.
+    """
+    for key, tensor in tensors.items():
+        if key.startswith("model."):
+            whole = weights.tensors[key.removeprefix("model.")].read(torch.float32)
+            device = tensor.to_local().device if isinstance(tensor, DTensor) else tensor.device
+            copy_into_shard(tensor, whole.to(device))
+
+
+def _check_fits(config: RunConfig, opened: OpenedSource, path: Path) -> None:
+    stored, current = opened.weights.shape, config.shape
+    for key in ("layers", "heads", "hidden", "context", "vocab"):
+        a, b = getattr(stored, key), getattr(current, key)
+        if a != b:
+            name = key if key == "vocab" else f"model.{key}"
+            raise UserError(f"{path} has another {name} ({a} there, {b} now); {REMEDY}")
+    expected = config.tokenizer_hash
+    if opened.tokenizer is not None and expected not in (None, tokenizer_hash(opened.tokenizer)):
+        raise UserError(f"{path} has another tokenizer than the training data; {REMEDY}")
+
+
+def _weights_only(path: Path, restore: str) -> Literal["weights"]:
+    if restore == "full":
+        raise UserError(f"{path} has weights only, no train state; use restore = 'weights'")
+    return "weights"

@@ -1,0 +1,206 @@
+"""Checkpoint manager of a training run: restores at the start and saves in the background.
+
+Training pauses only while the state is copied. A thread then writes the copy; it uses its own process group, so that
+its collectives do not interfere with those of training. Saves never overlap: each waits for the previous one.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gpt2train.checkpoint import resume, retention, store
+from gpt2train.checkpoint.init_from import find_start
+from gpt2train.checkpoint.staging import copy_to_cpu, deduplicate
+from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus, TrainState
+from gpt2train.checkpoint.writer import write
+from gpt2train.config import RunConfig
+from gpt2train.errors import RunError, UserError
+from gpt2train.parallel.grad_norm import local, norms
+from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
+
+log = logging.getLogger("gpt2train")
+
+# Processes wait this long for the slowest disk. A dead process is detected at once, a hung one by training itself.
+SAVE_TIMEOUT = timedelta(hours=1)
+
+
+class CheckpointManager:
+    """Checkpoints of one run. All methods are collective; the context manager waits for the last save.
+
+    Attributes:
+        failed: True if a background save failed; the next call of `save` or `wait` raises its error.
+        corpora: training corpora of the run; set by `restore`.
+        newest: checkpoint from which the run would resume; None if there is none.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[Path] | None = None
+        self._buffers: dict[str, Tensor] = {}
+        self.corpora: tuple[StoredCorpus, ...] = ()
+        self._stall = self._written = 0.0
+        self.failed = False
+        self.newest: Path | None = None
+        self._validation: str | None = None
+
+    def __enter__(self) -> "CheckpointManager":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        expected = kind is None or issubclass(kind, UserError | RunError)
+        if expected:  # all processes reach this line; after an unexpected error the others may not
+            try:
+                self.wait()
+            except RunError as second:
+                if kind is None:
+                    raise
+                log.error("%s", second)
+        self._thread.shutdown(wait=expected)
+        if expected:
+            dist.destroy_process_group(self._group)
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> TrainState:
+        """Load the newest intact checkpoint of the run, otherwise `checkpoints.init_from` if it is set.
+
+        The count of consecutive skipped steps restarts at 0, since the weights precede those steps.
+
+        Args:
+            tensors: weights and optimizer state of this process, filled in place.
+
+        Returns:
+            The train state from which the run continues.
+
+        Raises:
+            UserError: the run folder belongs to another run, or there is no checkpoint at `init_from`.
+            RunError: all checkpoints of the run are damaged (the run never silently restarts from scratch), or the
+                weights of `init_from` are not finite.
+        """
+        config = self._config
+        self.corpora = broadcast_from_rank0(lambda: resume.stored_corpora(config), self._group)
+        self._validation = broadcast_from_rank0(lambda: resume.validation_identity(config), self._group)
+        lost: set[str] = set()
+        while found := resume.find_own(config, self.corpora, self._group, lost):
+            store.load(found.checkpoint, tensors, self._group)
+            if (problem := non_finite_tensor(tensors)) is None:
+                break
+            log.warning("%s in %s; falling back to the previous checkpoint", problem, found.checkpoint)
+            lost.add(found.checkpoint.name)
+        initial = find_start(config, self.corpora, self._group) if found is None else None
+        broadcast_from_rank0(lambda: retention.clean_up(config.output), self._group)
+        if found is not None:
+            previous = found.manifest.validation
+            if None not in (previous, self._validation) and previous != self._validation:
+                log.warning("the validation data has changed: earlier losses are not compared, and `best` is reset")
+            self.newest, state = found.checkpoint, found.manifest.position
+        elif initial is None:
+            return resume.START
+        else:
+            initial.load(tensors, self._group)
+            if problem := non_finite_tensor(tensors):
+                raise RunError(f"{problem} in {config.checkpoints.init_from}; give another checkpoints.init_from")
+            state = initial.state
+        return state.model_copy(update={"consecutive_skipped": 0})
+
+    def save(self, tensors: Mapping[str, Tensor], state: TrainState, valid_loss: float | None = None) -> str | None:
+        """Save a checkpoint, in the background or, if `checkpoints.async_save` is off, synchronously.
+
+        Args:
+            tensors: weights and optimizer state of this process.
+            state: train state to store with them.
+            valid_loss: validation loss of these weights, if they were validated.
+
+        Returns:
+            None, or the reason why nothing is saved: a tensor that is not finite, on any process.
+
+        Raises:
+            RunError: this save or the previous one cannot be written.
+        """
+        started_at = time.perf_counter()
+        self.wait()
+        if problem := non_finite_tensor(tensors):
+            return problem
+        config = self._config
+        manifest = CheckpointManifest(
+            format=store.FORMAT,
+            position=state.model_copy(update={"consecutive_skipped": 0}),
+            config=config.model_dump(mode="json"),
+            tokenizer_hash=config.tokenizer_hash,
+            data=self.corpora,
+            validation=self._validation,
+            valid_loss=valid_loss if valid_loss is not None and math.isfinite(valid_loss) else None,
+            torch=torch.__version__,
+            files={},
+        )
+        own = deduplicate(tensors)
+        if config.checkpoints.async_save:
+            on_gpu = {name for name, tensor in own.items() if tensor.device.type != "cpu"}
+            own = copy_to_cpu(own, self._buffers)
+            self._buffers = {name: own[name] for name in on_gpu}
+        self._writing = self._thread.submit(self._write, own, manifest)
+        self.newest = resume.checkpoint_folder(config, state)
+        if not config.checkpoints.async_save:
+            self.wait()
+        self._stall = time.perf_counter() - started_at
+        log.info("saving step %d: training paused for %.2f s", state.step, self._stall)
+        return None
+
+    def wait(self) -> None:
+        """Wait until the current save is on disk.
+
+        Raises:
+            RunError: it cannot be written; earlier checkpoints are intact.
+        """
+        writing, self._writing, self.failed = self._writing, None, False
+        if writing is not None:
+            writing.result()
+
+    def seconds(self) -> dict[str, float]:
+        """Metrics of saving since the last call: seconds that training paused, and seconds of background writing."""
+        times = {"save_stall_seconds": self._stall, "save_seconds": self._written}
+        self._stall = self._written = 0.0
+        return {name: seconds for name, seconds in times.items() if seconds}
+
+    def _write(self, own: Mapping[str, Tensor], manifest: CheckpointManifest) -> Path:
+        started_at = time.perf_counter()
+        settings = self._config.checkpoints
+        try:
+            folder = write(self._config.output, own, manifest, settings.keep, settings.keep_best, self._group)
+        except BaseException:
+            self.failed = True
+            raise
+        self._written = time.perf_counter() - started_at
+        log.info("saved %s in %.1f s", folder.name, self._written)
+        return folder
+
+
+def non_finite_tensor(tensors: Mapping[str, Tensor]) -> str | None:
+    """Find a tensor that is not finite on any process. Collective.
+
+    The check uses norms in float32: elements beyond 1e19 count as not finite, and no trained weight comes near that.
+
+    Returns:
+        A sentence with the name of the first such tensor, or None if all are finite.
+    """
+
+    def check() -> None:
+        finite = norms([local(tensor) for tensor in tensors.values()]).isfinite().tolist()
+        for name, is_finite in zip(tensors, finite, strict=True):
+            if not is_finite:
+                raise RunError(f"{name} is not finite")
+
+    try:
+        all_or_raise(check)
+    except RunError as error:
+        return str(error)
+    return None
