@@ -1,0 +1,1 @@
+"""Conversion of models between this project, Hugging Face and Megatron-LM."""

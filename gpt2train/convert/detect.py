@@ -1,0 +1,92 @@
+"""Detection of a model's format: Hugging Face, Megatron-LM, or a run or checkpoint of this project."""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2train.checkpoint.store import FOLDER, MANIFEST, open_weights
+from gpt2train.config import CONFIG_FILE
+from gpt2train.convert.huggingface import open_model
+from gpt2train.convert.megatron import is_megatron, open_megatron
+from gpt2train.convert.merge import card_facts, find_source, find_tokenizer
+from gpt2train.convert.model_card import NO_FACTS, CardFacts
+from gpt2train.convert.settings import Format
+from gpt2train.convert.weights import LazyWeights
+from gpt2train.data.tokenizer import has_tokenizer, load_tokenizer
+from gpt2train.errors import UserError
+from gpt2train.io.files import check_folder
+
+
+@dataclass(frozen=True)
+class OpenedSource:
+    """Model of any format, to be read tensor by tensor."""
+
+    weights: LazyWeights
+    tokenizer: Path | None
+    """Tokenizer folder, if known."""
+    facts: CardFacts = NO_FACTS
+    """Facts about the training, for the model card."""
+    notes: tuple[str, ...] = ()
+    """Notes for the user on what is not converted."""
+
+
+def detect(path: Path) -> Format:
+    """Detect the format of a folder by the files that only one format has.
+
+    Raises:
+        UserError: the folder does not exist, or its format is unknown.
+    """
+    check_folder(path)
+    if any((path / name).exists() for name in (MANIFEST, CONFIG_FILE, FOLDER)):
+        return "gpt2train"
+    if is_megatron(path):
+        return "megatron"
+    if (path / "config.json").is_file():
+        return "huggingface"
+    raise UserError(
+        f"{path} is not a run or checkpoint ({CONFIG_FILE}, {MANIFEST}), Hugging Face folder (config.json) or "
+        "Megatron-LM checkpoint (latest_checkpointed_iteration.txt, mp_rank_…)"
+    )
+
+
+def open_source(
+    path: Path,
+    kind: Format | None = None,
+    *,
+    tokenizer: Path | None = None,
+    vocab: int | None = None,
+    heads: int | None = None,
+) -> OpenedSource:
+    """Open a model of any format.
+
+    Args:
+        path: folder of the model.
+        kind: format of the model; detected by default.
+        tokenizer: tokenizer folder, if the model's folder has none.
+        vocab: vocabulary size, for a Megatron-LM checkpoint that does not record it.
+        heads: number of attention heads, for a Megatron-LM checkpoint that does not record it.
+
+    Raises:
+        UserError: the model is not of this format, is damaged or incomplete, or lacks required information.
+        RunError: a checkpoint of this project is damaged.
+    """
+    check_folder(path)
+    kind = kind or detect(path)
+    if kind == "megatron":
+        if vocab is None and tokenizer is not None:
+            vocab = load_tokenizer(tokenizer).get_vocab_size()
+        found = open_megatron(path, vocab, heads)
+        return OpenedSource(found.weights, tokenizer, notes=found.notes)
+    if kind == "huggingface":
+        weights = open_model(path)
+        return OpenedSource(weights, tokenizer or (path if has_tokenizer(path) else None))
+    source = find_source(path)
+    found_tokenizer = None
+    if tokenizer is not None:
+        found_tokenizer = find_tokenizer(source, tokenizer)
+    else:
+        with contextlib.suppress(UserError):
+            found_tokenizer = find_tokenizer(source)
+    weights = open_weights(source.checkpoint)
+    notes = ("the optimizer's state and the training position are not converted",)
+    return OpenedSource(weights, found_tokenizer, card_facts(source.checkpoint), notes)

@@ -1,0 +1,56 @@
+"""Writing of a checkpoint from imported weights, as the start of a training."""
+
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from gpt2train.checkpoint.store import FORMAT, MANIFEST, CheckpointManifest, StoredFile, TrainState, sha256
+from gpt2train.convert.weights import LazyWeights, check_sizes, sizes
+from gpt2train.data.tokenizer import load_tokenizer, read_tables, save_tokenizer, tokenizer_hash
+from gpt2train.errors import UserError
+from gpt2train.io.files import folder_whole
+
+
+def write_checkpoint(folder: Path, weights: LazyWeights, tokenizer: Path | None = None) -> None:
+    """Write a checkpoint of float32 weights only, atomically; the whole model is in memory.
+
+    `checkpoints.init_from` accepts it on every layout; `merge` and `convert` accept it too.
+
+    Args:
+        folder: folder to write; it must not exist, or be empty.
+        weights: weights of the model.
+        tokenizer: tokenizer folder of the model; it is copied, and its hash is recorded.
+
+    Raises:
+        UserError: the folder is not empty, or the tokenizer does not fit the model.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} already exists; give another folder")
+    shape = weights.shape
+    check_sizes({name: stored.size for name, stored in weights.tensors.items()}, sizes(shape), "the model")
+    if tokenizer is not None and (size := load_tokenizer(tokenizer).get_vocab_size()) != shape.vocab:
+        raise UserError(f"the tokenizer {tokenizer} has {size} entries, the model {shape.vocab}; give the model's own")
+    state = {f"model.{name}": stored.read(torch.float32) for name, stored in sorted(weights.tensors.items())}
+    with folder_whole(folder) as draft:
+        with warnings.catch_warnings():  # torch warns about the missing process group, despite no_dist
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.save(state, storage_writer=dcp.FileSystemWriter(draft), no_dist=True)
+        files = {
+            file.name: StoredFile(bytes=file.stat().st_size, sha256=sha256(file)) for file in sorted(draft.iterdir())
+        }
+        model = {"layers": shape.layers, "heads": shape.heads, "hidden": shape.hidden, "context": shape.context}
+        identity = tokenizer_hash(tokenizer) if tokenizer is not None else None
+        manifest = CheckpointManifest(
+            format=FORMAT,
+            position=TrainState(step=0, samples=0, updates=0, skipped=0),
+            config={"model": model, "vocab": shape.vocab, "tokenizer_hash": identity},
+            tokenizer_hash=identity,
+            torch=torch.__version__,
+            files=files,
+        )
+        (draft / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        if tokenizer is not None:
+            (draft / "tokenizer").mkdir()
+            save_tokenizer(draft / "tokenizer", *read_tables(tokenizer))

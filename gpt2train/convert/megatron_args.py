@@ -1,0 +1,108 @@
+"""The `args` of a Megatron-LM checkpoint: validation for a GPT-2, and creation."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gpt2train.errors import UserError
+from gpt2train.model.shape import Shape
+
+# Settings with their allowed values for a GPT-2. The first one is the default, as in versions without the setting.
+GPT2_VALUES: dict[str, tuple[Any, ...]] = {
+    "swiglu": (False, None),
+    "squared_relu": (False, None),
+    "add_bias_linear": (True, None),
+    "untie_embeddings_and_output_weights": (False, None),
+    "use_rotary_position_embeddings": (False, None),
+    "position_embedding_type": ("learned_absolute", None),
+    "add_position_embedding": (True, None),
+    "num_experts": (None,),
+    "normalization": ("LayerNorm", None),
+    "apply_layernorm_1p": (False, None),
+    "apply_residual_connection_post_layernorm": (False, None),
+    "group_query_attention": (False, None),
+    "layernorm_epsilon": (1e-5, None),
+}
+
+
+def number(args: Mapping[str, Any], *names: str) -> int | None:
+    """Return the first of these settings that is a positive whole number."""
+    for name in names:
+        value = args.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def check_args(args: Mapping[str, Any], tp: int, pp: int, where: str) -> None:
+    """Check that a checkpoint is a GPT-2 and that all of its ranks are present.
+
+    Args:
+        args: arguments in the checkpoint.
+        tp: tensor-parallel ranks found.
+        pp: pipeline stages found.
+        where: name of the checkpoint, for error messages.
+
+    Raises:
+        UserError: it is not; the message names the setting.
+    """
+    for key, allowed in GPT2_VALUES.items():
+        if key in args and args[key] not in allowed:
+            raise UserError(f"{where}: {key} is {args[key]!r}; only {allowed[0]!r}, as in GPT-2, can be converted")
+    hidden, heads = number(args, "hidden_size"), number(args, "num_attention_heads")
+    for key, expected in (
+        ("ffn_hidden_size", hidden and 4 * hidden),
+        ("kv_channels", hidden and heads and hidden // heads),
+    ):
+        if expected and args.get(key) not in (None, expected):
+            raise UserError(f"{where}: {key} is {args[key]!r}; only {expected}, as in GPT-2, can be converted")
+    for found, *keys in (
+        (tp, "tensor_model_parallel_size", "model_parallel_size"),
+        (pp, "pipeline_model_parallel_size"),
+    ):
+        recorded = number(args, *keys)
+        if recorded is not None and recorded != found:
+            raise UserError(f"{where} was saved with {keys[0]} {recorded}, but has {found}; copy the whole folder")
+
+
+def make_args(shape: Shape, rows: int, tp: int, pp: int, dtype: torch.dtype, iteration: int) -> argparse.Namespace:
+    """Return the `args` that describe the model and that Megatron-LM compares with its command line on loading.
+
+    Args:
+        shape: shape of the model.
+        rows: rows of the token embedding, with padding.
+        tp: tensor-parallel degree.
+        pp: pipeline stages.
+        dtype: data type of the stored weights.
+        iteration: iteration of the checkpoint.
+    """
+    return argparse.Namespace(
+        num_layers=shape.layers,
+        encoder_num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=4 * shape.hidden,
+        num_attention_heads=shape.heads,
+        kv_channels=shape.head_dim,
+        seq_length=shape.context,
+        encoder_seq_length=shape.context,
+        max_position_embeddings=shape.context,
+        vocab_size=shape.vocab,
+        padded_vocab_size=rows,
+        make_vocab_size_divisible_by=128,
+        tokenizer_type="GPT2BPETokenizer",
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        transformer_pipeline_model_parallel_size=pp,
+        virtual_pipeline_model_parallel_size=None,
+        data_parallel_random_init=False,
+        iteration=iteration,
+        consumed_train_samples=0,
+        consumed_valid_samples=0,
+        fp16=dtype == torch.float16,
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
+        bias_gelu_fusion=True,
+        **{key: values[0] for key, values in GPT2_VALUES.items()},
+    )

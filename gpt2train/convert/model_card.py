@@ -1,0 +1,224 @@
+"""Model card, the `README.md` of a model folder: description, training data, scores, and use of the model.
+
+The text depends only on the checkpoint, the manifests of the data steps and the scores: no time, path or machine name.
+Unknown facts are omitted.
+"""
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt2train.checkpoint.store import CheckpointManifest
+from gpt2train.config import CONFIG_FILE, read_run_config
+from gpt2train.convert.settings import Dtype
+from gpt2train.errors import RunError, UserError
+from gpt2train.model.shape import Shape
+from gpt2train.monitoring.metrics import read_metrics
+
+STEP_MANIFEST = "_manifest.json"  # manifest of a finished data step
+MAX_MANIFESTS = 64  # manifests that are read next to the data
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """Contents of a model card besides the model's shape.
+
+    Attributes:
+        training: rows of the training table: name, value.
+        data: rows of the data table: step, rows in, rows kept.
+        languages: ISO 639 codes of the training text.
+        license: identifier of the weights' licence; None if unknown.
+        scores: rows of the score table: measure, value.
+    """
+
+    training: tuple[tuple[str, str], ...] = ()
+    data: tuple[tuple[str, int, int], ...] = ()
+    languages: tuple[str, ...] = ()
+    license: str | None = None
+    scores: tuple[tuple[str, str], ...] = ()
+
+
+NO_FACTS = CardFacts()
+
+
+def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) -> str:
+    """Return the text of the card, in Markdown, with the front matter that model hubs read.
+
+    Args:
+        shape: shape of the model.
+        parameters: number of stored parameters, without the padding of the vocabulary.
+        dtype: data type of the stored weights.
+        facts: further contents.
+    """
+    front = [f"license: {facts.license or 'unknown'}"]
+    if facts.languages:
+        front += ["language:", *(f"- {code}" for code in facts.languages)]
+    front += ["library_name: transformers", "pipeline_tag: text-generation", "tags:"]
+    front += [f"- {tag}" for tag in ("gpt2", "text-generation", "gpt2train")]
+    sizes = [
+        ("parameters", f"{parameters:,}"),
+        ("layers", f"{shape.layers}"),
+        ("attention heads", f"{shape.heads}"),
+        ("width", f"{shape.hidden:,}"),
+        ("context", f"{shape.context:,} tokens"),
+        ("vocabulary", f"{shape.vocab:,} tokens, byte-level BPE"),
+        ("stored as", dtype),
+    ]
+    licence = "The licence of the weights is not stated; ask the publisher before you use them."
+    if facts.license:
+        licence = f"The weights are published under the licence `{facts.license}`."
+    parts = [
+        "---\n" + "\n".join(front) + "\n---",
+        "# GPT-2 trained with gpt2train",
+        "A GPT-2 language model: a decoder with learned positions, trained to predict the next token.",
+        "## Model\n\n" + _table(("property", "value"), sizes),
+    ]
+    if facts.training:
+        parts.append("## Training\n\n" + _table(("property", "value"), facts.training))
+    data = "The training data is not known."
+    if facts.data:
+        rows = [(name, f"{seen:,}", f"{kept:,}") for name, seen, kept in facts.data]
+        data = "Steps that made the training text, with the number of rows before and after each:\n\n"
+        data += _table(("step", "in", "kept"), rows)
+    parts.append("## Training data\n\n" + data)
+    if facts.scores:
+        parts.append("## Evaluation\n\n" + _table(("measure", "value"), facts.scores))
+    parts.append(USE)
+    limits = (
+        "A base model: it continues text and does not follow instructions. It can reproduce errors, prejudice and "
+        f"personal data of its training text. It reads at most {shape.context:,} tokens at a time."
+    )
+    parts.append(f"## Limits\n\n{limits} {licence}")
+    return "\n\n".join(parts) + "\n"
+
+
+USE = """## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model, tokenizer = AutoModelForCausalLM.from_pretrained("MODEL"), AutoTokenizer.from_pretrained("MODEL")
+ids = tokenizer("The first thing to know", return_tensors="pt")
+print(tokenizer.decode(model.generate(**ids, max_new_tokens=40)[0]))
+```
+
+`MODEL` is this folder. With gpt2train: `gpt2train generate --model MODEL --prompt "The first thing to know"`, or
+`gpt2train serve --model MODEL`."""
+
+
+def training_facts(manifest: CheckpointManifest, run: Path | None) -> CardFacts:
+    """Collect the facts of a training; empty for a converted checkpoint.
+
+    Args:
+        manifest: manifest of the checkpoint.
+        run: run folder; None for a checkpoint without one.
+    """
+    position, config = manifest.position, manifest.config
+    if position.step == 0:
+        return CardFacts()
+    tokens = position.samples * int(config["model"]["context"])
+    rows = [("steps", f"{position.step:,}"), ("tokens read", f"{tokens:,}")]
+    corpus_tokens = sum(corpus.tokens for corpus in manifest.data)
+    if corpus_tokens:
+        rows.append(("tokens of training text", f"{corpus_tokens:,} ({tokens / corpus_tokens:.2f} epochs)"))
+    with contextlib.suppress(KeyError, TypeError):
+        rows.append(("samples per step", f"{config['batch']['global_batch']:,}"))
+        rows.append(("peak learning rate", f"{config['optimizer']['lr']:g}"))
+        rows.append(("precision", str(config["precision"])))
+    if run is not None and (loss := _loss(run, position.step)) is not None:
+        rows.append(("training loss of the last step", f"{loss:.4f} nats per token"))
+    if manifest.valid_loss is not None:
+        rows.append(("validation loss", f"{manifest.valid_loss:.4f} nats per token"))
+    steps = _steps(run) if run is not None else []
+    language: Any = next((step["parameters"].get("language") for step in steps if step["step"] == "clean"), None)
+    codes = language.get("keep", ()) if isinstance(language, dict) else ()
+    return CardFacts(
+        training=tuple(rows),
+        data=tuple((step["step"], step["outcome"]["seen"], step["outcome"]["kept"]) for step in steps),
+        languages=tuple(sorted(str(code) for code in codes if str(code).isalpha() and code != "any")),
+    )
+
+
+def scores_of(run: Path, weights: str) -> tuple[tuple[str, str], ...]:
+    """Return the scores in a run's `eval/`; empty if they belong to other weights.
+
+    Args:
+        run: run folder.
+        weights: SHA-256 of `model.safetensors`.
+    """
+    merged, scored = _read(run / "merge" / STEP_MANIFEST), _read(run / "eval" / STEP_MANIFEST)
+    try:
+        files = {record["name"]: record["sha256"] for record in merged["outcome"]["outputs"]}
+        identity = f"{merged['fingerprint']}:{merged['content']}"
+        if files.get("model.safetensors") != weights or scored["inputs"]["merge"] != identity:
+            return ()
+        rows = []
+        if lambada := _read(run / "eval" / "lambada.json"):
+            found = lambada["definitions"]["lambada_openai"]
+            rows.append((f"last word, accuracy (lambada_openai, {lambada['passages']:,} passages)", found["accuracy"]))
+            rows.append(("last word, perplexity", found["perplexity"]))
+        if held_out := _read(run / "eval" / "perplexity.json"):
+            rows.append(
+                (
+                    f"word perplexity, {held_out['documents']:,} held-out documents",
+                    held_out["word_perplexity"],
+                )
+            )
+        if wiki := _read(run / "eval" / "wikitext.json"):
+            rows.append(("WikiText, adjusted perplexity", wiki["adjusted_perplexity"]))
+        return tuple((name, f"{float(value):,.4g}") for name, value in rows)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return ()
+
+
+def _loss(run: Path, step: int) -> float | None:
+    with contextlib.suppress(RunError, OSError, ValueError, TypeError, KeyError):
+        found = [row["loss"] for row in read_metrics(run) if row.get("step") == step]
+        return float(found[-1]) if found else None
+    return None
+
+
+def _steps(run: Path) -> list[dict[str, Any]]:
+    """Return the manifests of the data steps that made a run's first corpus, in order.
+
+    Each manifest names its inputs, so that unrelated steps in the same output folder are skipped.
+    """
+    try:
+        root = Path(read_run_config(run / CONFIG_FILE).data.corpora[0].prefix).parents[2]  # OUT/tokens/train/tokens
+    except (UserError, RunError, IndexError):
+        return []
+    manifests = sorted(root.glob(f"*/{STEP_MANIFEST}"))[:MAX_MANIFESTS] if root.is_dir() else []
+    by_identity = {}
+    for path in manifests:
+        manifest = _read(path)
+        with contextlib.suppress(KeyError, TypeError):
+            if all(isinstance(manifest["outcome"][key], int) for key in ("seen", "kept")):
+                manifest["parameters"].get("language")
+                by_identity[f"{manifest['fingerprint']}:{manifest['content']}"] = manifest
+    tokens = next((manifest for manifest in by_identity.values() if manifest["step"] == "tokenize"), None)
+    found: list[dict[str, Any]] = []
+    names = {"tokenize"}
+    pending = [tokens] if tokens else []
+    while pending:
+        manifest = pending.pop(0)
+        inputs = [by_identity.get(str(identity)) for _, identity in sorted(manifest["inputs"].items())]
+        new = [step for step in inputs if step is not None and step["step"] not in names]
+        names |= {step["step"] for step in new}
+        found = [*(step for step in new if step["outcome"]["seen"]), *found]
+        pending += new
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file; empty if there is none."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = json.loads(path.read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _table(head: tuple[str, ...], rows: Any) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in lines)

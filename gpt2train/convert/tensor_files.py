@@ -1,0 +1,109 @@
+"""Tensor files of a Hugging Face model: `model.safetensors` and the older `pytorch_model.bin`.
+
+Both are read lazily, one tensor at a time, and may be split into shards listed in an index. safetensors is written as a
+stream, so that the model need not fit into memory: 8 bytes with the length of the header, the header in JSON, the bytes
+of the tensors in the header's order (https://github.com/huggingface/safetensors#format).
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from gpt2train.convert.safe_pickle import read_pickle
+from gpt2train.convert.weights import LazyTensor
+from gpt2train.errors import UserError
+
+SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
+CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+def open_tensors(folder: Path) -> dict[str, LazyTensor]:
+    """Open every tensor of a model folder, by its name in the file; safetensors is preferred.
+
+    Raises:
+        UserError: there is no such file, a shard is missing, or a file is damaged or contains more than tensors.
+    """
+    for name, opened in ((SAFETENSORS, _open_safetensors), (PICKLED, _open_pickled)):
+        if files := _files(folder, name):
+            found: dict[str, LazyTensor] = {}
+            for file in files:
+                found |= opened(file)
+            return found
+    raise UserError(f"{folder} has neither {SAFETENSORS} nor {PICKLED}; copy or merge the model again")
+
+
+def write_tensors(
+    path: Path,
+    entries: Iterable[tuple[str, tuple[int, ...]]],
+    dtype: torch.dtype,
+    read: Callable[[str], Tensor],
+) -> None:
+    """Write a safetensors file, one tensor in memory at a time; its bytes depend on the arguments only.
+
+    Args:
+        path: path of the file.
+        entries: name and size of each tensor, in the order of the file.
+        dtype: data type of all tensors.
+        read: returns the tensor of a name, of this size and dtype.
+    """
+    entries = list(entries)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, size in entries:
+        begin, end = end, end + torch.Size(size).numel() * dtype.itemsize
+        header[name] = {"dtype": CODES[dtype], "shape": list(size), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # aligns the tensors
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, size in entries:
+            tensor = read(name)
+            assert tuple(tensor.shape) == tuple(size) and tensor.dtype == dtype, name
+            file.write(tensor.contiguous().view(torch.uint8).numpy().data)
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    """Return the file of this name, or the shards listed in its index; empty if neither exists."""
+    index = folder / f"{name}.index.json"
+    if (folder / name).is_file():
+        return [folder / name]
+    if not index.is_file():
+        return []
+    try:
+        return [
+            folder / Path(shard).name for shard in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{index} is damaged ({error}); copy the model again") from error
+
+
+def _open_safetensors(file: Path) -> dict[str, LazyTensor]:
+    try:
+        opened = safe_open(file, "pt")
+        return {name: _lazy(file, opened, name) for name in opened.keys()}  # noqa: SIM118 - no mapping, only `keys`
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"cannot read {file}: {error}; copy or merge the model again") from error
+
+
+def _lazy(file: Path, opened: Any, name: str) -> LazyTensor:
+    def read(dtype: torch.dtype) -> Tensor:
+        try:
+            tensor: Tensor = opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"cannot read {file}: {error}; copy or merge the model again") from error
+        return tensor.to(dtype)
+
+    return LazyTensor(tuple(opened.get_slice(name).get_shape()), read)
+
+
+def _open_pickled(file: Path) -> dict[str, LazyTensor]:
+    """Open a pickle that names only tensors, since a pickle can run the code that it names."""
+    tensors = read_pickle(file)
+    if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise UserError(f"{file} is not a table of tensors, as a model's {PICKLED} is; copy the model again")
+    return {str(name): LazyTensor(tuple(tensor.shape), tensor.to) for name, tensor in tensors.items()}

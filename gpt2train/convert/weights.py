@@ -1,0 +1,92 @@
+"""Lazy weights of a model, the common representation of all formats.
+
+A format's reader returns the size of each tensor and a function that reads it, under this project's names and in its
+layouts; a format's writer requests one tensor after the other. The whole model is never in memory.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpt2train.convert.settings import Dtype
+from gpt2train.errors import UserError
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.shape import Shape
+
+DTYPES: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """Tensor that is read on request."""
+
+    size: tuple[int, ...]
+    """Size of the tensor, known without reading it."""
+    read: Callable[[torch.dtype], Tensor]
+    """Function that reads the whole tensor to the CPU."""
+
+
+@dataclass(frozen=True)
+class LazyWeights:
+    """Model whose parameters are read on request, by this project's names."""
+
+    shape: Shape
+    tensors: Mapping[str, LazyTensor]
+
+    def read(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        """Read all parameters into memory."""
+        return {name: stored.read(dtype) for name, stored in self.tensors.items()}
+
+
+def empty_model(shape: Shape) -> GPT2:
+    """Create a model on the meta device, without memory for its parameters."""
+    with torch.device("meta"):
+        return GPT2(shape)
+
+
+def sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Map the name of every parameter to its size; the token embedding includes its padding."""
+    return {name: tuple(parameter.shape) for name, parameter in empty_model(shape).named_parameters()}
+
+
+def in_memory(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
+    """Wrap tensors in memory as lazy tensors."""
+    return {name: LazyTensor(tuple(tensor.shape), tensor.to) for name, tensor in tensors.items()}
+
+
+def pad_vocabulary(rows: Tensor, total: int) -> Tensor:
+    """Pad the vocabulary to `total` rows by repeating the last row.
+
+    Megatron-LM's softmax includes the padding rows. A row of zeros would have the logit 0, far above those of real
+    tokens in a trained GPT-2 (OpenAI's are around -35 and lower); a copy has the logit of a rare token.
+    """
+    num_missing = total - len(rows)
+    return rows if num_missing <= 0 else torch.cat((rows, rows[-1:].expand(num_missing, -1)))
+
+
+def check_sizes(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str) -> None:
+    """Compare names and sizes of tensors.
+
+    Args:
+        found: sizes of the tensors found.
+        expected: sizes of the tensors expected.
+        what: name of the model, for error messages.
+
+    Raises:
+        UserError: a tensor is missing, unexpected or of another size; the message names the first one.
+    """
+    for name in sorted(expected.keys() - found.keys()):
+        raise UserError(f"{what} has no tensor {name}; it belongs to another model or is incomplete")
+    for name in sorted(found.keys() - expected.keys()):
+        raise UserError(
+            f"{what} has a tensor {name} that a GPT-2 of this size does not have; it belongs to another model"
+        )
+    for name, size in expected.items():
+        if found[name] != size:
+            raise UserError(f"{what}: {name} has the shape {found[name]}; expected {size}")
