@@ -1,6 +1,7 @@
-"""A model that goes on with many sequences at once: what generation, scoring and the server drive.
+"""Batched decoder with a KV cache, used by generation, scoring and the server.
 
-A `Decoder` is told tokens and answers logits; it draws nothing, knows no text, and does not know when a sequence ends.
+A `Decoder` takes tokens and returns logits. It does not sample, has no tokenizer, and does not know when a sequence
+ends.
 """
 
 from collections.abc import Sequence
@@ -10,59 +11,59 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2train.generate.lean import LeanStep
+from gpt2train.inference.fast_decode_step import FastDecodeStep
 from gpt2train.model.cache import Cache
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
 
 
 class Decoder(Protocol):
-    """Rows of sequences. Logits are float32 [rows, vocab] on the CPU, of the vocabulary proper."""
+    """Rows of sequences. Logits are float32 [rows, vocab] on the CPU, without the padding of the vocabulary."""
 
     shape: Shape
     rows: int
-    """Sequences that fit in."""
+    """Maximum number of sequences."""
     context: int
-    """Tokens that fit into a sequence."""
+    """Maximum number of tokens per sequence."""
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Tokens of each row now."""
+        """Current number of tokens of each row."""
 
     def add(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Append a row for each prompt (none empty); logits after the last token of each, [prompts, vocab]."""
+        """Append a row per non-empty prompt and return the logits after its last token, [prompts, vocab]."""
 
     def step(self, tokens: Sequence[int]) -> Tensor:
-        """One more token for every row, in order; logits after it, [rows, vocab]."""
+        """Append one token to every row, in order, and return the logits after it, [rows, vocab]."""
 
     def select(self, sources: Sequence[int]) -> None:
-        """Row i becomes what row `sources[i]` was. Rows that are not named are gone, one named twice is copied."""
+        """Replace row i by the former row `sources[i]`; rows not listed are dropped, rows listed twice are copied."""
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
-        """Logits after every token of one sequence, [tokens, vocab]; rows are left as they are."""
+        """Return the logits after every token of one sequence, [tokens, vocab]; the rows do not change."""
 
 
-class Opened(Protocol):
-    """A model that is not this process's alone, of which decoders are made."""
+class OpenedModel(Protocol):
+    """Model distributed over several processes, which creates its own decoders."""
 
     shape: Shape
 
     def decoder(self, rows: int, context: int | None = None) -> Decoder:
-        """Room for so many rows of so many tokens, with no rows in it."""
+        """Create an empty decoder for `rows` sequences of up to `context` tokens."""
 
 
-def decoder_of(model: GPT2 | Opened, rows: int, context: int | None = None) -> Decoder:
-    """Room for so many rows of so many tokens, with no rows in it, wherever the model lies."""
+def decoder_of(model: GPT2 | OpenedModel, rows: int, context: int | None = None) -> Decoder:
+    """Create an empty decoder for `rows` sequences of up to `context` tokens, for a local or a distributed model."""
     return LocalDecoder(model, rows, context) if isinstance(model, GPT2) else model.decoder(rows, context)
 
 
 class LocalDecoder:
-    """The decoder of a model that lies whole on one device.
+    """Decoder of a model on one device.
 
     Args:
-        model: in evaluation mode.
-        rows: sequences that fit in.
-        context: tokens that fit into a sequence; the model's where not given.
+        model: the model, in evaluation mode.
+        rows: maximum number of sequences.
+        context: maximum number of tokens per sequence; None for the model's context.
     """
 
     def __init__(self, model: GPT2, rows: int, context: int | None = None) -> None:
@@ -71,7 +72,7 @@ class LocalDecoder:
         weight = model.wte.weight
         shape = model.shape
         self.cache = Cache(shape.layers, shape.heads, shape.head_dim, rows, self.context, weight.dtype, weight.device)
-        self.lean = LeanStep(model, self.cache)
+        self.fast_step = FastDecodeStep(model, self.cache)
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -88,7 +89,7 @@ class LocalDecoder:
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
-        return self.lean(tokens).float().cpu()
+        return self.fast_step(tokens).float().cpu()
 
     def select(self, sources: Sequence[int]) -> None:
         self.cache.select(sources)
@@ -98,5 +99,5 @@ class LocalDecoder:
         return self._logits(self.model.hidden(torch.tensor([tokens], device=self.cache.device))[0])
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        matrix = self.model.wte.weight[: self.shape.vocab]  # a row that pads the vocabulary is never drawn
+        matrix = self.model.wte.weight[: self.shape.vocab]  # without the padding rows of the vocabulary
         return F.linear(hidden, matrix).float().cpu()

@@ -1,7 +1,7 @@
-"""Continue prompts: key-value cache, batches of unequal prompts, greedy or sampled.
+"""Continuation of prompts with a KV cache, in batches, greedy or sampled.
 
-Prompts of unequal lengths run together; each row has its own positions and sees its own tokens only, so it gives what
-it would give alone.
+Prompts of different lengths run in one batch. Each row has its own positions and attends to its own tokens only, so
+its output does not depend on the batch.
 """
 
 from collections.abc import Sequence
@@ -11,47 +11,49 @@ from tokenizers import Tokenizer
 
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
-from gpt2train.generate.batch import Batch
-from gpt2train.generate.decoder import Opened, decoder_of
-from gpt2train.generate.sequence import Stop, TokenScore, TokenSequence, check_prompt
-from gpt2train.generate.settings import SamplingSettings
+from gpt2train.inference.batch import Batch
+from gpt2train.inference.decoder import OpenedModel, decoder_of
+from gpt2train.inference.sequence import Stop, TokenScore, TokenSequence, check_prompt
+from gpt2train.inference.settings import SamplingSettings
 from gpt2train.model.gpt2 import GPT2
 
-BATCH = 8  # sequences that run together
+BATCH = 8  # sequences per batch
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What a model made of a prompt, and why it ended there; the scores are there where they were asked for."""
+    """Continuation of one prompt."""
 
     prompt: str
     text: str
-    """Without what ended it."""
+    """Text without the token or string that ended it."""
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
-    """The one that ended it included."""
+    """Generated token ids, including the one that ended the text."""
     stopped: Stop
+    """Reason of the end."""
     scores: tuple[TokenScore, ...] = ()
-    """Of each of `tokens`."""
+    """Scores of `tokens`; empty without `log_probs`."""
     prompt_scores: tuple[TokenScore, ...] = ()
-    """Of each of `prompt_tokens` after the first; where a window cut the prompt, of the last so many."""
+    """Scores of `prompt_tokens` after the first; empty without `prompt_log_probs`. If a window cut the prompt, scores
+    of its last tokens only."""
 
 
 def generate(
-    model: GPT2 | Opened,
+    model: GPT2 | OpenedModel,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     settings: SamplingSettings | None = None,
     batch: int = BATCH,
 ) -> list[Generation]:
-    """Continue every prompt, `settings.samples` times each; the answers to a prompt lie side by side.
+    """Continue every prompt `settings.samples` times; the samples of one prompt are adjacent in the result.
 
-    The answers depend on the prompts and settings, not on how they are batched. An empty prompt begins a new document.
+    The result depends on the prompts and settings, not on the batching. An empty prompt begins a new document.
     `<|endoftext|>` ends a continuation and is not part of its text.
 
     Raises:
-        UserError: a prompt fills the model's context and no window was asked for; the message says which prompt and
-            how long it may be.
+        UserError: a prompt fills the model's context and no window is set; the message names the prompt and the
+            longest length allowed.
     """
     settings = settings or SamplingSettings()
     encoded = encode_prompts(tokenizer, prompts)
@@ -61,16 +63,16 @@ def generate(
         except ValueError as error:
             raise UserError(f"prompt {number} {error}") from error
     sequences = continue_tokens(model, encoded, settings, tokenizer, end_of_text_id(tokenizer), batch)
-    return [generation(prompts[sequence.place], sequence) for sequence in sequences]
+    return [generation(prompts[sequence.prompt_index], sequence) for sequence in sequences]
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each prompt; an empty one is `<|endoftext|>`, after which a document begins."""
+    """Encode prompts as token ids; an empty prompt becomes `<|endoftext|>`, after which a document begins."""
     return [ids or [end_of_text_id(tokenizer)] for ids in encode_ordinary(tokenizer, prompts)]
 
 
 def generation(prompt: str, sequence: TokenSequence) -> Generation:
-    """The answer that a finished sequence is."""
+    """Build the `Generation` of a finished sequence."""
     assert sequence.finished is not None
     return Generation(
         prompt,
@@ -84,29 +86,29 @@ def generation(prompt: str, sequence: TokenSequence) -> Generation:
 
 
 def continue_tokens(
-    model: GPT2 | Opened,
+    model: GPT2 | OpenedModel,
     prompts: Sequence[Sequence[int]],
     settings: SamplingSettings,
     tokenizer: Tokenizer | None = None,
     end: int | None = None,
     batch: int = BATCH,
 ) -> list[TokenSequence]:
-    """Continue prompts of token ids (none empty) to their ends; the samples of a prompt lie side by side.
+    """Continue non-empty prompts of token ids until they end; the samples of one prompt are adjacent in the result.
 
-    Sequences of near lengths begin together, and the next joins as soon as one has ended.
+    Sequences of similar length start together; a waiting sequence joins as soon as a running one ends.
     """
     context = model.shape.context
     sequences = [
-        TokenSequence(prompt, settings, context, tokenizer, end, place, sample)
-        for place, prompt in enumerate(prompts)
+        TokenSequence(prompt, settings, context, tokenizer, end, index, sample)
+        for index, prompt in enumerate(prompts)
         for sample in range(settings.samples)
     ]
-    waiting = sorted(sequences, key=lambda sequence: -sequence.length)  # the shortest first, from the end
+    waiting = sorted(sequences, key=lambda sequence: -sequence.length)  # popped from the end: shortest first
     if not sequences:
         return []
     longest = waiting[0].length + settings.max_new_tokens
     running = Batch(decoder_of(model, min(batch, len(sequences)), min(longest, context)))
-    while waiting or running.going:
+    while waiting or running.active:
         if running.free and waiting:
             running.join([waiting.pop() for _ in range(min(running.free, len(waiting)))])
         else:
@@ -115,11 +117,11 @@ def continue_tokens(
 
 
 def generate_tokens(
-    model: GPT2 | Opened,
+    model: GPT2 | OpenedModel,
     prompts: Sequence[Sequence[int]],
     end: int | None,
     settings: SamplingSettings,
     batch: int = BATCH,
 ) -> list[list[int]]:
-    """Tokens that continue each prompt; a continuation's last token is `end` where it came to one."""
+    """Continue each prompt and return the new tokens; the last one is `end` if the model produced it."""
     return [sequence.tokens for sequence in continue_tokens(model, prompts, settings, end=end, batch=batch)]

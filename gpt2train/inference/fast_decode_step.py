@@ -1,8 +1,8 @@
-"""One more token of every row with as few calls as it takes: the step of `LocalDecoder`, for the whole plain model.
+"""Decoding step of `LocalDecoder` with as few calls as possible, for an unsharded model on one device.
 
-At small sizes a step is not computing but calling: of the 0.9 ms that a step of 2.6 million parameters takes through
-the modules, more than half went into Python and into views. Here the operations of a block follow each other flat, add
-in place, and keep key and value by one copy. `GPT2.hidden` with `gpt2train.model.cache.Step` is the plain twin.
+Small models are bound by call overhead: a step of 2.6 million parameters takes 0.9 ms through the modules, more than
+half of it in Python and in views. Here the operations of a block are flat, add in place, and store key and value with
+one copy. The reference implementation is `GPT2.hidden` with `gpt2train.model.cache.Step`.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ from gpt2train.model.gpt2 import GPT2, Block
 Linear = Callable[[Tensor], Tensor]
 
 
-class LeanStep:
-    """The model's step, bound to its weights and to a cache.
+class FastDecodeStep:
+    """Decoding step bound to a model's weights and to a KV cache.
 
     Args:
-        model: whole and plain: no part of it replaced, everything on one device.
-        cache: what its rows read and extend.
+        model: unsharded model on one device, none of whose modules is replaced.
+        cache: KV cache that the step reads and extends.
     """
 
     def __init__(self, model: GPT2, cache: Cache) -> None:
@@ -31,37 +31,37 @@ class LeanStep:
         packed = cache.rows > 1 and can_pack(model.wte.weight)
         shape, self.dtype = model.shape, model.wte.weight.dtype
         self.blocks = [_Block(block, packed) for block in model.blocks.values()]
-        self.head = bind(model.wte.weight[: shape.vocab], None, packed)  # a row that pads the vocabulary is never drawn
+        self.head = bind(model.wte.weight[: shape.vocab], None, packed)  # without the padding rows of the vocabulary
         self.norm = (shape.hidden,), model.ln_f.weight, model.ln_f.bias, model.ln_f.eps
 
     @torch.inference_mode()
     def __call__(self, tokens: Sequence[int]) -> Tensor:
-        """Logits [rows, vocab] after one more token of every row."""
+        """Append one token to every row and return the logits after it, [rows, vocab]."""
         cache, heads, head_dim = self.cache, self.model.shape.heads, self.model.shape.head_dim
         rows, lengths = len(tokens), cache.lengths
         longest = max(lengths) + 1
-        at = torch.tensor(lengths, device=cache.device)
+        position = torch.tensor(lengths, device=cache.device)
         equal = min(lengths) + 1 == longest
-        mask, places = None, None
-        if not equal:  # a mask of numbers, since attention would make one of a bool mask in every layer
-            beyond = torch.arange(longest, device=cache.device) > at[:, None]
+        mask, slots = None, None
+        if not equal:  # an additive mask, since attention would convert a boolean one in every layer
+            beyond = torch.arange(longest, device=cache.device) > position[:, None]
             mask = torch.zeros(beyond.shape, dtype=self.dtype, device=cache.device).masked_fill_(beyond, -torch.inf)
             mask = mask[:, None, None]
-            # Of row r and head h the vector (r * heads + h) * context + length.
+            # The new key of row r and head h is vector (r * heads + h) * context + length.
             first = torch.arange(0, rows * heads * cache.context, cache.context, device=cache.device)
-            places = (first.view(rows, heads) + at[:, None]).view(-1)
+            slots = (first.view(rows, heads) + position[:, None]).view(-1)
         x = F.embedding(torch.tensor(tokens, device=cache.device), self.model.wte.weight)
-        x = x + F.embedding(at, self.model.wpe.weight)
+        x = x + F.embedding(position, self.model.wpe.weight)
         attend, split = F.scaled_dot_product_attention, (rows, heads, 3, head_dim)
         for block, (keys, values) in zip(self.blocks, cache.layers, strict=True):
             qkv = block.qkv(torch.layer_norm(x, *block.ln_1)).view(split)
             query, key, value = qkv.split(1, 2)
-            if places is None:
+            if slots is None:
                 keys[:rows, :, longest - 1 : longest] = key
                 values[:rows, :, longest - 1 : longest] = value
             else:
-                keys.view(-1, head_dim).index_copy_(0, places, key.reshape(-1, head_dim))
-                values.view(-1, head_dim).index_copy_(0, places, value.reshape(-1, head_dim))
+                keys.view(-1, head_dim).index_copy_(0, slots, key.reshape(-1, head_dim))
+                values.view(-1, head_dim).index_copy_(0, slots, value.reshape(-1, head_dim))
             y = attend(query, keys[:rows, :, :longest], values[:rows, :, :longest], attn_mask=mask)
             x += block.proj(y.view(rows, -1))
             y = F.gelu(block.up(torch.layer_norm(x, *block.ln_2)), approximate="tanh")
@@ -71,7 +71,7 @@ class LeanStep:
 
 
 class _Block:
-    """A block's weights, bound."""
+    """Bound weights of one block."""
 
     def __init__(self, block: nn.Module, packed: bool) -> None:
         assert isinstance(block, Block)
@@ -87,10 +87,13 @@ def _norm(layer: nn.LayerNorm) -> tuple[Any, ...]:
 
 
 def bind(weight: Tensor, bias: Tensor | None, packed: bool) -> Linear:
-    """x -> x @ weight.T + bias.
+    """Return the function x -> x @ weight.T + bias.
 
-    With `packed` several rows go through a copy of the weight in the order in which oneDNN reads it. MKL's product of
-    few rows brings the weight into its own order at every call, and takes 1.3 to 3 times as long (8 rows, one core).
+    Args:
+        weight: weight of the linear layer.
+        bias: bias of the linear layer, if it has one.
+        packed: for several rows, use a copy of the weight in oneDNN's own memory layout. MKL's product of few rows
+            reorders the weight at every call and takes 1.3 to 3 times as long (8 rows, one core).
     """
 
     def plain(x: Tensor) -> Tensor:
@@ -108,7 +111,7 @@ def bind(weight: Tensor, bias: Tensor | None, packed: bool) -> Linear:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether this torch has oneDNN's packed product, for weights of this kind and place."""
+    """Return True if torch has oneDNN's packed product for weights of this dtype and device."""
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""One continuation on its way: what was read and drawn, its own settings, stream of draws, text and end."""
+"""State of one continuation: prompt, generated tokens, settings, random stream, text and end."""
 
 import math
 from collections import defaultdict
@@ -12,41 +12,41 @@ from torch import Tensor
 
 from gpt2train.data.tokenizer import encode_ordinary
 from gpt2train.errors import RunError
-from gpt2train.generate.draw import draw, stream_of
-from gpt2train.generate.settings import SamplingSettings
-from gpt2train.generate.text import TextStream
+from gpt2train.inference.sampling import rng_for, sample
+from gpt2train.inference.settings import SamplingSettings
+from gpt2train.inference.text_stream import TextStream
 
 Stop = Literal["end", "stop", "length", "context", "left"]
-"""Why a continuation ended: at `<|endoftext|>`, a stop token or string, the length asked for, the context's end; or
-whoever asked has left."""
+"""Reason of a continuation's end: `<|endoftext|>`, a stop token or string, `max_new_tokens`, a full context, or the
+client left."""
 
 
 @dataclass(frozen=True)
 class TokenScore:
-    """Natural log-probability of a token where it stands, and of the most likely ones there, the best first."""
+    """Natural log-probability of a token, and (id, log-probability) of the most likely tokens there, best first."""
 
     log_prob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
 class TokenSequence:
-    """A prompt that is continued.
+    """Prompt and its continuation.
 
-    Whoever drives a `Decoder` reads `context_tokens` into it, lets `take` draw from the logits it answers, and gives it
-    the last token of `tokens` next, until `finished` says why there is an end.
+    The caller adds `context_tokens` to a `Decoder`, passes the logits to `sample_next`, and steps the decoder with the
+    last of `tokens`, until `finished` is set.
 
     Args:
         prompt: token ids, at least one.
-        settings: of this sequence alone.
-        context: tokens that the model sees at once.
-        tokenizer: what makes the text; without it there is none, and no stop strings.
-        end: id of `<|endoftext|>`; None goes on past it.
-        place: the prompt's place in its list; with `sample` and the seed it fixes the stream of draws.
-        sample: which continuation of the prompt this is.
+        settings: settings of this sequence.
+        context: context length of the model, in tokens.
+        tokenizer: decodes the text; without it there is no text, and stop strings are ignored.
+        end: id of `<|endoftext|>`; None continues past it.
+        prompt_index: index of the prompt in its list; with `sample` and the seed it selects the random stream.
+        sample: index of this continuation among those of the prompt.
 
     Raises:
-        ValueError: the prompt is empty; it fills the context and no window was asked for, or the window leaves nothing
-            of the context.
+        ValueError: the prompt is empty, it fills the context and no window is set, or the window is not smaller than
+            the context.
     """
 
     def __init__(
@@ -56,21 +56,21 @@ class TokenSequence:
         context: int,
         tokenizer: Tokenizer | None = None,
         end: int | None = None,
-        place: int = 0,
+        prompt_index: int = 0,
         sample: int = 0,
     ) -> None:
         self.prompt, self.settings, self.context = list(prompt), settings, context
         check_prompt(len(self.prompt), settings, context)
-        self.end, self.place, self.sample = end, place, sample
+        self.end, self.prompt_index, self.sample = end, prompt_index, sample
         self.tokens: list[int] = []
-        """Drawn so far, the one that ended it included."""
+        """Generated tokens, including the one that ended the sequence."""
         self.scores: list[TokenScore] = []
-        """Of each drawn token, with `log_probs`."""
+        """Scores of `tokens`, with `log_probs`."""
         self.prompt_scores: list[TokenScore] = []
-        """Of each token of the prompt after the first, with `prompt_log_probs`."""
+        """Scores of the prompt's tokens after the first, with `prompt_log_probs`."""
         self.finished: Stop | None = None if settings.max_new_tokens else "length"
         self._stream = None if tokenizer is None else TextStream(tokenizer, settings.stop)
-        self._chances = stream_of(settings.seed, place, sample)
+        self._rng = rng_for(settings.seed, prompt_index, sample)
         self._top_p = settings.top_p
         self._colon = self._newline = -1
         if settings.prevent_newline_after_colon and tokenizer is not None:
@@ -78,39 +78,40 @@ class TokenSequence:
 
     @property
     def length(self) -> int:
-        """Tokens so far, the prompt's included."""
+        """Number of tokens, including the prompt."""
         return len(self.prompt) + len(self.tokens)
 
     @property
     def context_tokens(self) -> list[int]:
-        """What the model reads to go on: everything, or the latest tokens that leave room for a window."""
-        room = self.context - self.settings.window
+        """Tokens that the model reads: all of them, or, if the context is full, the latest `context - window`."""
+        kept = self.context - self.settings.window
         everything = [*self.prompt, *self.tokens]
-        return everything if len(everything) < self.context else everything[-room:]
+        return everything if len(everything) < self.context else everything[-kept:]
 
     @property
     def text(self) -> str:
-        """Text of what was drawn, without what ended it; whole characters only while it goes on."""
+        """Generated text up to a stop; whole characters only while the sequence is unfinished."""
         return "" if self._stream is None else self._stream.text
 
-    def fresh(self) -> str:
-        """Text that became sure since the last call; the pieces joined are `text` once it is finished."""
-        return "" if self._stream is None else self._stream.fresh()
+    def pop_delta(self) -> str:
+        """Return the text that became final since the last call; joined at the end, the pieces are `text`."""
+        return "" if self._stream is None else self._stream.pop_delta()
 
-    def take(self, logits: Tensor) -> int:
-        """Draw the next token from its logits [vocab] and append it."""
-        return take([self], logits[None])[0]
+    def sample_next(self, logits: Tensor) -> int:
+        """Sample the next token from its logits [vocab], append it and return it."""
+        return sample_next([self], logits[None])[0]
 
     def score_prompt(self, logits: Tensor) -> None:
-        """Keep the log-probabilities of the prompt's tokens, from the logits after each of them [tokens, vocab].
+        """Set `prompt_scores`; if a window cut the prompt, only its remaining part is scored.
 
-        Where a window cut the prompt, of the part that is left.
+        Args:
+            logits: logits after each token of the prompt, [tokens, vocab].
         """
         read = self.context_tokens[: len(logits)]
         self.prompt_scores = score_tokens(logits[:-1], read[1:], self.settings.top_log_probs)
 
-    def leave(self) -> None:
-        """End it here, for nobody waits for the rest."""
+    def cancel(self) -> None:
+        """End the sequence because the client has left."""
         self._finish("left")
 
     def _accept(self, token: int, score: TokenScore | None) -> None:
@@ -132,18 +133,23 @@ class TokenSequence:
             elif self.length >= self.context and not self.settings.window:
                 self._finish("context")
 
-    def _finish(self, why: Stop) -> None:
+    def _finish(self, reason: Stop) -> None:
         if self.finished is None:
-            self.finished = why
+            self.finished = reason
             if self._stream is not None:
                 self._stream.end()
 
 
 def check_prompt(tokens: int, settings: SamplingSettings, context: int) -> None:
-    """Refuse a prompt of so many tokens that cannot be continued, or a window that leaves nothing.
+    """Check that a prompt leaves space in the context and that the window is smaller than the context.
+
+    Args:
+        tokens: number of tokens of the prompt.
+        settings: settings of its continuation.
+        context: context length of the model, in tokens.
 
     Raises:
-        ValueError: in words that go after `prompt 3 `.
+        ValueError: it does not; the message continues a text such as `prompt 3 `.
     """
     if not tokens:
         raise ValueError("is empty")
@@ -156,13 +162,16 @@ def check_prompt(tokens: int, settings: SamplingSettings, context: int) -> None:
         )
 
 
-def take(sequences: Sequence[TokenSequence], logits: Tensor) -> list[int]:
-    """Draw the next token of every sequence from its row of logits [sequences, vocab] and append it.
+def sample_next(sequences: Sequence[TokenSequence], logits: Tensor) -> list[int]:
+    """Sample the next token of every sequence from its row of logits [sequences, vocab] and append it.
 
-    What one draws does not depend on the others.
+    A sequence's token does not depend on the other sequences.
+
+    Returns:
+        The new token of each sequence.
 
     Raises:
-        RunError: logits are not finite, so that nothing can be drawn.
+        RunError: the logits are not finite.
     """
     allowed = _without_newlines(sequences, logits)
     best = allowed.max(1)
@@ -174,20 +183,20 @@ def take(sequences: Sequence[TokenSequence], logits: Tensor) -> list[int]:
         if not sequence.settings.greedy:
             groups[sequence.settings.top_k].append(row)
     for top_k, rows in groups.items():
-        drawn = draw(
+        drawn = sample(
             allowed if len(rows) == len(sequences) else allowed[rows],
             [sequences[row].settings.temperature for row in rows],
             top_k,
             [sequences[row]._top_p for row in rows],
-            [sequences[row]._chances.random() for row in rows],
+            [sequences[row]._rng.random() for row in rows],
         )
         for row, token in zip(rows, drawn, strict=True):
             tokens[row] = token
     scores: dict[int, TokenScore] = {}
     scored = [row for row, sequence in enumerate(sequences) if sequence.settings.log_probs]
     if scored:
-        most = max(sequences[row].settings.top_log_probs for row in scored)
-        found = score_tokens(logits[scored], [tokens[row] for row in scored], most)
+        max_top = max(sequences[row].settings.top_log_probs for row in scored)
+        found = score_tokens(logits[scored], [tokens[row] for row in scored], max_top)
         scores = dict(zip(scored, found, strict=True))
     for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
         score = scores.get(row)
@@ -198,7 +207,7 @@ def take(sequences: Sequence[TokenSequence], logits: Tensor) -> list[int]:
 
 
 def score_tokens(logits: Tensor, tokens: Sequence[int], top: int = 0) -> list[TokenScore]:
-    """Log-probability of one token for each row of logits [tokens, vocab], with the `top` most likely ones."""
+    """Score one token per row of logits [tokens, vocab], with the `top` most likely tokens of the row."""
     log_probs = logits.log_softmax(1)
     own = log_probs.gather(1, torch.tensor(tokens, dtype=torch.int64)[:, None])[:, 0].tolist()
     if not top:

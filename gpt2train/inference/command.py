@@ -1,0 +1,166 @@
+"""The command `gpt2train generate`, which continues prompts."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from gpt2train.convert.settings import Device, Dtype
+from gpt2train.errors import UserError
+from gpt2train.inference.open_model import ServingLayout, open_model
+from gpt2train.inference.settings import BeamSettings, SamplingSettings
+from gpt2train.settings import build
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from gpt2train.inference.decoder import OpenedModel
+    from gpt2train.model.gpt2 import GPT2
+
+DEFAULT, DEFAULT_LAYOUT = SamplingSettings(), ServingLayout()
+BEAM_FIELDS = {"max_new_tokens", "stop_tokens"}  # the sampling settings that beam search also uses
+
+
+def generate(
+    *,
+    model: Path,
+    prompt: Annotated[list[str], Parameter(negative=())],
+    sampling: Annotated[SamplingSettings, Parameter(name="*")] = DEFAULT,
+    beams: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
+    length_penalty: float = 1.0,
+    early_stopping: Literal["false", "true", "never"] = "false",
+    layout: Annotated[ServingLayout, Parameter(name="*")] = DEFAULT_LAYOUT,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    json_: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """Continue prompts.
+
+    Parameters
+    ----------
+    model
+        Model folder.
+    prompt
+        Text to continue; can be given several times. An empty prompt begins a new document.
+    beams
+        Beam search with this number of beams, all of which are shown; 0 samples instead.
+    length_penalty
+        Beam search: the score is the sum of log-probabilities divided by length ** length_penalty.
+    early_stopping
+        Beam search ends once enough beams have finished (true), once no unfinished beam can win at its present length
+        (false), or once none can win at any length (never).
+    device
+        auto uses a GPU if there is one.
+    dtype
+        Data type of the model; bfloat16 and float16 need half the memory.
+    json_
+        Print one JSON line per continuation, with its tokens and log-probabilities.
+    """
+    beam_settings = _beam_settings(sampling, beams, length_penalty, early_stopping) if beams else None
+    if layout.processes > 1 and dtype != "float32":
+        raise UserError(f"--dtype {dtype} needs a model in one process; leave out --tp and --pp, or --dtype")
+    with open_model(model, layout, device) as opened:
+        from gpt2train.convert.huggingface import DTYPES
+        from gpt2train.data.tokenizer import load_tokenizer
+        from gpt2train.model.gpt2 import GPT2
+
+        if isinstance(opened, GPT2):
+            opened.to(dtype=DTYPES[dtype])
+        tokenizer = load_tokenizer(model)
+        if beam_settings is None:
+            answers = _sampled(opened, tokenizer, prompt, sampling)
+        else:
+            answers = _searched(opened, tokenizer, prompt, beam_settings)
+        for answer in answers:
+            _show(answer, json_)
+
+
+def _show(answer: dict[str, Any], as_json: bool) -> None:
+    """Print one continuation."""
+    if as_json:
+        print(json.dumps(answer, ensure_ascii=False))
+        return
+    score = f", score {answer['score']:.4f}" if "score" in answer else ""
+    print(_printable(answer["prompt"] + answer["text"]))
+    print(f"[{len(answer['tokens'])} tokens, stopped: {answer['stopped']}{score}]")
+    for name, scored in (("prompt", "prompt_scores"), ("generated", "scores")):
+        for token in answer.get(scored, ()):
+            others = "".join(f"  {other['token']!r} {other['log_prob']:.4f}" for other in token["top"])
+            print(f"  {name:<9} {token['token']!r:<16} {token['log_prob']:.4f}{others and ' | ' + others.strip()}")
+
+
+def _beam_settings(sampling: SamplingSettings, beams: int, penalty: float, early_stopping_flag: str) -> BeamSettings:
+    """Build the settings of a beam search from the command's flags.
+
+    Raises:
+        UserError: a setting that only sampling uses was given, or a setting is out of bounds.
+    """
+    fields = set(SamplingSettings.model_fields) - BEAM_FIELDS
+    unused = sorted(name for name in fields if getattr(sampling, name) != getattr(DEFAULT, name))
+    if unused:
+        raise UserError(
+            f"--{unused[0].replace('_', '-')} has no effect with --beams, which never samples; leave it out"
+        )
+    given = {
+        "beams": beams,
+        "length_penalty": penalty,
+        "early_stopping": "never" if early_stopping_flag == "never" else early_stopping_flag == "true",
+        "max_new_tokens": sampling.max_new_tokens,
+        "stop_tokens": sampling.stop_tokens,
+    }
+    return build(BeamSettings, given, source="beam search")
+
+
+def _sampled(
+    model: "GPT2 | OpenedModel", tokenizer: "Tokenizer", prompts: list[str], settings: SamplingSettings
+) -> Iterator[dict[str, Any]]:
+    from gpt2train.inference.generate import generate as continue_prompts
+    from gpt2train.inference.sequence import TokenScore
+
+    def scored_tokens(tokens: tuple[int, ...], scores: tuple[TokenScore, ...]) -> list[dict[str, Any]]:
+        def text(token: int) -> str:
+            return tokenizer.decode([token], skip_special_tokens=False)
+
+        return [
+            {
+                "token": text(token),
+                "log_prob": score.log_prob,
+                "top": [{"token": text(other), "log_prob": value} for other, value in score.top],
+            }
+            for token, score in zip(tokens[len(tokens) - len(scores) :], scores, strict=True)
+        ]
+
+    for answer in continue_prompts(model, tokenizer, prompts, settings):
+        line = {"prompt": answer.prompt, "text": answer.text, "tokens": answer.tokens, "stopped": answer.stopped}
+        if settings.prompt_log_probs:
+            line["prompt_scores"] = scored_tokens(answer.prompt_tokens, answer.prompt_scores)
+        if settings.log_probs:
+            line["scores"] = scored_tokens(answer.tokens, answer.scores)
+        yield line
+
+
+def _searched(
+    model: "GPT2 | OpenedModel", tokenizer: "Tokenizer", prompts: list[str], settings: BeamSettings
+) -> Iterator[dict[str, Any]]:
+    from gpt2train.inference.beam_search import beam_search
+    from gpt2train.inference.decoder import decoder_of
+    from gpt2train.inference.generate import encode_prompts
+
+    decoder = decoder_of(model, settings.beams)
+    for prompt, ids in zip(prompts, encode_prompts(tokenizer, prompts), strict=True):
+        for beam in beam_search(decoder, ids, settings, tokenizer):
+            yield {
+                "prompt": prompt,
+                "text": beam.text,
+                "tokens": beam.tokens,
+                "stopped": beam.stopped,
+                "score": beam.score,
+            }
+
+
+def _printable(text: str) -> str:
+    """Replace control characters, so that generated text cannot control the terminal."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)

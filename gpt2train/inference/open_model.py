@@ -1,0 +1,71 @@
+"""Opening of a model for a command, in one process or distributed over several; torch is imported only then."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from gpt2train.convert.settings import Device
+from gpt2train.settings import Settings
+
+if TYPE_CHECKING:
+    from gpt2train.inference.distributed_decoder import DistributedModel
+    from gpt2train.model.gpt2 import GPT2
+
+
+class ServingLayout(Settings):
+    """Parallel layout of a model for inference; `tp` x `pp` processes are started."""
+
+    tp: int = Field(1, ge=1)
+    """Tensor-parallel degree; must divide the attention heads and 128, to which the vocabulary is padded."""
+    pp: int = Field(1, ge=1)
+    """Pipeline stages, each with consecutive layers."""
+    peer_timeout: float = Field(60.0, gt=0)
+    """Seconds without a heartbeat after which a process counts as lost. It must exceed the longest call, which reads
+    one or a few prompts. The end of a process is noticed at once, without this timeout."""
+
+    @property
+    def processes(self) -> int:
+        """Number of processes."""
+        return self.tp * self.pp
+
+
+@contextlib.contextmanager
+def open_model(model: Path, layout: ServingLayout, device: Device = "auto") -> "Iterator[GPT2 | DistributedModel]":
+    """Open a model folder for the duration of a `with` block.
+
+    If the layout has several processes and this one is not part of a job, it is replaced by one: see `exec_torchrun`.
+
+    Raises:
+        UserError: the model or the device does not exist, or the layout does not fit the model.
+        gpt2train.inference.distributed_decoder.PeerLostError: inside the block, a process of the model was lost.
+    """
+    if layout.processes == 1:
+        from gpt2train.convert.huggingface import read_model
+
+        yield read_model(model, device)
+        return
+    exec_torchrun(layout.processes)
+    from gpt2train.inference.distributed_job import open_distributed_model
+
+    with open_distributed_model(model, layout, device) as distributed:
+        yield distributed
+
+
+def exec_torchrun(processes: int) -> None:
+    """Outside of a torchrun job, replace this process by a launcher that runs the command line on several processes.
+
+    Does not return in that case: the launcher inherits the process id, and with it the signals and the exit code.
+
+    Args:
+        processes: number of processes to start on this machine.
+    """
+    if "RANK" not in os.environ:
+        arguments = ["--standalone", "--nproc-per-node", str(processes), "-m", "gpt2train.inference", *sys.argv[1:]]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "gpt2train.launch", "--", *arguments])
