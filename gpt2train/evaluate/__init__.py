@@ -1,0 +1,1 @@
+"""Evaluation of models and checkpoints on LAMBADA, WikiText and held-out documents."""

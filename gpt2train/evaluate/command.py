@@ -1,4 +1,4 @@
-"""`gpt2train evaluate`: score models, and the checkpoints of a run; alone or as the processes of torchrun."""
+"""The command `gpt2train evaluate`, which scores models and checkpoints, in one process or under torchrun."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from gpt2train.checkpoint.format import Device
-from gpt2train.command import HELP_DEBUG, progress
+from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
 from gpt2train.evaluate.files import about, check_output, decode, read_input, write_result
 from gpt2train.evaluate.passages import read_passages
-from gpt2train.evaluate.show import curve_lines, lambada_lines, wikitext_lines
-from gpt2train.files import write_whole
-from gpt2train.parallel.opened import Parts
+from gpt2train.evaluate.tables import curve_lines, lambada_lines, wikitext_lines
+from gpt2train.inference.open_model import ServingLayout
+from gpt2train.io.command_line import HELP_DEBUG, progress
+from gpt2train.io.files import write_whole
 
 if TYPE_CHECKING:
+    from gpt2train.evaluate.eval_model import EvalModel
     from gpt2train.evaluate.scoring import Report
-    from gpt2train.evaluate.subject import Subject
 
 evaluate = App(name="evaluate", help="Score models and checkpoints.", help_epilogue=HELP_DEBUG)
 
 Models = Annotated[list[Path], Parameter(negative=())]
 Positive = Annotated[int, Parameter(validator=Number(gte=1))]
-InParts = Annotated[Parts, Parameter(name="*")]
+Layout = Annotated[ServingLayout, Parameter(name="*")]
 Result = dict[str, Any]
-WHOLE = Parts()
+ONE_PROCESS = ServingLayout()
 
 
 @evaluate.command
@@ -38,37 +38,37 @@ def lambada(
     output: Path | None = None,
     tokenizer: Path | None = None,
     batch_tokens: Positive = 4096,
-    parts: InParts = WHOLE,
+    layout: Layout = ONE_PROCESS,
     device: Device = "auto",
 ) -> None:
-    """Score LAMBADA by the three definitions in use, side by side.
+    """Score models on LAMBADA by its three common definitions.
 
     Parameters
     ----------
     model
-        Model folder, run folder (its latest checkpoint) or RUN/checkpoints/step-…; several are shown side by side.
+        Model folder, run folder (for its latest checkpoint) or RUN/checkpoints/step-…; several are compared in a table.
     data
-        The passages, one {"text": "…"} a line (lambada_test.jsonl).
+        Passages, one JSON object {"text": "…"} per line (lambada_test.jsonl).
     output
-        Result file of all models. Where not given, each has its own: MODEL/eval/lambada.json, or
+        Result file of all models. By default each model has its own: MODEL/eval/lambada.json or
         RUN/scores/step-…/lambada.json.
     tokenizer
-        Tokenizer folder of a checkpoint; where not given, `tokenizer` beside the training's tokens.
+        Tokenizer folder of a checkpoint; by default `tokenizer` next to the training's tokens.
     batch_tokens
-        Tokens of a batch, padding included; bounds the memory.
+        Tokens per batch, including padding; bounds the memory.
     device
-        auto takes a GPU where there is one.
+        auto uses a GPU if there is one.
     """
     raw = read_input(data)
     passages = read_passages(raw, str(data))
 
-    def score(subject: "Subject", report: "Report | None") -> Result:
+    def score(subject: "EvalModel", report: "Report | None") -> Result:
         from gpt2train.evaluate.lambada import evaluate_lambada
-        from gpt2train.evaluate.processes import group
+        from gpt2train.evaluate.torchrun import group
 
         return evaluate_lambada(subject.model, subject.tokenizer, passages, batch_tokens, report, group())
 
-    _evaluate(model, "lambada", about(data.name, raw), score, lambada_lines, output, tokenizer, parts, device)
+    _evaluate(model, "lambada", about(data.name, raw), score, lambada_lines, output, tokenizer, layout, device)
 
 
 @evaluate.command
@@ -80,39 +80,39 @@ def wikitext(
     tokenizer: Path | None = None,
     stride: int = 32,
     batch_tokens: Positive = 4096,
-    parts: InParts = WHOLE,
+    layout: Layout = ONE_PROCESS,
     device: Device = "auto",
 ) -> None:
-    """Perplexity on a WikiText file, adjusted to its words as Megatron-LM does.
+    """Score models by perplexity on a WikiText file, adjusted to its words as in Megatron-LM.
 
     Parameters
     ----------
     model
-        Model folder, run folder (its latest checkpoint) or RUN/checkpoints/step-…; several are shown side by side.
+        Model folder, run folder (for its latest checkpoint) or RUN/checkpoints/step-…; several are compared in a table.
     data
         WikiText in its tokenised form (wiki.test.tokens).
     output
-        Result file of all models. Where not given, each has its own: MODEL/eval/wikitext.json, or
+        Result file of all models. By default each model has its own: MODEL/eval/wikitext.json or
         RUN/scores/step-…/wikitext.json.
     tokenizer
-        Tokenizer folder of a checkpoint; where not given, `tokenizer` beside the training's tokens.
+        Tokenizer folder of a checkpoint; by default `tokenizer` next to the training's tokens.
     stride
-        Tokens that a window moves on; the model's context is the fastest and gives the worst perplexity.
+        Tokens by which the window moves; the model's context is fastest and gives the highest perplexity.
     batch_tokens
-        Tokens of a batch; bounds the memory.
+        Tokens per batch; bounds the memory.
     device
-        auto takes a GPU where there is one.
+        auto uses a GPU if there is one.
     """
     raw = read_input(data)
     text = decode(raw, str(data))
 
-    def score(subject: "Subject", report: "Report | None") -> Result:
+    def score(subject: "EvalModel", report: "Report | None") -> Result:
         from gpt2train.evaluate.perplexity import wikitext_perplexity
-        from gpt2train.evaluate.processes import group
+        from gpt2train.evaluate.torchrun import group
 
         return wikitext_perplexity(subject.model, subject.tokenizer, text, stride, batch_tokens, report, group())
 
-    _evaluate(model, "wikitext", about(data.name, raw), score, wikitext_lines, output, tokenizer, parts, device)
+    _evaluate(model, "wikitext", about(data.name, raw), score, wikitext_lines, output, tokenizer, layout, device)
 
 
 @evaluate.command
@@ -128,34 +128,34 @@ def curve(
     batch_tokens: Positive = 4096,
     device: Device = "auto",
 ) -> None:
-    """Score every checkpoint that a run has kept: a table, JSON and a picture.
+    """Score every kept checkpoint of a run; prints a table and writes curve.json and curve.png.
 
-    What was scored before on the same data is not scored again.
+    Results of earlier calls on the same data are reused.
 
     Parameters
     ----------
     run
         Run folder.
     data
-        LAMBADA's passages, one {"text": "…"} a line. Without any data the validation losses make the curve.
+        LAMBADA's passages, one JSON object {"text": "…"} per line. Without data, only validation losses are shown.
     wikitext
         WikiText in its tokenised form.
     output
-        Folder for curve.json and curve.png; RUN/scores where not given.
+        Folder for curve.json and curve.png; by default RUN/scores.
     tokenizer
-        Tokenizer folder of the training; where not given, `tokenizer` beside the training's tokens.
+        Tokenizer folder of the training; by default `tokenizer` next to the training's tokens.
     stride
-        Tokens that a WikiText window moves on.
+        Tokens by which the WikiText window moves.
     batch_tokens
-        Tokens of a batch; bounds the memory.
+        Tokens per batch; bounds the memory.
     device
-        auto takes a GPU where there is one.
+        auto uses a GPU if there is one.
     """
     raw = {path: read_input(path) for path in (data, wikitext) if path is not None}
-    place = output or run / "scores"
-    check_output(place / "curve.json")
+    folder = output or run / "scores"
+    check_output(folder / "curve.json")
     from gpt2train.evaluate.curve import lambada_measure, score_run, wikitext_measure
-    from gpt2train.evaluate.processes import group, is_first, say
+    from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 
     measures = []
     if data is not None:
@@ -163,61 +163,61 @@ def curve(
     if wikitext is not None:
         text, facts = decode(raw[wikitext], str(wikitext)), about(wikitext.name, raw[wikitext])
         measures.append(wikitext_measure(text, facts, stride, batch_tokens))
-    with _shown("checkpoints") as report:
-        found = score_run(run, measures, tokenizer, device, group(), report)
-    for line in curve_lines(found):
-        say(line)
-    if is_first():
-        from gpt2train.evaluate.picture import curve_picture
+    with _progress_bar("checkpoints") as report:
+        scored = score_run(run, measures, tokenizer, device, group(), report)
+    for line in curve_lines(scored):
+        print_once(line)
+    if is_rank0():
+        from gpt2train.evaluate.curve_plot import curve_picture
 
-        write_result(place / "curve.json", found)
-        write_whole(place / "curve.png", curve_picture(found["points"]))
-    say(f"curve: {place / 'curve.png'}")
+        write_result(folder / "curve.json", scored)
+        write_whole(folder / "curve.png", curve_picture(scored["points"]))
+    print_once(f"curve: {folder / 'curve.png'}")
 
 
 def _evaluate(
     models: list[Path],
     kind: str,
     facts: Mapping[str, str],
-    score: Callable[["Subject", "Report | None"], Result],
+    score: Callable[["EvalModel", "Report | None"], Result],
     lines: Callable[[Mapping[str, Result]], list[str]],
     output: Path | None,
     tokenizer: Path | None,
-    parts: Parts,
+    layout: ServingLayout,
     device: Device,
 ) -> None:
-    """Score each model, show them side by side, write the results."""
+    """Score each model, print a table of all, and write the results."""
     if len(set(models)) < len(models):
         raise UserError(f"--model: {next(m for m in models if models.count(m) > 1)} is given twice")
     if output is not None:
         check_output(output)
-    from gpt2train.evaluate.processes import group, is_first, say
-    from gpt2train.evaluate.subject import open_subject
+    from gpt2train.evaluate.eval_model import open_eval_model
+    from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 
-    if parts.processes > 1 and (len(models) > 1 or group()):
-        raise UserError("--tp and --pp: give one --model, and start the command without torchrun")
+    if layout.processes > 1 and (len(models) > 1 or group()):
+        raise UserError("--tp and --pp need one --model, in a command started without torchrun")
 
     results: dict[str, Result] = {}
     files = {}
     for path in models:
-        with open_subject(path, parts, device, tokenizer) as subject, _shown(kind) as report:
+        with open_eval_model(path, layout, device, tokenizer) as subject, _progress_bar(kind) as report:
             results[str(path)] = {"model": str(path), **facts, **score(subject, report)}
             files[str(path)] = subject.scores / f"{kind}.json"
     for line in lines(results):
-        say(line)
+        print_once(line)
     if output is not None:
         files = {"": output}
         results = {"": {**facts, "models": list(results.values())} if len(models) > 1 else results[str(models[0])]}
     for name, file in files.items():
-        if is_first():
+        if is_rank0():
             write_result(file, results[name])
-        say(f"scores: {file}")
+        print_once(f"scores: {file}")
 
 
 @contextlib.contextmanager
-def _shown(label: str) -> Iterator["Report | None"]:
-    """A progress bar of the first process."""
-    from gpt2train.evaluate.processes import is_first
+def _progress_bar(label: str) -> Iterator["Report | None"]:
+    """Show a progress bar on rank 0."""
+    from gpt2train.evaluate.torchrun import is_rank0
 
-    with progress(label) if is_first() else contextlib.nullcontext() as report:
+    with progress(label) if is_rank0() else contextlib.nullcontext() as report:
         yield report

@@ -1,7 +1,7 @@
-"""Scores over a training run: each kept checkpoint by itself, and no checkpoint twice.
+"""Scores of all kept checkpoints of a run, with a cache of results.
 
-`RUN/scores/step-…/KIND-HASH.json` holds what one checkpoint scored on one file, under the hash of all that the numbers
-depend on; where it is there, it is taken.
+`RUN/scores/step-…/KIND-HASH.json` is the result of one checkpoint on one file; the hash covers everything that the
+numbers depend on. An existing result is reused.
 """
 
 import functools
@@ -14,87 +14,103 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gpt2train.checkpoint.format import Device
-from gpt2train.checkpoint.merge import find_source, find_tokenizer
 from gpt2train.checkpoint.store import FOLDER, MANIFEST, list_checkpoints, read_manifest, sha256, stored_shape
 from gpt2train.config import CONFIG_FILE
+from gpt2train.convert.merge import find_source, find_tokenizer
+from gpt2train.convert.settings import Device
 from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
-from gpt2train.evaluate.files import MARK, write_result
+from gpt2train.evaluate.eval_model import SCORES, EvalModel, read_checkpoint
+from gpt2train.evaluate.files import DATA_HASH_KEY, write_result
 from gpt2train.evaluate.lambada import evaluate_lambada
 from gpt2train.evaluate.passages import read_passages
 from gpt2train.evaluate.perplexity import wikitext_perplexity
-from gpt2train.evaluate.subject import SCORES, Subject, read_checkpoint
-from gpt2train.parallel.mesh import from_first
+from gpt2train.parallel.mesh import broadcast_from_rank0
 
-VERSION = 1  # of the rules by which a result is made; a change of them makes all results anew
+VERSION = 1  # version of the scoring rules; a new version invalidates all cached results
 
 Scored = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Measure:
-    """One thing that checkpoints are scored by."""
+class CurveMeasure:
+    """Measure that is applied to every checkpoint."""
 
     kind: str
-    """Its name in the results."""
+    """Name of the measure in the results."""
     about: Mapping[str, Any]
-    """The file's name and hash, and what else changes the numbers."""
-    score: Callable[[Subject, dist.ProcessGroup | None], Scored]
-    """From a model to a result."""
+    """Name and hash of the data file, and the options that change the numbers."""
+    score: Callable[[EvalModel, dist.ProcessGroup | None], Scored]
+    """Function from a model to its result."""
 
 
-def lambada_measure(text: str, about: Mapping[str, Any], batch_tokens: int) -> Measure:
-    """LAMBADA by its three definitions.
+def lambada_measure(text: str, about: Mapping[str, Any], batch_tokens: int) -> CurveMeasure:
+    """Create the measure of LAMBADA by its three definitions.
+
+    Args:
+        text: passages, one JSON object per line.
+        about: name and hash of the file.
+        batch_tokens: tokens per batch, including padding.
 
     Raises:
-        UserError: the text is no set of passages.
+        UserError: the text is not a set of passages.
     """
     passages = read_passages(text.encode(), about["data"])
-    return Measure(
+    return CurveMeasure(
         "lambada",
         about,
-        lambda it, group: evaluate_lambada(it.model, it.tokenizer, passages, batch_tokens, group=group),
+        lambda subject, group: evaluate_lambada(subject.model, subject.tokenizer, passages, batch_tokens, group=group),
     )
 
 
-def wikitext_measure(text: str, about: Mapping[str, Any], stride: int, batch_tokens: int) -> Measure:
-    """WikiText by Megatron-LM's rules."""
-    return Measure(
+def wikitext_measure(text: str, about: Mapping[str, Any], stride: int, batch_tokens: int) -> CurveMeasure:
+    """Create the measure of WikiText perplexity by Megatron-LM's rules.
+
+    Args:
+        text: WikiText in its tokenised form.
+        about: name and hash of the file.
+        stride: tokens by which the window moves.
+        batch_tokens: tokens per batch.
+    """
+    return CurveMeasure(
         "wikitext",
         {**about, "stride": stride},
-        lambda it, group: wikitext_perplexity(it.model, it.tokenizer, text, stride, batch_tokens, group=group),
+        lambda subject, group: wikitext_perplexity(
+            subject.model, subject.tokenizer, text, stride, batch_tokens, group=group
+        ),
     )
 
 
 def score_run(
     run: Path,
-    measures: Sequence[Measure],
+    measures: Sequence[CurveMeasure],
     tokenizer: Path | None = None,
     device: Device = "cpu",
     group: dist.ProcessGroup | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Scored:
-    """Score each checkpoint that a run has kept, oldest first.
+    """Score each kept checkpoint of a run, oldest first.
 
     Args:
-        measures: what to score by; without any, the validation losses alone make the curve.
-        tokenizer: folder of the training's tokenizer, where it is not beside its data.
-        group: processes that share the work; the first one reads and writes the results.
-        report: told after every checkpoint how many are done and how many there are.
+        run: run folder.
+        measures: measures to apply; without any, the points have validation losses only.
+        tokenizer: tokenizer folder of the training; by default the one next to its data.
+        device: device of the models; auto uses a GPU if there is one.
+        group: processes that share the work; rank 0 reads and writes the results.
+        report: called after every checkpoint with the numbers of finished and of all checkpoints.
 
     Returns:
-        JSON-able: `run`, `points` (`step`, `samples`, `tokens`, `valid_loss`, and the results by their kinds), and
-        how many results were `reused`.
+        JSON-serialisable result: `run`, `points` (`step`, `samples`, `tokens`, `valid_loss`, and one result per
+        measure), and the number of `reused` results.
 
     Raises:
-        UserError: it is no run folder, no checkpoint is there, or its tokenizer is not found.
+        UserError: the folder is not a run, has no checkpoint, or the tokenizer is not found.
         RunError: a checkpoint is damaged.
     """
     if not (run / CONFIG_FILE).is_file():
-        raise UserError(f"{run} is no run folder (no {CONFIG_FILE}); a curve is drawn over the checkpoints of one run")
-    # As the first process sees them: a run that goes on makes new ones and removes old ones.
-    names = _agreed(lambda: [path.name for path in list_checkpoints(run)], group)
+        raise UserError(f"{run} is not a run folder (no {CONFIG_FILE}); a curve needs the checkpoints of one run")
+    # Rank 0's list for all ranks: a run in progress adds and removes checkpoints.
+    names = _from_rank0(lambda: [path.name for path in list_checkpoints(run)], group)
     if not names:
         raise UserError(f"no checkpoint in {run / FOLDER}; give the folder of a run that has saved one")
     points, reused = [], 0
@@ -107,11 +123,11 @@ def score_run(
             "tokens": position.samples * stored_shape(manifest, checkpoint).context,
             "valid_loss": manifest.valid_loss,
         }
-        words = find_tokenizer(find_source(checkpoint), tokenizer) if measures else run
-        subject = functools.cache(functools.partial(_subject, checkpoint, device, words))
+        tokenizer_folder = find_tokenizer(find_source(checkpoint), tokenizer) if measures else run
+        subject = functools.cache(functools.partial(_eval_model, checkpoint, device, tokenizer_folder))
         for measure in measures:
-            file = run / SCORES / checkpoint.name / f"{measure.kind}-{_key(checkpoint, measure, words)}.json"
-            result = _agreed(functools.partial(_read, file), group)
+            file = run / SCORES / checkpoint.name / f"{measure.kind}-{_key(checkpoint, measure, tokenizer_folder)}.json"
+            result = _from_rank0(functools.partial(_read, file), group)
             reused += result is not None
             if result is None:
                 result = {**measure.about, **measure.score(subject(), group)}
@@ -121,29 +137,34 @@ def score_run(
         points.append(point)
         if report is not None:
             report(len(points), len(names))
-    return {"run": run.name, MARK: {m.kind: m.about[MARK] for m in measures}, "points": points, "reused": reused}
+    return {
+        "run": run.name,
+        DATA_HASH_KEY: {m.kind: m.about[DATA_HASH_KEY] for m in measures},
+        "points": points,
+        "reused": reused,
+    }
 
 
-def _subject(checkpoint: Path, device: Device, tokenizer: Path) -> Subject:
-    return Subject(read_checkpoint(checkpoint, device), load_tokenizer(tokenizer), checkpoint)
+def _eval_model(checkpoint: Path, device: Device, tokenizer: Path) -> EvalModel:
+    return EvalModel(read_checkpoint(checkpoint, device), load_tokenizer(tokenizer), checkpoint)
 
 
-def _key(checkpoint: Path, measure: Measure, tokenizer: Path) -> str:
-    """Hash of all that a result depends on. The manifest of a checkpoint has the hashes of its files."""
-    weights, words = sha256(checkpoint / MANIFEST), tokenizer_hash(tokenizer)
-    parts = [VERSION, weights, words, measure.kind, dict(measure.about)]
+def _key(checkpoint: Path, measure: CurveMeasure, tokenizer: Path) -> str:
+    """Return the hash of everything that a result depends on; a checkpoint's manifest covers its files."""
+    weights_hash, vocabulary_hash = sha256(checkpoint / MANIFEST), tokenizer_hash(tokenizer)
+    parts = [VERSION, weights_hash, vocabulary_hash, measure.kind, dict(measure.about)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _read(file: Path) -> Scored | None:
-    """An older result; None where there is none, or none that can be read."""
+    """Return a cached result; None if it does not exist or is unreadable."""
     try:
         found = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and MARK in found else None
+    return found if isinstance(found, dict) and DATA_HASH_KEY in found else None
 
 
-def _agreed(look: Callable[[], Any], group: dist.ProcessGroup | None) -> Any:
-    """What the first process sees."""
-    return look() if group is None else from_first(look, group)
+def _from_rank0(function: Callable[[], Any], group: dist.ProcessGroup | None) -> Any:
+    """Return the function's result on rank 0, on all ranks."""
+    return function() if group is None else broadcast_from_rank0(function, group)

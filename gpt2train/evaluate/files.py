@@ -1,4 +1,4 @@
-"""Inputs and results of an evaluation as files."""
+"""Input and result files of an evaluation."""
 
 import hashlib
 import json
@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from gpt2train.errors import UserError
-from gpt2train.files import write_whole
+from gpt2train.io.files import write_whole
 
-MARK = "data_sha256"  # every result has it, so that a file can be told to be one
+DATA_HASH_KEY = "data_sha256"  # key of every result; marks a file as a result
 
 
 def read_input(path: Path) -> bytes:
-    """The bytes of a user's input file.
+    """Read a user's input file.
 
     Raises:
-        UserError: it is not there or cannot be read.
+        UserError: the file does not exist or cannot be read.
     """
     try:
         return path.read_bytes()
@@ -25,10 +25,14 @@ def read_input(path: Path) -> bytes:
 
 
 def decode(raw: bytes, name: str) -> str:
-    """The text of an input.
+    """Decode the text of an input file.
+
+    Args:
+        raw: content of the file.
+        name: name of the file, for the error message.
 
     Raises:
-        UserError: it is not UTF-8.
+        UserError: the text is not UTF-8.
     """
     try:
         return raw.decode()
@@ -37,15 +41,20 @@ def decode(raw: bytes, name: str) -> str:
 
 
 def about(data: str, raw: bytes) -> dict[str, str]:
-    """What a result says of the data it was made with."""
-    return {"data": data, MARK: hashlib.sha256(raw).hexdigest()}
+    """Return the fields of a result that identify its data file.
+
+    Args:
+        data: name of the file.
+        raw: content of the file.
+    """
+    return {"data": data, DATA_HASH_KEY: hashlib.sha256(raw).hexdigest()}
 
 
 def check_output(path: Path) -> None:
-    """See that a result may be written there: to a new file, or over an older result.
+    """Check that a result may be written: to a new file, or over an older result.
 
     Raises:
-        UserError: something else is there.
+        UserError: the path exists and is not a result.
     """
     if not path.exists():
         return
@@ -53,15 +62,15 @@ def check_output(path: Path) -> None:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
         found = None
-    if not isinstance(found, dict) or MARK not in found:
-        raise UserError(f"{path} is there already and holds no scores; give another --output")
+    if not isinstance(found, dict) or DATA_HASH_KEY not in found:
+        raise UserError(f"{path} already exists and contains no scores; give another --output")
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result as JSON, whole or not at all.
+    """Write a result as JSON, atomically.
 
     Raises:
-        UserError: it cannot be written, or something else than scores is there.
+        UserError: the file cannot be written, or exists and is not a result.
     """
     check_output(path)
     write_whole(path, json.dumps(result, indent=1, ensure_ascii=False).encode() + b"\n")

@@ -1,11 +1,11 @@
-"""LAMBADA by the three definitions in use, side by side: the same weights score 33 % by one and 46 % by another.
+"""LAMBADA by its three common definitions: the same weights score 33 % by one and 46 % by another.
 
-* `lambada_openai`, the headline: strict whole word, as lm-evaluation-harness. The passage is cut at its last space,
-  the target is that space and the last word, and all its tokens must be the most likely ones. Its perplexity is per
-  word: exp(-mean over the passages of the target's log-probability).
-* `last_token`: Megatron's default. The target is the last BPE token of the passage, whatever it is a part of.
-* `megatron_strict`: Megatron's `--strict-lambada`. The last word as `text.split()` gives it, the context stripped, the
-  target encoded by itself with one space in front.
+* `lambada_openai`, the headline: strict whole word, as in lm-evaluation-harness. The passage is split at its last
+  space; the target is that space and the last word, and all its tokens must be the most likely ones. Its perplexity is
+  per word: exp(-mean over the passages of the target's log-probability).
+* `last_token`: Megatron's default. The target is the last BPE token of the passage, even if it is a part of a word.
+* `megatron_strict`: Megatron's `--strict-lambada`. The target is the last word of `text.split()`, encoded separately
+  with one space before it; the context is stripped.
 
 Paper: Paperno et al. 2016, "The LAMBADA dataset". GPT-2 124M has accuracy 0.3256 and perplexity 40.06 by
 `lambada_openai`, and 0.467 by `last_token`.
@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
 from gpt2train.evaluate.passages import LAMBADA, unigram_perplexity
 from gpt2train.evaluate.scoring import BATCH_TOKENS, Report, perplexity, score, significant
-from gpt2train.evaluate.span import Cut, Score, Span
+from gpt2train.evaluate.scoring_request import DistributedScorer, Score, ScoringRequest
 from gpt2train.model.gpt2 import GPT2
 
 DEFINITIONS = {
@@ -36,27 +36,29 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Pair:
-    """What is given and what is asked, as token ids. The context is never empty."""
+    """Context and target as token ids; the context is never empty."""
 
     context: tuple[int, ...]
     target: tuple[int, ...]
 
-    def span(self, context_length: int) -> Span:
-        """The pair as one sequence, left-truncated to what a model of this context length can take.
+    def request(self, context_length: int) -> ScoringRequest:
+        """Return the pair as one sequence, left-truncated to the model's context length.
 
-        Of a target longer than the context its end is scored (a word of hundreds of tokens, an address).
+        If the target is longer than the context (a word of hundreds of tokens, such as a URL), only its end is scored.
         """
-        return Span((self.context + self.target)[-(context_length + 1) :], min(len(self.target), context_length))
+        return ScoringRequest(
+            (self.context + self.target)[-(context_length + 1) :], min(len(self.target), context_length)
+        )
 
 
 def openai_pairs(tokenizer: Tokenizer, passages: Sequence[str]) -> list[Pair]:
-    """Context and target by lm-evaluation-harness: encode the passage whole, split behind the context's tokens.
+    """Return contexts and targets as lm-evaluation-harness does: the encoded passage, split after the context's tokens.
 
-    Spaces at the context's end go to the target; an empty context is `<|endoftext|>`.
+    Spaces at the end of the context belong to the target; an empty context becomes `<|endoftext|>`.
     """
     end = end_of_text_id(tokenizer)
     contexts = [text.rpartition(" ")[0].rstrip() for text in passages]
-    # Without a space in the text the target still gets one in front.
+    # The target begins with a space even if the text has none.
     whole = encode_ordinary(tokenizer, [text if " " in text else f" {text}" for text in passages])
     heads = encode_ordinary(tokenizer, contexts)
     return [
@@ -65,13 +67,13 @@ def openai_pairs(tokenizer: Tokenizer, passages: Sequence[str]) -> list[Pair]:
 
 
 def last_token_pairs(tokenizer: Tokenizer, passages: Sequence[str]) -> list[Pair]:
-    """Context and target by Megatron's default: the target is the last BPE token."""
+    """Return contexts and targets by Megatron's default: the target is the last BPE token."""
     end = end_of_text_id(tokenizer)
     return [Pair(tuple(ids[:-1]) or (end,), tuple(ids[-1:])) for ids in encode_ordinary(tokenizer, passages)]
 
 
 def strict_pairs(tokenizer: Tokenizer, passages: Sequence[str]) -> list[Pair]:
-    """Context and target by Megatron's `--strict-lambada`: context and target encoded apart."""
+    """Return contexts and targets by Megatron's `--strict-lambada`, encoded separately."""
     end = end_of_text_id(tokenizer)
     words = [text.split()[-1] for text in passages]
     contexts = [text[: text.rfind(word)].strip() for text, word in zip(passages, words, strict=True)]
@@ -81,7 +83,7 @@ def strict_pairs(tokenizer: Tokenizer, passages: Sequence[str]) -> list[Pair]:
 
 
 def evaluate_lambada(
-    model: GPT2 | Cut,
+    model: GPT2 | DistributedScorer,
     tokenizer: Tokenizer,
     passages: Sequence[str],
     batch_tokens: int = BATCH_TOKENS,
@@ -91,15 +93,18 @@ def evaluate_lambada(
     """Score passages by the three definitions.
 
     Args:
-        model: whole, or one that is cut over processes.
+        model: model in this process or distributed over several.
+        tokenizer: tokenizer of the model.
+        passages: texts whose last word is the target.
+        batch_tokens: tokens per batch, including padding; bounds the memory.
+        report: called after every batch with the numbers of finished and of all sequences; a sequence that several
+            definitions share is computed once.
         group: processes that share the work (`gpt2train.evaluate.scoring.score`).
-        report: told after every batch how many sequences are done and how many there are; passages that are one
-            sequence by several definitions are computed once.
 
     Returns:
-        A JSON-able result: `passages`, `truncated` (passages longer than the model's context), `definitions` with
-        `accuracy`, `correct`, `standard_error` (and `perplexity` for `lambada_openai`) and what each means,
-        `unigram_perplexity` of the same targets, and `notes` on what looks wrong.
+        JSON-serialisable result: `passages`, `truncated` (passages longer than the model's context), `definitions` with
+        `accuracy`, `correct`, `standard_error` (and `perplexity` for `lambada_openai`) and the `definition` of each,
+        `unigram_perplexity` of the same targets, and `notes` on suspicious scores.
     """
     context = model.shape.context
     pairs = {
@@ -108,8 +113,8 @@ def evaluate_lambada(
         "megatron_strict": strict_pairs(tokenizer, passages),
     }
     truncated = sum(len(pair.context) + len(pair.target) > context + 1 for pair in pairs["lambada_openai"])
-    spans = {name: [pair.span(context) for pair in some] for name, some in pairs.items()}
-    scores = _score_once(model, spans, batch_tokens, report, group)
+    requests = {name: [pair.request(context) for pair in items] for name, items in pairs.items()}
+    scores = _score_once(model, requests, batch_tokens, report, group)
     result: dict[str, Any] = {
         "passages": len(passages),
         "truncated": truncated,
@@ -124,48 +129,52 @@ def evaluate_lambada(
 
 
 def notes(result: dict[str, Any]) -> list[str]:
-    """What a reader of the result should know: another set than LAMBADA's, and what usually stands behind scores that
-    no trained model should have."""
-    said = []
+    """Return notes for the reader: an unusual number of passages, and likely causes of implausible scores."""
+    found_notes = []
     if result["passages"] != LAMBADA:
-        said.append(
+        found_notes.append(
             f"{result['passages']:,} passages, LAMBADA's test set has {LAMBADA:,}: compare these figures with "
             "others of this file only"
         )
     headline = result["definitions"]["lambada_openai"]
     if headline["correct"] == 0:
-        said.append(
-            f"not one of {result['passages']} last words is right: usually too few training tokens (a few million "
-            "bring none), many epochs over little text (compare training and validation loss), or a tokenizer that is "
-            "not the one of the training"
+        found_notes.append(
+            f"none of {result['passages']} last words is right: likely causes are too few training tokens (a few "
+            "million are not enough), many epochs over little text (compare training and validation loss), or another "
+            "tokenizer than the training's"
         )
     if headline["perplexity"] > result["unigram_perplexity"]:
-        said.append(
+        found_notes.append(
             f"the word perplexity {headline['perplexity']:.4g} is above {result['unigram_perplexity']:.4g}, that of "
-            "word counts alone: usually another kind of text than the training's, a wrong tokenizer, or weights that "
-            "were damaged on the way; the validation loss tells which"
+            "word counts alone: likely causes are another kind of text than the training's, a wrong tokenizer, or "
+            "damaged weights; compare the validation loss"
         )
-    return said
+    return found_notes
 
 
 def _score_once(
-    model: GPT2 | Cut,
-    spans: dict[str, list[Span]],
+    model: GPT2 | DistributedScorer,
+    requests: dict[str, list[ScoringRequest]],
     batch_tokens: int,
     report: Report | None,
     group: dist.ProcessGroup | None,
 ) -> dict[str, list[Score]]:
-    """Score each distinct sequence once, with the longest target asked of it; shorter targets are its tail.
+    """Score each distinct sequence once, with its longest target; shorter targets are its tail.
 
-    The three definitions mostly differ in the target's length only, so this is near three times less work.
+    The three definitions mostly differ in the target's length only, so this saves almost two thirds of the work.
     """
     longest: dict[tuple[int, ...], int] = {}
-    for some in spans.values():
-        for span in some:
-            longest[span.tokens] = max(longest.get(span.tokens, 0), span.scored)
-    answers = score(model, [Span(tokens, scored) for tokens, scored in longest.items()], batch_tokens, report, group)
+    for items in requests.values():
+        for request in items:
+            longest[request.tokens] = max(longest.get(request.tokens, 0), request.scored)
+    answers = score(
+        model, [ScoringRequest(tokens, scored) for tokens, scored in longest.items()], batch_tokens, report, group
+    )
     by_tokens = dict(zip(longest, answers, strict=True))
-    return {name: [_tail(by_tokens[span.tokens], span.scored) for span in some] for name, some in spans.items()}
+    return {
+        name: [_tail(by_tokens[request.tokens], request.scored) for request in items]
+        for name, items in requests.items()
+    }
 
 
 def _tail(answer: Score, scored: int) -> Score:

@@ -1,8 +1,8 @@
-"""Log-probabilities of given tokens under a model, in batches of unequal sequences.
+"""Log-probabilities of given tokens under a model, in batches of sequences of different lengths.
 
-Sequences are sorted by length and padded on the right; with causal attention nothing a sequence sees lies behind it,
-so padding changes nothing. Logits are made only of the scored positions and only over the vocabulary proper, never
-over the rows that pad it. Several processes share the batches of one process, so that their numbers are its numbers.
+Sequences are sorted by length and padded on the right; attention is causal, so padding does not change the results.
+Logits are computed at the scored positions only, without the padding rows of the vocabulary. Several processes share
+the same batches as one process, so that the results are equal.
 """
 
 import functools
@@ -15,53 +15,53 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2train.errors import RunError
-from gpt2train.evaluate.share import check_same, gather, share
-from gpt2train.evaluate.span import Cut, Score, Span
+from gpt2train.evaluate.distributed_scoring import check_same, gather, share
+from gpt2train.evaluate.scoring_request import DistributedScorer, Score, ScoringRequest
 from gpt2train.model.gpt2 import GPT2
-from gpt2train.parallel.mesh import together
+from gpt2train.parallel.mesh import all_or_raise
 
-BATCH_TOKENS = 4096  # input tokens of a batch, padding included
-LOGIT_ROWS = 1024  # rows of logits alive at a time: 206 MB in float32 at a vocabulary of 50,257
+BATCH_TOKENS = 4096  # input tokens per batch, including padding
+LOGIT_ROWS = 1024  # rows of logits in memory at a time: 206 MB in float32 at a vocabulary of 50,257
 
 Report = Callable[[int, int], None]
 
 
 def score(
-    model: GPT2 | Cut,
-    spans: Sequence[Span],
+    model: GPT2 | DistributedScorer,
+    requests: Sequence[ScoringRequest],
     batch_tokens: int = BATCH_TOKENS,
     report: Report | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> list[Score]:
-    """Score every span, each exactly once; the answers come in the order of the spans.
+    """Score every request exactly once; the scores are in the order of the requests.
 
     Args:
-        model: whole and in evaluation mode, or one that is cut over processes.
-        spans: each of 2 … context + 1 tokens (the last one is never fed in).
-        batch_tokens: input tokens of a batch; a memory limit that does not change the answers beyond rounding.
-        report: told after every batch how many spans are done and how many there are.
-        group: processes that share the work, each with the whole model; all of them call this, and all get the
-            answers of all spans, equal to those of one process to the last bit. Needs a backend for the CPU.
+        model: model in this process, in evaluation mode, or distributed over several processes.
+        requests: requests of 2 to context + 1 tokens each (the last token is never an input).
+        batch_tokens: input tokens per batch; a memory limit that changes the scores by rounding only.
+        report: called after every batch with the numbers of finished and of all requests.
+        group: processes that share the work, each with the whole model. All of them call this function, and all get
+            all scores, bitwise equal to those of one process. It needs a CPU backend.
 
     Raises:
-        RunError: the model gives numbers that are not finite; processes were given different spans.
+        RunError: the model's outputs are not finite, or the processes have different requests.
     """
     if group is None:
-        return _in_order(_score_batches(model, spans, batches(spans, batch_tokens), report), len(spans))
-    check_same(spans, group)
-    mine = share(batches(spans, batch_tokens), group)
-    return gather(spans, together(lambda: _score_batches(model, spans, mine, report), group), group)
+        return _in_order(_score_batches(model, requests, batches(requests, batch_tokens), report), len(requests))
+    check_same(requests, group)
+    local_batches = share(batches(requests, batch_tokens), group)
+    return gather(requests, all_or_raise(lambda: _score_batches(model, requests, local_batches, report), group), group)
 
 
-def batches(spans: Sequence[Span], batch_tokens: int) -> list[list[int]]:
-    """Numbers of the spans that are computed together, the longest first; `batch_tokens` bounds the padded size."""
-    order = sorted(range(len(spans)), key=lambda i: (-len(spans[i].tokens), i))
-    made, start = [], 0
+def batches(requests: Sequence[ScoringRequest], batch_tokens: int) -> list[list[int]]:
+    """Return batches as indices of requests, longest first; `batch_tokens` bounds the padded size of each."""
+    order = sorted(range(len(requests)), key=lambda i: (-len(requests[i].tokens), i))
+    index_batches, start = [], 0
     while start < len(order):
-        rows = max(1, batch_tokens // (len(spans[order[start]].tokens) - 1))
-        made.append(order[start : start + rows])
+        rows = max(1, batch_tokens // (len(requests[order[start]].tokens) - 1))
+        index_batches.append(order[start : start + rows])
         start += rows
-    return made
+    return index_batches
 
 
 def _in_order(scores: dict[int, Score], count: int) -> list[Score]:
@@ -69,67 +69,74 @@ def _in_order(scores: dict[int, Score], count: int) -> list[Score]:
 
 
 def _score_batches(
-    model: GPT2 | Cut, spans: Sequence[Span], made: Sequence[Sequence[int]], report: Report | None
+    model: GPT2 | DistributedScorer,
+    requests: Sequence[ScoringRequest],
+    index_batches: Sequence[Sequence[int]],
+    report: Report | None,
 ) -> dict[int, Score]:
-    """Answers of the spans in these batches, by their numbers."""
-    total = sum(map(len, made))
+    """Return the scores of the requests in these batches, by index."""
+    total = sum(map(len, index_batches))
     scores: dict[int, Score] = {}
-    for batch in made:
-        some = [spans[index] for index in batch]
-        scores.update(zip(batch, _score_batch(model, some), strict=True))
+    for batch in index_batches:
+        batch_requests = [requests[index] for index in batch]
+        scores.update(zip(batch, _score_batch(model, batch_requests), strict=True))
         if report is not None:
             report(len(scores), total)
     return scores
 
 
-def _score_batch(model: GPT2 | Cut, spans: Sequence[Span]) -> list[Score]:
-    sequences = [span.tokens[:-1] for span in spans]
+def _score_batch(model: GPT2 | DistributedScorer, requests: Sequence[ScoringRequest]) -> list[Score]:
+    sequences = [request.tokens[:-1] for request in requests]
     # Position p predicts token p + 1, so the last `scored` tokens are predicted by the last `scored` inputs.
-    rows = [row for row, span in enumerate(spans) for _ in range(span.scored)]
-    places = [place for span in spans for place in range(len(span.tokens) - 1 - span.scored, len(span.tokens) - 1)]
-    targets = [token for span in spans for token in span.tokens[-span.scored :]]
-    ask = functools.partial(score_here, model) if isinstance(model, GPT2) else model.score
-    log_probs, greedy = ask(sequences, rows, places, targets)
+    rows = [row for row, request in enumerate(requests) for _ in range(request.scored)]
+    positions = [
+        position
+        for request in requests
+        for position in range(len(request.tokens) - 1 - request.scored, len(request.tokens) - 1)
+    ]
+    targets = [token for request in requests for token in request.tokens[-request.scored :]]
+    scorer = functools.partial(score_local, model) if isinstance(model, GPT2) else model.score
+    log_probs, greedy = scorer(sequences, rows, positions, targets)
     if not torch.isfinite(log_probs).all():
         raise RunError("the model gives numbers that are not finite: its weights are damaged or its training diverged")
-    answers, at = [], 0
-    for span in spans:
-        part = slice(at, at + span.scored)
+    answers, start = [], 0
+    for request in requests:
+        part = slice(start, start + request.scored)
         answers.append(Score(tuple(log_probs[part].tolist()), tuple(greedy[part].tolist())))
-        at += span.scored
+        start += request.scored
     return answers
 
 
 @torch.inference_mode()
-def score_here(
+def score_local(
     model: GPT2,
     sequences: Sequence[Sequence[int]],
     rows: Sequence[int],
-    places: Sequence[int],
+    positions: Sequence[int],
     targets: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """`Cut.score` of a model that lies whole in this process; float32 and bool [targets], on the CPU."""
+    """Score as `DistributedScorer.score` defines, with a model in this process."""
     device = model.wte.weight.device
     tokens = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.int64)
     for row, sequence in enumerate(sequences):
         tokens[row, : len(sequence)] = torch.tensor(sequence)
-    hidden = model.hidden(tokens.to(device))[rows, places]
-    wanted = torch.tensor(targets, device=device)
+    hidden = model.hidden(tokens.to(device))[rows, positions]
+    target_ids = torch.tensor(targets, device=device)
     matrix = model.wte.weight[: model.shape.vocab]
     log_probs, greedy = [], []
-    for start in range(0, len(wanted), LOGIT_ROWS):
+    for start in range(0, len(target_ids), LOGIT_ROWS):
         logits = F.linear(hidden[start : start + LOGIT_ROWS], matrix).float()
-        target = wanted[start : start + LOGIT_ROWS]
+        target = target_ids[start : start + LOGIT_ROWS]
         log_probs.append(logits.gather(1, target.unsqueeze(1)).squeeze(1) - logits.logsumexp(1))
         greedy.append(logits.argmax(1) == target)
     return torch.cat(log_probs).cpu(), torch.cat(greedy).cpu()
 
 
 def perplexity(nats: float, limit: float = 700.0) -> float:
-    """exp(nats) to 6 significant digits, the exponent capped so that the result is a finite number of JSON."""
+    """Return exp(nats) with 6 significant digits; the exponent is capped so that JSON can represent the result."""
     return significant(math.exp(min(nats, limit)))
 
 
 def significant(value: float, digits: int = 6) -> float:
-    """Round to significant digits, so that a result file does not change with the last bits of a sum."""
+    """Round to significant digits, so that result files do not depend on the last bits of a sum."""
     return float(f"{value:.{digits}g}")

@@ -1,4 +1,4 @@
-"""The curve of a run's checkpoints as a picture: accuracy and losses over the tokens it was trained on."""
+"""Plot of the scores of a run's checkpoints over training tokens."""
 
 import io
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ INK, ACCURACY, LOSS, WIKITEXT = "#1f2430", "#2f7d5b", "#d1495b", "#3b6fb6"
 
 
 def curve_picture(points: Sequence[dict[str, Any]]) -> bytes:
-    """PNG with one panel for each measure that any point has.
+    """Return a PNG with one panel per measure that occurs in a point.
 
     Args:
-        points: of `gpt2train.evaluate.curve.score_run`.
+        points: points of `gpt2train.evaluate.curve.score_run`.
     """
-    # Imported here: half a second. Without pyplot, which would want a display or a global state.
+    # Imported here, as it takes 0.5 s. Not pyplot, which needs global state or a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -50,7 +50,7 @@ def _series(points: Sequence[dict[str, Any]], value: Any) -> list[tuple[int, flo
     for point in points:
         try:
             number = value(point)
-        except KeyError:  # was not asked for
+        except KeyError:  # not measured
             continue
         if number is not None:
             found.append((point["tokens"], number))

@@ -1,0 +1,52 @@
+"""Scoring request and its result: a sequence whose last tokens are scored."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from gpt2train.model.shape import Shape
+
+
+class DistributedScorer(Protocol):
+    """Model distributed over several processes (`gpt2train.inference.distributed_decoder.DistributedModel`)."""
+
+    shape: Shape
+
+    def score(
+        self, sequences: Sequence[Sequence[int]], rows: Sequence[int], positions: Sequence[int], targets: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Score targets, each after a given position of a sequence.
+
+        Args:
+            sequences: input token ids.
+            rows: index of each target's sequence.
+            positions: position in the sequence after which each target follows.
+            targets: token ids to score.
+
+        Returns:
+            Log-probability of each target, float32 [targets], and True where it is the most likely token, bool
+            [targets]; both on the CPU.
+        """
+
+
+@dataclass(frozen=True)
+class ScoringRequest:
+    """Sequence of token ids whose last `scored` tokens are scored; at least one token is not."""
+
+    tokens: tuple[int, ...]
+    scored: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """Natural log-probability of each scored token, and True where it is the most likely token."""
+
+    log_probs: tuple[float, ...]
+    greedy: tuple[bool, ...]
+
+    @property
+    def log_prob(self) -> float:
+        """Sum of the log-probabilities."""
+        return sum(self.log_probs)
