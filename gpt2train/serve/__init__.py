@@ -1,0 +1,1 @@
+"""HTTP server with continuous batching, and its client."""

@@ -1,6 +1,7 @@
 """Continuous batching: one thread drives a decoder, and sequences join and leave between its steps.
 
-A job (`gpt2train.serve.jobs`) takes logits and answers tokens; the batcher gives it rows of the decoder while it runs.
+A job (`gpt2train.serve.decode_jobs`) takes logits and returns tokens; while it runs, the batcher assigns it rows of the
+decoder.
 """
 
 import asyncio
@@ -11,47 +12,47 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpt2train.generate.decoder import Decoder
-from gpt2train.serve.jobs import Continuation, Job, News, advance, arrange
+from gpt2train.inference.decoder import Decoder
+from gpt2train.serve.decode_jobs import Continuation, Job, TokenDelta, advance, arrange
 
 log = logging.getLogger(__name__)
 
 
-class Busy(Exception):
+class QueueFullError(Exception):
     """The queue is full."""
 
 
-class Expired(Exception):
-    """The request's time is over."""
+class DeadlineExceededError(Exception):
+    """The deadline of the request has passed."""
 
 
-class Broken(Exception):
-    """The decoder failed or the server ends; nothing more is generated."""
+class ServerFailedError(Exception):
+    """The decoder failed or the server is shutting down; nothing more is generated."""
 
 
-Event = tuple[int, News | None] | Exception
+Event = tuple[int, TokenDelta | None] | Exception
 
 
 @dataclass(eq=False)
 class Ticket:
-    """A request: its jobs, and the event loop that waits for them.
+    """Request: its jobs, and the event loop that waits for them.
 
-    `events` gets (job, news) while a job that streams runs, (job, None) when it is done, an exception where
-    all end early.
+    `events` receives (job number, delta) while a streaming job runs, (job number, None) when a job is done, and an
+    exception if the request ends early.
     """
 
     jobs: Sequence[Job]
     deadline: float
-    """Of time.monotonic()."""
+    """Deadline on the clock of time.monotonic()."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     events: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
-    left: bool = False
-    """Whether nobody waits any more."""
+    cancelled: bool = False
+    """True once the client has left or the deadline has passed."""
 
 
 @dataclass(eq=False)
-class _Place:
-    """A job in the queue or in the decoder, with the rows it holds there now and the tokens that come next in them."""
+class Slot:
+    """Job in the queue or in the decoder, with its current rows of the decoder and the next token of each."""
 
     ticket: Ticket
     number: int
@@ -61,12 +62,13 @@ class _Place:
 
 
 class Batcher:
-    """Runs jobs on a decoder, as many at a time as fit.
+    """Scheduler that runs jobs on a decoder, as many at a time as fit.
 
     Args:
-        queue: sequences that may wait.
-        prefill_tokens: prompt tokens, padding included, read between two steps; one prompt at least.
-        on_failure: called from the thread where the decoder fails; after that every request is refused.
+        decoder: decoder without rows; only the batcher's thread may use it.
+        queue: maximum number of waiting sequences.
+        prefill_tokens: maximum number of prompt tokens, with padding, read between two steps; one prompt always fits.
+        on_failure: called from the batcher's thread if the decoder fails; from then on every request is refused.
     """
 
     def __init__(
@@ -79,62 +81,63 @@ class Batcher:
         self.decoder, self.queue, self.prefill_tokens, self.on_failure = decoder, queue, prefill_tokens, on_failure
         self.failure: BaseException | None = None
         self.steps = 0
-        self._since: float | None = None  # when the present turn began
+        self._iteration_start: float | None = None  # start of the current iteration
         self._change = threading.Condition()
-        self._waiting: deque[_Place] = deque()
-        self._running: list[_Place] = []
+        self._waiting: deque[Slot] = deque()
+        self._running: list[Slot] = []
         self._events: list[tuple[Ticket, Event]] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
 
     @property
     def waiting(self) -> int:
-        """Sequences that wait for a row."""
-        return sum(place.job.width for place in list(self._waiting))
+        """Number of sequences that wait for a row."""
+        return sum(slot.job.width for slot in list(self._waiting))
 
     @property
     def rows(self) -> int:
-        """Rows that are taken."""
-        return sum(place.job.width for place in list(self._running))
+        """Number of rows in use."""
+        return sum(slot.job.width for slot in list(self._running))
 
     @property
-    def works(self) -> bool:
-        """Whether requests are taken."""
+    def accepting(self) -> bool:
+        """True if requests are accepted."""
         return self.failure is None and not self._closing
 
     @property
-    def turn_seconds(self) -> float:
-        """How long the present turn has taken: a decoder that hangs shows here."""
-        since = self._since
+    def iteration_seconds(self) -> float:
+        """Seconds since the start of the current iteration; grows while a decoder hangs."""
+        since = self._iteration_start
         return 0.0 if since is None else time.monotonic() - since
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def submit(self, ticket: Ticket) -> None:
-        """Put all jobs of a request into the queue, or none.
+        """Queue all jobs of a request, or none.
 
         Raises:
-            Busy: they do not fit in.
-            Broken: nothing is taken any more.
+            QueueFullError: the queue has no space for all of them.
+            ServerFailedError: requests are no longer accepted.
         """
         with self._change:
-            if not self.works:
-                raise Broken("the server is ending")
+            if not self.accepting:
+                raise ServerFailedError("the server is shutting down")
             width = sum(job.width for job in ticket.jobs)
             if self.waiting + width > self.queue + max(self.decoder.rows - self.rows, 0):
-                raise Busy("the queue is full; try again in a moment")
-            self._waiting.extend(_Place(ticket, number, job) for number, job in enumerate(ticket.jobs))
+                raise QueueFullError("the queue is full; try again in a moment")
+            self._waiting.extend(Slot(ticket, number, job) for number, job in enumerate(ticket.jobs))
             self._change.notify()
 
-    def leave(self, ticket: Ticket) -> None:
-        """Forget a request; its rows are free before the next step."""
+    def cancel(self, ticket: Ticket) -> None:
+        """Cancel a request; its rows are freed before the next step."""
         with self._change:
-            ticket.left = True
+            ticket.cancelled = True
             self._change.notify()
 
     def close(self, seconds: float = 10.0) -> None:
-        """End the thread; whoever still waits is told so."""
+        """Stop the thread; requests that are still waiting get `ServerFailedError`."""
         with self._change:
             self._closing = True
             self._change.notify()
@@ -148,57 +151,57 @@ class Batcher:
                     self._change.wait_for(lambda: self._closing or self._waiting or self._running)
                     if self._closing:
                         break
-                self._since = time.monotonic()
-                self._turn()
-                self._since = None
-        except BaseException as error:  # whatever it was, those who wait must hear of it
+                self._iteration_start = time.monotonic()
+                self._iterate()
+                self._iteration_start = None
+        except BaseException as error:  # whatever it is, waiting requests must get an answer
             self.failure = error
-            log.critical("the decoder failed, the service ends: %s: %s", type(error).__name__, error, exc_info=True)
+            log.critical("decoder failed, server stops: %s: %s", type(error).__name__, error, exc_info=True)
         self._end()
 
     def _end(self) -> None:
-        """Tell everybody that nothing more comes."""
+        """Send `ServerFailedError` to all waiting requests."""
         with self._change:
             self._closing = True
-            places = [*self._waiting, *self._running]
+            slots = [*self._waiting, *self._running]
             self._waiting.clear()
             self._running = []
-        reason = "the model failed while it generated" if self.failure else "the server is ending"
-        self._events += [(ticket, Broken(reason)) for ticket in dict.fromkeys(place.ticket for place in places)]
-        self._tell()
+        reason = "the model failed while it generated" if self.failure else "the server is shutting down"
+        self._events += [(ticket, ServerFailedError(reason)) for ticket in dict.fromkeys(slot.ticket for slot in slots)]
+        self._deliver_events()
         if self.failure:
             self.on_failure()
 
-    def _turn(self) -> None:
-        """Let go, take in, one step for everybody, and tell of it."""
-        self._let_go()
-        new = self._take_in()
+    def _iterate(self) -> None:
+        """Run one iteration: evict, admit and prefill, step all rows, deliver events."""
+        self._evict()
+        new = self._admit()
         if new:
-            self._begin(new)
-            self._tell()  # of first tokens, a step earlier
+            self._prefill(new)
+            self._deliver_events()  # first tokens, one step earlier
         if self._running:
             self._step()
-        self._tell()
+        self._deliver_events()
 
-    def _let_go(self) -> None:
-        """Take out the jobs of those who left or whose time is over."""
+    def _evict(self) -> None:
+        """Remove the jobs of cancelled requests and of requests past their deadline."""
         now = time.monotonic()
         with self._change:
-            places = [*self._waiting, *self._running]
-            for ticket in dict.fromkeys(place.ticket for place in places):
-                if not ticket.left and now > ticket.deadline:
-                    ticket.left = True
-                    self._events.append((ticket, Expired()))
-            if not any(place.ticket.left for place in places):
+            slots = [*self._waiting, *self._running]
+            for ticket in dict.fromkeys(slot.ticket for slot in slots):
+                if not ticket.cancelled and now > ticket.deadline:
+                    ticket.cancelled = True
+                    self._events.append((ticket, DeadlineExceededError()))
+            if not any(slot.ticket.cancelled for slot in slots):
                 return
-            self._waiting = deque(place for place in self._waiting if not place.ticket.left)
+            self._waiting = deque(slot for slot in self._waiting if not slot.ticket.cancelled)
         with self._change:
-            self._running = [place for place in self._running if not place.ticket.left]
-        self._settle([[*zip(place.rows, place.tokens, strict=True)] for place in self._running])
+            self._running = [slot for slot in self._running if not slot.ticket.cancelled]
+        self._compact([[*zip(slot.rows, slot.tokens, strict=True)] for slot in self._running])
 
-    def _take_in(self) -> list[_Place]:
-        """The jobs at the head of the queue that fit in, no more prompt tokens than are read at once."""
-        taken: list[_Place] = []
+    def _admit(self) -> list[Slot]:
+        """Take jobs from the head of the queue, as many as free rows and `prefill_tokens` allow."""
+        taken: list[Slot] = []
         longest = 0
         with self._change:
             free = self.decoder.rows - self.rows
@@ -208,55 +211,55 @@ class Batcher:
                     break
                 taken.append(self._waiting.popleft())
                 free -= taken[-1].job.width
-            self._running += taken  # as yet without rows
+            self._running += taken  # they have no rows yet
         return taken
 
-    def _begin(self, new: list[_Place]) -> None:
-        """Read prompts, and the first token of each."""
-        going = []
-        for place in new:
-            if isinstance(place.job, Continuation):
-                sequence = place.job.sequence
+    def _prefill(self, new: list[Slot]) -> None:
+        """Read prompts and generate the first token of each."""
+        started = []
+        for slot in new:
+            if isinstance(slot.job, Continuation):
+                sequence = slot.job.sequence
                 if sequence.settings.prompt_log_probs:
-                    logits = self.decoder.logits(place.job.prompt)
+                    logits = self.decoder.logits(slot.job.prompt)
                     sequence.score_prompt(logits)
-                    if sequence.settings.max_new_tokens == 1:  # what scores texts over HTTP asks for, and drops
-                        sequence.take(logits[-1])
+                    if sequence.settings.max_new_tokens == 1:  # clients that score texts ask for one token and drop it
+                        sequence.sample_next(logits[-1])
                 if sequence.finished:
-                    self._finish(place)
+                    self._finish(slot)
                     continue
-            going.append(place)
-        if going:
+            started.append(slot)
+        if started:
             first = len(self.decoder.lengths)
-            logits = self.decoder.add([place.job.prompt for place in going])
-            others = [place for place in self._running if place.rows]
-            kept = [[*zip(place.rows, place.tokens, strict=True)] for place in others]
-            made = advance([place.job for place in going], [[i] for i in range(len(going))], logits)
-            kept += [[(first + row, token) for row, token in pairs] for pairs in made]
-            self._go_on(others + going, kept)
+            logits = self.decoder.add([slot.job.prompt for slot in started])
+            others = [slot for slot in self._running if slot.rows]
+            kept = [[*zip(slot.rows, slot.tokens, strict=True)] for slot in others]
+            continued = advance([slot.job for slot in started], [[i] for i in range(len(started))], logits)
+            kept += [[(first + row, token) for row, token in pairs] for pairs in continued]
+            self._continue(others + started, kept)
 
     def _step(self) -> None:
-        """One more token for every row."""
+        """Generate one more token for every row."""
         self.steps += 1
         tokens = [0] * len(self.decoder.lengths)
-        for place in self._running:
-            for row, token in zip(place.rows, place.tokens, strict=True):
+        for slot in self._running:
+            for row, token in zip(slot.rows, slot.tokens, strict=True):
                 tokens[row] = token
-        places = list(self._running)
-        made = advance([place.job for place in places], [place.rows for place in places], self.decoder.step(tokens))
-        self._go_on(places, made)
+        slots = list(self._running)
+        continued = advance([slot.job for slot in slots], [slot.rows for slot in slots], self.decoder.step(tokens))
+        self._continue(slots, continued)
 
-    def _go_on(self, places: Sequence[_Place], kept: Sequence[list[tuple[int, int]]]) -> None:
-        """Keep the rows that go on, with their next tokens, and finish what has none."""
-        for place, pairs in zip(places, kept, strict=True):
+    def _continue(self, slots: Sequence[Slot], kept: Sequence[list[tuple[int, int]]]) -> None:
+        """Keep the rows that continue, with their next tokens, and finish the jobs that have none."""
+        for slot, pairs in zip(slots, kept, strict=True):
             if not pairs:
-                self._finish(place)
-            elif isinstance(place.job, Continuation) and place.job.streams:
-                self._events.append((place.ticket, (place.number, place.job.news())))
-        self._settle([pairs for pairs in kept if pairs])
+                self._finish(slot)
+            elif isinstance(slot.job, Continuation) and slot.job.streams:
+                self._events.append((slot.ticket, (slot.number, slot.job.delta())))
+        self._compact([pairs for pairs in kept if pairs])
 
-    def _settle(self, kept: Sequence[list[tuple[int, int]]]) -> None:
-        """Make the rows named in `kept`, of each running job, all that there are."""
+    def _compact(self, kept: Sequence[list[tuple[int, int]]]) -> None:
+        """Drop all rows of the decoder but those in `kept`: (row, next token) pairs of each running job."""
         sources = [row for pairs in kept for row, _ in pairs]
         at = arrange(sources)
         if sorted(sources) != list(range(len(self.decoder.lengths))):
@@ -265,18 +268,18 @@ class Batcher:
                 moved[row] = source
             self.decoder.select(moved)
         rows = iter(at)
-        for place, pairs in zip(self._running, kept, strict=True):
-            place.rows, place.tokens = [next(rows) for _ in pairs], [token for _, token in pairs]
+        for slot, pairs in zip(self._running, kept, strict=True):
+            slot.rows, slot.tokens = [next(rows) for _ in pairs], [token for _, token in pairs]
 
-    def _finish(self, place: _Place) -> None:
+    def _finish(self, slot: Slot) -> None:
         with self._change:
-            self._running.remove(place)
-        if isinstance(place.job, Continuation) and place.job.streams:
-            self._events.append((place.ticket, (place.number, place.job.news())))
-        self._events.append((place.ticket, (place.number, None)))
+            self._running.remove(slot)
+        if isinstance(slot.job, Continuation) and slot.job.streams:
+            self._events.append((slot.ticket, (slot.number, slot.job.delta())))
+        self._events.append((slot.ticket, (slot.number, None)))
 
-    def _tell(self) -> None:
-        """Wake the event loop once for all that happened in a turn."""
+    def _deliver_events(self) -> None:
+        """Deliver the collected events, waking each event loop once."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Event]]] = {}
         for ticket, event in self._events:
             by_loop.setdefault(ticket.loop, []).append((ticket, event))

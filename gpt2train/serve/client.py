@@ -1,7 +1,7 @@
-"""An interactive client: asks for a prompt and a number of tokens, shows what the server answers.
+"""Interactive client that asks for a prompt and a number of tokens and shows the server's answer.
 
-It speaks to `PUT /api`, so any server with Megatron-LM's interface will do. What is typed is text and a number, never
-code.
+It uses `PUT /api`, so it works with any server that has Megatron-LM's API. Input is read as text and as a number and
+never executed.
 """
 
 import json
@@ -19,9 +19,9 @@ ASK_PROMPT = "Enter prompt: "
 ASK_TOKENS = "Enter number of tokens to generate: "
 KEY_VARIABLE = "GPT2TRAIN_API_KEY"
 REACH_SECONDS = 10.0
-ANSWER_SECONDS = 600.0  # the server has a deadline of its own; this one is for a connection that went dead
+ANSWER_SECONDS = 600.0  # the server has its own deadline; this timeout is for a dead connection
 
-# No proxy: the address is that of one's own server. And no redirection: it would lead the key elsewhere.
+# No proxy, since the address is that of the user's own server. No redirects, which would send the key to another host.
 _OPENER = urllib.request.OpenerDirector()
 for _handler in (urllib.request.HTTPHandler, urllib.request.HTTPSHandler, urllib.request.HTTPDefaultErrorHandler):
     _OPENER.add_handler(_handler())
@@ -29,16 +29,16 @@ _OPENER.add_handler(urllib.request.HTTPErrorProcessor())
 
 
 def talk(address: str, read: Callable[[str], str] = input, write: Callable[[str], None] = print) -> None:
-    """Ask, send, show, until the input ends (Ctrl-D) or Ctrl-C is pressed.
+    """Read prompts and show their completions until the input ends (Ctrl-D) or Ctrl-C is pressed.
 
     Args:
-        address: `HOST:PORT`, or the server's whole address.
-        read: shows a question and takes a line.
+        address: `HOST:PORT`, or the server's URL.
+        read: shows a question and reads a line.
         write: shows a line.
 
     Raises:
-        UserError: the address is none.
-        RunError: nobody answers there when the conversation begins.
+        UserError: the address is invalid.
+        RunError: the server does not respond at the start.
     """
     base, key = base_of(address), os.environ.get(KEY_VARIABLE)
     _reach(base)
@@ -55,10 +55,16 @@ def talk(address: str, read: Callable[[str], str] = input, write: Callable[[str]
 
 
 def complete(base: str, prompt: str, tokens: int, key: str | None = None) -> str:
-    """The prompt and what the model goes on with.
+    """Return the prompt with its continuation.
+
+    Args:
+        base: URL of the server.
+        prompt: text to continue.
+        tokens: number of tokens to generate.
+        key: API key of the server, if it needs one.
 
     Raises:
-        RunError: the server cannot be reached, or refuses; the message is the server's own.
+        RunError: the server cannot be reached, or refuses the request; then the message is the server's own.
     """
     body = json.dumps({"prompts": [prompt], "tokens_to_generate": tokens}).encode()
     headers = {"Content-Type": "application/json; charset=UTF-8"}
@@ -76,12 +82,12 @@ def complete(base: str, prompt: str, tokens: int, key: str | None = None) -> str
 
 
 def base_of(address: str) -> str:
-    """`http://HOST:PORT` of what was typed.
+    """Return the URL of a server, `http://HOST:PORT`, from an address that was typed.
 
     Raises:
-        UserError: it has no host, no port, or is of another scheme than http and https.
+        UserError: the address has no host or no port, or a scheme other than http and https.
     """
-    remedy = f"{address!r} is no address of a server; give HOST:PORT, for example 127.0.0.1:5000"
+    remedy = f"{address!r} is not the address of a server; give HOST:PORT, for example 127.0.0.1:5000"
     try:
         parts = urllib.parse.urlsplit(address if "://" in address else f"http://{address}")
         port = parts.port
@@ -97,10 +103,11 @@ def _reach(base: str) -> None:
         with _OPENER.open(f"{base}/health", timeout=REACH_SECONDS) as response:
             response.read()
     except urllib.error.HTTPError as error:
-        error.close()  # somebody is there; another server of this interface has no /health
+        error.close()  # a server responds; other servers with this API have no /health
     except (OSError, HTTPException) as error:
         raise RunError(
-            f"nobody answers at {base}: {_reason(error)}; check the address, or start one: gpt2train serve --model DIR"
+            f"no server responds at {base}: {_reason(error)}; check the address, or start one: "
+            "gpt2train serve --model DIR"
         ) from error
 
 
@@ -109,15 +116,17 @@ def _ask_number(read: Callable[[str], str], write: Callable[[str], None]) -> int
         typed = read(ASK_TOKENS).strip()
         if typed.isascii() and typed.isdigit() and 0 < len(typed) < 10 and int(typed) > 0:
             return int(typed)
-        write(f"{typed!r} is no number of tokens; type a whole number of 1 or more")
+        write(f"{typed!r} is not a number of tokens; type a whole number of 1 or more")
 
 
 def _text(raw: bytes) -> str:
     answer = _json(raw)
     if isinstance(answer, dict) and isinstance(answer.get("text"), list) and answer["text"]:
         return str(answer["text"][0])
-    # Megatron-LM's own server answers some refusals as a bare string with status 200.
-    raise RunError(answer if isinstance(answer, str) else "the server's answer has no text; is it another server?")
+    # Megatron-LM's own server refuses some requests with a bare string and status 200.
+    raise RunError(
+        answer if isinstance(answer, str) else "the server's answer has no text; is it another kind of server?"
+    )
 
 
 def _refusal(status: int, raw: bytes) -> str:
@@ -140,5 +149,5 @@ def _reason(error: Exception) -> str:
 
 
 def _printable(text: str) -> str:
-    """A model's text without what would command the terminal; lines and tabs stay."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
+    """Replace control characters except line ends and tabs, so that the text cannot control the terminal."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)

@@ -1,37 +1,38 @@
-"""`gpt2train serve`."""
+"""The command `gpt2train serve`."""
 
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from gpt2train.checkpoint.format import Device
-from gpt2train.parallel.opened import Parts, opened
+from gpt2train.convert.settings import Device
+from gpt2train.inference.open_model import ServingLayout, open_model
 from gpt2train.serve.settings import ServeSettings
 
-DEFAULTS, DEFAULT_PARTS = ServeSettings(), Parts()
+DEFAULTS, DEFAULT_LAYOUT = ServeSettings(), ServingLayout()
 
 
 def serve(
     *,
     model: Path,
     settings: Annotated[ServeSettings, Parameter(name="*")] = DEFAULTS,
-    parts: Annotated[Parts, Parameter(name="*")] = DEFAULT_PARTS,
+    layout: Annotated[ServingLayout, Parameter(name="*")] = DEFAULT_LAYOUT,
     device: Device = "auto",
 ) -> None:
-    """Answer requests over HTTP: Megatron-LM's /api, OpenAI's /v1/completions, and a page for the browser.
+    """Serve a model over HTTP: Megatron-LM's /api, OpenAI's /v1/completions, and a web page.
 
     Parameters
     ----------
     model
         Model folder.
     device
-        auto takes a GPU where there is one.
+        auto uses a GPU if there is one.
     """
-    with opened(model, parts, device) as answering:
+    with open_model(model, layout, device) as opened:
         from gpt2train.data.tokenizer import load_tokenizer
-        from gpt2train.generate.decoder import decoder_of
-        from gpt2train.serve.serve import serve as serve_decoder
+        from gpt2train.inference.decoder import decoder_of
+        from gpt2train.serve.server import serve as serve_decoder
+        from gpt2train.serve.service import name_of
 
-        decoder = decoder_of(answering, settings.rows)
-        serve_decoder(decoder, load_tokenizer(model), settings, model.resolve().name)
+        decoder = decoder_of(opened, settings.max_batch_size)
+        serve_decoder(decoder, load_tokenizer(model), settings, name_of(model))

@@ -1,111 +1,144 @@
-"""What `/v1/completions` takes: OpenAI's fields, and `top_k`."""
+"""Request model of `/v1/completions`: OpenAI's fields and `top_k`."""
 
-from typing import Annotated, Any, Literal, Self
+import json
+from functools import partial
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
-TEXTS = {"type": "array", "items": {"type": "string"}}
-TOKENS = {"type": "array", "items": {"type": "integer"}}
+from gpt2train.serve.fields import whole
+
+TEXTS = {"type": "array", "minItems": 1, "items": {"type": "string"}}
+TOKENS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+TOKEN_LISTS = {"type": "array", "minItems": 1, "items": TOKENS}
+STOP = {"type": "string", "minLength": 1, "maxLength": 1000}
+STOPS = {"type": "array", "maxItems": 16, "items": STOP}
+PROMPT_KINDS = "give a text, a list of texts, a list of token ids of 0 or more, or a list of such lists; none empty"
 
 
 def _prompt(value: Any) -> list[str] | list[list[int]]:
-    """One list of texts, or of lists of token ids."""
+    """Convert a prompt to a list of texts or of lists of token ids."""
     if isinstance(value, str):
         return [value]
-    if isinstance(value, list) and value:
-        if all(isinstance(item, str) for item in value):
-            return value
-        if all(_is_id(item) for item in value):
-            return [value]
-        if all(isinstance(item, list) and item and all(map(_is_id, item)) for item in value):
-            return value
-    raise ValueError("give a text, a list of texts, a list of token ids, or a list of such lists; none empty")
+    if not isinstance(value, list):
+        raise ValueError(PROMPT_KINDS)
+    kinds = set(map(type, value))  # up to 4 million ids: loops in C
+    if kinds == {str}:
+        return value
+    if kinds <= {int, float} and value:
+        return [_ids(value)]
+    if kinds == {list}:
+        return [_ids(item, number) for number, item in enumerate(value)]
+    if len(kinds) > 1:
+        other = next(number for number, item in enumerate(value) if type(item) is not type(value[0]))
+        raise ValueError(f"item {other} is of another kind than item 0; {PROMPT_KINDS}")
+    raise ValueError(PROMPT_KINDS)
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _ids(value: list[Any], number: int | None = None) -> list[int]:
+    value = list(map(whole, value)) if float in set(map(type, value)) else value
+    if set(map(type, value)) == {int} and min(value) >= 0:
+        return value
+    raise ValueError(PROMPT_KINDS if number is None else f"item {number} is no list of token ids; {PROMPT_KINDS}")
 
 
 def _stop(value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else [] if value is None else value
     if isinstance(texts, list) and len(texts) <= 16 and all(isinstance(s, str) and 0 < len(s) <= 1000 for s in texts):
+        if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+            raise ValueError("a text contains a lone surrogate, which is not a character")
         return tuple(texts)
     raise ValueError("give a text or a list of up to 16 texts, each of 1 to 1,000 characters")
 
 
+def _unsupported(neutral: Any, value: Any) -> Any:
+    """Validate a field that this server does not support: only the value without effect is accepted."""
+    if isinstance(value, bool) or value != neutral:
+        raise ValueError(f"not supported; leave it out or send {json.dumps(neutral)}")
+    return value
+
+
+NoText = Annotated[Any, PlainValidator(partial(_unsupported, "")), WithJsonSchema({"enum": ["", None]})]
+NoNumber = Annotated[Any, PlainValidator(partial(_unsupported, 0)), WithJsonSchema({"enum": [0, None]})]
+NoTable = Annotated[
+    Any,
+    PlainValidator(partial(_unsupported, {})),
+    WithJsonSchema({"anyOf": [{"type": "object", "maxProperties": 0}, {"type": "null"}]}),
+]
+
+
 class StreamOptions(BaseModel):
-    """What a stream brings beside the text."""
+    """Options of a stream."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
-    """End with a chunk that counts the tokens."""
+    """End the stream with a chunk of token counts."""
 
 
 class CompletionRequest(BaseModel):
-    """A request as OpenAI's clients send it. What this server cannot do is refused where it would change the answer."""
+    """Request in OpenAI's format. An unsupported option that would change the answer is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     model: str | None = Field(None, max_length=1000)
-    """A name that /v1/models lists; there is one model, so it may be left out."""
+    """Name listed by /v1/models; optional, since there is one model."""
     prompt: Annotated[
         Any,
         PlainValidator(_prompt),
-        WithJsonSchema({"anyOf": [{"type": "string"}, TEXTS, TOKENS, {"type": "array", "items": TOKENS}]}),
+        WithJsonSchema({"anyOf": [{"type": "string"}, TEXTS, TOKENS, TOKEN_LISTS]}),
     ]
-    """Text, list of texts, token ids, or list of such lists. An empty text begins a new document."""
+    """Text, list of texts, token ids, or list of lists of token ids. An empty text begins a new document."""
     max_tokens: int | None = Field(16, ge=0)
-    """Tokens to generate; with the prompt no more than the model's context. 0 with `echo` and `logprobs`
-    only scores."""
+    """Maximum number of tokens to generate; together with the prompt at most the model's context. 0 with `echo` and
+    `logprobs` only scores the prompt."""
     temperature: float | None = Field(1.0, ge=0, le=100)
-    """Divides the logits; 0 always takes the most likely token."""
+    """Divisor of the logits; 0 always takes the most likely token."""
     top_p: float | None = Field(1.0, ge=0, le=1)
-    """Draw among the fewest tokens whose probabilities reach this sum; 0 always takes the most likely token."""
+    """Sample among the smallest set of tokens whose probabilities add up to this; 0 always takes the most likely
+    token."""
     top_k: int | None = Field(0, ge=0)
-    """Draw among the k most likely tokens; 0 means all. OpenAI has no such field."""
+    """Sample among the k most likely tokens; 0 means all. OpenAI has no such field."""
     n: int | None = Field(1, ge=1)
-    """Continuations of each prompt."""
+    """Continuations per prompt."""
     best_of: int | None = Field(None, ge=1)
-    """Only what `n` says."""
+    """Must equal `n`."""
     stream: bool | None = False
-    """Send the text as it comes, as server-sent events."""
+    """Send the text while it is generated, as server-sent events."""
     stream_options: StreamOptions | None = None
-    """Only with `stream`."""
+    """Options of the stream; only with `stream`."""
     logprobs: int | None = Field(None, ge=0, le=100)
-    """Say the log-probability of each token, and of so many of the most likely ones there."""
+    """Return the log-probability of each token, and of this number of most likely tokens at its position."""
     echo: bool | None = False
-    """Give the prompt back before the continuation."""
-    stop: Annotated[
-        Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [{"type": "string"}, TEXTS, {"type": "null"}]})
-    ] = ()
-    """Strings before which the text ends."""
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    """The same request with the same seed gets the same answer, whoever else is served; chosen by chance where not
-    given."""
-    suffix: Literal[""] | None = None
-    """Not offered."""
-    presence_penalty: float | None = Field(0, ge=0, le=0)
-    """Not offered: 0."""
-    frequency_penalty: float | None = Field(0, ge=0, le=0)
-    """Not offered: 0."""
-    logit_bias: dict[str, float] | None = Field(None, max_length=0)
-    """Not offered: empty."""
+    """Return the prompt before the continuation."""
+    stop: Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [STOP, STOPS, {"type": "null"}]})] = ()
+    """Stop strings; the text ends before the first one."""
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    """Random seed. The same request with the same seed gets the same answer, whatever else is served; random by
+    default."""
+    suffix: NoText = None
+    """Not supported."""
+    presence_penalty: NoNumber = 0
+    """Not supported; must be 0."""
+    frequency_penalty: NoNumber = 0
+    """Not supported; must be 0."""
+    logit_bias: NoTable = None
+    """Not supported; must be empty."""
     user: str | None = Field(None, max_length=1000)
-    """Taken and not used."""
+    """Accepted and ignored."""
 
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, given: Any) -> Any:
-        """null stands for the default, as OpenAI has it."""
+        """Replace null by the default, as OpenAI does."""
         if isinstance(given, dict):
-            return {name: value for name, value in given.items() if value is not None}
+            return {name: whole(value) for name, value in given.items() if value is not None}
         return given
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.best_of not in (None, self.n):
-            raise ValueError(f"best_of: only what n says ({self.n}) is offered")
+            raise ValueError(f"best_of: must equal n ({self.n})")
         if self.stream_options and not self.stream:
             raise ValueError("stream_options: only with stream")
         return self

@@ -1,15 +1,24 @@
-"""What goes wrong with a request, and how each of the two interfaces says so."""
+"""Errors of requests, in the formats of both APIs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 OPENAI_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 
 
-class Refusal(Exception):
-    """A request that gets no answer: the status, one line that says what would be right, and the field it is about."""
+class ApiError(Exception):
+    """Refused request.
+
+    Args:
+        status: HTTP status.
+        message: one line with the remedy.
+        field: field of the request that is wrong, if it is one.
+        headers: headers of the response.
+    """
 
     def __init__(
         self, status: int, message: str, field: str | None = None, headers: Mapping[str, str] | None = None
@@ -19,34 +28,71 @@ class Refusal(Exception):
 
 
 def error_body(path: str, status: int, message: str, field: str | None = None) -> dict[str, Any]:
-    """An error as the clients of a path expect it: OpenAI's shape under /v1, `{"message": …}` elsewhere."""
+    """Return the body of an error: OpenAI's format under /v1, `{"message": …}` elsewhere."""
     if not path.startswith("/v1"):
         return {"message": message}
     kind = OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": field, "code": status}}
 
 
-def error_response(path: str, refusal: Refusal) -> JSONResponse:
-    """The answer to a refused request."""
+def error_response(path: str, refusal: ApiError) -> JSONResponse:
+    """Return the response to a refused request."""
     body = error_body(path, refusal.status, refusal.message, refusal.field)
     return JSONResponse(body, refusal.status, headers=dict(refusal.headers or {}))
 
 
-def of_validation(errors: Sequence[Any]) -> Refusal:
-    """What pydantic found wrong first, as one line that names the field. What was sent is not repeated."""
-    first = errors[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
+def from_validation_error(error: RequestValidationError) -> ApiError:
+    """Convert pydantic's first error to one line that names the field; the value sent is not repeated."""
+    first = error.errors()[0]
+    location = [key for key in first["loc"] if key != "body"]
     if first["type"] == "json_invalid":
-        return Refusal(400, f"the body is not valid JSON: {first['ctx']['error']}")
-    if first["type"] == "value_error" and not where:  # of fields together; our own message begins with one
+        return ApiError(
+            400, f"the body is not valid JSON: {first['ctx']['error']} {_line_and_column(error.body, location[0])}"
+        )
+    if first["type"] == "value_error" and not location:  # a check of several fields; our message begins with one
         message = str(first["ctx"]["error"])
-        return Refusal(400, message, message.partition(":")[0])
-    if not where:
-        return Refusal(400, "send a JSON object with the header Content-Type: application/json")
-    field = where[0]
+        return ApiError(400, message, message.partition(":")[0])
+    if not location:
+        return ApiError(400, "send a JSON object with the header Content-Type: application/json")
+    field = _printable(location[0])
+    path = field + "".join(f"[{key}]" if isinstance(key, int) else f".{_printable(key)}" for key in location[1:])
     if first["type"] == "extra_forbidden":
-        return Refusal(400, f"unknown field {field!r}", field)
+        return ApiError(400, f"unknown field {path!r}", field)
     if first["type"] == "missing":
-        return Refusal(400, f"{field} is required", field)
+        return ApiError(400, f"{path} is required", field)
     message = first["msg"].removeprefix("Value error, ")
-    return Refusal(400, f"{field}: {message[:1].lower()}{message[1:]}", field)
+    return ApiError(400, f"{path}: {message[:1].lower()}{message[1:]}", field)
+
+
+def from_http_exception(error: HTTPException, path: str) -> ApiError:
+    """Convert an error of the framework: unknown path, wrong method, or an unreadable body without a position."""
+    if error.status_code == 400:
+        return ApiError(400, f"the body is not valid JSON: {_unread(error.__cause__)}")
+    if error.status_code == 404:
+        chat = any(word in path for word in ("chat", "responses", "messages"))
+        why = "chat is not supported, this model continues texts; " if chat else ""
+        paths = "GET /v1/models and POST /v1/completions" if path.startswith("/v1") else "PUT /api and those in /docs"
+        return ApiError(404, f"{why}no such path; the paths are {paths}")
+    return ApiError(error.status_code, str(error.detail), headers=error.headers)
+
+
+def _unread(cause: BaseException | None) -> str:
+    """Return the reason for which a body could not be read."""
+    if isinstance(cause, UnicodeDecodeError):
+        return f"byte {cause.start} is not {cause.encoding.upper()}"
+    if isinstance(cause, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(cause, ValueError):  # Python's limit of digits, 4,300
+        return "a number has too many digits"
+    return "it cannot be read"
+
+
+def _line_and_column(text: Any, position: Any) -> str:
+    """Return line and column, from 1, of a position in the text of a request."""
+    before = str(text)[: int(position)]
+    return f"at line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
+
+
+def _printable(key: Any) -> str:
+    """Return the name of a field, truncated and without unprintable characters."""
+    return "".join(character if character.isprintable() else "?" for character in str(key)[:100])

@@ -1,7 +1,7 @@
-"""`PUT` and `POST /api`: the interface of Megatron-LM's text generation server, its fields, limits and answers.
+"""`PUT` and `POST /api`: the API of Megatron-LM's text generation server, with its fields, limits and answers.
 
-Unlike there, a wrong request is answered with a status of 400 and `{"message": …}`, never with 200 and a bare string,
-true and false are no numbers, and the defaults given at the start of the server are used.
+Differences: an invalid request is answered with status 400 and `{"message": …}`, never with 200 and a bare string; true
+and false are not numbers; defaults come from the server's settings.
 """
 
 from collections.abc import Sequence
@@ -10,37 +10,38 @@ from typing import Any, Self
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gpt2train.generate.settings import BeamSettings, SamplingSettings
-from gpt2train.generate.text import token_bytes
-from gpt2train.serve.errors import Refusal
-from gpt2train.serve.jobs import BeamSearch, Continuation
+from gpt2train.inference.settings import BeamSettings, SamplingSettings
+from gpt2train.inference.text_stream import token_bytes
+from gpt2train.serve.decode_jobs import BeamSearch, Continuation
+from gpt2train.serve.errors import ApiError
+from gpt2train.serve.fields import whole
 from gpt2train.serve.service import Service, continuation, finish, seed_of
 
 LEGACY = {"max_len": "tokens_to_generate", "sentences": "prompts"}
 
 
 class ApiRequest(BaseModel):
-    """A request as Megatron-LM's clients send it."""
+    """Request in Megatron-LM's format."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     prompts: list[str] = Field(min_length=1, max_length=128)
-    """Texts to go on with. An empty one needs `add_BOS`."""
+    """Texts to continue. An empty one needs `add_BOS`."""
     tokens_to_generate: int | None = Field(None, ge=0)
-    """Tokens to generate for each; with the prompt no more than the model's context. 0 scores the prompts and needs
-    `logprobs`. The server's default is 64."""
+    """Tokens to generate per prompt; together with the prompt at most the model's context. 0 scores the prompts and
+    needs `logprobs`. The server's default is 64."""
     logprobs: bool = False
-    """Say the log-probability of each token after the first, the prompt's included."""
+    """Return the log-probability of each token after the first, including the prompt's."""
     temperature: float | None = Field(None, gt=0, le=100)
-    """Divides the logits. The server's default is 1."""
+    """Divisor of the logits. The server's default is 1."""
     top_k: int | None = Field(None, ge=0, le=1000)
-    """Draw among the k most likely tokens; 0 means all, 1 takes the most likely one."""
+    """Sample among the k most likely tokens; 0 means all, 1 takes the most likely token."""
     top_p: float | None = Field(None, ge=0, le=1)
-    """Draw among the fewest tokens whose probabilities reach this sum; 0 means all. Not together with `top_k`."""
+    """Sample among the smallest set of tokens whose probabilities add up to this; 0 means all. Excludes `top_k`."""
     top_p_decay: float = Field(0.0, ge=0, le=1)
-    """Multiplies `top_p` after each token; 0 leaves it. Needs `top_p`."""
+    """Factor applied to `top_p` after each token; 0 means no decay. Needs `top_p`."""
     top_p_bound: float = Field(0.0, ge=0, le=1)
-    """What the decay does not take `top_p` below. Needs `top_p`, and is not above it."""
+    """Lower bound of the decayed `top_p`. Needs `top_p`; at most `top_p`."""
     add_BOS: bool = False
     """Put `<|endoftext|>` before each prompt."""
     stop_on_double_eol: bool = False
@@ -48,25 +49,25 @@ class ApiRequest(BaseModel):
     stop_on_eol: bool = False
     """End at the end of a line."""
     prevent_newline_after_colon: bool = False
-    """Never draw a newline right after a colon."""
+    """Never sample a newline right after a colon."""
     random_seed: int | None = Field(None, ge=0)
-    """The same request with the same seed gets the same answer; chosen by chance where not given."""
+    """Random seed; the same request with the same seed gets the same answer. Random by default."""
     no_log: bool = False
-    """Taken for its clients' sake: no prompt is ever logged."""
+    """Accepted for compatibility; prompts are never logged."""
     beam_width: int | None = Field(None, ge=1, le=128)
-    """Search with so many beams; one prompt."""
+    """Beam search with this number of beams; for one prompt."""
     stop_token: int | None = Field(None, ge=0)
-    """Token that ends a beam, `<|endoftext|>` (50256) where not given. For `beam_width`."""
+    """Token that ends a beam; `<|endoftext|>` (50256) by default. For `beam_width`."""
     length_penalty: float = Field(1.0, ge=-10, le=10)
-    """A beam's score is divided by its length to this power. For `beam_width`."""
+    """Exponent of the length by which a beam's score is divided. For `beam_width`."""
 
     @model_validator(mode="before")
     @classmethod
     def _legacy(cls, given: Any) -> Any:
         for old, new in LEGACY.items():
             if isinstance(given, dict) and old in given:
-                raise ValueError(f"{old}: no longer used; send {new}")
-        return given
+                raise ValueError(f"{old}: no longer supported; send {new}")
+        return {name: whole(value) for name, value in given.items()} if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -75,21 +76,21 @@ class ApiRequest(BaseModel):
         if self.tokens_to_generate == 0 and not self.logprobs:
             raise ValueError("tokens_to_generate: 0 needs logprobs")
         if self.top_k and self.top_p:
-            raise ValueError("top_p: not together with top_k")
+            raise ValueError("top_p: cannot be combined with top_k")
         for name in ("top_p_decay", "top_p_bound"):
             if getattr(self, name) and not self.top_p:
                 raise ValueError(f"{name}: needs top_p")
         if self.top_p and self.top_p_bound > self.top_p:
-            raise ValueError("top_p_bound: not above top_p")
+            raise ValueError("top_p_bound: must not be above top_p")
         if self.beam_width and len(self.prompts) > 1:
-            raise ValueError("beam_width: with one prompt only")
+            raise ValueError("beam_width: needs exactly one prompt")
         if self.beam_width and self.tokens_to_generate == 0:
-            raise ValueError("tokens_to_generate: 1 or more with beam_width")
+            raise ValueError("tokens_to_generate: must be 1 or more with beam_width")
         return self
 
 
 def megatron_routes(service: Service) -> APIRouter:
-    """The route /api."""
+    """Return the router of /api."""
     router = APIRouter(tags=["Megatron-LM"])
 
     @router.put("/api", operation_id="put_api")
@@ -100,7 +101,7 @@ def megatron_routes(service: Service) -> APIRouter:
         if body.beam_width:
             return await _search(service, body, prompts[0], request)
         settings = _sampling(service, body)
-        jobs = [continuation(service, prompt, settings, place) for place, prompt in enumerate(prompts)]
+        jobs = [continuation(service, prompt, settings, index) for index, prompt in enumerate(prompts)]
         await finish(service, jobs, request)
         tokens = [[*job.prompt, *job.sequence.tokens] for job in jobs]
         return {
@@ -113,11 +114,13 @@ def megatron_routes(service: Service) -> APIRouter:
 
 
 async def _search(service: Service, body: ApiRequest, prompt: list[int], request: Request) -> dict[str, Any]:
-    """The answer with beams, the best first."""
+    """Run a beam search; the best beam comes first in the answer."""
     width = body.beam_width or 1
     if width > service.batcher.decoder.rows:
-        raise Refusal(400, f"beam_width: this server runs {service.batcher.decoder.rows} at once", "beam_width")
-    settings = BeamSettings(beams=width, length_penalty=body.length_penalty, max_new_tokens=_new(service, body))
+        raise ApiError(400, f"beam_width: at most {service.batcher.decoder.rows} on this server", "beam_width")
+    settings = BeamSettings(
+        beams=width, length_penalty=body.length_penalty, max_new_tokens=_max_new_tokens(service, body)
+    )
     job = BeamSearch(prompt, settings, service.context, service.tokenizer, body.stop_token)
     await finish(service, [job], request)
     tokens = [[*prompt, *beam.tokens] for beam in job.beams]
@@ -129,40 +132,40 @@ async def _search(service: Service, body: ApiRequest, prompt: list[int], request
 
 
 async def _prompts(service: Service, body: ApiRequest) -> list[list[int]]:
-    """Token ids of every prompt, within the limits."""
-    new, limits = _new(service, body), service.settings
+    """Encode the prompts and check them against the limits."""
+    max_new_tokens, limits = _max_new_tokens(service, body), service.settings
     if len(body.prompts) > limits.max_sequences:
-        raise Refusal(400, f"prompts: this server takes {limits.max_sequences} at once", "prompts")
-    start = [service.end] if body.add_BOS else []
-    prompts = [start + ids for ids in await service.encode(body.prompts, "prompts")]
+        raise ApiError(400, f"prompts: at most {limits.max_sequences} on this server", "prompts")
+    bos = [service.end] if body.add_BOS else []
+    prompts = [bos + ids for ids in await service.encode(body.prompts, "prompts")]
     longest = max(map(len, prompts))
-    if longest + new > service.context:
-        raise Refusal(
+    if longest + max_new_tokens > service.context:
+        raise ApiError(
             400,
-            f"tokens_to_generate: length of prompt ({longest} tokens) + tokens_to_generate ({new}) is longer than the "
-            f"model's context of {service.context}",
+            f"tokens_to_generate: length of prompt ({longest} tokens) + tokens_to_generate ({max_new_tokens}) is "
+            f"longer than the model's context of {service.context}",
             "tokens_to_generate",
         )
-    total = (longest + new) * max(len(prompts), body.beam_width or 1)
+    total = (longest + max_new_tokens) * max(len(prompts), body.beam_width or 1)
     if total > limits.max_api_tokens:
-        raise Refusal(400, f"prompts: too many tokens, {total} are above {limits.max_api_tokens}", "prompts")
+        raise ApiError(400, f"prompts: too many tokens, {total} are above {limits.max_api_tokens}", "prompts")
     return prompts
 
 
-def _new(service: Service, body: ApiRequest) -> int:
+def _max_new_tokens(service: Service, body: ApiRequest) -> int:
     return service.settings.tokens_to_generate if body.tokens_to_generate is None else body.tokens_to_generate
 
 
 def _sampling(service: Service, body: ApiRequest) -> SamplingSettings:
-    """What was asked for, and the server's defaults where nothing was said."""
-    usual = service.settings
+    """Convert the request to settings; the server's settings are the defaults."""
+    defaults = service.settings
     top_k, top_p = body.top_k, body.top_p
     if top_k is None and top_p is None:
-        top_k, top_p = usual.top_k, usual.top_p
-    stop = [token for token, wanted in (("\n", body.stop_on_eol), ("\n\n", body.stop_on_double_eol)) if wanted]
+        top_k, top_p = defaults.top_k, defaults.top_p
+    stop = [text for text, enabled in (("\n", body.stop_on_eol), ("\n\n", body.stop_on_double_eol)) if enabled]
     return SamplingSettings(
-        max_new_tokens=_new(service, body),
-        temperature=usual.temperature if body.temperature is None else body.temperature,
+        max_new_tokens=_max_new_tokens(service, body),
+        temperature=defaults.temperature if body.temperature is None else body.temperature,
         top_k=top_k or 0,
         top_p=top_p or 1.0,
         top_p_decay=body.top_p_decay or 1.0,
@@ -176,7 +179,7 @@ def _sampling(service: Service, body: ApiRequest) -> SamplingSettings:
 
 
 def _text(service: Service, tokens: Sequence[int]) -> str:
-    """Text of prompt and continuation, `<|endoftext|>` as its letters, as there."""
+    """Decode prompt and continuation; `<|endoftext|>` is spelled out, as in Megatron-LM."""
     return service.tokenizer.decode(list(tokens), skip_special_tokens=False)
 
 

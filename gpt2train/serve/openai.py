@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/models`, as OpenAI's clients expect them."""
+"""Routes `/v1/completions` and `/v1/models`, compatible with OpenAI's clients."""
 
 import json
 import secrets
@@ -9,34 +9,34 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from gpt2train.generate.sequence import TokenScore
-from gpt2train.generate.settings import SamplingSettings
-from gpt2train.generate.text import TextStream
+from gpt2train.inference.sequence import TokenScore
+from gpt2train.inference.settings import SamplingSettings
+from gpt2train.inference.text_stream import TextStream
 from gpt2train.serve.batcher import Ticket
 from gpt2train.serve.completions import CompletionRequest
-from gpt2train.serve.errors import Refusal, error_body
-from gpt2train.serve.events import EventStream
-from gpt2train.serve.jobs import Continuation
-from gpt2train.serve.service import Service, continuation, finish, leave, news_of, seed_of, submit
+from gpt2train.serve.decode_jobs import Continuation
+from gpt2train.serve.errors import ApiError, error_body
+from gpt2train.serve.service import Service, cancel, continuation, deltas, finish, seed_of, submit
+from gpt2train.serve.sse import EventStream
 
 SCORES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-# Python's splitlines, and clients that use it on a stream, take these for the end of a line; JSON does not.
+# Python's splitlines, and clients that apply it to a stream, treat these as line ends; JSON does not.
 LINE_ENDS = {ord(letter): f"\\u{ord(letter):04x}" for letter in "\x85\u2028\u2029"}
 REASONS = {"end": "stop", "stop": "stop", "length": "length", "context": "length"}
 
 
 def openai_routes(service: Service) -> APIRouter:
-    """The routes under /v1."""
+    """Return the router of /v1."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
     @router.get("/models")
     async def models() -> dict[str, Any]:
-        """The one model that is served."""
+        """List the served model."""
         return {"object": "list", "data": [_model(service)]}
 
     @router.get("/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        """The model of that name."""
+        """Describe the served model."""
         _check_model(service, name)
         return _model(service)
 
@@ -50,7 +50,7 @@ def openai_routes(service: Service) -> APIRouter:
         if body.stream:
             ticket = submit(service, jobs)
             limit = service.settings.deadline + service.settings.body_seconds
-            return EventStream(answer.events(ticket), lambda: leave(service, ticket), limit)
+            return EventStream(answer.events(ticket), lambda: cancel(service, ticket), limit)
         await finish(service, jobs, request)
         return JSONResponse(answer.whole())
 
@@ -64,37 +64,38 @@ def _model(service: Service) -> dict[str, Any]:
         "created": service.started,
         "owned_by": "gpt2train",
         "max_model_len": service.context,
+        "parameters": service.parameters,
     }
 
 
 def _check_model(service: Service, name: str | None) -> None:
-    if name not in (None, service.name):
-        raise Refusal(404, f"no model of that name is served here; its name is {service.name!r}", "model")
+    if name is not None and name not in service.names:
+        raise ApiError(404, f"no model of that name is served here; its name is {service.name!r}", "model")
 
 
 async def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
-    """Token ids of every prompt, none empty, all within the limits."""
-    limits, new, samples = service.settings, body.max_tokens or 0, body.n or 1
+    """Encode the prompts, none of them empty, and check them against the limits."""
+    limits, max_new_tokens, samples = service.settings, body.max_tokens or 0, body.n or 1
     if len(body.prompt) * samples > limits.max_sequences:
-        raise Refusal(400, f"prompt: {len(body.prompt)} x n {samples} is above {limits.max_sequences}", "prompt")
+        raise ApiError(400, f"prompt: {len(body.prompt)} x n {samples} is above {limits.max_sequences}", "prompt")
     if isinstance(body.prompt[0], str):
         prompts = [ids or [service.end] for ids in await service.encode(body.prompt, "prompt")]
     else:
         prompts = body.prompt
         vocab = service.batcher.decoder.shape.vocab
         if max(map(max, prompts)) >= vocab:
-            raise Refusal(400, f"prompt: token ids go up to {vocab - 1}", "prompt")
+            raise ApiError(400, f"prompt: the largest token id is {vocab - 1}", "prompt")
     for prompt in prompts:
-        if len(prompt) + new > service.context:
-            raise Refusal(
+        if len(prompt) + max_new_tokens > service.context:
+            raise ApiError(
                 400,
                 f"the model's context is {service.context} tokens, the prompt has {len(prompt)} and max_tokens is "
-                f"{new}; shorten one of them",
+                f"{max_new_tokens}; shorten one of them",
                 "prompt" if len(prompt) >= service.context else "max_tokens",
             )
-    total = sum(len(prompt) + new for prompt in prompts) * samples
+    total = sum(len(prompt) + max_new_tokens for prompt in prompts) * samples
     if total > limits.max_tokens:
-        raise Refusal(400, f"prompt: {total} tokens with n and max_tokens, {limits.max_tokens} are allowed", "prompt")
+        raise ApiError(400, f"prompt: {total} tokens with n and max_tokens, {limits.max_tokens} are allowed", "prompt")
     return prompts
 
 
@@ -112,14 +113,14 @@ def _jobs(service: Service, body: CompletionRequest, prompts: Sequence[Sequence[
         top_log_probs=body.logprobs or 0,
     )
     return [
-        continuation(service, prompt, settings, place, sample, bool(body.stream))
-        for place, prompt in enumerate(prompts)
+        continuation(service, prompt, settings, index, sample, bool(body.stream))
+        for index, prompt in enumerate(prompts)
         for sample in range(body.n or 1)
     ]
 
 
 class _Answer:
-    """The answer to one request, whole or in pieces."""
+    """Response to one request, as one body or as a stream."""
 
     def __init__(
         self, service: Service, body: CompletionRequest, prompts: list[list[int]], jobs: list[Continuation]
@@ -131,44 +132,44 @@ class _Answer:
             "created": int(time.time()),
             "model": service.name,
         }
-        self.ends = [TextStream(service.tokenizer) for _ in jobs]  # where the next token's text begins
-        self.begun: set[int] = set()
+        self.decoded = [TextStream(service.tokenizer) for _ in jobs]  # text so far: gives each token's offset
+        self.echoed: set[int] = set()
 
     def whole(self) -> dict[str, Any]:
-        """Everything at once."""
+        """Return the body of the response."""
         choices = []
         for number, job in enumerate(self.jobs):
             sequence = job.sequence
-            text, scores = self._begin(number)
+            text, scores = self._prefix(number)
             _extend(scores, self._scores(number, sequence.tokens, sequence.scores))
             choices.append(self._choice(number, text + sequence.text, scores, REASONS[sequence.finished or "length"]))
         return {**self.head, "choices": choices, "usage": self._usage()}
 
     async def events(self, ticket: Ticket) -> AsyncGenerator[str, None]:
-        """Server-sent events; the last is `[DONE]`, or an error."""
+        """Yield server-sent events; the last one is `[DONE]` or an error."""
         try:
-            async for number, news in news_of(self.service, ticket):
-                text, scores = self._begin(number)
-                if news is not None:
-                    text += news.text
-                    _extend(scores, self._scores(number, news.tokens, news.scores))
-                finished = REASONS[self.jobs[number].sequence.finished or "length"] if news is None else None
+            async for number, delta in deltas(self.service, ticket):
+                text, scores = self._prefix(number)
+                if delta is not None:
+                    text += delta.text
+                    _extend(scores, self._scores(number, delta.tokens, delta.scores))
+                finished = REASONS[self.jobs[number].sequence.finished or "length"] if delta is None else None
                 if text or finished or (scores and scores["tokens"]):
                     yield _event({**self.head, "choices": [self._choice(number, text, scores, finished)]})
             if self.body.stream_options and self.body.stream_options.include_usage:
                 yield _event({**self.head, "choices": [], "usage": self._usage()})
             yield "data: [DONE]\n\n"
-        except Refusal as refusal:
+        except ApiError as refusal:
             yield _event(error_body("/v1", refusal.status, refusal.message))
 
-    def _begin(self, number: int) -> tuple[str, dict[str, list[Any]] | None]:
-        """What stands before the continuation, the first time: nothing without `echo`."""
+    def _prefix(self, number: int) -> tuple[str, dict[str, list[Any]] | None]:
+        """Return text and scores before the continuation: the prompt at the first call with `echo`, else empty."""
         scores: dict[str, list[Any]] | None = None if self.body.logprobs is None else {name: [] for name in SCORES}
-        if not self.body.echo or number in self.begun:
+        if not self.body.echo or number in self.echoed:
             return "", scores
-        self.begun.add(number)
-        place = number // (self.body.n or 1)
-        prompt, given = self.prompts[place], self.body.prompt[place]
+        self.echoed.add(number)
+        index = number // (self.body.n or 1)
+        prompt, given = self.prompts[index], self.body.prompt[index]
         text = given if isinstance(given, str) else self.service.tokenizer.decode(prompt, skip_special_tokens=False)
         if scores is not None:
             own = self.jobs[number].sequence.prompt_scores
@@ -178,15 +179,15 @@ class _Answer:
     def _scores(
         self, number: int, tokens: Sequence[int], scores: Sequence[TokenScore | None]
     ) -> dict[str, list[Any]] | None:
-        """OpenAI's four lists about some tokens of a choice. The first token of a text has no probability."""
+        """Return OpenAI's four lists for tokens of a choice; the first token of a text has no log-probability."""
         if self.body.logprobs is None:
             return None
         found: dict[str, list[Any]] = {name: [] for name in SCORES}
         name = self.service.token_name
         for token, score in zip(tokens, scores, strict=True):
             found["tokens"].append(name(token))
-            found["text_offset"].append(len(self.ends[number].text))
-            self.ends[number].add(token)
+            found["text_offset"].append(len(self.decoded[number].text))
+            self.decoded[number].add(token)
             found["token_logprobs"].append(score and score.log_prob)
             found["top_logprobs"].append(score and {name(other): value for other, value in score.top})
         return found
@@ -197,9 +198,13 @@ class _Answer:
         return {"index": number, "text": text, "logprobs": scores, "finish_reason": finished}
 
     def _usage(self) -> dict[str, int]:
-        read = sum(map(len, self.prompts))  # once each, whatever n is
-        made = sum(len(job.sequence.tokens) for job in self.jobs)
-        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+        prompt_tokens = sum(map(len, self.prompts))  # each prompt counts once, whatever n is
+        generated = sum(len(job.sequence.tokens) for job in self.jobs)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": generated,
+            "total_tokens": prompt_tokens + generated,
+        }
 
 
 def _extend(scores: dict[str, list[Any]] | None, more: dict[str, list[Any]] | None) -> None:

@@ -1,50 +1,63 @@
-"""What the server allows and whom it lets in: the settings alone, so that the command can show them without torch."""
+"""Settings of the server, apart from its code so that `--help` does not load torch."""
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
 from gpt2train.settings import Settings
 
+HostName = Annotated[str, Field(pattern=r"^(\*|[^\s:/@*]+|\[[0-9A-Fa-f:.]+\])$")]
+"""Host name or address, without scheme and port."""
+
 
 class ServeSettings(Settings):
-    """Where the server listens and what it allows. What a request leaves out of `/api` is taken from here."""
+    """Address and limits of the server, and the defaults of requests to `/api`."""
 
     host: str = "127.0.0.1"
-    """Address to listen at. 0.0.0.0 lets other machines in; set a key then."""
+    """Address to listen at. 0.0.0.0 accepts connections from other machines; set a key then."""
     port: int = Field(5000, ge=0, le=65535)
     """Port to listen at; 0 takes a free one, which the first line of output names."""
+    allowed_host: tuple[HostName, ...] = ()
+    """Name allowed in the Host and Origin headers of requests, in addition to localhost and the listening address; `*`
+    allows any. Give the option once per name."""
     name: str | None = None
-    """Name of the model for clients; the folder's name where not given."""
-    rows: int = Field(32, ge=1, le=4096)
-    """Sequences that are continued at the same time; the cache takes 2 x layers x hidden x context numbers for each."""
-    queue: int = Field(256, ge=0)
-    """Sequences that may wait for a row; beyond that the answer is 503 with Retry-After."""
+    """Name of the model for clients. By default the name of the model's folder, or of its parent if the folder is
+    called `model`. The name `model` is always accepted."""
+    max_batch_size: int = Field(32, ge=1, le=4096)
+    """Maximum number of sequences in a batch; the KV cache takes 2 x layers x hidden x context numbers for each."""
+    max_queued: int = Field(256, ge=0)
+    """Maximum number of waiting sequences; beyond that the answer is 503 with Retry-After."""
     prefill_tokens: int = Field(512, ge=1)
-    """Prompt tokens read between two steps, padding included, and one prompt at least: long prompts hold up others by
-    no more than that."""
+    """Maximum number of prompt tokens, with padding, read between two steps; one prompt is always read. Bounds the
+    delay that long prompts cause to other sequences."""
     deadline: float = Field(120.0, gt=0)
-    """Seconds from arrival until a request is given up (504)."""
-    grace: float = Field(30.0, ge=1)
+    """Seconds from the arrival of a request until it is aborted (504)."""
+    shutdown_timeout: float = Field(30.0, ge=1)
     """Seconds that running requests get to finish after SIGTERM."""
     max_sequences: int = Field(128, ge=1)
-    """Prompts of a request, times `n`."""
+    """Maximum number of sequences of a request: prompts times `n`."""
     max_tokens: int = Field(131_072, ge=1)
-    """Tokens of a request: of all its sequences, prompts and what is to be generated."""
+    """Maximum number of tokens of a request: prompts and tokens to generate of all its sequences."""
     max_api_tokens: int = Field(12_000, ge=1)
-    """The same for /api: prompts x (longest prompt + tokens_to_generate), Megatron-LM's --max-tokens-to-oom."""
+    """Maximum of prompts x (longest prompt + tokens_to_generate) in a request to /api, as Megatron-LM's
+    --max-tokens-to-oom."""
     max_body: int = Field(8 * 2**20, ge=1)
-    """Bytes of a request's body."""
+    """Maximum size of a request's body in bytes."""
     body_seconds: float = Field(30.0, gt=0)
-    """Seconds that a body may take to arrive."""
+    """Time limit in seconds for the arrival of a body."""
+    max_buffered: int = Field(64 * 2**20, ge=1)
+    """Maximum size in bytes of all bodies in memory; beyond that the answer is 503 with Retry-After."""
+    head_seconds: float = Field(20.0, gt=0)
+    """Time limit in seconds for the arrival of a request's head, and for the first bytes of a connection."""
     key_file: Path | None = None
-    """File with the key that clients send as `Authorization: Bearer KEY`; GPT2TRAIN_API_KEY in the environment does
-    the same. No key is asked for where neither is given."""
+    """File with the key that clients send as `Authorization: Bearer KEY`. The environment variable GPT2TRAIN_API_KEY is
+    an alternative. Without either, no key is required."""
     tokens_to_generate: int = Field(64, ge=0)
-    """Default of /api."""
+    """Tokens to generate per prompt; default of /api."""
     temperature: float = Field(1.0, gt=0, le=100)
-    """Default of /api."""
+    """Divisor of the logits; default of /api."""
     top_k: int = Field(0, ge=0, le=1000)
-    """Default of /api; 0 means all."""
+    """Sample among the k most likely tokens, 0 means all; default of /api."""
     top_p: float = Field(0.0, ge=0, le=1)
-    """Default of /api; 0 means all."""
+    """Sample among the smallest set of tokens whose probabilities add up to this, 0 means all; default of /api."""

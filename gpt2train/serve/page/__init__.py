@@ -1,7 +1,7 @@
-"""The web page: prompt, settings, text as it comes, probabilities of each token.
+"""Web page with prompt, settings, streamed text, and the probability of each token.
 
-Three files beside this module and nothing from elsewhere. The page talks to `/v1/completions` and is told by its policy
-that it may talk to nobody else.
+The page consists of three local files. It uses `/v1/completions`; its content security policy forbids any other
+connection.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from importlib.resources import files
 from fastapi import FastAPI
 from fastapi.responses import Response
 
-# script-src without 'unsafe-inline': a script that a model wrote into its text would not run even if it got in.
+# script-src without 'unsafe-inline': a script in generated text would not run even if it were inserted as HTML.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -20,7 +20,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # of another release at the next visit
+    "Cache-Control": "no-cache",  # the next visit gets the files of a new release
 }
 FILES = {
     "/": ("index.html", "text/html"),
@@ -31,7 +31,7 @@ FILES = {
 
 
 def add_page(app: FastAPI) -> None:
-    """Let an app answer `/` with the page."""
+    """Add the routes of the page to an app."""
     for path, (name, kind) in FILES.items():
         app.get(path, include_in_schema=False)(_answer(files(__name__).joinpath(name).read_bytes(), kind))
 

@@ -1,14 +1,14 @@
-// The page of gpt2train: sends a prompt, shows the text as it comes, and how sure the model was of each token.
-// Text of the model enters the page as text nodes alone, never as HTML.
+// Page of gpt2train: sends a prompt, shows the text while it is generated, and the probability of each token.
+// Generated text is inserted as text nodes only, never as HTML.
 "use strict";
 
 const ALTERNATIVES = 5;
-const DARKEST = Math.log(10000); // the shade of a token grows with its surprise; one in ten thousand has the darkest
+const DARKEST = Math.log(10000); // surprise in nats of the darkest shade: a probability of 1 in 10,000
 const at = (id) => document.getElementById(id);
 const text = at("text"), tip = at("tip"), status = at("status"), problem = at("error");
-const told = new WeakMap(); // span -> the tokens behind it
-let running = null; // the AbortController of the request that is under way
-let shown = null; // the span that the tip speaks of
+const spanTokens = new WeakMap(); // span -> its tokens
+let running = null; // AbortController of the running request
+let shown = null; // span that the tooltip describes
 let model = null;
 
 function element(kind, className, content) {
@@ -18,7 +18,7 @@ function element(kind, className, content) {
   return made;
 }
 
-// ---- what is asked for
+// ---- request
 
 const FIELDS = {
   max_tokens: "Tokens: give a whole number of 1 or more.",
@@ -29,7 +29,7 @@ const FIELDS = {
 };
 
 function settings() {
-  const asked = {};
+  const request = {};
   for (const [name, remedy] of Object.entries(FIELDS)) {
     const input = at(name);
     const good = input.checkValidity() && !(name === "top_p" && input.valueAsNumber === 0);
@@ -39,11 +39,11 @@ function settings() {
       input.focus();
       throw new Error(remedy);
     }
-    if (input.value !== "") asked[name] = input.valueAsNumber;
+    if (input.value !== "") request[name] = input.valueAsNumber;
   }
   const stop = at("stop_text").value.replaceAll("\\n", "\n");
-  if (stop) asked.stop = stop;
-  return asked;
+  if (stop) request.stop = stop;
+  return request;
 }
 
 function headers() {
@@ -52,22 +52,22 @@ function headers() {
   return sent;
 }
 
-// ---- the answer
+// ---- response
 
 async function refusal(response) {
   let message = "";
   try {
     const body = await response.json();
     message = body.error?.message ?? body.message ?? "";
-  } catch { /* no JSON: the status alone has to do */ }
+  } catch { /* not JSON: use the status */ }
   if (response.status === 401) {
     at("key_field").hidden = false;
     at("key").focus();
-    return message || "This server asks for an API key: give it among the settings.";
+    return message || "This server needs an API key: enter it in the settings.";
   }
   const wait = response.headers.get("Retry-After");
   if (response.status === 503) return `${message || "The server is busy."} Try again${wait ? ` in ${wait} s` : " in a moment"}.`;
-  return message || `The server refused (HTTP ${response.status}).`;
+  return message || `The server refused the request (HTTP ${response.status}).`;
 }
 
 async function* events(response) {
@@ -85,8 +85,8 @@ async function* events(response) {
   }
 }
 
-// A chunk's text and tokens. A letter can take several tokens, and text can be held back until it is sure: tokens whose
-// letters have not come wait for them.
+// Writes text and tokens of chunks. A character can span several tokens, and the server can delay text that may begin a
+// stop string; tokens wait here until their text arrives.
 class Writer {
   waiting = [];
   count = 0;
@@ -103,27 +103,27 @@ class Writer {
     else this.write(choice.text, tokens);
   }
 
-  write(letters, tokens) {
-    const span = element("span", "token", letters);
+  write(characters, tokens) {
+    const span = element("span", "token", characters);
     if (tokens.length) {
       const surprise = -tokens.reduce((sum, one) => sum + one.logprob, 0);
       span.style.setProperty("--unlikely", Math.min(1, surprise / DARKEST).toFixed(3));
-      told.set(span, tokens);
+      spanTokens.set(span, tokens);
     }
     span.tabIndex = text.querySelector(".token") ? -1 : 0;
     text.append(span);
   }
 }
 
-const ENDS = { stop: "the text came to its end", length: "the length asked for" };
+const ENDS = { stop: "end of the text", length: "maximum number of tokens" };
 
-async function go() {
+async function generate() {
   problem.hidden = true;
-  let asked;
+  let request;
   try {
-    asked = settings();
+    request = settings();
   } catch (error) {
-    return complain(error.message);
+    return showError(error.message);
   }
   running = new AbortController();
   const began = performance.now(), writer = new Writer();
@@ -131,7 +131,7 @@ async function go() {
   busy(true);
   clear(at("prompt").value);
   try {
-    const body = JSON.stringify({ model, prompt: at("prompt").value, stream: true, logprobs: ALTERNATIVES, ...asked });
+    const body = JSON.stringify({ model, prompt: at("prompt").value, stream: true, logprobs: ALTERNATIVES, ...request });
     const response = await fetch("v1/completions", { method: "POST", headers: headers(), body, signal: running.signal });
     if (!response.ok) throw new Error(await refusal(response));
     for await (const data of events(response)) {
@@ -144,12 +144,12 @@ async function go() {
       }
       status.textContent = count(writer.count);
     }
-    if (end === null) throw new Error("The connection ended before the text did; the server may have been stopped.");
+    if (end === null) throw new Error("The connection closed before the text was complete; the server may have been stopped.");
     const seconds = (performance.now() - began) / 1000;
     status.textContent = `${count(writer.count)} in ${seconds.toFixed(1)} s` + (ENDS[end] ? `: ${ENDS[end]}` : "");
   } catch (error) {
     if (error.name === "AbortError") status.textContent = `stopped after ${count(writer.count)}`;
-    else complain(error instanceof TypeError ? "No answer from the server: it may have been stopped." : error.message);
+    else showError(error instanceof TypeError ? "No response from the server; it may have been stopped." : error.message);
   } finally {
     running = null;
     busy(false);
@@ -160,7 +160,7 @@ function count(tokens) {
   return tokens === 1 ? "1 token" : `${tokens} tokens`;
 }
 
-function complain(message) {
+function showError(message) {
   status.textContent = "";
   problem.textContent = message;
   problem.hidden = false;
@@ -180,7 +180,7 @@ function clear(prompt) {
   text.replaceChildren(element("span", "prompt", prompt));
 }
 
-// ---- what the model thought
+// ---- tooltip: probabilities of a token
 
 function visible(token) {
   return token.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
@@ -201,7 +201,7 @@ function row(token, share, chosen) {
 }
 
 function show(span) {
-  const tokens = told.get(span);
+  const tokens = spanTokens.get(span);
   if (!tokens) return hide();
   const sure = Math.exp(tokens.reduce((sum, one) => sum + one.logprob, 0)), head = element("div", "head");
   head.append(element("span", "name", visible(span.textContent)), element("span", "number", percent(sure)));
@@ -214,16 +214,16 @@ function show(span) {
   }
   tip.hidden = false;
   shown = span;
-  put();
+  positionTip();
   span.setAttribute("aria-describedby", "tip");
 }
 
-function put() {
-  const place = shown.getClientRects()[0], size = tip.getBoundingClientRect(), gap = 8;
-  const left = Math.min(Math.max(gap, place.left), document.documentElement.clientWidth - size.width - gap);
-  const below = place.bottom + gap + size.height <= window.innerHeight;
+function positionTip() {
+  const anchor = shown.getClientRects()[0], size = tip.getBoundingClientRect(), gap = 8;
+  const left = Math.min(Math.max(gap, anchor.left), document.documentElement.clientWidth - size.width - gap);
+  const below = anchor.bottom + gap + size.height <= window.innerHeight;
   tip.style.left = `${left}px`;
-  tip.style.top = `${below ? place.bottom + gap : Math.max(gap, place.top - size.height - gap)}px`;
+  tip.style.top = `${below ? anchor.bottom + gap : Math.max(gap, anchor.top - size.height - gap)}px`;
 }
 
 function hide() {
@@ -232,7 +232,7 @@ function hide() {
   tip.hidden = true;
 }
 
-function walk(event) {
+function moveFocus(event) {
   const tokens = [...text.querySelectorAll(".token")], here = tokens.indexOf(document.activeElement);
   const to = { ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: tokens.length - 1 }[event.key];
   if (here < 0 || to === undefined || !tokens[to]) return;
@@ -248,13 +248,13 @@ text.addEventListener("pointerleave", (event) => { if (event.pointerType === "mo
 text.addEventListener("click", (event) => tokenOf(event)?.focus());
 text.addEventListener("focusin", (event) => { if (tokenOf(event)) { hide(); show(tokenOf(event)); } });
 text.addEventListener("focusout", hide);
-text.addEventListener("keydown", walk);
-window.addEventListener("scroll", () => { if (shown) put(); }, { passive: true });
+text.addEventListener("keydown", moveFocus);
+window.addEventListener("scroll", () => { if (shown) positionTip(); }, { passive: true });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
 
-// ---- the rest of the page
+// ---- controls
 
-at("form").addEventListener("submit", (event) => { event.preventDefault(); if (!running) go(); });
+at("form").addEventListener("submit", (event) => { event.preventDefault(); if (!running) generate(); });
 at("form").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); at("form").requestSubmit(); }
 });
@@ -266,16 +266,23 @@ at("adopt").addEventListener("click", () => {
 });
 text.classList.toggle("shaded", at("shade").checked);
 
-async function greet() {
+function large(number) {
+  if (number >= 1e9) return `${(number / 1e9).toFixed(2)}B`;
+  return number >= 1e6 ? `${(number / 1e6).toFixed(1)}M` : number.toLocaleString("en");
+}
+
+async function showModel() {
   try {
     const response = await fetch("v1/models", { headers: headers() });
     if (!response.ok) return void (at("model").textContent = await refusal(response));
-    model = (await response.json()).data[0].id;
-    at("model").textContent = model;
+    const served = (await response.json()).data[0];
+    model = served.id;
+    const about = [`${large(served.parameters)} parameters`, `context ${served.max_model_len.toLocaleString("en")} tokens`];
+    at("model").textContent = [model, ...about].join(" · ");
     document.title = `${model} · gpt2train`;
   } catch {
-    at("model").textContent = "no answer from the server";
+    at("model").textContent = "no response from the server";
   }
 }
-at("key").addEventListener("change", greet);
-greet();
+at("key").addEventListener("change", showModel);
+showModel();

@@ -1,5 +1,6 @@
-"""Serve a decoder until a signal says to stop."""
+"""HTTP server of a decoder, from the listening socket to the shutdown by a signal."""
 
+import functools
 import os
 import signal
 import socket
@@ -10,19 +11,21 @@ import uvicorn
 from tokenizers import Tokenizer
 
 from gpt2train.errors import RunError, UserError
-from gpt2train.generate.decoder import Decoder
+from gpt2train.inference.decoder import Decoder
 from gpt2train.serve.app import make_app
 from gpt2train.serve.batcher import Batcher
+from gpt2train.serve.connection import LimitedConnection
+from gpt2train.serve.hosts import allowed_hosts
 from gpt2train.serve.service import Service
 from gpt2train.serve.settings import ServeSettings
 
 KEY = "GPT2TRAIN_API_KEY"
-BACKLOG = 2048  # uvicorn's own
+BACKLOG = 2048  # uvicorn's default
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server that listens and does not answer yet."""
+    """Server with a bound socket, before it answers requests."""
 
     service: Service
     http: uvicorn.Server
@@ -30,7 +33,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """http://HOST:PORT, the port that was really taken."""
+        """URL of the server, `http://HOST:PORT`, with the actual port."""
         host, port = self.listener.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -51,23 +54,38 @@ class Server:
 
 
 def prepare(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, name: str = "gpt2train") -> Server:
-    """Bind the address, before anybody waits for a model that cannot be reached.
+    """Bind the address and create the server.
+
+    Args:
+        decoder: decoder without rows.
+        tokenizer: tokenizer of the model.
+        settings: settings of the server.
+        name: name of the model for clients; `settings.name` overrides it.
 
     Raises:
-        UserError: the address cannot be listened at, or the key file cannot be read.
+        UserError: the address cannot be bound, or the key file cannot be read.
     """
     key = read_key(settings)
     listener = listen(settings.host, settings.port)
-    batcher = Batcher(decoder, settings.queue, settings.prefill_tokens)
-    service = Service(batcher, tokenizer, settings, settings.name or name, key)
+    batcher = Batcher(decoder, settings.max_queued, settings.prefill_tokens)
+    hosts = allowed_hosts(listener.getsockname()[0], settings.host, settings.allowed_host)
+    service = Service(batcher, tokenizer, settings, settings.name or name, key, hosts)
+    connection = functools.partial(
+        LimitedConnection,
+        head_seconds=settings.head_seconds,
+        body_seconds=settings.body_seconds,
+        unread_seconds=settings.deadline + settings.body_seconds,
+    )
     http = uvicorn.Server(
         uvicorn.Config(
             make_app(service),
-            log_level="warning",
+            http=connection,  # type: ignore[arg-type] # called, as a class would be
+            ws="none",
+            log_level="error",  # any client could trigger a warning line with each request
             access_log=False,
             server_header=False,
             lifespan="off",
-            timeout_graceful_shutdown=round(settings.grace),
+            timeout_graceful_shutdown=round(settings.shutdown_timeout),
         )
     )
 
@@ -79,17 +97,20 @@ def prepare(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, nam
 
 
 def serve(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, name: str = "gpt2train") -> None:
-    """Answer requests until SIGTERM or SIGINT; what runs then gets `settings.grace` seconds to finish.
+    """Answer requests until SIGTERM or SIGINT; running ones get `settings.shutdown_timeout` seconds to finish.
 
     Args:
-        decoder: empty; a thread of the batcher drives it from now on, nobody else may.
+        decoder: decoder without rows; from now on only the batcher's thread may use it.
+        tokenizer: tokenizer of the model.
+        settings: settings of the server.
+        name: name of the model for clients; `settings.name` overrides it.
 
     Raises:
-        UserError: the address cannot be listened at, or the key file cannot be read.
+        UserError: the address cannot be bound, or the key file cannot be read.
         RunError: the decoder failed.
     """
     server = prepare(decoder, tokenizer, settings, name)
-    # uvicorn raises the signal once more when it is done, so that whoever was there before gets it too.
+    # After its shutdown uvicorn raises the signal again for the previous handler, which would end the process by it.
     signal.signal(signal.SIGTERM, lambda *_: None)
     key = ", with a key" if server.service.key else ""
     print(f"serving {server.service.name} at {server.address}{key}", flush=True)
@@ -97,7 +118,7 @@ def serve(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, name:
 
 
 def read_key(settings: ServeSettings) -> str | None:
-    """The key that clients must send, from the file or the environment.
+    """Return the key that clients must send, from the key file or the environment, if there is one.
 
     Raises:
         UserError: the file cannot be read or is empty.
@@ -114,19 +135,19 @@ def read_key(settings: ServeSettings) -> str | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to an address, before anything costly begins.
+    """Return a socket that listens at an address.
 
     Raises:
-        UserError: it is taken, or not an address of this machine.
+        UserError: the address is in use, or does not belong to this machine.
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio turns Nagle's algorithm off where the protocol is named, and only there. With it on, a small answer
-        # waits 40 ms for the client's delayed acknowledgement.
+        # asyncio disables Nagle's algorithm only if the socket's protocol is given. With it on, a small response waits
+        # 40 ms for the client's delayed acknowledgement.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)  # who reads the address may connect at once, though nobody answers yet
+        listener.listen(BACKLOG)  # clients can connect before the server answers
     except OSError as error:
         raise UserError(
             f"cannot listen at {host}:{port}: {error.strerror}; choose another --host or --port, 0 takes a free port"

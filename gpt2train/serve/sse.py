@@ -1,4 +1,4 @@
-"""Server-sent events to a client that may leave, or read slowly, at any time."""
+"""Server-sent events to a client that may disconnect, or read slowly, at any time."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 
-class Left(Exception):
+class ClientDisconnectedError(Exception):
     """The client closed the connection."""
 
 
@@ -18,12 +18,12 @@ async def closed(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """A response that is sent as it comes.
+    """Streaming response of server-sent events.
 
     Args:
         events: text of each event.
-        on_end: called once, however it ends: told to the end, client gone, server stopped.
-        seconds: after which a client that does not read is cut off.
+        on_end: called once at the end of the response: complete, client disconnected, or server stopped.
+        seconds: time limit in seconds, after which a client that does not read is disconnected.
     """
 
     media_type = "text/event-stream"
@@ -34,26 +34,27 @@ class EventStream(Response):
         self.events, self.on_end, self.seconds = events, on_end, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        telling = asyncio.ensure_future(self._tell(send))
-        gone = asyncio.ensure_future(closed(receive))
+        """Send the events until they end or the client disconnects."""
+        sending = asyncio.ensure_future(self._send_events(send))
+        disconnected = asyncio.ensure_future(closed(receive))
         try:
             async with asyncio.timeout(self.seconds):
-                await asyncio.wait({telling, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not telling.done():
-                raise Left
-            telling.result()
+                await asyncio.wait({sending, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise ClientDisconnectedError
+            sending.result()
         except TimeoutError:
-            raise Left from None
+            raise ClientDisconnectedError from None
         finally:
             self.on_end()
-            for task in (telling, gone):
+            for task in (sending, disconnected):
                 task.cancel()
-            await asyncio.gather(telling, gone, return_exceptions=True)
+            await asyncio.gather(sending, disconnected, return_exceptions=True)
             await self.events.aclose()
 
-    async def _tell(self, send: Send) -> None:
+    async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for event in self.events:
             await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
-            await asyncio.sleep(0)  # else many events that wait are all sent before a lost connection is heard of
+            await asyncio.sleep(0)  # otherwise all pending events are sent before a lost connection is noticed
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,12 +1,13 @@
-"""The interface as a page that needs nothing from elsewhere, made from its OpenAPI description."""
+"""Self-contained HTML documentation of the API, rendered from its OpenAPI description."""
 
+import json
 from typing import Any
 
 from jinja2 import Environment
 
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{{ info.title }}: interface</title>
+<title>{{ info.title }}: API</title>
 <style>
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
 body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -15,11 +16,11 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; bo
 small { color: color-mix(in srgb, currentColor 70%, transparent) }
 </style>
 <h1>{{ info.title }} {{ info.version }}</h1>
-<p>The same for programs: <a href="openapi.json">openapi.json</a>.</p>
+<p>Machine-readable: <a href="openapi.json">openapi.json</a>.</p>
 {% for route in routes %}
 <h2><code>{{ route.methods }} {{ route.path }}</code></h2>
 <p>{{ route.about }}</p>
-{% if route.fields %}<table><tr><th>field<th>what<th>default</tr>
+{% if route.fields %}<table><tr><th>field<th>description<th>default</tr>
 {% for field in route.fields %}<tr><td><code>{{ field.name }}</code>{% if field.bounds %}
 <br><small>{{ field.bounds }}</small>{% endif %}
 <td>{{ field.about }}<td>{{ field.default }}</tr>
@@ -30,8 +31,8 @@ small { color: color-mix(in srgb, currentColor 70%, transparent) }
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
-def manual(openapi: dict[str, Any]) -> str:
-    """The page."""
+def render_docs(openapi: dict[str, Any]) -> str:
+    """Render the page; methods of a path with equal fields share one section."""
     routes: list[dict[str, Any]] = []
     for path, methods in openapi["paths"].items():
         for method, route in methods.items():
@@ -60,10 +61,14 @@ def _fields(openapi: dict[str, Any], route: dict[str, Any]) -> list[dict[str, st
             "name": name,
             "about": field.get("description", ""),
             "bounds": _bounds(field),
-            "default": "required" if name in required else str(field.get("default", "")),
+            "default": "required" if name in required else _default(field.get("default")),
         }
         for name, field in schema["properties"].items()
     ]
+
+
+def _default(value: Any) -> str:
+    return "" if value is None else json.dumps(value)
 
 
 def _bounds(field: dict[str, Any]) -> str:

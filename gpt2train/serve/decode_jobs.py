@@ -1,0 +1,157 @@
+"""Jobs of the batcher: continuations, sampled together, and searches, each with several rows."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from gpt2train.inference.beam_search import Beam, beam_steps
+from gpt2train.inference.sequence import TokenScore, TokenSequence, sample_next
+from gpt2train.inference.settings import BeamSettings
+
+
+@dataclass(frozen=True)
+class TokenDelta:
+    """New text and tokens of a continuation since the previous delta."""
+
+    text: str
+    tokens: tuple[int, ...]
+    scores: tuple[TokenScore, ...]
+
+
+class Search(Protocol):
+    """Job that chooses itself which of its rows continue."""
+
+    prompt: Sequence[int]
+    width: int
+    """Maximum number of rows."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens generated so far."""
+
+    def advance(self, logits: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+        """Advance the search.
+
+        Args:
+            logits: logits [rows, vocab] of its rows; after the prompt it has one row.
+
+        Returns:
+            The rows that continue, where a row listed twice is copied, and the next token of each; both empty when
+            the search is done.
+        """
+
+
+class Continuation:
+    """Sampled continuation of a prompt; takes one row.
+
+    Args:
+        sequence: prompt and continuation.
+        streams: True to send an event per token, False for one at the end.
+    """
+
+    width = 1
+
+    def __init__(self, sequence: TokenSequence, streams: bool = False) -> None:
+        self.sequence, self.streams = sequence, streams
+        self.prompt = sequence.prompt
+        self._sent = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens generated so far."""
+        return len(self.sequence.tokens)
+
+    def delta(self) -> TokenDelta:
+        """Return the text and tokens generated since the last call."""
+        start, self._sent = self._sent, len(self.sequence.tokens)
+        return TokenDelta(
+            self.sequence.pop_delta(),
+            tuple(self.sequence.tokens[start:]),
+            tuple(self.sequence.scores[start : self._sent]),
+        )
+
+
+class BeamSearch:
+    """Beam search; `beams` holds the results when it is done.
+
+    Args:
+        prompt: token ids, at least one.
+        settings: number of beams, length and scoring.
+        context: context length of the model, in tokens.
+        tokenizer: decodes the texts; without `end`, its `<|endoftext|>` ends a beam.
+        end: id of the token that ends a beam.
+    """
+
+    def __init__(
+        self, prompt: Sequence[int], settings: BeamSettings, context: int, tokenizer: Tokenizer, end: int | None = None
+    ) -> None:
+        self.prompt, self.width = prompt, settings.beams
+        self.beams: list[Beam] = []
+        self._steps = beam_steps(context - len(prompt), settings, tokenizer, end)
+        next(self._steps)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the results."""
+        return sum(len(beam.tokens) for beam in self.beams)
+
+    def advance(self, logits: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+        """Advance the search as `Search.advance` defines."""
+        try:
+            return self._steps.send(logits)
+        except StopIteration as stop:
+            self.beams = stop.value
+            return [], []
+
+
+Job = Continuation | Search
+
+
+def advance(jobs: Sequence[Job], rows: Sequence[Sequence[int]], logits: Tensor) -> list[list[tuple[int, int]]]:
+    """Advance every job by one token.
+
+    Args:
+        jobs: jobs to advance.
+        rows: rows of the logits that belong to each job.
+        logits: logits [rows, vocab].
+
+    Returns:
+        (row, next token) pairs of each job's rows that continue.
+    """
+    result: list[list[tuple[int, int]]] = [[] for _ in jobs]
+    continuations = [(number, job.sequence) for number, job in enumerate(jobs) if isinstance(job, Continuation)]
+    if continuations:
+        own_rows = [rows[number][0] for number, _ in continuations]
+        part = logits if own_rows == list(range(len(logits))) else logits[own_rows]
+        tokens = sample_next([sequence for _, sequence in continuations], part)
+        for (number, sequence), row, token in zip(continuations, own_rows, tokens, strict=True):
+            if sequence.finished is None:
+                result[number] = [(row, token)]
+    for number, job in enumerate(jobs):
+        if not isinstance(job, Continuation):
+            sources, following = job.advance(logits[list(rows[number])])
+            result[number] = [(rows[number][source], token) for source, token in zip(sources, following, strict=True)]
+    return result
+
+
+def arrange(kept: Iterable[int]) -> list[int]:
+    """Return the new index of each kept row when all other rows are dropped; as many rows as possible do not move.
+
+    A decoder's rows have no gaps, and moving a row copies its whole cache: when the first of 32 rows ends, the last one
+    moves there instead of 31 rows moving up.
+
+    Args:
+        kept: current index of each row to keep; an index listed twice is copied.
+    """
+    rows = list(kept)
+    targets = [-1] * len(rows)
+    free = set(range(len(rows)))
+    for number, row in enumerate(rows):
+        if row in free:
+            targets[number] = row
+            free.remove(row)
+    gaps = iter(sorted(free))
+    return [target if target >= 0 else next(gaps) for target in targets]

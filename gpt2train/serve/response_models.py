@@ -1,0 +1,128 @@
+"""Response models of the API, for its OpenAPI description; tests compare real responses with them."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Answer(BaseModel):
+    """Base of every response; all fields are always present."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
+
+
+class LogProbs(Answer):
+    """Lists of equal length, with one item per token."""
+
+    tokens: list[str]
+    """Text of each token; `bytes:\\xe2\\x80` for one that is not a whole character."""
+    token_logprobs: list[float | None]
+    """Natural log-probability of each token; null for the first token of a text."""
+    top_logprobs: list[dict[str, float] | None] | None
+    """Most likely tokens at each position; null if `logprobs` is 0."""
+    text_offset: list[int]
+    """Characters of the text before each token."""
+
+
+class Choice(Answer):
+    """One continuation."""
+
+    index: int
+    """Index of the prompt x `n` + index of the continuation."""
+    text: str
+    logprobs: LogProbs | None
+    finish_reason: Literal["stop", "length"] | None
+    """`stop` at `<|endoftext|>` or a stop string; null in a stream before the end."""
+
+
+class Usage(Answer):
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Completion(Answer):
+    """Response of /v1/completions; in a stream, each event but the last has these fields."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    """Seconds since 1970."""
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+class Model(Answer):
+    """The served model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    """Start of the server, in seconds since 1970."""
+    owned_by: str
+    max_model_len: int
+    """Context length in tokens, of prompt and continuation together."""
+    parameters: int
+    """Number of parameters of the model."""
+
+
+class ModelList(Answer):
+    """List of the one served model."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Texts(Answer):
+    """Response of /api."""
+
+    text: list[str]
+    """Prompt and continuation, for each prompt."""
+    segments: list[list[str]]
+    """Tokens of each text."""
+    logprobs: list[list[float]] | None
+    """Log-probability of each token after the first; null without `logprobs`."""
+
+
+class Beams(Answer):
+    """Response of /api with `beam_width`, best beam first."""
+
+    text: list[str]
+    segments: list[list[str]]
+    scores: list[float]
+
+
+class Health(Answer):
+    """State of the server."""
+
+    status: Literal["ok", "stuck", "failed", "ending"]
+    model: str
+    rows: int
+    """Decoder rows in use."""
+    waiting: int
+    """Sequences that wait for a row."""
+
+
+class Message(BaseModel):
+    """An error outside of /v1."""
+
+    message: str
+
+
+class ErrorDetail(Answer):
+    """Error message with its type, field and status."""
+
+    message: str
+    type: Literal["invalid_request_error", "authentication_error", "not_found_error", "server_error"]
+    param: str | None
+    """Name of the wrong field; null if no single field is wrong."""
+    code: int
+
+
+class OpenAIError(BaseModel):
+    """An error under /v1."""
+
+    error: ErrorDetail

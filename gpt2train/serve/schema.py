@@ -1,0 +1,181 @@
+"""OpenAPI 3.1 description of the API, with the limits of the served model and of the server's settings.
+
+FastAPI's generated description would declare 422 instead of 400, list no errors, and write integer bounds as floats.
+"""
+
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from gpt2train import __version__
+from gpt2train.serve.completions import CompletionRequest
+from gpt2train.serve.errors import error_body
+from gpt2train.serve.megatron import ApiRequest
+from gpt2train.serve.response_models import (
+    Beams,
+    Completion,
+    Health,
+    Message,
+    Model,
+    ModelList,
+    OpenAIError,
+    Texts,
+)
+from gpt2train.serve.service import Service
+
+MODELS = (Beams, Completion, CompletionRequest, ApiRequest, Health, Message, Model, ModelList, OpenAIError, Texts)
+ERRORS = {
+    400: "The request is not valid; the message names the field and the remedy.",
+    401: "The API key is missing or wrong.",
+    403: "The request comes from a web page of another host (Origin header).",
+    404: "No model of that name is served here.",
+    405: "The path does not support this method; `Allow` lists the supported methods.",
+    408: "The request did not arrive in time.",
+    413: "The body is too large.",
+    421: "The Host header names another host; `--allowed-host` allows more.",
+    500: "Internal server error.",
+    503: "The queue is full, or the server is shutting down.",
+    504: "The answer was not ready before the deadline.",
+}
+EXAMPLES = {
+    400: ("max_tokens: input should be a valid integer", "max_tokens"),
+    401: ("send the key of this server as Authorization: Bearer KEY", None),
+    404: ("no model of that name is served here; its name is 'small'", "model"),
+    413: ("the body is larger than 8388608 bytes", None),
+    503: ("the queue is full; try again in a moment", None),
+    504: ("not done within 120 s, the limit of this server", None),
+}
+HEADERS = {401: "WWW-Authenticate", 405: "Allow", 503: "Retry-After"}
+ALWAYS = (400, 403, 405, 408, 421, 500)
+WITH_BODY = (*ALWAYS, 413, 503, 504)
+
+
+def document(service: Service) -> dict[str, Any]:
+    """Return the OpenAPI description of one server."""
+    schemas = models_json_schema(
+        [(model, "validation") for model in MODELS], ref_template="#/components/schemas/{model}"
+    )
+    components: dict[str, Any] = {"schemas": schemas[1]["$defs"]}
+    _set_limits(components["schemas"], service)
+    if service.key is not None:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": service.names}}
+    about = "Continue prompts, as Megatron-LM's text generation server does."
+    api = [
+        _operation(service, "/api", f"{method}_api", about, WITH_BODY, _json(Texts, Beams), ApiRequest)
+        for method in ("put", "post")
+    ]
+    event = {"type": "object", "properties": {"data": {"type": "string", "description": "A completion as JSON."}}}
+    stream = {"text/event-stream": {"schema": event | {"description": "An event of the stream."}}}
+    completions = _json(Completion) | stream
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "gpt2train", "version": __version__},
+        "paths": {
+            "/api": {"put": api[0], "post": api[1]},
+            "/v1/models": {
+                "get": _operation(service, "/v1", "models", "List the served model.", ALWAYS, _json(ModelList))
+            },
+            "/v1/models/{name}": {
+                "get": {"parameters": [name]}
+                | _operation(service, "/v1", "model", "Describe the served model.", (*ALWAYS, 404), _json(Model))
+            },
+            "/v1/completions": {
+                "post": _operation(
+                    service,
+                    "/v1",
+                    "completions",
+                    "Continue prompts. With `stream`, the response is server-sent events; the last one is `[DONE]` or "
+                    "an error.",
+                    (*WITH_BODY, 404),
+                    completions,
+                    CompletionRequest,
+                )
+            },
+            "/health": {
+                "get": _operation(
+                    service,
+                    "/health",
+                    "health",
+                    "200 while requests are accepted, else 503: the model failed, the server is shutting down, or a "
+                    "step hangs.",
+                    ALWAYS,
+                    _json(Health),
+                )
+            },
+            "/metrics": {
+                "get": _operation(
+                    service,
+                    "/metrics",
+                    "metrics",
+                    "Metrics for Prometheus.",
+                    ALWAYS,
+                    {"text/plain": {"schema": {"type": "string"}}},
+                )
+            },
+        },
+        "components": components,
+    }
+
+
+def _operation(
+    service: Service,
+    path: str,
+    name: str,
+    about: str,
+    errors: tuple[int, ...],
+    content: dict[str, Any],
+    body: type[BaseModel] | None = None,
+) -> dict[str, Any]:
+    guarded = service.key is not None and path != "/health"
+    operation: dict[str, Any] = {"operationId": name, "summary": name, "description": about}
+    if body:
+        operation["requestBody"] = {"required": True, "content": _json(body)}
+    answers: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
+    for status in sorted({*errors, *([401] if guarded else [])}):
+        answers[str(status)] = _error(path, status)
+    if path == "/health":
+        answers["503"] = {"description": "No requests are accepted.", "content": _json(Health)}
+    operation["responses"] = answers
+    if guarded:
+        operation["security"] = [{"key": []}]
+    return operation
+
+
+def _error(path: str, status: int) -> dict[str, Any]:
+    example = error_body(path, status, *EXAMPLES.get(status, (HTTPStatus(status).phrase, None)))
+    content = _json(OpenAIError if path.startswith("/v1") else Message)
+    content["application/json"]["example"] = example
+    answer = {"description": ERRORS[status], "content": content}
+    if status in HEADERS:
+        answer["headers"] = {HEADERS[status]: {"schema": {"type": "string"}}}
+    return answer
+
+
+def _json(*models: type[BaseModel]) -> dict[str, Any]:
+    found = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
+    return {"application/json": {"schema": found[0] if len(found) == 1 else {"anyOf": found}}}
+
+
+def _set_limits(schemas: dict[str, Any], service: Service) -> None:
+    """Set the bounds that depend on the model and on the server's settings."""
+    context, limits = service.context, service.settings
+    fields = schemas["CompletionRequest"]["properties"]
+    fields["model"]["anyOf"][0] = {"type": "string", "enum": service.names}
+    fields["max_tokens"]["anyOf"][0]["maximum"] = context - 1
+    fields["n"]["anyOf"][0]["maximum"] = limits.max_sequences
+    for kind in fields["prompt"]["anyOf"]:
+        items = kind.get("items", {})
+        if items.get("type") == "integer":
+            items["maximum"] = service.batcher.decoder.shape.vocab - 1
+        else:
+            kind |= {"maxItems": limits.max_sequences} if items else {}
+            if "items" in items:
+                items["items"]["maximum"] = service.batcher.decoder.shape.vocab - 1
+    fields = schemas["ApiRequest"]["properties"]
+    fields["prompts"]["maxItems"] = min(fields["prompts"]["maxItems"], limits.max_sequences)
+    fields["tokens_to_generate"]["anyOf"][0]["maximum"] = context - 1
+    width = fields["beam_width"]["anyOf"][0]
+    width["maximum"] = min(width["maximum"], service.batcher.decoder.rows)
