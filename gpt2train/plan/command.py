@@ -1,4 +1,4 @@
-"""`gpt2train plan`: which layout to train with."""
+"""The command `gpt2train plan`, which finds the best parallel layout of a training."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,26 +29,26 @@ def plan(
     rows: int = 12,
     hardware: Annotated[Hardware, Parameter(name="*")] = DEFAULT_HARDWARE,
 ) -> None:
-    """Show memory per rank and expected step time of every layout on some GPUs, the best first.
+    """Show memory per rank and expected step time of every layout on a number of GPUs, best first.
 
     Parameters
     ----------
     preset_name
-        Model and batch: 117m, 345m, 762m, 1542m, …
+        Preset of model and batch: 117m, 345m, 762m, 1542m, …
     config
-        TOML file of settings on top of the preset.
+        TOML file of settings that override the preset.
     memory
         Memory of one GPU: 80GB, 141GB, …
     global_batch
-        Samples of a step, where not the preset's.
+        Samples per step; by default the preset's.
     precision
-        Where not the preset's.
+        Precision of the training; by default the preset's.
     vocab
-        Tokens of the tokenizer.
+        Vocabulary size.
     rows
-        Layouts to show.
+        Number of layouts to show.
     """
-    from rich.console import Console  # 0.1 s that the other commands need not spend
+    from rich.console import Console  # takes 0.1 s, which the other commands save
 
     changes = {"batch": {"global_batch": global_batch} if global_batch else {}}
     layers = [preset(preset_name), read_toml(config) if config else {}, changes]
@@ -69,13 +69,13 @@ def plan(
     if not found.fits:
         raise UserError(f"no layout fits {hardware.gpus} x {hardware.memory:g} GB; give more GPUs or more memory")
     best = found.fits[0]
-    p, usual = best.settings.parallel, ParallelSettings()
+    p, defaults = best.settings.parallel, ParallelSettings()
     flags = [
         f"--train.parallel.{name} {getattr(p, name)}"
         for name in ("tp", "pp", "zero")
-        if getattr(p, name) != getattr(usual, name)
+        if getattr(p, name) != getattr(defaults, name)
     ]
-    flags += ["--train.parallel.offload"] if p.offload else []
+    flags += ["--train.parallel.cpu-offload"] if p.cpu_offload else []
     if p.activation_checkpointing != "none":
         flags.append(f"--train.parallel.activation-checkpointing {p.activation_checkpointing}")
     flags.append(f"--train.batch.micro-batch {best.layout.micro_batch}")
@@ -83,7 +83,7 @@ def plan(
 
 
 def _gigabytes(text: str) -> float:
-    """80, 80GB or 74.5GiB in units of 10^9 bytes."""
+    """Convert 80, 80GB or 74.5GiB to units of 10^9 bytes."""
     number, unit = text.strip().lower(), 1.0
     for suffix, size in (("gib", 1.073741824), ("gb", 1.0), ("g", 1.0)):
         if number.endswith(suffix):
@@ -92,4 +92,4 @@ def _gigabytes(text: str) -> float:
     try:
         return float(number) * unit
     except ValueError as error:
-        raise UserError(f"--memory {text!r} is no amount of memory; write 80GB") from error
+        raise UserError(f"--memory {text!r} is not an amount of memory; write it as 80GB") from error

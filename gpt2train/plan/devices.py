@@ -1,4 +1,4 @@
-"""What this machine has to train on, found without torch (1-2 s): its GPUs, its cores, its memory."""
+"""GPUs and memory of this machine, found without importing torch (1-2 s)."""
 
 import csv
 import os
@@ -10,22 +10,23 @@ from dataclasses import dataclass
 
 import psutil
 
-from gpt2train.metrics import PEAKS
+from gpt2train.monitoring.metrics import PEAKS
 from gpt2train.plan.hardware import GB
 
-ASK_SECONDS = 30.0  # a driver that is loaded first takes some seconds
+QUERY_SECONDS = 30.0  # timeout; loading the driver takes some seconds
 MIB = 2**20
 FIELDS = "index,uuid,name,memory.total"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU that this process may use.
+    """GPU that this process may use.
 
     Attributes:
-        index: on the machine, by the driver's count, whatever is hidden.
-        uuid: the maker's.
-        memory: GB (10^9 bytes).
+        index: index on the machine by the driver, independent of `CUDA_VISIBLE_DEVICES`.
+        uuid: UUID by the driver.
+        name: product name.
+        memory: memory in GB (10^9 bytes).
     """
 
     index: int
@@ -35,15 +36,18 @@ class Gpu:
 
     @property
     def tflops(self) -> float | None:
-        """Dense bfloat16 peak, TFLOP/s; None for a GPU whose data sheet is not in the table."""
+        """Dense bfloat16 peak, TFLOP/s; None for a GPU that is not in the table."""
         return next((peak / 1e12 for part, peak in PEAKS.items() if part in self.name), None)
 
 
 def find_gpus(environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
-    """The GPUs that this process may use, in the order in which ranks take them; none without a driver.
+    """Find the GPUs that this process may use, in the order of the local ranks; empty without a driver.
 
-    `CUDA_VISIBLE_DEVICES` hides and orders them, by index or UUID, as CUDA reads it: the first entry that names no GPU
-    ends the list.
+    `CUDA_VISIBLE_DEVICES` selects and orders them by index or UUID, as in CUDA: the list ends at the first unknown
+    entry.
+
+    Args:
+        environment: environment variables; by default those of this process.
     """
     environment = os.environ if environment is None else environment
     visible = environment.get("CUDA_VISIBLE_DEVICES")
@@ -52,29 +56,29 @@ def find_gpus(environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
         return ()
     command = [program, f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return ()  # a driver that does not answer has no GPU to train on
-    return visible_of(parse(said), visible)
+        return ()  # a driver that does not respond has no usable GPU
+    return visible_of(parse(output), visible)
 
 
-def parse(said: str) -> tuple[Gpu, ...]:
-    """The GPUs of nvidia-smi's lines `index, uuid, name, MiB`."""
+def parse(output: str) -> tuple[Gpu, ...]:
+    """Parse nvidia-smi's lines `index, uuid, name, MiB`."""
     found = []
-    for row in csv.reader(said.splitlines(), skipinitialspace=True):
+    for row in csv.reader(output.splitlines(), skipinitialspace=True):
         if len(row) == 4 and row[0].isdigit():
-            memory = re.match(r"\d+", row[3])  # "[N/A]" where memory is shared with the CPU
+            memory = re.match(r"\d+", row[3])  # "[N/A]" if memory is shared with the CPU
             found.append(Gpu(int(row[0]), row[1], row[2], int(memory[0]) * MIB / GB if memory else memory_of_cpu()))
     return tuple(found)
 
 
 def visible_of(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
-    """Those that `CUDA_VISIBLE_DEVICES` leaves, in its order."""
+    """Select and order GPUs by a value of `CUDA_VISIBLE_DEVICES`; None keeps all."""
     if visible is None:
         return tuple(gpus)
     kept: list[Gpu] = []
-    for wanted in (part.strip() for part in visible.split(",")):
-        named = [gpu for gpu in gpus if wanted == str(gpu.index) or (wanted[4:] and gpu.uuid.startswith(wanted))]
+    for entry in (part.strip() for part in visible.split(",")):
+        named = [gpu for gpu in gpus if entry == str(gpu.index) or (entry[4:] and gpu.uuid.startswith(entry))]
         if not named or named[0] in kept:
             break
         kept.append(named[0])
@@ -82,5 +86,5 @@ def visible_of(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
 
 
 def memory_of_cpu() -> float:
-    """Memory of the machine, GB."""
+    """Return the memory of the machine in GB."""
     return float(psutil.virtual_memory().total) / GB

@@ -1,43 +1,44 @@
-"""Whether a run fits the machine it is started on: what it takes, and the sum of what is missing. No torch."""
+"""Resource estimate of a run, and the check that this machine has the resources; does not import torch."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpt2train.config import TrainSettings
-from gpt2train.metrics import flops_per_token, parameter_count
 from gpt2train.model.shape import Shape
+from gpt2train.monitoring.metrics import flops_per_token, parameter_count
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.devices import Gpu, memory_of_cpu
-from gpt2train.plan.duration import AGAIN, step_time
+from gpt2train.plan.duration import RECOMPUTE_FACTOR, step_time
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import FP32, peak
 from gpt2train.plan.parameters import pieces
 
-CORE = 60e9  # FLOP/s of a core in fp32 training: 0.75 of 83 to 94 GFLOP/s as plain products (docs/benchmarks.md)
-SLOWER = {"fp32": 1, "bf16": 3, "fp16": 20}  # on a CPU without AVX512-BF16 or AMX
-UNKNOWN = 100.0  # TFLOP/s taken for a GPU that is in no table
-LONGEST = 7 * 24  # hours that a training on a CPU may take before it is taken for a mistake
-STATE = 3 * FP32  # bytes of a parameter in a checkpoint: weight and AdamW's two means
+# FLOP/s of a core in fp32 training: 0.75 of 83 to 94 GFLOP/s as matrix products (docs/develop/benchmarks.md)
+CORE_FLOPS = 60e9
+CPU_SLOWDOWN = {"fp32": 1, "bf16": 3, "fp16": 20}  # on a CPU without AVX512-BF16 or AMX
+DEFAULT_TFLOPS = 100.0  # TFLOP/s assumed for an unknown GPU
+MAX_CPU_HOURS = 7 * 24  # longer trainings on a CPU are probably a mistake
+STATE_BYTES = 3 * FP32  # bytes per parameter in a checkpoint: weight and AdamW's two moments
 
 
 @dataclass(frozen=True)
-class Fit:
-    """What a training takes on this machine.
+class ResourceEstimate:
+    """Resources that a training takes on this machine.
 
     Attributes:
-        layout: over all processes.
-        on_gpu: as the engine decides: where each process here can have a GPU of its own.
+        layout: layout of all processes.
+        on_gpu: True if each process on this machine can have its own GPU, as the engine decides.
         found: GPUs of this machine that this process may use.
-        wanted: GPUs that the processes on this machine would take.
-        parameters: of the model.
-        memory: GB of the fullest rank at its peak.
-        room: GB that a rank can have.
-        tokens: to train on in all steps.
-        hours: of all steps, without validation and saving.
-        basis: what the hours rest on.
-        checkpoints: bytes of the checkpoints that lie on the disk at once.
-        model: bytes of the merged model.
+        wanted: number of GPUs that the processes on this machine would use.
+        parameters: parameters of the model.
+        memory: peak memory in GB of the rank that needs most.
+        room: memory in GB available to a rank.
+        tokens: tokens of all steps.
+        hours: time of all steps, without validation and saving.
+        basis: assumptions of the hours.
+        checkpoints: maximum size in bytes of all checkpoints on the disk.
+        model: size in bytes of the merged model.
     """
 
     layout: Layout
@@ -54,7 +55,7 @@ class Fit:
     model: int
 
 
-def weigh(
+def estimate_resources(
     settings: TrainSettings,
     vocab: int,
     gpus: Sequence[Gpu],
@@ -63,16 +64,17 @@ def weigh(
     nodes: int = 1,
     threads: int = 1,
     cores: int = 1,
-) -> Fit:
-    """What a run takes, by the arithmetic of `gpt2train plan`.
+) -> ResourceEstimate:
+    """Estimate the resources of a run with the model of `gpt2train plan`.
 
     Args:
-        vocab: tokens of the tokenizer.
-        gpus: those of this machine; the other machines of the job are taken to be like it.
-        processes: on each machine.
-        nodes: machines.
-        threads: of each process.
-        cores: of this machine.
+        settings: settings of the run.
+        vocab: vocabulary size.
+        gpus: GPUs of this machine; the other machines of the job are assumed to be equal.
+        processes: processes per machine.
+        nodes: number of machines.
+        threads: threads per process.
+        cores: CPU cores of this machine.
 
     Raises:
         UserError: the layout does not fit the processes, the model or the batch.
@@ -91,23 +93,24 @@ def weigh(
             gpus=layout.world,
             gpus_per_node=processes,
             memory=min(gpu.memory for gpu in used),
-            tflops=min(known) if len(known) == len(used) else UNKNOWN,
+            tflops=min(known) if len(known) == len(used) else DEFAULT_TFLOPS,
         )
         step = step_time(settings, shape, layout, parts, hardware).total
         seconds = tokens / (layout.global_batch * shape.context) * step
         room = hardware.memory * (1 - hardware.reserve)
-        said = "" if len(known) == len(used) else ", a guess for this GPU"
-        basis = f"a roofline of {hardware.tflops:g} TFLOP/s a GPU at {hardware.efficiency:.0%}{said} (docs/plan.md)"
+        guess = "" if len(known) == len(used) else ", a guess for this GPU"
+        speed = f"{hardware.tflops:g} TFLOP/s per GPU at {hardware.efficiency:.0%}"
+        basis = f"a roofline of {speed}{guess} (docs/train/plan.md)"
     else:
         busy = min(processes * threads, cores) * nodes
-        flops = tokens * flops_per_token(shape) * (1 + AGAIN[settings.parallel.activation_checkpointing])
-        rate = CORE / SLOWER[settings.precision]
+        flops = tokens * flops_per_token(shape) * (1 + RECOMPUTE_FACTOR[settings.parallel.activation_checkpointing])
+        rate = CORE_FLOPS / CPU_SLOWDOWN[settings.precision]
         seconds, room = flops / (busy * rate), memory_of_cpu() / processes
-        basis = f"{rate / 1e9:.0f} GFLOP/s a core in {settings.precision} on {busy} cores (docs/budget.md)"
+        basis = f"{rate / 1e9:.0f} GFLOP/s per core in {settings.precision} on {busy} cores (docs/operate/budget.md)"
     count = parameter_count(shape)
-    kept = settings.checkpoints.keep + settings.checkpoints.keep_best + 1  # and the one that is being written
-    written = min(kept, math.ceil(settings.steps / settings.checkpoints.every))
-    return Fit(
+    kept = settings.checkpoints.keep + settings.checkpoints.keep_best + 1  # + 1 for the one being written
+    written = min(kept, math.ceil(settings.steps / settings.checkpoints.interval))
+    return ResourceEstimate(
         layout=layout,
         on_gpu=on_gpu,
         found=tuple(gpus),
@@ -118,31 +121,31 @@ def weigh(
         tokens=tokens,
         hours=seconds / 3600,
         basis=basis,
-        checkpoints=written * STATE * count,
+        checkpoints=written * STATE_BYTES * count,
         model=FP32 * count,
     )
 
 
-def lacking(fit: Fit, settings: TrainSettings) -> list[str]:
-    """What the machine lacks for this run, all of it; empty where it fits.
+def missing_resources(fit: ResourceEstimate, settings: TrainSettings) -> list[str]:
+    """List all resources that the machine lacks for a run; empty if it fits.
 
-    With `device = "cpu"` the user has decided: then it may take as long as it likes.
+    `device = "cpu"` is an explicit choice: then the time is not checked.
     """
-    lacks = []
-    slow = fit.hours > LONGEST and not fit.on_gpu
+    missing = []
+    slow = fit.hours > MAX_CPU_HOURS and not fit.on_gpu
     if not fit.on_gpu and (settings.device == "cuda" or (settings.device == "auto" and slow)):
         found = f"{len(fit.found)} found" if fit.found else "none found"
-        lacks.append(f"{fit.wanted} GPU{'s' * (fit.wanted > 1)} ({found})")
+        missing.append(f"{fit.wanted} GPU{'s' * (fit.wanted > 1)} ({found})")
         if slow:
-            lacks.append(f"time (about {duration(fit.hours)} on this CPU)")
+            missing.append(f"time (about {duration(fit.hours)} on this CPU)")
     if fit.memory > fit.room and settings.device != "cpu":
         kind = "GPU memory" if fit.on_gpu else "memory"
-        lacks.append(f"{kind} ({fit.memory:.1f} GB a process, {fit.room:.1f} GB can be had)")
-    return lacks
+        missing.append(f"{kind} ({fit.memory:.1f} GB per process, {fit.room:.1f} GB available)")
+    return missing
 
 
 def duration(hours: float) -> str:
-    """A time in the unit that fits it."""
+    """Format a time in minutes, hours, days or years."""
     if hours < 1.5:
         minutes = max(1, round(60 * hours))
         return f"{minutes} minute{'s' * (minutes > 1)}"
@@ -152,7 +155,7 @@ def duration(hours: float) -> str:
 
 
 def _tokens(settings: TrainSettings, layout: Layout) -> int:
-    """Tokens of all steps; with a ramp-up the first ones are smaller."""
+    """Return the tokens of all steps; with a batch ramp-up the first steps have fewer."""
     if layout.ramp_up is None:
         return settings.steps * layout.global_batch * settings.model.context
     samples = 0

@@ -1,20 +1,20 @@
-"""How many parameters a rank holds: arithmetic alone, no torch."""
+"""Number of parameters of a rank; does not import torch."""
 
 from dataclasses import dataclass
 
 from gpt2train.config import TrainSettings
 from gpt2train.model.shape import Shape
-from gpt2train.parallel.stages import stage_layers
+from gpt2train.parallel.pipeline_stages import stage_layers
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one rank of a pipeline holds.
+    """Part of the model on one pipeline rank.
 
     Attributes:
-        layers: transformer blocks.
-        first: whether it has the embeddings.
-        last: whether it has the head, tied to the token embedding, and the last LayerNorm.
+        layers: number of transformer blocks.
+        first: True if it has the embeddings.
+        last: True if it has the head, tied to the token embedding, and the last LayerNorm.
     """
 
     layers: int
@@ -23,30 +23,33 @@ class Piece:
 
 
 def pieces(settings: TrainSettings, shape: Shape) -> list[Piece]:
-    """The piece of each pipeline rank; an interleaved rank's stages add up."""
-    pp, stages = settings.parallel.pp, settings.parallel.stages
-    runs = stage_layers(shape, pp * stages)
-    return [Piece(sum(len(run) for run in runs[rank::pp]), rank == 0, rank == pp - 1) for rank in range(pp)]
+    """Return the part of the model on each pipeline rank; the stages of an interleaved rank are added up."""
+    pp, stages = settings.parallel.pp, settings.parallel.virtual_pipeline_stages
+    stage_ranges = stage_layers(shape, pp * stages)
+    return [
+        Piece(sum(len(layers) for layers in stage_ranges[rank::pp]), rank == 0, rank == pp - 1) for rank in range(pp)
+    ]
 
 
 def block_parameters(shape: Shape, tp: int) -> int:
-    """Parameters of one block on one tensor-parallel rank.
+    """Return the parameters of one block on one tensor-parallel rank.
 
-    The matrices and the biases of column-parallel layers (7 H) are split, LayerNorms and the biases of row-parallel
-    layers (6 H) are whole on every rank.
+    Matrices and the biases of column-parallel layers (7 H) are split. LayerNorms and the biases of row-parallel layers
+    (6 H) are replicated.
     """
     width = shape.hidden
     return (12 * width**2 + 7 * width) // tp + 6 * width
 
 
 def parameters(piece: Piece, shape: Shape, tp: int, padding: int | None = None) -> int:
-    """Parameters of one rank.
+    """Return the parameters of one rank.
 
     Args:
-        piece: what the rank's place in the pipeline holds; where first and last are two ranks, each has a copy of the
+        piece: part of the model on the pipeline rank; if the first and the last rank differ, each has a copy of the
             tied embedding.
-        tp: tensor-parallel ranks.
-        padding: the vocabulary is padded to a multiple of it; ours is 128 on every layout, Megatron-LM's 128 x tp.
+        shape: shape of the model.
+        tp: tensor-parallel degree.
+        padding: number to a multiple of which the vocabulary is padded; by default 128, Megatron-LM uses 128 x tp.
     """
     vocab = shape.padded_vocab if padding is None else -(-shape.vocab // padding) * padding
     count = piece.layers * block_parameters(shape, tp)

@@ -1,4 +1,4 @@
-"""Every layout of a model on some GPUs, the best first, and why the others were left out."""
+"""Search over all parallel layouts of a model on a number of GPUs."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -16,17 +16,19 @@ from gpt2train.plan.parameters import Piece, parameters, pieces
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 RECOMPUTE = ("none", "selective", "full")
-ALMOST = 1.03  # times the fastest: not worth memory, of which a run can have too little for other reasons
+NEAR_BEST = 1.03  # times the shortest step time; within it the candidate with the least memory is chosen
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout that is possible, and what it costs.
+    """Possible layout and its costs.
 
     Attributes:
-        settings: the run's settings with this layout in them.
-        memory: of the fullest rank.
-        parameters: of each pipeline rank.
+        settings: settings of the run, with this layout in them.
+        layout: layout of all ranks.
+        memory: peak memory of the rank that needs most.
+        duration: expected step time.
+        parameters: number of parameters of each pipeline rank.
     """
 
     settings: TrainSettings
@@ -38,11 +40,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
-        fits: candidates, the fastest first; for each (tp, pp, ZeRO, offload) the fastest micro-batch and checkpointing.
-        refused: why combinations were left out, with their number, the most frequent first.
+        fits: candidates, fastest first; for each (tp, pp, ZeRO, offload) the best micro-batch and checkpointing.
+        refused: reasons of excluded combinations with their number, most frequent first.
     """
 
     fits: list[Candidate]
@@ -50,46 +52,49 @@ class Plan:
 
 
 def search(settings: TrainSettings, shape: Shape, hardware: Hardware) -> Plan:
-    """Look at all layouts.
+    """Evaluate all layouts.
 
     Args:
-        settings: the model, the global batch and the precision; the layout in it is ignored.
+        settings: model, global batch and precision; the layout in the settings is ignored.
+        shape: shape of the model.
+        hardware: GPUs and their speeds.
     """
     refused: Counter[str] = Counter()
-    fitting: defaultdict[tuple[int, int, int, bool], list[Candidate]] = defaultdict(list)
-    room = hardware.memory * GB * (1 - hardware.reserve)
+    by_layout: defaultdict[tuple[int, int, int, bool], list[Candidate]] = defaultdict(list)
+    available = hardware.memory * GB * (1 - hardware.reserve)
     for changes, micro in itertools.product(_layouts(hardware, refused), MICRO_BATCHES):
         parallel = settings.parallel.model_copy(update=changes)
-        batch = settings.batch.model_copy(update={"micro_batch": micro, "accumulation": 0})
-        tried = settings.model_copy(update={"parallel": parallel, "batch": batch})
+        batch = settings.batch.model_copy(update={"micro_batch": micro, "gradient_accumulation_steps": 0})
+        candidate_settings = settings.model_copy(update={"parallel": parallel, "batch": batch})
         try:
-            layout = Layout.of(tried, hardware.gpus)
-            found = _weigh(tried, shape, layout, pieces(tried, shape), hardware)
+            layout = Layout.of(candidate_settings, hardware.gpus)
+            candidate = _evaluate(candidate_settings, shape, layout, pieces(candidate_settings, shape), hardware)
         except UserError as error:
             refused[str(error).split(";")[0]] += 1
             continue
-        if found.memory.device > room:
-            name = f"tp {parallel.tp} x pp {parallel.pp}, ZeRO {parallel.zero}{', offload' if parallel.offload else ''}"
-            refused[f"{name}: more than {room / GB:.1f} GB"] += 1
+        if candidate.memory.device > available:
+            offload = ", offload" if parallel.cpu_offload else ""
+            name = f"tp {parallel.tp} x pp {parallel.pp}, ZeRO {parallel.zero}{offload}"
+            refused[f"{name}: more than {available / GB:.1f} GB"] += 1
             continue
-        fitting[(parallel.tp, parallel.pp, parallel.zero, parallel.offload)].append(found)
-    return Plan(sorted(map(_best, fitting.values()), key=_order), refused.most_common())
+        by_layout[(parallel.tp, parallel.pp, parallel.zero, parallel.cpu_offload)].append(candidate)
+    return Plan(sorted(map(_best, by_layout.values()), key=_order), refused.most_common())
 
 
 def _best(candidates: list[Candidate]) -> Candidate:
-    """Of those that are almost as fast as the fastest, the one that needs the least memory."""
-    limit = min(one.duration.total for one in candidates) * ALMOST
+    """Return the candidate with the least memory among those almost as fast as the fastest."""
+    limit = min(one.duration.total for one in candidates) * NEAR_BEST
     return min((one for one in candidates if one.duration.total <= limit), key=lambda one: one.memory.device)
 
 
 def _order(candidate: Candidate) -> tuple[float, float, int]:
-    """The fastest first; of those that are within 1 % the simplest, then the one that needs the least memory."""
+    """Return the sort key: step time to 0.1 ms, then simplicity of the layout, then memory."""
     p = candidate.settings.parallel
-    return (round(candidate.duration.total, 4), p.tp * p.pp + p.zero + 10 * p.offload, candidate.memory.device)
+    return (round(candidate.duration.total, 4), p.tp * p.pp + p.zero + 10 * p.cpu_offload, candidate.memory.device)
 
 
 def _layouts(hardware: Hardware, refused: Counter[str]) -> Iterator[dict[str, object]]:
-    """Changes to the parallel settings."""
+    """Yield the parallel settings of each layout."""
     sizes = [n for n in range(1, hardware.gpus + 1) if hardware.gpus % n == 0]
     for tp, pp in itertools.product(sizes, sizes):
         if hardware.gpus % (tp * pp):
@@ -99,21 +104,23 @@ def _layouts(hardware: Hardware, refused: Counter[str]) -> Iterator[dict[str, ob
             continue
         data = hardware.gpus // (tp * pp)
         for zero, offload, recompute in itertools.product((0, 1, 2, 3), (False, True), RECOMPUTE):
-            if zero and data == 1:
-                continue  # nothing to shard over
+            if data == 1 and zero != (3 if offload else 0):
+                continue  # nothing to shard; offload behaves as ZeRO 3 at every stage and is listed once
             yield {
                 "tp": tp,
                 "pp": pp,
                 "zero": zero,
-                "shard": 0,
-                "offload": offload,
+                "dp_shard_degree": 0,
+                "cpu_offload": offload,
                 "schedule": "1f1b",
-                "stages": 1,
+                "virtual_pipeline_stages": 1,
                 "activation_checkpointing": recompute,
             }
 
 
-def _weigh(settings: TrainSettings, shape: Shape, layout: Layout, parts: list[Piece], hardware: Hardware) -> Candidate:
+def _evaluate(
+    settings: TrainSettings, shape: Shape, layout: Layout, parts: list[Piece], hardware: Hardware
+) -> Candidate:
     memories = [peak(settings, shape, layout, piece, rank) for rank, piece in enumerate(parts)]
     return Candidate(
         settings,

@@ -1,1 +1,1 @@
-"""Runs side by side: what each run folder says of itself, as a table and as a page of curves. No torch."""
+"""Comparison of runs as a text table and as an HTML page with curves; does not import torch."""

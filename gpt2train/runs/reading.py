@@ -1,7 +1,7 @@
-"""What run folders hold, as plain values: found, read, and those that cannot be read named. No torch.
+"""Discovery and reading of run folders, with a list of those that cannot be read; does not import torch.
 
-Nothing is trusted to be there but the settings: a run that has just begun, that stopped, that was never evaluated or
-that was trained without a flow is a run like any other.
+Only the settings must exist: a run may have just begun, have stopped, never been evaluated, or been trained without a
+flow.
 """
 
 import contextlib
@@ -16,41 +16,44 @@ from typing import Any
 
 from gpt2train.config import CONFIG_FILE, RunConfig
 from gpt2train.errors import RunError, UserError
-from gpt2train.metrics import FILE, parameter_count, read_metrics
-from gpt2train.runs.record import MANIFEST, RECORD, RunRecord, read_record, token_fingerprint
+from gpt2train.monitoring.metrics import FILE, parameter_count, read_metrics, unreadable_lines
+from gpt2train.monitoring.run_record import MANIFEST, RECORD, RunRecord, read_record, token_fingerprint
 from gpt2train.settings import build, read_toml
 
-DEPTH = 4  # folders below the given one: a folder of outputs, an output, runs/, the run, and one to spare
-SIGNS = (RECORD, FILE, MANIFEST, "checkpoints", "logs")  # one of them beside config.toml makes a run folder
-LAST_ROWS = 10  # of the training loss that is shown: one step's alone says little
+MAX_DEPTH = 4  # folder levels below the given one: folder of outputs, output, runs/, run, and one spare
+SIGNS = (RECORD, FILE, MANIFEST, "checkpoints", "logs")  # a run folder has config.toml and at least one of these
+MEAN_ROWS = 10  # number of last steps whose mean training loss is shown; the loss of one step is noisy
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as far as its folder tells.
+    """Contents of a run folder.
 
     Attributes:
-        name: of the folder; with what is above it where two are of one name.
-        folder: where it lies.
+        name: name of the folder, with parent folders if two runs have the same name.
+        folder: path of the folder.
         state: `running`, `finished`, `stopped` or `not begun`.
-        step, steps: done, and to do.
-        data: fingerprint of the tokens, several joined by `+`; None where nothing tells it.
-        tokens: trained on so far.
-        data_tokens: in the training data.
-        parameters: of the model.
-        layout: of the last start.
-        loss: mean of the last ten steps.
-        valid_loss, best_valid_loss: nats per token.
-        lambada_accuracy, lambada_perplexity: by the headline definition.
-        wikitext_perplexity: per word of the original text.
-        hours: that its steps took, those done again counted each time.
-        repeated_hours: of these, spent on steps that were done again.
+        step: last finished step.
+        steps: number of steps of the training.
+        data: fingerprint of the training tokens, several joined by `+`; None if unknown.
+        tokens: tokens trained on so far.
+        data_tokens: tokens of the training data.
+        parameters: parameters of the model.
+        layout: parallel layout of the last start.
+        loss: mean training loss of the last ten steps, nats per token.
+        valid_loss: last validation loss, nats per token.
+        best_valid_loss: lowest validation loss, nats per token.
+        lambada_accuracy: accuracy by LAMBADA's headline definition.
+        lambada_perplexity: perplexity by LAMBADA's headline definition.
+        wikitext_perplexity: WikiText perplexity per word of the original text.
+        hours: time of all steps; a repeated step counts each time.
+        repeated_hours: part of `hours` spent on steps that were repeated.
         tokens_per_second: median over the steps.
-        started: of the first start, ISO 8601.
-        record: what `run.json` holds.
-        settings: flat, by dotted name.
-        rows: of metrics.jsonl.
-        evaluation: the results in eval/, by name of the file.
+        started: time of the first start, ISO 8601.
+        record: contents of `run.json`.
+        settings: flat settings, by dotted name.
+        rows: rows of metrics.jsonl.
+        evaluation: results in eval/, by name of the file.
     """
 
     name: str
@@ -80,65 +83,74 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Broken:
-    """A run folder that cannot be read, and why."""
+class UnreadableRun:
+    """Run folder that cannot be read, with the reason."""
 
     folder: Path
     reason: str
 
 
-def read_runs(places: Sequence[Path]) -> tuple[list[Run], list[Broken]]:
-    """Every run at or below some folders, each once, by name.
+def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[UnreadableRun]]:
+    """Read every run at or below the given folders.
+
+    Returns:
+        The runs, each once, sorted by name, and the run folders that are partly or wholly unreadable.
 
     Raises:
-        UserError: a folder is not there, or there is no run below any.
+        UserError: a folder does not exist, or there is no run below any of them.
     """
-    folders = list(dict.fromkeys(folder.resolve() for place in places for folder in find_runs(place)))
+    folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in find_runs(path)))
     if not folders:
-        where = ", ".join(map(str, places))
+        where = ", ".join(map(str, paths))
         raise UserError(f"no run below {where}; give an output folder, its runs/, or the folder of a run")
     runs: list[Run] = []
-    broken: list[Broken] = []
+    unreadable: list[UnreadableRun] = []
     for folder, name in zip(folders, _names(folders), strict=True):
         try:
             runs.append(read_run(folder, name))
+            if problem := unreadable_lines(folder):
+                unreadable.append(UnreadableRun(folder, problem))
         except (UserError, RunError) as error:
-            broken.append(Broken(folder, str(error)))
-        except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-            broken.append(Broken(folder, f"{folder} holds what no run writes ({type(error).__name__}: {error})"))
-    return sorted(runs, key=lambda run: run.name), broken
+            unreadable.append(UnreadableRun(folder, str(error)))
+        except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
+            unreadable.append(UnreadableRun(folder, f"{folder} has unknown contents ({type(error).__name__}: {error})"))
+    return sorted(runs, key=lambda run: run.name), unreadable
 
 
-def find_runs(place: Path) -> Iterator[Path]:
-    """The run folders at or below a folder; what is within a run is not looked at.
+def find_runs(root: Path) -> Iterator[Path]:
+    """Find the run folders at or below a folder; the folders inside a run are not searched.
 
     Raises:
-        UserError: there is no such folder.
+        UserError: the folder does not exist.
     """
-    if not place.is_dir():
-        raise UserError(f"{place} is no folder; give an output folder, its runs/, or the folder of a run")
-    for path, below, files in os.walk(place):
-        here = Path(path)
-        if _is_run({*below, *files}):
-            below.clear()
-            yield here
-        elif len(here.relative_to(place).parts) >= DEPTH:
-            below.clear()
+    if not root.is_dir():
+        raise UserError(f"{root} is not a folder; give an output folder, its runs/, or the folder of a run")
+    for path, subfolders, files in os.walk(root):
+        folder = Path(path)
+        if _is_run({*subfolders, *files}):
+            subfolders.clear()
+            yield folder
+        elif len(folder.relative_to(root).parts) >= MAX_DEPTH:
+            subfolders.clear()
         else:
-            below[:] = sorted(name for name in below if not name.startswith((".", "_")))
+            subfolders[:] = sorted(name for name in subfolders if not name.startswith((".", "_")))
 
 
 def read_run(folder: Path, name: str | None = None) -> Run:
     """Read one run folder.
 
+    Args:
+        folder: run folder.
+        name: name of the run; by default the folder's name.
+
     Raises:
-        UserError, RunError, ValueError, TypeError, KeyError: a file is not what the run wrote.
+        UserError: the settings are missing or invalid.
+        RunError: a file is damaged.
+        ValueError: a file does not have the contents that a run writes; also TypeError, KeyError and others.
     """
     plain = read_toml(folder / CONFIG_FILE)
     config = build(RunConfig, plain, source=str(folder / CONFIG_FILE))
     rows = read_metrics(folder)
-    if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
-        raise RunError(f"{folder / FILE} has a row without a step")
     record = read_record(folder) or RunRecord()
     last: dict[str, Any] = rows[-1] if rows else {}
     valid = _numbers(rows, "valid_loss")
@@ -159,7 +171,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         data_tokens=sum(corpus.tokens for corpus in record.data) or None,
         parameters=parameter_count(config.shape),
         layout=start.layout if start else None,
-        loss=_mean(_numbers(rows[-LAST_ROWS:], "loss")),
+        loss=_mean(_numbers(rows[-MEAN_ROWS:], "loss")),
         valid_loss=valid[-1] if valid else None,
         best_valid_loss=min(valid, default=None),
         lambada_accuracy=headline.get("accuracy"),
@@ -176,20 +188,22 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     )
 
 
-def flat(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name."""
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested settings to dotted names."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
-        name = f"{above}{key}"
+        name = f"{prefix}{key}"
         found |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return found
 
 
-def is_held(run: Path) -> bool:
-    """Whether a job holds the run folder, looked at without taking it: a job that starts just now has a second's
-    patience. Where files cannot be locked it is not known, and so False."""
+def is_locked(run: Path) -> bool:
+    """Return True if a job has locked the run folder; False if the system has no file locks.
+
+    The probe takes a shared lock for a moment; a job that starts at the same time retries for a second.
+    """
     with contextlib.suppress(ImportError, OSError):
-        import fcntl  # not on every system
+        import fcntl  # missing on Windows
 
         with (run / ".lock").open("rb") as file:
             try:
@@ -204,7 +218,7 @@ def _is_run(names: set[str]) -> bool:
 
 
 def _state(folder: Path, step: int, steps: int) -> str:
-    if is_held(folder):
+    if is_locked(folder):
         return "running"
     latest = folder / "checkpoints" / "latest"
     if latest.is_file() and latest.read_text(encoding="utf-8").strip() == f"step-{steps:08d}":
@@ -213,9 +227,9 @@ def _state(folder: Path, step: int, steps: int) -> str:
 
 
 def _data(record: RunRecord, config: RunConfig) -> str | None:
-    """What names the training tokens: what the flows know them by, else what a checkpoint does."""
+    """Return the fingerprint of the training tokens by the flows, else the identity that checkpoints use."""
     names = [corpus.fingerprint or corpus.identity for corpus in record.data]
-    if not names:  # begun, but not at its first step; or of a release that wrote no record
+    if not names:  # before the first step, or a run of a release that wrote no record
         found = [token_fingerprint(corpus.prefix) for corpus in config.data.corpora]
         names = [name for name in found if name]
     return "+".join(names) or None
@@ -225,21 +239,21 @@ def _evaluation(folder: Path) -> Iterator[tuple[str, Any]]:
     for path in sorted((folder / "eval").glob("[!_]*.json")):
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict):
-            raise RunError(f"{path} is no result of an evaluation")
+            raise RunError(f"{path} is not a result of an evaluation; remove it")
         yield path.stem, found
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The shortest end of each path that no other has."""
+    """Return the shortest unique end of each path."""
     names = [folder.name for folder in folders]
     deepest = max(len(folder.parts) for folder in folders)
     for parts in range(2, deepest + 1):
-        twice = {name for name in names if names.count(name) > 1}
-        if not twice:
+        ambiguous = {name for name in names if names.count(name) > 1}
+        if not ambiguous:
             break
         ends = ["/".join(folder.parts[-parts:]) for folder in folders]
-        names = [end if name in twice else name for name, end in zip(names, ends, strict=True)]
-    # `runs` says nothing, and stands in every path of the flows.
+        names = [end if name in ambiguous else name for name, end in zip(names, ends, strict=True)]
+    # The folder `runs` is in every path of the flows and carries no information.
     short = [name.replace("/runs/", "/") for name in names]
     return short if len(set(short)) == len(short) else names
 

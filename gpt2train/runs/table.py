@@ -1,4 +1,4 @@
-"""Runs side by side, in plain text: a line a run, and what differs between their settings."""
+"""Text table of runs, with one line per run and a list of differing settings."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -9,7 +9,7 @@ Sort = Literal[
     "started", "name", "state", "tokens", "parameters", "loss", "valid", "lambada", "wikitext", "hours", "speed"
 ]
 
-# What a run is sorted by, and whether the greatest is first. A run without it is last.
+# Sort key of a run, and True if the greatest value comes first. Runs without the value come last.
 KEYS: dict[str, tuple[Callable[[Run], Any], bool]] = {
     "started": (lambda run: run.started, False),
     "name": (lambda run: run.name, False),
@@ -23,27 +23,27 @@ KEYS: dict[str, tuple[Callable[[Run], Any], bool]] = {
     "hours": (lambda run: run.hours, True),
     "speed": (lambda run: run.tokens_per_second, True),
 }
-# Settings that say where things lie; what lies there has a fingerprint in the table.
-PLACES = ("output", "data.train", "data.valid", "data.cache", "tokenizer_hash")
-SHORT = 8  # characters of a fingerprint
+# Settings that are paths or derived from data; the table shows the data's fingerprint instead.
+PATH_SETTINGS = ("output", "data.train", "data.valid", "data.cache", "tokenizer_hash")
+FINGERPRINT_CHARS = 8  # characters of a fingerprint that are shown
 NONE = "–"
-BESIDE = 8  # runs whose settings stand beside each other
-NAMED = 3  # runs of one value that are named
+MAX_COLUMNS = 8  # maximum number of runs whose differing settings are shown in columns
+MAX_NAMED = 3  # maximum number of runs with the same value that are listed by name
 
 
 def sort_runs(runs: Sequence[Run], by: Sort) -> list[Run]:
-    """Best, greatest or first come first; those of which nothing is known last; ties by name."""
+    """Sort runs by a column, best, greatest or earliest first, then by name; runs without the value come last."""
     key, descending = KEYS[by]
     known = [run for run in sorted(runs, key=lambda run: run.name) if key(run) is not None]
     return sorted(known, key=key, reverse=descending) + [run for run in runs if key(run) is None]
 
 
 def columns(run: Run) -> dict[str, str]:
-    """The cells of a run, by the head of their column."""
+    """Return the cells of a run, by column."""
     return {
         "run": run.name,
         "state": run.state if run.state == "finished" else f"{run.state} at {run.step:,} of {run.steps:,}",
-        "data": "+".join(name[:SHORT] for name in run.data.split("+")) if run.data else NONE,
+        "data": "+".join(name[:FINGERPRINT_CHARS] for name in run.data.split("+")) if run.data else NONE,
         "tokens": count(run.tokens),
         "parameters": count(run.parameters),
         "layout": run.layout or NONE,
@@ -58,9 +58,10 @@ def columns(run: Run) -> dict[str, str]:
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """What is not the same in all runs: settings, preset, device and releases; by name, in the order of the runs.
+    """Return the settings, presets, devices and releases that differ between runs.
 
-    Where a run has no such setting (another release wrote it, or it is None) its value is None.
+    Returns:
+        Values in the order of the runs, by name; None if a run does not have the setting.
     """
     known = [_known(run) for run in runs]
     names = sorted({name for one in known for name in one})
@@ -69,7 +70,7 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def _known(run: Run) -> dict[str, Any]:
-    facts: dict[str, Any] = {name: value for name, value in run.settings.items() if name not in PLACES}
+    facts: dict[str, Any] = {name: value for name, value in run.settings.items() if name not in PATH_SETTINGS}
     facts["preset"] = run.record.preset
     if run.record.starts:
         last = run.record.starts[-1]
@@ -79,7 +80,7 @@ def _known(run: Run) -> dict[str, Any]:
 
 
 def text(runs: Sequence[Run]) -> str:
-    """The whole answer: the table, and below it what differs."""
+    """Format the table of runs, followed by the differing settings."""
     rows = [columns(run) for run in runs]
     parts = [aligned([list(rows[0]), *(list(row.values()) for row in rows)], left=("run", "state", "data", "layout"))]
     if len(runs) > 1:
@@ -88,40 +89,47 @@ def text(runs: Sequence[Run]) -> str:
 
 
 def different(runs: Sequence[Run]) -> str:
-    """What differs: a column a run; of more than fit beside each other, the runs by value."""
+    """Format the differing settings with one column per run, or, for more runs than fit, with runs grouped by value."""
     found = differences(runs)
     names = [run.name for run in runs]
-    if found and len(runs) <= BESIDE:
-        body = [[name, *(cut(shown(value)) for value in values)] for name, values in found.items()]
+    if found and len(runs) <= MAX_COLUMNS:
+        body = [[name, *(truncated(shown(value)) for value in values)] for name, values in found.items()]
         return aligned([["different", *names], *body], left=("different",))
     width = max(map(len, found), default=0)
     return "\n".join(f"{name:<{width}}  {_by_value(values, names)}" for name, values in found.items())
 
 
 def _by_value(values: Sequence[Any], names: Sequence[str]) -> str:
-    """`8: one, other; 16: 12 runs`, in the order of the runs."""
+    """Group runs by value, as `8: one, other; 16: 12 runs`, in the order of the runs."""
     groups: dict[str, list[str]] = {}
     for value, name in zip(values, names, strict=True):
-        groups.setdefault(cut(shown(value)), []).append(name)
-    lists = {value: ", ".join(some) if len(some) <= NAMED else f"{len(some)} runs" for value, some in groups.items()}
-    return "; ".join(f"{value}: {some}" for value, some in lists.items())
+        groups.setdefault(truncated(shown(value)), []).append(name)
+    lists = {
+        value: ", ".join(group) if len(group) <= MAX_NAMED else f"{len(group)} runs" for value, group in groups.items()
+    }
+    return "; ".join(f"{value}: {group}" for value, group in lists.items())
 
 
-def cut(value: str, most: int = 24) -> str:
-    """A value that is too long for a cell, without its end."""
-    return value if len(value) <= most else value[: most - 1] + "…"
+def truncated(value: str, width: int = 24) -> str:
+    """Truncate a value to the width of a cell."""
+    return value if len(value) <= width else value[: width - 1] + "…"
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Sequence[str]) -> str:
-    """Rows in columns; numbers to the right, those whose head is in `left` to the left; empty ones left out."""
-    wanted = [place for place in range(len(rows[0])) if any(row[place] != NONE for row in rows[1:])]
-    widths = {place: max(len(row[place]) for row in rows) for place in wanted}
-    flush = {place: str.ljust if rows[0][place] in left else str.rjust for place in wanted}
-    return "\n".join("  ".join(flush[p](row[p], widths[p]) for p in wanted).rstrip() for row in rows)
+    """Align rows in columns and omit empty columns.
+
+    Args:
+        rows: rows of cells; the first row has the heads.
+        left: heads of left-aligned columns; the others are right-aligned.
+    """
+    shown_columns = [column for column in range(len(rows[0])) if any(row[column] != NONE for row in rows[1:])]
+    widths = {column: max(len(row[column]) for row in rows) for column in shown_columns}
+    justify = {column: str.ljust if rows[0][column] in left else str.rjust for column in shown_columns}
+    return "\n".join("  ".join(justify[p](row[p], widths[p]) for p in shown_columns).rstrip() for row in rows)
 
 
 def shown(value: Any) -> str:
-    """A setting as it is written."""
+    """Format the value of a setting."""
     if value is None:
         return NONE
     if isinstance(value, bool):
@@ -130,7 +138,7 @@ def shown(value: Any) -> str:
 
 
 def count(value: int) -> str:
-    """A number of tokens or parameters in three or four digits."""
+    """Format a number of tokens or parameters with three or four digits and a unit."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g}{unit}" if value < 1000 * size else f"{value / size:,.0f}{unit}"
@@ -138,10 +146,10 @@ def count(value: int) -> str:
 
 
 def number(value: float | None, digits: int) -> str:
-    """A number, or a dash."""
+    """Format a number with fixed decimals; None is a dash."""
     return NONE if value is None else f"{value:,.{digits}f}"
 
 
 def perplexity(value: float | None) -> str:
-    """A perplexity: those of a model that has learned nothing have many digits."""
+    """Format a perplexity, in scientific notation from 100,000, as an untrained model's; None is a dash."""
     return NONE if value is None else f"{value:,.2f}" if value < 1e5 else f"{value:.2e}"

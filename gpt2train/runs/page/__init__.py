@@ -1,7 +1,7 @@
-"""The page of runs: their table, what differs between their settings, and their curves, in one file.
+"""Self-contained HTML page of runs with their table, differing settings, and curves.
 
-Everything is in the file: its policy forbids to load anything, and names its own style and script by their hashes, so
-that text of a run (a name, a setting) stays text. It works from `file://`.
+The content security policy forbids loading anything and allows only the page's own style and script, by hash, so that
+names and settings of runs cannot inject code. The page works from `file://`.
 """
 
 import base64
@@ -18,24 +18,24 @@ from gpt2train.runs.reading import Run
 from gpt2train.runs.table import NONE, columns, differences, shown
 
 MARK = '<meta name="generator" content="gpt2train runs">'
-POINTS = 800  # of a curve: about the pixels that it has
+POINTS = 800  # maximum number of points of a curve, about its width in pixels
 CURVES = {"loss": "loss", "valid": "valid_loss", "lr": "lr", "speed": "tokens_per_second"}
 
 
 def render(runs: Sequence[Run]) -> str:
-    """The page of some runs, at least one."""
-    here = files(__name__)
-    style, script = (here.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
+    """Render the page of at least one run."""
+    package = files(__name__)
+    style, script = (package.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(here.joinpath("page.html").read_text(encoding="utf-8"))
+    template = environment.from_string(package.joinpath("page.html").read_text(encoding="utf-8"))
     cells = [columns(run) for run in runs]
     return template.render(
         mark=MARK,
         policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:",
         style=style,
         script=script,
-        data=_inert({"runs": [{"name": run.name, "curves": curves(run)} for run in runs]}),
-        # A column of dashes says nothing.
+        data=_script_json({"runs": [{"name": run.name, "curves": curves(run)} for run in runs]}),
+        # Columns of dashes are omitted.
         heads=[head for head in cells[0] if any(row[head] != NONE for row in cells)],
         cells=cells,
         names=[run.name for run in runs],
@@ -45,7 +45,7 @@ def render(runs: Sequence[Run]) -> str:
 
 
 def curves(run: Run) -> dict[str, list[list[float]]]:
-    """Points of each curve: step, tokens, hours, value; neighbours averaged where there are more than fit."""
+    """Return the points (step, tokens, hours, value) of each curve, at most `POINTS`."""
     hours, seconds = [], 0.0
     for row in run.rows:
         seconds += row.get("seconds") or 0.0
@@ -57,23 +57,23 @@ def curves(run: Run) -> dict[str, list[list[float]]]:
             for row, hour in zip(run.rows, hours, strict=True)
             if isinstance(row.get(key), int | float)
         ]
-        found[name] = thinned(points)
+        found[name] = downsample(points)
     return found
 
 
-def thinned(points: list[list[float]], most: int = POINTS) -> list[list[float]]:
-    """At most `most` points: means of neighbours; the first and the last point stay as they are."""
-    if len(points) > most:
-        inner, room = points[1:-1], most - 2
-        cuts = [len(inner) * number // room for number in range(room + 1)]
-        pieces = [inner[start:end] for start, end in itertools.pairwise(cuts)]
-        means = [[sum(column) / len(piece) for column in zip(*piece, strict=True)] for piece in pieces]
+def downsample(points: list[list[float]], max_points: int = POINTS) -> list[list[float]]:
+    """Reduce points to at most `max_points` by averaging neighbours; the first and the last point do not change."""
+    if len(points) > max_points:
+        inner, num_groups = points[1:-1], max_points - 2
+        bounds = [len(inner) * number // num_groups for number in range(num_groups + 1)]
+        groups = [inner[start:end] for start, end in itertools.pairwise(bounds)]
+        means = [[sum(column) / len(group) for column in zip(*group, strict=True)] for group in groups]
         points = [points[0], *means, points[-1]]
     return [[float(f"{value:.6g}") for value in point] for point in points]
 
 
 def _notes(run: Run) -> dict[str, Any]:
-    """What the page shows of a run when it is opened."""
+    """Return the details of a run: folder, starts, settings and inputs."""
     starts = [
         f"{start.at}: {start.host}, {start.world} x {start.device}, {start.layout}, from step {start.step:,}; "
         + ", ".join(f"{name} {release}" for name, release in sorted(start.versions.items()))
@@ -84,8 +84,8 @@ def _notes(run: Run) -> dict[str, Any]:
     return {"folder": str(run.folder), "starts": starts, "settings": settings, "inputs": run.record.inputs}
 
 
-def _inert(value: Any) -> str:
-    """JSON that ends no script element."""
+def _script_json(value: Any) -> str:
+    """Serialise as JSON that cannot end a script element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

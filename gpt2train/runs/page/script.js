@@ -1,5 +1,5 @@
 "use strict";
-// Curves of runs as SVG. A point is [step, tokens, hours, value].
+// Draws curves of runs as SVG. A point is [step, tokens, hours, value].
 const { runs } = JSON.parse(document.getElementById("data").textContent);
 const AXES = ["step", "tokens", "hours"];
 const COLOURS = 10, HEIGHT = 270;
@@ -31,7 +31,7 @@ function exact(value) {
   return value.toLocaleString("en", { maximumFractionDigits: Math.abs(value) < 100 ? 4 : 0 });
 }
 
-// Exponential moving average, corrected for its start as Adam corrects its means.
+// Exponential moving average with bias correction, as in Adam.
 function smoothed(points, weight) {
   let mean = 0;
   return points.map((point, at) => {
@@ -70,8 +70,8 @@ function draw(figure) {
     low = Math.min(low, scale(point[3])); high = Math.max(high, scale(point[3]));
   }
   if (curve === "speed" || curve === "lr") low = 0;
-  const room = (high - low || Math.abs(high) || 1) * 0.04;
-  [low, high] = [low - (low === 0 ? 0 : room), high + room];
+  const margin = (high - low || Math.abs(high) || 1) * 0.04;
+  [low, high] = [low - (low === 0 ? 0 : margin), high + margin];
   if (right === left) [left, right] = [left - (left ? 0.5 * Math.abs(left) : 0.5), right + (right ? 0.5 * Math.abs(right) : 0.5)];
   const x = (value) => EDGE.left + ((value - left) / (right - left)) * (width - EDGE.left - EDGE.right);
   const y = (value) => HEIGHT - EDGE.bottom - ((scale(value) - low) / (high - low)) * (HEIGHT - EDGE.top - EDGE.bottom);
@@ -120,7 +120,7 @@ function point(figure, event) {
   const value = left + Math.min(1, Math.max(0, part)) * (right - left);
   svg.querySelector(".hair")?.remove();
   element("line", { x1: x(value), x2: x(value), y1: EDGE.top, y2: HEIGHT - EDGE.bottom, class: "hair" }, svg);
-  // A run that ended before is not said to stand here.
+  // Omit runs that ended before this position.
   const here = lines.filter((line) => value <= across(line.points.at(-1)) + (right - left) * 0.01);
   const found = here.map((line) => ({ at: line.at, point: nearest(line.points, across, value) }));
   found.sort((one, other) => one.point[3] - other.point[3]);

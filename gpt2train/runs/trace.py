@@ -1,0 +1,224 @@
+"""Tracing of a training sample to its documents, their rows in each data step's files, and the crawled pages.
+
+The order of samples is a pure function of their index (`gpt2train.data.samples`). The tables next to the tokens map
+each token to a document, which is then looked up by id and URL in the folders that still exist.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config
+from gpt2train.data.mixture import Mixture
+from gpt2train.data.samples import Samples
+from gpt2train.data.tokenizer import TOKENIZER, load_tokenizer
+from gpt2train.errors import RunError, UserError
+from gpt2train.monitoring.metrics import read_metrics
+
+Split = Literal["train", "valid", "test"]
+STEPS = ("shuffled", "decontaminated", "clean", "documents")  # folders of steps that keep a document's id, last first
+PAGES = "pages"
+ANY_VOCABULARY = 2**31
+TRAINING = TrainSettings()
+
+
+@dataclass
+class TracedPart:
+    """Part of a sample that comes from one document.
+
+    Attributes:
+        doc_id: id of the document.
+        url: URL of the document.
+        start: first token of the part, counted from the start of the document.
+        end: end of the part (exclusive), counted from the start of the document.
+        tokens: number of tokens of the whole document.
+        place: first token of the part, counted from the start of the split's tokens.
+        text: decoded part; None without a tokenizer.
+        found: locations of the document, one line per file.
+    """
+
+    doc_id: str
+    url: str
+    start: int
+    end: int
+    tokens: int
+    place: int
+    text: str | None = None
+    found: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Trace:
+    """Sample with its parts, in order."""
+
+    split: str
+    sample: int
+    epoch: int
+    context: int
+    seed: int | None
+    parts: list[TracedPart]
+
+
+def trace(
+    data: Path | None,
+    sample: int,
+    *,
+    split: Split = "train",
+    run: Path | None = None,
+    context: int | None = None,
+    seed: int | None = None,
+) -> Trace:
+    """Trace one sample.
+
+    Args:
+        data: output folder of the data steps; by default, and if the run mixes corpora, that of the run's tokens.
+        sample: global index in the run: sample `n` of step `s` is `s * global_batch + n`.
+        split: split of the tokens.
+        run: run folder; its context and seed are used.
+        context: context length without a run; by default that of the default settings.
+        seed: seed without a run; by default that of the default settings.
+
+    Raises:
+        UserError: a file is missing, the sample does not exist, or the run has not read it.
+        RunError: the files do not belong together.
+    """
+    if sample < 0:
+        raise UserError(f"--sample {sample}: samples are counted from 0")
+    index = sample
+    if run is not None:
+        config = read_run_config(run / CONFIG_FILE)
+        context, seed, corpora = config.model.context, config.seed, config.data.corpora
+        if split == "train":
+            _check_read(run, config, sample)
+        if split == "train" and len(corpora) > 1:
+            numbers, indices = Mixture([corpus.weight for corpus in corpora]).of([sample])
+            data, index = Path(corpora[int(numbers[0])].prefix).parents[2], int(indices[0])
+        data = data or Path(corpora[0].prefix).parents[2]
+    if data is None:
+        raise UserError("give --data, the folder of tokens/, or --run, a run folder")
+    context, seed = context or TRAINING.model.context, TRAINING.seed if seed is None else seed
+    shuffle = seed if split == "train" else None  # the other splits are read in file order
+    samples = Samples(data / "tokens" / split / "tokens", context, ANY_VOCABULARY, shuffle)
+    if split != "train" and index >= samples.per_epoch:
+        raise UserError(f"--sample {sample}: {split} has the samples 0 … {samples.per_epoch - 1}")
+    token_positions = samples.places([index])[0]
+    ends = np.concatenate(([0], np.cumsum(samples.dataset.lengths, dtype=np.int64)))[samples.dataset.documents[1:]]
+    numbers = np.searchsorted(ends, token_positions, side="right")
+    tokenizer = load_tokenizer(data / "tokenizer") if (data / "tokenizer" / TOKENIZER).is_file() else None
+    table = _Sidecar(data / "tokens", split)
+    parts = []
+    for segment in np.split(np.arange(len(token_positions)), np.flatnonzero(np.diff(numbers)) + 1):
+        row = table.row(int(numbers[segment[0]]))
+        first, last = int(token_positions[segment[0]]), int(token_positions[segment[-1]]) + 1
+        if not row["start"] <= first < last <= row["end"]:
+            raise RunError(f"{table.folder} does not belong to its tokens: token {first} is of another document")
+        ids = samples.dataset.tokens[first:last].tolist()
+        text = tokenizer.decode(ids, skip_special_tokens=False) if tokenizer else None
+        bounds = (first - row["start"], last - row["start"], row["end"] - row["start"], first)
+        parts.append(TracedPart(row["doc_id"], row["url"], *bounds, text))
+    _locate(data, parts)
+    return Trace(split, sample, index // samples.per_epoch, context, shuffle, parts)
+
+
+def _check_read(run: Path, config: RunConfig, sample: int) -> None:
+    """Check that a run has trained on a sample.
+
+    Raises:
+        UserError: the run has read fewer samples.
+    """
+    rows = read_metrics(run)
+    # A row counts the tokens of whole samples, including those before the run's start with `init_from`.
+    read = int(rows[-1].get("tokens") or 0) // config.model.context if rows else 0
+    if sample >= read:
+        numbers = f", numbered 0 to {read - 1:,}" if read else ""
+        raise UserError(
+            f"--sample {sample}: the run in {run} has read {read:,} samples so far{numbers}; "
+            "give one of those, or --data instead of --run"
+        )
+
+
+class _Sidecar:
+    """Table of a split's documents, read one row group at a time."""
+
+    def __init__(self, tokens: Path, split: str) -> None:
+        self.folder = tokens / split
+        names = [name for name in _outputs(tokens) if name.startswith(f"{split}/documents") and name[-8:] == ".parquet"]
+        if not names:
+            raise UserError(
+                f"{tokens} has no table of the {split} documents; only tokens made by gpt2train can be traced"
+            )
+        self._files = [pq.ParquetFile(tokens / name) for name in names]
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Read the row of a document by its index in the split."""
+        for file in self._files:
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if number < rows:
+                    found: dict[str, Any] = file.read_row_group(group).slice(number, 1).to_pylist()[0]
+                    return found
+                number -= rows
+        raise RunError(f"{self.folder} has fewer documents in its table than in its tokens; create the tokens again")
+
+
+def _outputs(folder: Path) -> list[str]:
+    """Return the names of a finished step's output files; empty without a manifest."""
+    try:
+        manifest = json.loads((folder / "_manifest.json").read_text(encoding="utf-8"))
+        return [record["name"] for record in manifest["outcome"]["outputs"]]
+    except (FileNotFoundError, ValueError, KeyError):
+        return []
+
+
+def _locate(data: Path, parts: Sequence[TracedPart]) -> None:
+    """Add the locations of the documents, file and row, and of their pages, archive and record."""
+    for step in STEPS:
+        for name, row, identity in _rows(data / step, _outputs(data / step), "id", {part.doc_id for part in parts}):
+            for part in parts:
+                if part.doc_id == identity:
+                    part.found.append(f"{step}/{name} row {row}")
+    archives = _outputs(data / PAGES)
+    ledgers = {f"ledger/{name.split('.')[0]}.parquet": name for name in archives}
+    urls = {part.url for part in parts}
+    for ledger, row, url in _rows(data / PAGES, list(ledgers), "url", urls):
+        location = _record(data / PAGES / ledgers[ledger], url)
+        for part in parts:
+            if part.url == url and location:
+                part.found.append(f"{PAGES}/{ledgers[ledger]} {location}; {PAGES}/{ledger} row {row}")
+
+
+def _rows(folder: Path, names: Sequence[str], column: str, wanted: set[str]) -> Iterator[tuple[str, int, str]]:
+    """Yield file, row and value of the first occurrence of each wanted value in a column."""
+    remaining = set(wanted)
+    for name in names:
+        if not remaining or not (folder / name).is_file():
+            continue
+        values = pq.read_table(folder / name, columns=[column])[column]
+        for row in np.flatnonzero(pc.is_in(values, pa.array(sorted(remaining), values.type)).to_numpy()).tolist():
+            value = values[row].as_py()
+            if value in remaining:
+                remaining.discard(value)
+                yield name, row, value
+
+
+def _record(archive: Path, url: str) -> str | None:
+    """Return the position of a page in a WARC file; None if it is not there."""
+    from warcio.archiveiterator import ArchiveIterator
+
+    if not archive.is_file():
+        return None
+    with archive.open("rb") as file:
+        records = ArchiveIterator(file)
+        for number, record in enumerate(records, 1):
+            names = [record.rec_headers.get_header(name) for name in ("X-List-URL", "WARC-Target-URI")]
+            if record.rec_type == "response" and url in names:
+                fetched = record.rec_headers.get_header("WARC-Date")
+                return f"record {number}, byte {records.get_record_offset():,}, fetched {fetched}"
+    return None
