@@ -1,4 +1,7 @@
-"""The command `gpt2train`: what is done with a trained model. torch is loaded only by the command that needs it."""
+"""Command `gpt2train`: use trained models, and inspect runs and token files.
+
+torch is imported only by the commands that need it.
+"""
 
 import json
 import sys
@@ -10,11 +13,11 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from gpt2train import __version__
-from gpt2train.checkpoint.format import MergeSettings
-from gpt2train.command import HELP_DEBUG, run_command
 from gpt2train.convert.command import convert
+from gpt2train.convert.settings import MergeSettings
 from gpt2train.evaluate.command import evaluate
-from gpt2train.generate.command import generate
+from gpt2train.inference.command import generate
+from gpt2train.io.command_line import HELP_DEBUG, run_command
 from gpt2train.plan.command import plan
 from gpt2train.runs.command import runs
 from gpt2train.serve.command import serve
@@ -23,7 +26,8 @@ DEFAULT_MERGE = MergeSettings()
 
 app = App(
     name="gpt2train",
-    help="Use a GPT-2 that was trained here: merge, score, serve it, let it write, trace what it read, compare runs.",
+    help="Merge, convert, evaluate and serve a trained GPT-2, generate text, trace samples to their documents and "
+    "compare runs.",
     help_epilogue=HELP_DEBUG,
     version=__version__,
 )
@@ -46,22 +50,51 @@ def merge(
     tokenizer: Path | None = None,
     settings: Annotated[MergeSettings, Parameter(name="*")] = DEFAULT_MERGE,
 ) -> None:
-    """Write a checkpoint as one Hugging Face folder that transformers loads.
+    """Write a checkpoint as a Hugging Face folder that transformers loads.
 
     Parameters
     ----------
     source
-        A run folder (its latest checkpoint is taken) or a checkpoint, RUN/checkpoints/step-….
+        A run folder (its latest checkpoint is used) or a checkpoint, RUN/checkpoints/step-….
     output
         Folder to write; an older model folder there is replaced.
     tokenizer
-        Tokenizer folder of the training; where not given, `tokenizer` beside the training's tokens.
+        Tokenizer folder of the training; by default `tokenizer` beside the training tokens.
     """
-    from gpt2train.checkpoint.merge import merge as merge_checkpoint
+    from gpt2train.convert.merge import merge as merge_checkpoint
 
-    checkpoint = merge_checkpoint(source, output, tokenizer, settings.dtype)
+    checkpoint = merge_checkpoint(source, output, tokenizer, settings.dtype, settings.license)
     print(f"merged {checkpoint}")
     print(f"model: {output}")
+
+
+@app.command
+def config(
+    *,
+    preset: str = "tiny",
+    train: str = "out/tokens/train/tokens",
+    valid: str | None = None,
+    vocab: Annotated[int, Parameter(validator=Number(gte=2))] = 50257,
+    output: str | None = None,
+) -> None:
+    """Print a complete settings file of a training run, each setting under its description: `… > run.toml`.
+
+    Parameters
+    ----------
+    preset
+        Preset that provides the settings.
+    train
+        Prefix of the token files, without .bin and .idx.
+    valid
+        Prefix of the token files for validation.
+    vocab
+        Vocabulary size of the tokenizer that made the tokens.
+    output
+        Folder of the run; out/runs/PRESET by default.
+    """
+    from gpt2train.config.commented import commented_run
+
+    print(commented_run(preset, train, valid, vocab, output or f"out/runs/{preset}"), end="")
 
 
 @app.command
@@ -76,28 +109,28 @@ def trace(
     excerpt: Annotated[int, Parameter(validator=Number(gte=0))] = 300,
     json_: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
-    """Lead from a training sample back to the documents and pages that it came from.
+    """Trace a training sample back to the documents and pages that it came from.
 
     Parameters
     ----------
     sample
-        Global index of the sample, from 0: step x global batch + place in the batch.
+        Global index of the sample, from 0: step x global batch + index in the batch.
     data
-        Output folder of the data steps, which holds tokens/; that of the run where not given.
+        Output folder of the data steps, which holds tokens/; by default that of the run.
     run
-        Run folder: takes sequence length and seed from it.
+        Run folder that provides the sequence length and the seed.
     split
-        Which tokens.
+        Split of the tokens.
     seq_length
-        Inputs of a sample, where no run is given; 1,024 by default.
+        Inputs of a sample, if no run is given; 1,024 by default.
     seed
-        Of the run's shuffles, where no run is given; a run's default if not said.
+        Seed of the shuffles, if no run is given; a run's default seed by default.
     excerpt
-        Characters shown of each document's share.
+        Characters shown of each document's text in the sample.
     json_
         Print JSON, with the whole text.
     """
-    from gpt2train.trace import trace as trace_sample
+    from gpt2train.runs.trace import trace as trace_sample
 
     found = trace_sample(data, sample, split=split, run=run, context=seq_length, seed=seed)
     if json_:
@@ -111,20 +144,20 @@ def trace(
         if part.text is not None:
             shown = _printable(" ".join(part.text.split()))
             print(f"  | {shown[:excerpt]}{'…' if len(shown) > excerpt else ''}")
-        for place in part.found:
-            print(f"  {place}")
+        for location in part.found:
+            print(f"  {location}")
 
 
 @app.command
 def client(address: str, /) -> None:
-    """Talk to a server: type a prompt and a number of tokens, read how the model goes on.
+    """Query a server interactively: type a prompt and a number of tokens, read the generated text.
 
-    Ctrl-D ends it. A server that asks for an API key gets that of the variable GPT2TRAIN_API_KEY.
+    Ctrl-D ends the session. A server that requires an API key gets the one in GPT2TRAIN_API_KEY.
 
     Parameters
     ----------
     address
-        HOST:PORT, or the server's whole address (https://…).
+        HOST:PORT, or the server's full URL (https://…).
     """
     from gpt2train.serve.client import talk
 
@@ -133,7 +166,7 @@ def client(address: str, /) -> None:
 
 @data.command(name="convert")
 def convert_data(source: Path, target: Path, /, *, vocab_size: int | None = None) -> None:
-    """Write token files of any kind that Megatron made (TNTIDX, MMIDIDX, shards) as one MMIDIDX pair.
+    """Convert token files in any of Megatron's formats (TNTIDX, MMIDIDX, shards) to one MMIDIDX pair.
 
     Parameters
     ----------
@@ -142,10 +175,10 @@ def convert_data(source: Path, target: Path, /, *, vocab_size: int | None = None
     target
         Prefix of the pair to write.
     vocab_size
-        Tokens of the vocabulary: below 65,500 the ids take two bytes. They keep their width where not given.
+        Vocabulary size: below 65,500 an id takes two bytes. By default the ids keep their width.
     """
     from gpt2train.data.indexed import token_dtype
-    from gpt2train.data.legacy import convert as convert_tokens
+    from gpt2train.data.legacy_formats import convert as convert_tokens
 
     made = convert_tokens(source, target, None if vocab_size is None else token_dtype(vocab_size))
     print(f"{len(made):,} sequences, {len(made.tokens):,} tokens of {made.dtype.itemsize} bytes")
@@ -153,7 +186,7 @@ def convert_data(source: Path, target: Path, /, *, vocab_size: int | None = None
 
 
 def _printable(text: str) -> str:
-    """Text of others without what would command the terminal."""
+    """Replace the control characters of untrusted text, which a terminal would execute."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
