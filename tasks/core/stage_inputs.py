@@ -1,8 +1,8 @@
-"""Token data from an object store onto the disk that training maps into memory.
+"""Staging of token data from an object store to the local disk, where training maps them into memory.
 
-A finished step's files are copied one by one, each checked against the hash in its manifest, and the manifest last, to
-`inputs/<hash of the identities>/` under the local output. What is there already, whole, is not copied again; other
-data come to lie in a folder of their own. The engine then reads plain local files.
+The files of a finished step are copied to `inputs/<hash of the identities>/` under the local output, each verified by
+the hash in its manifest, and the manifest last. Complete files are not copied again; other data get a folder of their
+own. The engine then reads plain local files.
 """
 
 import concurrent.futures
@@ -12,21 +12,26 @@ import shutil
 from collections.abc import Sequence
 
 from gpt2train.errors import RunError
-from tasks.steps import MANIFEST, Manifest, digest, read_manifest
-from tasks.storage import FileRecord, Folder
+from tasks.core.step import MANIFEST, Manifest, digest, read_manifest
+from tasks.core.storage import FileRecord, Folder
 
 log = logging.getLogger("gpt2train")
 
 INPUTS = "inputs"
-AT_ONCE = 8  # files in flight: one stream from a store is slower than the network
-CHUNK = 4 * 2**20
+MAX_CONCURRENT = 8  # files in flight: a single stream from a store is slower than the network
+CHUNK = 4 * 2**20  # bytes
 
 
 def on_local_disk(data: Folder, manifests: Sequence[Manifest], root: Folder) -> Folder:
-    """The folder itself where it is local; else a verified copy of these steps under `root`.
+    """Return the folder itself if it is local, else a verified copy of its steps under `root`.
+
+    Args:
+        data: Output URL of the steps.
+        manifests: Manifests of the steps to copy.
+        root: Local output folder.
 
     Raises:
-        RunError: a file is not the one that its manifest names.
+        RunError: A file does not match its manifest.
     """
     if data.is_local:
         return data
@@ -37,13 +42,13 @@ def on_local_disk(data: Folder, manifests: Sequence[Manifest], root: Folder) -> 
 
 
 def fetch_step(source: Folder, manifest: Manifest, target: Folder) -> None:
-    """Copy a finished step's outputs and audit files, and then its manifest."""
-    # Rejected rows stay where they are: training has no use for them.
+    """Copy the outputs and audit files of a finished step, then its manifest."""
+    # Training does not need the rejected rows.
     records = [*manifest.outcome.outputs, *manifest.outcome.audit]
     if read_manifest(target) == manifest and all(target.size(record.name) == record.bytes for record in records):
         return
     log.info(f"fetching {source.url}: {sum(record.bytes for record in records):,} bytes")
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as executor:
+    with concurrent.futures.ThreadPoolExecutor(MAX_CONCURRENT) as executor:
         for done in [executor.submit(_fetch, source, record, target) for record in records]:
             done.result()
     target.write_bytes(MANIFEST, source.read_bytes(MANIFEST))
@@ -51,13 +56,11 @@ def fetch_step(source: Folder, manifest: Manifest, target: Folder) -> None:
 
 def _fetch(source: Folder, record: FileRecord, target: Folder) -> None:
     if target.size(record.name) == record.bytes and target.record(record.name).sha256 == record.sha256:
-        return  # of a copy that was killed
+        return  # copied by a run that was killed
     with target.writing(record.name) as draft:
         with source.open(record.name) as file, draft.open("wb") as copy:
             shutil.copyfileobj(file, copy, CHUNK)
         with draft.open("rb") as copy:
             found = hashlib.file_digest(copy, "sha256").hexdigest()
         if found != record.sha256:
-            raise RunError(
-                f"{source.url}/{record.name} is not the file that its manifest names; run dataprep with --verify there"
-            )
+            raise RunError(f"{source.url}/{record.name} does not match its manifest; run dataprep with --verify there")

@@ -1,7 +1,7 @@
 """Parquet shards of documents and of rejected rows.
 
-Documents: zstd-3, row groups of 1,024, one schema that grows by columns from step to step. Rejected rows keep what
-identifies them (`id`, `url`, `source`), a reason code, a detail, and the head of the text for the report.
+Documents: zstd level 3, row groups of 1,024 rows, one schema to which later steps add columns. Rejected rows keep their
+identification (`id`, `url`, `source`), a reason code, a detail, and the beginning of the text for the report.
 """
 
 from collections import Counter
@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.errors import RunError
-from tasks.steps import Outcome
-from tasks.storage import FileRecord, Folder
+from tasks.core.step import Outcome
+from tasks.core.storage import FileRecord, Folder
 
 DOCUMENT = pa.schema(
     [
@@ -23,14 +23,14 @@ DOCUMENT = pa.schema(
         pa.field("title", pa.string()),
         pa.field("date", pa.string()),
         pa.field("language_hint", pa.string()),  # as the page states it, ISO 639
-        pa.field("source", pa.string()),  # the list, archive or file that named it
+        pa.field("source", pa.string()),  # name of its list, archive or file
     ]
 )
 CLEAN = pa.schema(
     [
         *DOCUMENT,
         pa.field("language", pa.string()),
-        pa.field("tokens", pa.int32()),  # as counted by the length test
+        pa.field("tokens", pa.int32()),  # as counted by the length filter
         pa.field("split", pa.string()),  # train, valid or test: a seeded hash of the text
     ]
 )
@@ -40,21 +40,21 @@ REJECTED = pa.schema(
         pa.field("url", pa.string()),
         pa.field("source", pa.string()),
         pa.field("reason", pa.string(), nullable=False),  # a code: lower case, underscores
-        pa.field("detail", pa.string()),  # what was found and what was expected
+        pa.field("detail", pa.string()),  # found and expected values
         pa.field("text", pa.large_string()),  # the first EXCERPT characters, for the report
     ]
 )
-EXCERPT = 300
-ROW_GROUP = 1024
+EXCERPT = 300  # characters
+ROW_GROUP = 1024  # rows
 
 
 def write_rows(folder: Folder, name: str, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> FileRecord:
-    """Write rows as one Parquet file, whole or not at all; the bytes depend on the rows alone."""
+    """Write rows atomically as one Parquet file; its bytes depend only on the rows."""
     return write_table(folder, name, pa.Table.from_pylist(list(rows), schema=schema))
 
 
 def write_table(folder: Folder, name: str, table: pa.Table) -> FileRecord:
-    """Write a table as one Parquet file, whole or not at all."""
+    """Write a table atomically as one Parquet file."""
     with folder.writing(name) as draft:
         pq.write_table(table, draft, compression="zstd", compression_level=3, row_group_size=ROW_GROUP)
     return folder.record(name, rows=table.num_rows)
@@ -64,7 +64,7 @@ def read_table(folder: Folder, name: str, columns: list[str] | None = None) -> p
     """Read one Parquet file.
 
     Raises:
-        RunError: it is damaged; the message names it.
+        RunError: The file is damaged; the message names it.
     """
     try:
         with folder.open(name) as file:
@@ -74,38 +74,38 @@ def read_table(folder: Folder, name: str, columns: list[str] | None = None) -> p
 
 
 def read_rows(folder: Folder, name: str, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of one Parquet file as dicts, in order."""
+    """Yield the rows of one Parquet file as dicts, in order."""
     for batch in read_table(folder, name, columns).to_batches(max_chunksize=ROW_GROUP):
         yield from batch.to_pylist()
 
 
-def in_groups(records: Sequence[FileRecord], most_rows: int, most_bytes: int, most_groups: int) -> list[range]:
-    """Cut shards into groups of neighbours, by their rows and bytes alone.
+def in_groups(records: Sequence[FileRecord], max_rows: int, max_bytes: int, max_groups: int) -> list[range]:
+    """Partition shards into groups of consecutive shards; the result depends only on their rows and bytes.
 
     Args:
-        records: the shards.
-        most_rows: in a group.
-        most_bytes: in a group. A shard that alone is larger is a group of its own.
-        most_groups: about so many at most: from there on the groups grow.
+        records: The shards.
+        max_rows: Maximum rows of a group.
+        max_bytes: Maximum bytes of a group. A larger shard is a group of its own.
+        max_groups: Approximate maximum number of groups; beyond it, `max_rows` and `max_bytes` grow.
 
     Returns:
-        Places of the shards of each group; one group at least.
+        Indices of the shards of each group; at least one group.
     """
-    most_rows = max(most_rows, -(-sum(record.rows or 0 for record in records) // most_groups))
-    most_bytes = max(most_bytes, -(-sum(record.bytes for record in records) // most_groups))
+    max_rows = max(max_rows, -(-sum(record.rows or 0 for record in records) // max_groups))
+    max_bytes = max(max_bytes, -(-sum(record.bytes for record in records) // max_groups))
     groups: list[range] = []
     start = rows = size = 0
-    for place, record in enumerate(records):
-        if place > start and (rows + (record.rows or 0) > most_rows or size + record.bytes > most_bytes):
-            groups.append(range(start, place))
-            start, rows, size = place, 0, 0
+    for index, record in enumerate(records):
+        if index > start and (rows + (record.rows or 0) > max_rows or size + record.bytes > max_bytes):
+            groups.append(range(start, index))
+            start, rows, size = index, 0, 0
         rows += record.rows or 0
         size += record.bytes
     return [*groups, range(start, len(records))]
 
 
 def rejected_row(row: dict[str, Any], reason: str, detail: str = "") -> dict[str, Any]:
-    """A row for the rejected twin of a shard."""
+    """Return a row of schema `REJECTED` for a dropped row."""
     text = row.get("text")
     return {
         "id": row.get("id"),
@@ -125,7 +125,7 @@ def commit_rows(
     schema: pa.Schema,
     facts: dict[str, int] | None = None,
 ) -> Outcome:
-    """Write a batch's kept rows and its rejected twin `rejected/<name>`, and say what was done."""
+    """Write a batch's kept rows to `<name>` and its rejected rows to `rejected/<name>`, and return its outcome."""
     outputs = (write_rows(folder, name, kept, schema),)
     dropped = (write_rows(folder, f"rejected/{name}", rejected, REJECTED),) if rejected else ()
     return Outcome(

@@ -1,8 +1,9 @@
-"""Folders under one output URL, and files that are whole or not there.
+"""Folders under one output URL, with atomic file writes.
 
-Local disk: temporary name, fsync, rename, fsync of the folder. Object stores have no rename: a file is written to the
-machine's temporary folder (TMPDIR) first, its object appears whole when the upload ends, and counts only once a
-manifest names it. Either way a reader that trusts manifests alone never sees half a file.
+Local disk: temporary name, fsync, rename, fsync of the folder, and of the parent of each new folder. Object stores have
+no rename: a file is first written to the machine's temporary folder (TMPDIR), the object appears complete when the
+upload ends, and counts only once a manifest names it. In both cases a reader that trusts only manifests never sees a
+partial file.
 """
 
 import contextlib
@@ -18,18 +19,18 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from gpt2train.errors import UserError
-from gpt2train.files import ELSEWHERE, FULL, fsync, write_error
+from gpt2train.errors import UserError, redact
+from gpt2train.io.files import ELSEWHERE, FULL, fsync, make_folder, write_error
 from gpt2train.settings import Settings
-from tasks.stores import BLOCK, clear_store_errors, is_alive, open_store
+from tasks.core.object_stores import BLOCK, check_credentials, clear_store_errors, is_alive, open_store
 
-TEMPORARY = ".tmp-"  # a killed run can leave such files behind; each step sweeps its own folder
-DRAFT = "gpt2train-upload-"  # of an upload, in the temporary folder, with the process that writes it
+TEMPORARY = ".tmp-"  # prefix of temporary files; killed runs can leave some behind, which each step sweeps
+DRAFT = "gpt2train-upload-"  # prefix of files to upload, in the temporary folder; followed by the process id
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
 class FileRecord(Settings):
-    """One committed file as a manifest names it."""
+    """Entry of a manifest for one committed file."""
 
     name: str
     """Path inside the step's folder, with forward slashes."""
@@ -38,16 +39,20 @@ class FileRecord(Settings):
     sha256: str
     """Hash of the content, lower-case hex."""
     rows: int | None = None
-    """Rows, documents or tokens, by the kind of file; None where it has none."""
+    """Rows, documents or tokens, depending on the kind of file; None for files without any."""
 
 
 class Folder:
-    """A folder behind any fsspec URL. Cheap to make, picklable, safe to send to a worker."""
+    """A folder behind any fsspec URL. Cheap to create and picklable, so that it can be sent to workers.
+
+    Args:
+        url: Path or fsspec URL.
+    """
 
     def __init__(self, url: str | Path) -> None:
         self.url = str(url).rstrip("/") or "/"
         self._opened: tuple[int, fsspec.AbstractFileSystem, str] | None = None
-        self._written: dict[str, tuple[int, str]] = {}  # name -> (bytes, hash) of what this object uploaded
+        self._uploaded: dict[str, tuple[int, str]] = {}  # name -> (bytes, hash) of the files that this object uploaded
 
     def __reduce__(self) -> tuple[type["Folder"], tuple[str]]:
         return Folder, (self.url,)
@@ -60,7 +65,7 @@ class Folder:
 
     @property
     def _target(self) -> tuple[fsspec.AbstractFileSystem, str]:
-        # By process: the connections of a store do not survive a fork.
+        # Per process: the connections to a store do not survive a fork.
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = (os.getpid(), *open_store(self.url))
         return self._opened[1:]
@@ -72,19 +77,19 @@ class Folder:
 
     @property
     def is_local(self) -> bool:
-        """Whether plain paths work here (memory maps, rename)."""
+        """True if the folder is on local disk, so that memory maps and rename work."""
         return isinstance(self.fs, LocalFileSystem)
 
     def path(self, name: str = "") -> str:
-        """Path of a file for `self.fs`; on local disk an absolute path that anything can open."""
+        """Return the path of a file for `self.fs`; on local disk an absolute path."""
         return f"{self._target[1]}/{name}" if name else self._target[1]
 
     def place(self, name: str) -> str:
-        """What opens a file from elsewhere: its absolute path on local disk, its URL in a store."""
+        """Return the location of a file for other programs: absolute path on local disk, URL in a store."""
         return self.path(name) if self.is_local else f"{self.url}/{name}"
 
     def size(self, name: str) -> int | None:
-        """Size of a file in bytes, or None when it is not there."""
+        """Return the size of a file in bytes, or None if it does not exist."""
         try:
             with self.clear(name):
                 return int(self.fs.size(self.path(name)))
@@ -92,7 +97,7 @@ class Folder:
             return None
 
     def sizes(self) -> dict[str, int]:
-        """Size of every file below this folder, sorted by name, by one listing."""
+        """Return the size of every file below this folder, sorted by name, from one listing."""
         root = self.path()
         with self.clear():
             found = self.fs.find(root, detail=True) if not self.is_local or self.fs.exists(root) else {}
@@ -107,13 +112,13 @@ class Folder:
             return self.fs.open(self.path(name), "rb", block_size=BLOCK, cache_type="readahead")
 
     def read_bytes(self, name: str) -> bytes:
-        """The whole content of a file."""
+        """Read a whole file."""
         with self.clear(name):
             data: bytes = self.fs.cat_file(self.path(name))
             return data
 
     def read_all(self, names: Sequence[str]) -> dict[str, bytes]:
-        """The whole content of many small files; from a store many at a time."""
+        """Read many small files; from a store concurrently."""
         if self.is_local or len(names) < 2:
             return {name: self.read_bytes(name) for name in names}
         with self.clear():
@@ -122,20 +127,20 @@ class Folder:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """Give a local temporary path to write; on leaving without an error it becomes `name`, whole.
+        """Yield a local temporary path to write to; on exit without an error it becomes `name` atomically.
 
         Raises:
-            RunError: the disk is full.
-            UserError: the place cannot be written.
+            RunError: The disk is full.
+            UserError: The file cannot be written.
         """
         target = self.path(name)
-        room = ELSEWHERE if self.is_local else f"set TMPDIR to another disk than {tempfile.gettempdir()}"
-        with clear_write_errors(f"{self.url}/{name}", room):
+        remedy = ELSEWHERE if self.is_local else f"set TMPDIR to another disk than {tempfile.gettempdir()}"
+        with clear_write_errors(f"{self.url}/{name}", remedy):
             parent = Path(target).parent if self.is_local else Path(tempfile.gettempdir())
             try:
-                parent.mkdir(parents=True, exist_ok=True)
+                make_folder(parent)
             except (FileNotFoundError, ValueError) as error:  # /proc/x; a NUL in the path
-                raise UserError(f"cannot make the folder {parent}: {error}; give another --output") from error
+                raise UserError(f"cannot create the folder {parent}: {error}; give another --output") from error
             draft = parent / f"{TEMPORARY}{secrets.token_hex(6)}"
             if not self.is_local:
                 draft = parent / f"{DRAFT}{os.getpid()}-{secrets.token_hex(6)}"
@@ -151,18 +156,18 @@ class Folder:
                 draft.unlink(missing_ok=True)
 
     def _upload(self, draft: Path, name: str) -> None:
-        """Upload a file and look whether it came whole. Its hash is taken here: no need to read it back for that."""
+        """Upload a file, check its size, and keep its hash so that `record` need not read it back."""
         with draft.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = draft.stat().st_size
         with self.clear(name, writing=True):
             self.fs.put_file(str(draft), self.path(name))
-        if (there := self.size(name)) != size:
-            raise ConnectionError(f"{self.url}/{name} holds {there} bytes after an upload of {size}; run again")
-        self._written[name] = (size, digest)
+        if (uploaded := self.size(name)) != size:
+            raise ConnectionError(f"{self.url}/{name} has {uploaded} bytes after an upload of {size}; run again")
+        self._uploaded[name] = (size, digest)
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Write a small file, whole or not at all."""
+        """Write a small file atomically."""
         if not self.is_local:
             with self.clear(name, writing=True):
                 self.fs.pipe_file(self.path(name), data)
@@ -171,15 +176,15 @@ class Folder:
             draft.write_bytes(data)
 
     def record(self, name: str, rows: int | None = None) -> FileRecord:
-        """Describe a committed file for a manifest: reads it once for its hash, unless it was just uploaded."""
-        if (uploaded := self._written.pop(name, None)) is not None:
+        """Return the manifest entry of a committed file; reads it once for its hash, unless it was just uploaded."""
+        if (uploaded := self._uploaded.pop(name, None)) is not None:
             return FileRecord(name=name, bytes=uploaded[0], sha256=uploaded[1], rows=rows)
         with self.open(name) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
         return FileRecord(name=name, bytes=self.size(name) or 0, sha256=digest, rows=rows)
 
     def remove(self, *names: str) -> None:
-        """Remove files; missing ones are fine."""
+        """Remove files; missing ones are ignored."""
         with self.clear():
             if self.is_local or len(names) == 1:
                 for name in names:
@@ -190,21 +195,33 @@ class Folder:
                     self.fs.rm([self.path(name) for name in names])
 
     def files(self) -> list[str]:
-        """Every file below this folder, sorted. For housekeeping only: readers go by manifests."""
+        """List every file below this folder, sorted. For housekeeping only: readers must use manifests."""
         return list(self.sizes())
 
-    def check_writable(self) -> None:
+    def check_writable(self, leave: bool = True) -> None:
         """Write and remove one small file.
 
+        Args:
+            leave: Keep the folders that were created for it.
+
         Raises:
-            UserError: the folder cannot be made or written; the message says why.
+            UserError: The folder cannot be created or written; the message has the reason.
         """
-        self.write_bytes(".writable", b"x")
-        self.remove(".writable")
+        folders: list[Path] = []
+        if self.is_local and not leave:
+            path = Path(self.path())
+            folders = [one for one in (path, *path.parents) if not os.path.exists(one)]  # noqa: PTH110 - raises nothing
+        try:
+            self.write_bytes(".writable", b"x")
+            self.remove(".writable")
+        finally:
+            for folder in folders:
+                with contextlib.suppress(OSError, ValueError):  # never created, or filled by another run since
+                    folder.rmdir()
 
     @contextlib.contextmanager
     def clear(self, name: str = "", writing: bool = False) -> Iterator[None]:
-        """Errors of a store in one line; those of the local disk as they are."""
+        """Turn a store's errors into errors of one line; pass those of the local disk unchanged."""
         if self.is_local:
             yield
             return
@@ -213,26 +230,31 @@ class Folder:
 
 
 def sweep_drafts() -> None:
-    """Remove what killed processes of this machine left of uploads in the temporary folder."""
+    """Remove the temporary files of uploads that killed processes of this machine left behind."""
     for draft in Path(tempfile.gettempdir()).glob(f"{DRAFT}*"):
         pid = draft.name.removeprefix(DRAFT).partition("-")[0]
-        if pid.isdigit() and not is_alive(int(pid)):
+        if pid.isdecimal() and not is_alive(int(pid)):
             with contextlib.suppress(OSError):
                 draft.unlink()
 
 
 @contextlib.contextmanager
-def clear_write_errors(place: str, room: str = ELSEWHERE) -> Iterator[None]:
-    """Turn the operating system's refusals into one line that says what to do.
+def clear_write_errors(location: str, remedy: str = ELSEWHERE) -> Iterator[None]:
+    """Turn the operating system's write errors into errors of one line with a remedy.
 
     Args:
-        room: what else than to free some makes room on a full disk.
+        location: Path or URL that is written, for the message.
+        remedy: Advice for a full disk, besides freeing space.
+
+    Raises:
+        RunError: The disk is full.
+        UserError: The file cannot be written there.
     """
     try:
         yield
     except OSError as error:
         if error.errno in (*FULL, *REFUSED):
-            raise write_error(place, error, room if error.errno in FULL else ELSEWHERE) from error
+            raise write_error(location, error, remedy if error.errno in FULL else ELSEWHERE) from error
         raise
 
 
@@ -240,11 +262,15 @@ def read_any(url: str, **options: Any) -> bytes:
     """Read a user's input file from any fsspec URL.
 
     Raises:
-        UserError: it is not there or cannot be read.
+        UserError: The file does not exist or cannot be read.
     """
+    check_credentials(url)
     try:
         with fsspec.open(url, "rb", **options) as file:
             return file.read()
-    except OSError as error:
+    except Exception as error:
+        if "://" not in url and not isinstance(error, OSError):
+            raise
         missing = "no such file" if isinstance(error, FileNotFoundError) else None
-        raise UserError(f"cannot read {url}: {error.strerror or missing or error}; check the path") from error
+        reason = redact(getattr(error, "strerror", None) or missing or str(error) or type(error).__name__, url)
+        raise UserError(f"cannot read {url}: {reason}; check the path") from error

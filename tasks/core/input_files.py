@@ -1,0 +1,278 @@
+"""The user's input files: found by path, glob, folder or any fsspec URL, and read as streams.
+
+No file is ever completely in memory, compressed or not: a list of 10^9 lines needs the memory of one block, and a line
+longer than its limit is skipped while it is read.
+"""
+
+import bz2
+import contextlib
+import functools
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import fsspec
+import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
+
+from gpt2train.errors import UserError, redact
+from tasks.core.object_stores import check_credentials
+
+BLOCK = 2**20  # bytes read at a time
+PACKED = (".gz", ".bz2", ".xz", ".zst")
+TAGS = ("ETag", "etag", "md5Hash", "content_md5", "crc32c", "generation", "Content-MD5", "Digest", "checksum")
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One input file.
+
+    Attributes:
+        place: Path or URL, for `open_input`.
+        name: Base name, or path below the given folder; the value of the `source` column.
+        bytes: Size on disk (compressed); None if the store does not report it.
+        identity: Identity for fingerprints: the hash of the content, or size and tag if a store reports them. It does
+            not depend on the path of a local file.
+        fault: Reason for which a file of a folder or glob cannot be read, else None. It is then also the `identity`.
+    """
+
+    place: str
+    name: str
+    bytes: int | None
+    identity: str
+    fault: str | None = None
+
+
+def find_inputs(
+    patterns: Sequence[str], flag: str, suffixes: Sequence[str], *, faults: bool = False
+) -> list[InputFile]:
+    """Find the files that match the patterns: in their order, sorted by path within each, without repeats.
+
+    Args:
+        patterns: Files, globs, folders (searched recursively), or fsspec URLs of these.
+        flag: Option that the patterns come from, for messages.
+        suffixes: Suffixes that are searched for in a folder, lower case with the dot; compressed files (`.txt.gz`)
+            match too. A file that is named itself can have any suffix.
+        faults: Return an unreadable file of a folder or glob with its `fault`, instead of raising.
+
+    Raises:
+        UserError: A pattern matches nothing, or a file cannot be read.
+    """
+    if not patterns:
+        raise UserError(f"no file was given; give one with {flag}")
+    found: dict[str, tuple[str, bool]] = {}
+    for pattern in patterns:
+        for location, name in _expand(pattern, flag, suffixes):
+            found.setdefault(location, (name, location != pattern))
+    return [
+        (faults and listed and _faulty(location, name)) or _describe(location, name, flag)
+        for location, (name, listed) in found.items()
+    ]
+
+
+def _faulty(location: str, name: str) -> InputFile | None:
+    """Return the entry of an unreadable local file; None for a readable one."""
+    if "://" in location:
+        return None
+    path, fault = Path(location), None
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a FIFO would wait for a writer
+            fault = "it is no regular file"
+        else:
+            path.open("rb").close()
+    except OSError as error:
+        dangling = path.is_symlink() and isinstance(error, FileNotFoundError)
+        fault = "it is a link to a file that is not there" if dangling else str(error.strerror or error)
+    return (fault and InputFile(location, name, 0, f"unreadable: {fault}", fault)) or None
+
+
+@contextlib.contextmanager
+def open_input(location: str) -> Iterator[IO[bytes]]:
+    """Open a file for reading, decompressed according to its suffix (.gz .bz2 .xz .zst).
+
+    Raises:
+        UserError: On opening or while reading, the file cannot be read, or its compressed data are damaged or
+            truncated. The message names the file.
+    """
+    with contextlib.ExitStack() as stack:
+        with _clear_errors(location):
+            raw: IO[bytes] = stack.enter_context(fsspec.open(location, "rb"))
+            unpacked = _unpack(raw, suffix_of(location))
+        yield stack.enter_context(io.BufferedReader(_ErrorTranslatingFile(unpacked, location), BLOCK))
+
+
+def read_lines(stream: IO[bytes], longest: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield lines with their numbers, from 1, without the newline; None instead of a line that is too long.
+
+    Args:
+        stream: Stream of `open_input`.
+        longest: Maximum bytes of a line; a longer one is never completely in memory.
+    """
+    number, kept, over = 1, b"", False  # the current line: its number, its bytes so far, True if it is too long
+    while block := stream.read(BLOCK):
+        head, *rest = block.split(b"\n")
+        over = over or len(kept) + len(head) > longest
+        kept = b"" if over else kept + head
+        for line in rest:
+            yield number, None if over else kept
+            number, kept, over = number + 1, line, len(line) > longest
+        kept = b"" if over else kept
+    if kept or over:
+        yield number, None if over else kept
+
+
+def base_name(location: str) -> str:
+    """Return the last component of a path or URL, without a query."""
+    if "://" not in location:
+        return PurePosixPath(location).name or location
+    address = redact(location)  # the last component of `https://user:password@host` is not a file name
+    return PurePosixPath(re.split("[?#]", address)[0]).name or address
+
+
+def suffix_of(location: str) -> str:
+    """Return the last suffix of a file's name, with the dot, in lower case; empty if it has none."""
+    return PurePosixPath(base_name(location)).suffix.lower()
+
+
+def kind_of(location: str) -> str:
+    """Return the suffix of a file's format, which precedes `.gz` and other compression suffixes."""
+    name = PurePosixPath(base_name(location).lower())
+    return PurePosixPath(name.stem).suffix if name.suffix in PACKED else name.suffix
+
+
+def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the sorted paths or URLs that match a pattern, each with its name."""
+    if pattern.startswith(("http://", "https://")):
+        return [(pattern, base_name(pattern))]  # in a web URL `?` is not a wildcard, and there are no folders
+    folder = ""
+    with _clear_errors(pattern):
+        check_credentials(pattern)
+        fs, path = fsspec.core.url_to_fs(pattern)
+        if fs.isdir(path):
+            folder = f"{path.rstrip('/')}/"
+            every = _files_below(path) if isinstance(fs, LocalFileSystem) else fs.find(path)
+            names = [name for name in every if kind_of(name) in suffixes]
+            missing = f"no file in {pattern} ends in {', '.join(suffixes)}; {_check('folder', pattern, flag)}"
+        elif not any(wildcard in pattern for wildcard in "*?[") or fs.exists(path):
+            return [(pattern, base_name(pattern))]
+        else:
+            names = [name for name in fs.glob(path) if not fs.isdir(name)]
+            missing = f"no file matches {pattern}; {_check('pattern', pattern, flag)}"
+    if not names:
+        raise UserError(missing)
+    local = isinstance(fs, LocalFileSystem)
+    return [
+        (
+            name if local else str(fs.unstrip_protocol(name)),
+            name.removeprefix(folder) if folder else base_name(name),  # two folders may hold a file of the same name
+        )
+        for name in sorted(names)
+    ]
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    """Yield the paths of all files below a local folder; a folder reached again through links is skipped."""
+    seen: set[tuple[int, int]] = set()
+    for path, folders, names in os.walk(folder, followlinks=True):
+        status = Path(path).stat()
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders.sort()
+        yield from (f"{path.rstrip('/')}/{name}" for name in names)
+
+
+def _check(what: str, location: str, flag: str) -> str:
+    """Return the remedy for a missing file, with the working folder, since a worker's may not be the user's."""
+    relative = "://" not in location and not Path(location).expanduser().is_absolute()
+    return f"check the {what} given with {flag}" + (f", relative to {Path.cwd()}" if relative else "")
+
+
+def _describe(location: str, name: str, flag: str) -> InputFile:
+    with _clear_errors(location, _check("path", location, flag)):
+        fs, path = fsspec.core.url_to_fs(location)
+        if isinstance(fs, LocalFileSystem):
+            status = Path(path).stat()
+            return InputFile(location, name, status.st_size, _hash_once(path, status.st_size, status.st_mtime_ns))
+        info: dict[str, Any] = fs.info(path)
+        size = info.get("size")
+        tags = [f"{name}={info[name]}" for name in TAGS if info.get(name)]
+        if size is not None and tags:
+            return InputFile(location, name, size, f"size={size} {' '.join(tags)}")
+        with fs.open(path, "rb") as file:
+            return InputFile(location, name, size, hash_of(file))
+
+
+@functools.lru_cache(maxsize=100_000)
+def _hash_once(path: str, size: int, changed: int) -> str:
+    """Return the hash of a local file, cached: a flow needs it twice, and hashing a large list takes long."""
+    with Path(path).open("rb") as file:
+        return hash_of(file)
+
+
+def hash_of(stream: IO[bytes]) -> str:
+    """Return the SHA-256 of the rest of a stream, hex."""
+    state = hashlib.sha256()
+    while block := stream.read(BLOCK):
+        state.update(block)
+    return state.hexdigest()
+
+
+@contextlib.contextmanager
+def _clear_errors(location: str, remedy: str = "check the path") -> Iterator[None]:
+    """Turn any error of a file system or store into a `UserError` of one line; stores raise errors of many types."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        missing = "no such file" if isinstance(error, FileNotFoundError) else None
+        reason = getattr(error, "strerror", None) or missing or str(error) or type(error).__name__
+        raise UserError(f"cannot read {location}: {redact(reason, location)}; {remedy}") from error
+
+
+class _ErrorTranslatingFile(io.RawIOBase):
+    """Stream whose read errors become a `UserError` that names the file."""
+
+    def __init__(self, stream: Any, location: str) -> None:
+        self._stream, self._location = stream, location
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        suffix = suffix_of(self._location)
+        try:
+            data = self._stream.read(len(buffer))
+        except Exception as error:
+            if suffix not in PACKED:
+                reason = redact(str(error), self._location)
+                raise UserError(f"cannot read {self._location}: {reason}; check the path") from error
+            raise UserError(
+                f"{self._location} is not a complete {suffix} file ({error}); fetch it again or rename it"
+            ) from error
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _unpack(raw: IO[bytes], suffix: str) -> Any:
+    """Wrap a compressed stream in a decompressing one."""
+    match suffix:
+        case ".gz":
+            return gzip.GzipFile(fileobj=raw)
+        case ".bz2":
+            return bz2.BZ2File(raw)
+        case ".xz":
+            return lzma.LZMAFile(raw)
+        case ".zst":
+            return pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
+    return raw

@@ -1,0 +1,154 @@
+"""Object stores behind fsspec: options for S3 and GCS, and translation of their errors.
+
+Credentials and endpoints come only from the environment, as each store's own tools read them (`AWS_…` variables and
+profiles, Google's application default credentials; `AWS_ENDPOINT_URL`, `STORAGE_EMULATOR_HOST`, `FSSPEC_…`), so that
+they are never part of a setting, a manifest or a log.
+"""
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+
+from gpt2train.errors import UserError
+
+BLOCK = 4 * 2**20  # bytes of read-ahead; the default of s3fs is 50 MiB, most of which is wasted when Parquet is read
+MAX_ATTEMPTS = 8  # per request, with botocore's exponential backoff and jitter: covers an outage of half a minute
+CONNECT_SECONDS, READ_SECONDS = 10, 60
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+BUSY = (errno.EBUSY, errno.ETIMEDOUT, errno.EIO)  # s3fs translates throttling and server errors into these
+# Otherwise gcsfs queries the type of a bucket by gRPC, which takes a minute to fail where only HTTP is available. Only
+# flat buckets are needed.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+_STORE = re.compile(rf"\b(?:{'|'.join(EXTRAS)}):/+", re.IGNORECASE)
+MODULES = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google")  # whose exceptions are errors of a store
+
+
+def open_store(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Return the file system of a URL and the path in it.
+
+    Raises:
+        UserError: The URL holds credentials, its protocol is unknown, or its extra is not installed.
+    """
+    protocol = url.partition("://")[0] if "://" in url else "file"
+    check_credentials(url)
+    if protocol != "file" and "@" in urlsplit(url).netloc:
+        raise _credentials(url)
+    try:
+        return fsspec.core.url_to_fs(url, **_options(protocol))
+    except ImportError as error:
+        extra = EXTRAS.get(protocol)
+        how = f"install gpt2train[{extra}]" if extra else "install the fsspec package for it"
+        raise UserError(f"{url} needs a package that is not installed ({error}); {how}") from error
+    except ValueError as error:
+        raise UserError(f"cannot use {url}: {error}; give a path, or a URL such as s3://bucket/folder") from error
+
+
+def check_credentials(url: str) -> None:
+    """Check that the URL of an object store holds no credentials; its library would take them for the bucket's name.
+
+    Raises:
+        UserError: The URL holds credentials.
+    """
+    if _STORE.search(url) and "@" in url:
+        bucket = _STORE.split(url)[-1].partition("/")[0]
+        if "@" in bucket or ":" in bucket:
+            raise _credentials(url)
+
+
+def _credentials(url: str) -> UserError:
+    return UserError(f"{url} holds credentials; leave them out and set them in the environment (docs/data/scale.md)")
+
+
+def _options(protocol: str) -> dict[str, Any]:
+    """Return the fsspec options of a store. Listings are not cached, since other processes may write."""
+    match EXTRAS.get(protocol):
+        case "s3":
+            retries = {"mode": "standard", "max_attempts": MAX_ATTEMPTS}
+            timeouts = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS}
+            return {"use_listings_cache": False, "config_kwargs": {"retries": retries, **timeouts}}
+        case "gcs":
+            import aiohttp
+
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+            return {"use_listings_cache": False, "requests_timeout": timeout}
+    return {}
+
+
+@contextlib.contextmanager
+def clear_store_errors(url: str, writing: bool = False) -> Iterator[None]:
+    """Turn a store's errors into errors of one line with a remedy; temporary ones become `ConnectionError`.
+
+    Args:
+        url: URL that is accessed, for the message.
+        writing: True for writes, on which a missing file means a missing bucket.
+
+    Raises:
+        UserError: There are no credentials, no permission, or no such bucket.
+        ConnectionError: The store does not answer or is too busy.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise UserError(
+            f"the store refuses {url} ({_reason(error)}); check the credentials and their rights"
+        ) from error
+    except FileNotFoundError as error:
+        if writing or "bucket does not exist" in str(error):
+            raise UserError(f"the bucket of {url} does not exist; create it, or give another URL") from error
+        raise
+    except OSError as error:
+        if error.errno in BUSY:
+            raise ConnectionError(f"the store is too busy for {url} ({_reason(error)}); run again to go on") from error
+        raise
+    except Exception as error:
+        name = type(error).__name__
+        if "Credential" in name or "TokenError" in name or "RefreshError" in name:
+            raise UserError(
+                f"no valid credentials for {url} ({name}); set them in the environment (docs/data/scale.md)"
+            ) from error
+        if type(error).__module__.partition(".")[0] in MODULES:
+            raise ConnectionError(
+                f"the store does not answer for {url} ({_reason(error)}); run again to go on"
+            ) from error
+        raise
+
+
+def _reason(error: Exception) -> str:
+    return " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())[:160]
+
+
+def abort_uploads(fs: fsspec.AbstractFileSystem, path: str) -> int:
+    """Abort the multipart uploads that killed runs left below a path, which S3 bills although they are invisible.
+
+    Does nothing if the store does not need it (GCS drops them after a week) or does not allow listing them.
+
+    Returns:
+        Number of aborted uploads.
+    """
+    if not hasattr(fs, "list_multipart_uploads"):
+        return 0
+    bucket, _, prefix = path.partition("/")
+    aborted = 0
+    with contextlib.suppress(PermissionError, NotImplementedError):
+        for upload in fs.list_multipart_uploads(bucket):
+            if upload["Key"].startswith(f"{prefix}/" if prefix else ""):
+                fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+                aborted += 1
+    return aborted
+
+
+def is_alive(pid: int) -> bool:
+    """Return True if a process of this machine is running."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):  # OverflowError: too large for a process id
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,154 @@
+"""Lock of an output folder: one run at a time.
+
+On a local disk the kernel holds the lock and releases it when a process is killed. In an object store the lock is an
+object, `.lock`, that names its owner and is rewritten every few seconds. It is created by a conditional write (S3 since
+2024, GCS). A lock that has not changed for `LEASE_SECONDS`, or whose process on this machine is gone, belongs to a
+killed run and is taken over; clocks of different machines are never compared. A run that loses access to the store for
+longer than the lease finds another owner's lock when access returns, and stops. Until then, for at most one lease, both
+runs may write; this is harmless if their work is the same, since the bytes are the same.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from gpt2train.errors import RunError, UserError
+from tasks.core.object_stores import abort_uploads, is_alive
+from tasks.core.storage import TEMPORARY, Folder, sweep_drafts
+
+LOCK = ".lock"
+HEARTBEAT_SECONDS = 10.0  # between two heartbeats
+POLL_SECONDS = 0.5  # between two reads of another owner's lock
+LEASE_SECONDS = 60.0  # without a heartbeat, after which a run counts as dead
+
+
+@contextlib.contextmanager
+def locked(root: Folder, lost: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Lock an output folder, and remove the temporary files that killed runs left in it.
+
+    Args:
+        root: Output folder.
+        lost: Called from another thread when another run has taken over the lock.
+
+    Raises:
+        UserError: Another run holds the lock.
+        RunError: The lock was lost.
+    """
+    with _lock_file(root) if root.is_local else _lock_object(root, lost):
+        if root.is_local:
+            for leftover in Path(root.path()).glob(f"{TEMPORARY}*"):
+                leftover.unlink()  # left by a killed run; steps sweep their own folders
+        else:
+            sweep_drafts()
+            abort_uploads(root.fs, root.path())
+        yield
+
+
+@contextlib.contextmanager
+def _lock_file(root: Folder) -> Iterator[None]:
+    lock = FileLock(root.path(LOCK))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UserError(_busy(root, "")) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _lock_object(root: Folder, lost: Callable[[], None]) -> Iterator[None]:
+    owner = {"token": secrets.token_hex(8), "host": socket.gethostname(), "machine": _machine(), "pid": os.getpid()}
+    _acquire(root, owner)
+    stop, taken_over = threading.Event(), threading.Event()
+    heartbeat = threading.Thread(target=_heartbeat, args=(root, owner, stop, taken_over, lost), daemon=True)
+    heartbeat.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        heartbeat.join()
+        if not taken_over.is_set() and _read_owner(root).get("token") == owner["token"]:
+            root.remove(LOCK)
+    if taken_over.is_set():
+        raise RunError(f"another run took over {root.url} while this one had no access to it; run again when it ended")
+
+
+def _acquire(root: Folder, owner: dict[str, Any]) -> None:
+    """Create the lock; if there is one, watch it until it changes (then another run is alive) or its lease expires."""
+    seen: dict[str, Any] = {}
+    since = time.monotonic()
+    while True:
+        found = _read_owner(root)
+        if not found and _create(root, owner):
+            return
+        if found and seen and found != seen:
+            raise UserError(_busy(root, f" (process {found.get('pid')} on {found.get('host')})"))
+        if found != seen:
+            seen, since = found, time.monotonic()
+        dead = found.get("machine") == owner["machine"] and not is_alive(int(found.get("pid", 0)))
+        if found and (dead or time.monotonic() - since > LEASE_SECONDS):
+            if _read_owner(root) == found:
+                root.remove(LOCK)
+            continue
+        time.sleep(POLL_SECONDS)
+
+
+def _machine() -> str:
+    """Return an id of this machine's (or container's) set of process ids. Host names are not unique in containers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - not a path, but a name of the kernel
+    except OSError:
+        return f"{uuid.getnode():x}"
+
+
+def _create(root: Folder, owner: dict[str, Any]) -> bool:
+    """Create the lock unless it exists; return True if this run owns it."""
+    data = json.dumps({**owner, "beat": 0}).encode()
+    try:
+        with root.clear(LOCK, writing=True):
+            root.fs.pipe_file(root.path(LOCK), data, mode="create")
+    except (FileExistsError, ValueError):
+        return False
+    # In a store without conditional writes, the last of two writers owns the lock.
+    return _read_owner(root).get("token") == owner["token"]
+
+
+def _read_owner(root: Folder) -> dict[str, Any]:
+    try:
+        found = json.loads(root.read_bytes(LOCK))
+        return found if isinstance(found, dict) else {}
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _heartbeat(
+    root: Folder, owner: dict[str, Any], stop: threading.Event, taken_over: threading.Event, lost: Callable[[], None]
+) -> None:
+    """Rewrite the lock until `stop` is set, or until another owner is found in it."""
+    beat = 0
+    while not stop.wait(HEARTBEAT_SECONDS):
+        # Any error of the store is ignored: the lease covers a short outage, and a heartbeat that ends loses the lock.
+        with contextlib.suppress(Exception):
+            if _read_owner(root).get("token") != owner["token"]:
+                taken_over.set()
+                lost()
+                return
+            beat += 1
+            root.write_bytes(LOCK, json.dumps({**owner, "beat": beat}).encode())
+
+
+def _busy(root: Folder, who: str) -> str:
+    return f"another run{who} is at work in {root.url}; wait for it to end, or give another --output"

@@ -1,0 +1,277 @@
+"""Execution of a step's batches: skip the committed ones, run the others, commit each as it ends.
+
+`Runner` needs no orchestrator; the flows use a subclass that shows batches as Prefect task runs. The choice of runner
+and its number of workers never change a byte of the outputs.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from gpt2train.config import TrainSettings
+from gpt2train.errors import RunError
+from gpt2train.io.files import FULL, write_error
+from tasks.core.reject_limits import LimitSettings, Tally
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.worker_pool import WorkerPool, adopt
+from tasks.train.gpu_queue import devices_of, gpu_slot
+
+if TYPE_CHECKING:
+    from tasks.train.launch.settings import LaunchSettings
+
+log = logging.getLogger("gpt2train")
+
+Outcomes = dict[str, Outcome]  # by batch name
+Work = Callable[[], Outcomes]
+Where = Literal["process", "node", "thread"]
+
+MAX_GROUPS = 300  # groups of batches per stage: thousands of task runs overload an orchestrator
+
+
+@dataclass(frozen=True)
+class Group:
+    """Batches that run one after the other, each committed as it ends; picklable for cluster workers.
+
+    Attributes:
+        step: The step; its folder is the first argument of `work`.
+        batches: Name and item of each batch.
+        work: Module-level function that processes one batch.
+        args: Arguments of `work` after folder, name and item.
+    """
+
+    step: Step
+    batches: tuple[tuple[str, Any], ...]
+    work: Callable[..., Outcome]
+    args: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """Name for display, from the names of the first and last batch."""
+        first, last = self.batches[0][0], self.batches[-1][0]
+        return first if first == last else f"{first} to {last.rpartition('-')[2]}"
+
+    def run(
+        self,
+        call: Callable[[Callable[[], Outcome]], Outcome] | None = None,
+        stopping: threading.Event | None = None,
+    ) -> Outcomes:
+        """Run the batches in this thread, or each through `call`; skip those that an earlier attempt committed.
+
+        Args:
+            call: Runs a function elsewhere (in a worker process) and returns its result.
+            stopping: When set, no further batch begins.
+
+        Raises:
+            RunError: `stopping` was set before the last batch began, or the disk is full.
+        """
+        outcomes: Outcomes = {}
+        self.step.check_versions()
+        for name, item in self.batches:
+            if stopping is not None and stopping.is_set():
+                raise RunError(f"stopped before {self.step.name} {name}; run again to go on")
+            outcome = self.step.batch(name)
+            if outcome is None:
+                run_batch = functools.partial(self.work, self.step.folder, name, item, *self.args)
+                try:
+                    outcome = run_batch() if call is None else call(run_batch)
+                except OSError as error:
+                    if error.errno not in FULL:
+                        raise
+                    raise write_error(error.filename or self.step.folder.url, error) from error
+                self.step.commit_batch(name, outcome)
+            outcomes[name] = outcome
+        return outcomes
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The batches of one stage of a step.
+
+    Attributes:
+        step: Name of the step.
+        name: Name of the stage.
+        batches: Number of batches to run.
+        on_outcomes: Callback for the outcomes of ended batches; raises if the step must stop.
+        rows: Rows of each batch by its name, for batches that report progress through `Runner.advance`.
+    """
+
+    step: str
+    name: str
+    batches: int
+    on_outcomes: Callable[[Outcomes], None]
+    rows: Mapping[str, int] = field(default_factory=dict)
+
+
+class Runner:
+    """Runner on this machine: dispatching threads and a warm pool of worker processes.
+
+    Args:
+        workers: Number of worker processes, and of batches in flight.
+        verify: Also compare the hashes of finished outputs.
+        limits: Maximum share of rejected rows for each step; None disables the check.
+
+    Attributes:
+        skipped: Names of the steps that were already done.
+        stopping: Set when a batch fails or the command is interrupted; long batches in threads poll it.
+    """
+
+    def __init__(self, workers: int = 2, *, verify: bool = False, limits: LimitSettings | None = None) -> None:
+        self.workers = workers
+        self.verify = verify
+        self.limits = limits
+        self.skipped: set[str] = set()
+        self.stopping = threading.Event()
+        self._stopped = False
+        self._pool: WorkerPool | None = None
+
+    @property
+    def pool(self) -> WorkerPool:
+        """The worker processes, started on first access."""
+        if self._pool is None:
+            self._pool = WorkerPool(self.workers)
+        return self._pool
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def finished(self, step: Step) -> Manifest | None:
+        """Return the manifest of a step that is already done; otherwise prepare the step's folder and return None."""
+        step.verify, step.limits = self.verify, self.limits
+        manifest = step.finished()
+        if manifest is None:
+            step.begin()
+        else:
+            self.skipped.add(step.name)
+            step.complete_commit(manifest)
+        return manifest
+
+    def batches(
+        self,
+        step: Step,
+        stage: str,
+        items: Sequence[Any],
+        work: Callable[..., Outcome],
+        *args: Any,
+        where: Where = "process",
+        at_once: int | None = None,
+        rows: Sequence[int] = (),
+    ) -> list[Outcome]:
+        """Run `work(folder, name, item, *args)` for every item and return the outcomes in the order of the items.
+
+        Args:
+            step: The step; its folder is the first argument of `work`.
+            stage: Prefix of the batch names (`part` -> `part-00000`, `part-00001`, …).
+            items: Inputs of the batches, one each. Their number and content must not depend on the number of workers.
+            work: Module-level function; it and its arguments are pickled, unless it runs in a thread.
+            args: Further arguments of `work`.
+            where: `process`: in a worker process, for CPU-bound work. `node`: once per machine, for work that copies
+                bytes or distributes pieces to the machine's `local_pool`; this is a thread of this process here and a
+                worker on a cluster. `thread`: always in this process, for work that needs its state (rate limits of
+                hosts, the user's files).
+            at_once: Batches in flight; default: the number of workers.
+            rows: Rows of each item, for long-running work that reports progress through `advance`.
+
+        Returns:
+            The outcome of each item, whether it was committed earlier or now.
+
+        Raises:
+            RunError: The step rejected more rows than its limit allows; committed batches stay.
+        """
+        names = [f"{stage}-{index:05d}" for index in range(len(items))]
+        outcomes = step.batches(names)
+        tally = Tally(self.limits, step.name, step.folder.url, names) if self.limits is not None else None
+
+        def on_outcomes(found: Outcomes) -> None:
+            outcomes.update(found)
+            for name, outcome in found.items():
+                if tally is not None:
+                    tally.add(name, outcome.seen, outcome.reasons)
+
+        on_outcomes(dict(outcomes))
+        todo = [(name, item) for name, item in zip(names, items, strict=True) if name not in outcomes]
+        size = -(-len(todo) // MAX_GROUPS) or 1
+        chunks = [tuple(todo[start : start + size]) for start in range(0, len(todo), size)]
+        groups = [Group(step, chunk, work, args) for chunk in chunks]
+        rows_of = {name: count for name, count in zip(names, rows, strict=False) if name not in outcomes}
+        self.run_groups(Stage(step.name, stage, len(todo), on_outcomes, rows_of), groups, where, at_once)
+        return [outcomes[name] for name in names]
+
+    def run_groups(self, stage: Stage, groups: Sequence[Group], where: Where, at_once: int | None) -> None:
+        """Run groups of batches on this machine; overridden by runners for clusters."""
+        pool = adopt(self.pool) if where != "thread" else None
+        call = pool.call if pool is not None and where == "process" else None
+        todo = [(group.name, functools.partial(group.run, call, self.stopping)) for group in groups]
+        self.dispatch(stage, todo, min(at_once or self.workers, len(todo) or 1))
+
+    def dispatch(self, stage: Stage, todo: Sequence[tuple[str, Work]], at_once: int) -> None:
+        """Run named functions, at most `at_once` at a time. After the first error no further one begins."""
+        done = rows = 0
+        self.stopping.clear()
+        self._check_stopped()
+        executor = concurrent.futures.ThreadPoolExecutor(max_workers=at_once)
+        try:
+            for future in concurrent.futures.as_completed([executor.submit(work) for _, work in todo]):
+                found = future.result()
+                self._check_stopped()
+                stage.on_outcomes(found)
+                done += len(found)
+                rows += sum(outcome.seen for outcome in found.values())
+                self.progress(stage, done, rows)
+        except BaseException:
+            self.stopping.set()
+            self.interrupt()
+            raise
+        finally:
+            executor.shutdown(wait=True, cancel_futures=True)
+
+    def stop(self) -> None:
+        """Prevent all further batches, because another run has taken the output folder. Callable from any thread."""
+        self._stopped = True
+        self.stopping.set()
+
+    def _check_stopped(self) -> None:
+        if self._stopped:
+            raise RunError("another run took over the output folder while this one had no access to it; run again")
+
+    def interrupt(self) -> None:
+        """Handle a failed batch or an interrupted command, before the batches in flight are waited for (hook)."""
+
+    def progress(self, stage: Stage, done: int, rows: int) -> None:
+        """Report progress after each group of batches (hook); this runner logs it.
+
+        Args:
+            stage: The stage.
+            done: Batches that have ended.
+            rows: Rows that they have read.
+        """
+        log.debug("%s: %s %d of %d, %d rows", stage.step, stage.name, done, stage.batches, rows)
+
+    def advance(self, name: str, done: int, rows: int) -> None:
+        """Report progress within a long batch that runs in a thread (hook).
+
+        Args:
+            name: Name of the batch.
+            done: Rows that are done.
+            rows: Rows of the batch.
+        """
+
+    @contextlib.contextmanager
+    def turn(self, train: TrainSettings, launch: "LaunchSettings", run: str) -> Iterator[None]:
+        """Wait for a slot on this machine's GPUs and hold it during a training run."""
+        with gpu_slot(
+            devices_of(train, launch), launch.max_jobs_per_gpu, run, functools.partial(log.info, "waiting: %s")
+        ):
+            yield
+
+    def training(self, records: Sequence[dict[str, Any]], steps: int) -> None:
+        """Report a training run's metrics so far, every few seconds (hook); this runner ignores them."""

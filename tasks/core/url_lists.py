@@ -1,0 +1,121 @@
+"""Streaming readers of URL lists: text with one URL per line, compressed or not, or Parquet with a column `url`.
+
+Blank lines and lines that begin with `#` are skipped, and white space around a line is removed. Validation of the URLs
+is left to the blacklist step.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gpt2train.errors import UserError
+from tasks.core.input_files import InputFile, find_inputs, kind_of, open_input, read_lines
+
+SUFFIXES = (".txt", ".lst", ".parquet")
+LONGEST = 8192  # bytes of a URL; longer ones are crawler traps or not URLs
+COLUMN = "url"
+DOCUMENTS = (".jsonl", ".ndjson", ".json", ".html", ".htm", ".xhtml")
+LISTED = b"crawl-data/"  # beginning of the lines of Common Crawl's warc.paths.gz
+ROWS = 8192  # of a Parquet file, in memory at a time
+# Scheme and slashes, if present, then everything before the last @ of the authority. Browsers treat a backslash as a
+# slash.
+_USERINFO = re.compile(r"([^/?#\\@.]*:[/\\]*|[/\\]{2,})?[^/?#\\]*@")
+
+
+def find_url_lists(patterns: Sequence[str]) -> list[InputFile]:
+    """Find the lists that match the patterns, and check the beginning of each.
+
+    Raises:
+        UserError: A file is missing, cannot be read, or holds no URL; or it is an archive or holds documents, and the
+            message names the option for it.
+    """
+    for pattern in patterns:
+        _check_kind(pattern, b"")  # before a large file is read for its hash
+        if "://" not in pattern and Path(pattern).is_file():
+            _check_start(pattern)
+    lists = find_inputs(patterns, "--urls", SUFFIXES)
+    for item in lists:
+        _check_start(item.place)
+        if next(read_urls(item.place), None) is None:
+            raise UserError(f"{item.place} holds no URL; one per line is expected")
+    return lists
+
+
+def _check_start(location: str) -> None:
+    """Reject a file that is not a list, by its name and first bytes.
+
+    Raises:
+        UserError: The file is something else or cannot be read.
+    """
+    if kind_of(location) == ".parquet":
+        return
+    with open_input(location) as stream:
+        _check_kind(location, stream.read(256).removeprefix(b"\xef\xbb\xbf").lstrip())
+
+
+def _check_kind(location: str, head: bytes) -> None:
+    kind = kind_of(location)
+    if kind == ".wet" or (head.startswith(b"WARC/") and b"\nWARC-Type: conversion" in head):
+        raise UserError(f"{location} holds extracted text (WET), not a list of URLs; give it with --documents")
+    if kind == ".warc" or head.startswith(b"WARC/"):
+        raise UserError(f"{location} is a web archive, not a list of URLs; give it with --warcs")
+    if kind in DOCUMENTS or head.startswith((b"{", b"<", b"[{")):
+        raise UserError(f"{location} holds documents, not a list of URLs; give it with --documents")
+    if b"\0" in head:
+        raise UserError(
+            f"{location} is not text; a list of URLs has one per line, or is a Parquet file with a column 'url'"
+        )
+    if head.startswith(LISTED):
+        raise UserError(f"{location} lists archives of Common Crawl, not pages; fetch those and give them with --warcs")
+
+
+def read_urls(location: str) -> Iterator[tuple[int, str | None]]:
+    """Yield the URLs of a list with their row numbers, from 1; None for a row of more than `LONGEST` bytes.
+
+    Raises:
+        UserError: The file cannot be read or does not have the format of its suffix; the message names the file.
+    """
+    return _read_parquet(location) if kind_of(location) == ".parquet" else _read_text(location)
+
+
+def without_credentials(url: str) -> str:
+    """Remove the user name and password before the host of a URL, well formed or not."""
+    found = _USERINFO.match(url) if "@" in url else None
+    return (found[1] or "") + url[found.end() :] if found else url
+
+
+def _read_text(location: str) -> Iterator[tuple[int, str | None]]:
+    with open_input(location) as stream:
+        for number, line in read_lines(stream, LONGEST):
+            if line is None:
+                yield number, None
+                continue
+            url = line.decode("utf-8-sig" if number == 1 else "utf-8", errors="replace").strip()
+            if url and not url.startswith("#"):
+                yield number, url
+
+
+def _read_parquet(location: str) -> Iterator[tuple[int, str | None]]:
+    number = 0
+    try:
+        with fsspec.open(location, "rb") as file:
+            table = pq.ParquetFile(file)
+            names = table.schema_arrow.names
+            if COLUMN not in names:
+                raise UserError(
+                    f"{location} has no column {COLUMN!r}, only {', '.join(names)}; rename the one with the URLs, "
+                    "or give documents with --documents"
+                )
+            for batch in table.iter_batches(batch_size=ROWS, columns=[COLUMN]):
+                column = batch[COLUMN]
+                column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+                for value in column.cast(pa.large_binary()).to_pylist():
+                    number += 1
+                    url = (value or b"").decode("utf-8", errors="replace").strip()
+                    yield number, url if len(value or b"") <= LONGEST else None
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{location} is not a readable Parquet file ({error}); fetch it again or rename it") from error

@@ -1,0 +1,175 @@
+"""Warm pool of spawned worker processes: calls with a deadline, and replacement of workers that hang or die.
+
+Workers are spawned, not forked: `tokenizers` and lxml misbehave after a fork of a process with threads. The pool is
+pebble's, which kills and replaces a single worker, where `concurrent.futures` would lose the whole pool.
+"""
+
+import concurrent.futures
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pebble
+
+from gpt2train.errors import UserError
+
+T = TypeVar("T")
+
+# One process per core: additional threads of numeric libraries would only compete for the cores.
+SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+class WorkerLostError(Exception):
+    """The worker of a call died or was killed at a time limit.
+
+    Attributes:
+        timed_out: True if a limit of CPU time or wall-clock time was exceeded, False if the process died by itself.
+    """
+
+    def __init__(self, message: str, timed_out: bool) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+
+
+class WorkerPool:
+    """Spawned worker processes that stay warm between steps; started by the first call.
+
+    Args:
+        workers: Number of processes.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        for name, value in SINGLE_THREADED.items():
+            os.environ.setdefault(name, value)
+        context = multiprocessing.get_context("spawn")
+        self._pool = pebble.ProcessPool(max_workers=workers, initializer=_start_worker, context=context)
+
+    def submit(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        timeout: float | None = None,
+        cpu_seconds: float | None = None,
+    ) -> "concurrent.futures.Future[T]":
+        """Run `function(*args)` in a worker; both limits count from the start of the call in the worker.
+
+        The future's error may be pebble's; wait with `result` to get `WorkerLostError` instead.
+
+        Args:
+            function: Function that is importable by name, as are the types of its arguments.
+            args: Arguments of the function.
+            timeout: Wall-clock seconds after which the worker is killed.
+            cpu_seconds: CPU seconds after which the worker is killed, independent of the machine's load; `spent_cpu`
+                recognizes the future's error. Ignored on Windows, which has no CPU timers.
+        """
+        if cpu_seconds is not None:
+            return self._pool.schedule(_with_cpu_limit, args=(cpu_seconds, function, *args), timeout=timeout)
+        return self._pool.schedule(function, args=args, timeout=timeout)
+
+    def call(self, function: Callable[..., T], *args: Any, timeout: float | None = None) -> T:
+        """Run `function(*args)` in a worker and wait for it.
+
+        Raises:
+            WorkerLostError: The worker died or the deadline passed. Exceptions of the function are passed on unchanged.
+        """
+        return result(self.submit(function, *args, timeout=timeout))
+
+    def close(self) -> None:
+        """Kill all workers."""
+        if _process.pool is self:
+            _process.pool = None
+        self._pool.stop()
+        self._pool.join()
+
+
+class _ProcessState:
+    """State of this process."""
+
+    pool: WorkerPool | None = None
+
+
+_process = _ProcessState()
+_creation = threading.Lock()
+
+
+def adopt(pool: WorkerPool) -> WorkerPool:
+    """Register a pool as the result of `local_pool` in this process, until it is closed."""
+    _process.pool = pool
+    return pool
+
+
+def local_pool() -> WorkerPool:
+    """Return the pool of this process, for a batch that distributes its items to workers.
+
+    In a runner's process this is the runner's pool. A cluster's worker takes one batch at a time, so a pool of one
+    process keeps its core busy; it is created by the first batch that needs it and stays warm.
+
+    Raises:
+        UserError: This process cannot have children (a Dask worker that was started as a daemon).
+    """
+    with _creation:
+        if _process.pool is None:
+            if multiprocessing.current_process().daemon:
+                raise UserError(
+                    "the cluster's workers cannot start processes, which the extraction needs; start them with "
+                    "DASK_DISTRIBUTED__WORKER__DAEMON=False in their environment"
+                )
+            _process.pool = WorkerPool(1)
+        return _process.pool
+
+
+def result(future: "concurrent.futures.Future[T]") -> T:
+    """Wait for a pool's future.
+
+    Raises:
+        WorkerLostError: The worker died or the deadline passed.
+    """
+    try:
+        return future.result()
+    except concurrent.futures.TimeoutError as error:
+        raise WorkerLostError("the deadline passed", timed_out=True) from error
+    except pebble.ProcessExpired as error:
+        if spent_cpu(error):
+            raise WorkerLostError("the limit of CPU time passed", timed_out=True) from error
+        raise WorkerLostError(f"the worker process died (exit code {error.exitcode})", timed_out=False) from error
+
+
+def spent_cpu(error: BaseException) -> bool:
+    """Return True if the error of a pool's future means that the call exceeded its `cpu_seconds`."""
+    return isinstance(error, pebble.ProcessExpired) and sys.platform != "win32" and error.exitcode == -signal.SIGPROF
+
+
+def _with_cpu_limit(seconds: float, function: Callable[..., T], *args: Any) -> T:
+    """Call a function in this process, which the kernel kills when the call has used this much CPU time.
+
+    The default action of SIGPROF is used, because a Python handler would only run after C code (lxml, regular
+    expressions) has returned.
+    """
+    if sys.platform == "win32":
+        return function(*args)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # user and system time of all threads of this process
+    try:
+        return function(*args)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _start_worker() -> None:
+    """Make a worker end with its parent process, even after `kill -9`."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "runs in a spawned worker only"
+    # Not prctl: the kernel would watch the *thread* that spawned the worker, and that thread may be short-lived.
+    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
