@@ -1,1 +1,1 @@
-"""Sources other than a list of URLs: web archives, and text, records or pages that lie in files."""
+"""Sources of documents other than URL lists: web archives, and local files of text, records or pages."""

@@ -1,23 +1,24 @@
-"""What `--documents` names: told apart by the endings, and looked at before anything starts."""
+"""Files of `--documents`: classified by their suffixes and checked before anything starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 from gpt2train.errors import UserError
-from tasks.inputs import InputFile, find_inputs, kind_of
-from tasks.sources import rows, webpages
+from tasks.core.input_files import InputFile, find_inputs, kind_of
+from tasks.sources import text_records, webpages
 
-LOOK = 32  # files whose first record is read before the run starts; each later one is checked as it is read
+CHECKED_FILES = 32  # files whose first record is read before the run starts; the others are checked while they are read
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Files of the user.
+    """The user's document files.
 
     Attributes:
-        pages: of HTML, one a file; the extraction takes their text out.
-        texts: that hold text as it is.
+        pages: HTML files with one page each, whose text the extraction extracts.
+        texts: Files of text.
     """
 
     pages: tuple[InputFile, ...]
@@ -25,24 +26,35 @@ class Documents:
 
 
 def find_documents(patterns: Sequence[str], key: str, max_bytes: int) -> Documents:
-    """The files that `--documents` names.
+    """Find and check the files of `--documents`.
 
     Args:
-        patterns: files, folders, globs, fsspec URLs.
-        key: of the text, in JSON and Parquet.
-        max_bytes: of a JSON line.
+        patterns: Files, folders, globs, fsspec URLs.
+        key: Key of the text in JSON and Parquet.
+        max_bytes: Maximum bytes of a JSON line.
 
     Raises:
-        UserError: a file is not there, is of no known kind, is not what its name says, or has no such key.
+        UserError: A file is missing, has an unknown suffix or another format than its suffix, or lacks the key.
     """
-    known = (*rows.ENDINGS, *webpages.ENDINGS)
-    files = find_inputs(patterns, "--documents", known)
+    known = (*text_records.ENDINGS, *webpages.ENDINGS)
+
+    def check(location: str) -> None:
+        if kind_of(location) not in known:
+            hint = "give archives with --warcs" if kind_of(location) == ".warc" else "rename it"
+            raise UserError(f"{location}: its ending is none of {' '.join(known)} (also .gz .bz2 .xz .zst); {hint}")
+
+    for pattern in patterns:
+        if "://" not in pattern and Path(pattern).is_file():
+            check(pattern)  # before a large file is read for its hash
+    files = find_inputs(patterns, "--documents", known, faults=True)
     for file in files:
-        if kind_of(file.place) not in known:
-            hint = "give archives with --warcs" if kind_of(file.place) == ".warc" else "rename it"
-            raise UserError(f"{file.place}: its ending is none of {' '.join(known)} (also .gz .bz2 .xz .zst); {hint}")
-    texts = tuple(file for file in files if kind_of(file.place) in rows.ENDINGS)
-    told_by_key = (file for file in texts if kind_of(file.place) in (*rows.JSON, *rows.PARQUET))
-    for file in islice(told_by_key, LOOK):
-        next(rows.read_items(file, key, max_bytes), None)
+        check(file.place)
+    texts = tuple(file for file in files if kind_of(file.place) in text_records.ENDINGS)
+    keyed = (
+        file
+        for file in texts
+        if file.fault is None and kind_of(file.place) in (*text_records.JSON, *text_records.PARQUET)
+    )
+    for file in islice(keyed, CHECKED_FILES):
+        next(text_records.read_items(file, key, max_bytes), None)
     return Documents(tuple(file for file in files if kind_of(file.place) in webpages.ENDINGS), texts)

@@ -1,49 +1,51 @@
-"""Texts of the user as documents: JSON lines, Parquet, WET, and files that are one text each.
+"""The texts step: the user's JSON lines, Parquet, WET and text files -> documents.
 
-`texts/part-00000-00000.parquet`, schema `shards.DOCUMENT`, in the order of the files and of the records in them, with a
-rejected twin. A record without a URL is called `<file>#<id>`, or `<file>#<row>`; a text file by its name.
+`texts/part-00000-00000.parquet`, schema `shards.DOCUMENT`, in the order of the files and of their records, with a file
+of rejected rows. A record without a URL gets `<file>#<id>` or `<file>#<row>`; a text file gets its name.
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from gpt2train.settings import Settings
-from tasks.extract import document_id
-from tasks.inputs import InputFile
-from tasks.runner import Runner
-from tasks.shards import DOCUMENT, commit_rows, rejected_row
+from tasks.core.input_files import InputFile
+from tasks.core.runner import Runner
+from tasks.core.shards import DOCUMENT, commit_rows, rejected_row
+from tasks.core.step import Manifest, Outcome, Step, digest
+from tasks.core.storage import Folder
+from tasks.extract.step import document_id
 from tasks.sources.commit import commit_some
 from tasks.sources.index import where_of
-from tasks.sources.rows import Item, read_items
-from tasks.steps import Manifest, Outcome, Step, digest
-from tasks.storage import Folder
+from tasks.sources.text_records import Item, read_items
 
 
 class TextsSettings(Settings):
-    """How texts are read from files, and cut into shards."""
+    """Settings of the texts step: size limits and shard sizes."""
 
     max_bytes: int = Field(16 * 2**20, ge=1)
-    """Bytes of one JSON line, text or text file; what is longer is rejected without being held."""
+    """Maximum bytes of one JSON line, text or text file; longer ones are rejected without being read into memory."""
     shard_rows: int = Field(5000, ge=1)
-    """Documents a shard; a shard is what the cleaning takes, and repeats when killed, at a time."""
+    """Documents per shard. A shard is one batch of the cleaning, and is repeated after a kill."""
     shard_bytes: int = Field(64 * 2**20, ge=1)
-    """Characters of text after which a shard ends early: it is held in memory."""
+    """Characters of text after which a shard ends early, because it is held in memory."""
 
 
 def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSettings, runner: Runner) -> Manifest:
-    """Read loose texts into `texts/`; one batch a large file, or as many small ones as make a shard.
+    """Read text records into `texts/`; a batch is a large file or as many small files as fill a shard.
 
     Args:
-        root: the output URL.
-        files: each of a kind that `rows` knows.
-        key: of the text, in JSON and Parquet.
-        settings: bounds and sizes.
-        runner: where the batches run.
+        root: Output URL.
+        files: Files with suffixes of `text_records.ENDINGS`.
+        key: Key of the text in JSON and Parquet.
+        settings: Size limits and shard sizes.
+        runner: Runner of the batches.
 
     Raises:
-        UserError: a file is not what its name says, or not one record can be used; the message counts the reasons.
+        UserError: A file does not have the format of its suffix, or no record is usable; the message has the counts of
+            the reasons.
     """
     step = Step(
         root,
@@ -51,7 +53,7 @@ def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSet
         version=1,
         parameters=settings.model_dump(mode="json") | {"key": key},
         inputs={"files": digest([[file.name, file.identity] for file in files])},
-        packages=("orjson", "pyarrow"),
+        packages=("orjson",),
     )
     if done := runner.finished(step):
         return done
@@ -61,7 +63,7 @@ def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSet
 
 
 def grouped(files: Sequence[InputFile], count: int, size: int) -> list[tuple[InputFile, ...]]:
-    """Files in their order, together as long as they are fewer than `count` and smaller than `size` bytes in all."""
+    """Partition files in their order into groups of at most `count` files and about `size` bytes."""
     groups: list[list[InputFile]] = []
     held = size
     for file in files:
@@ -74,7 +76,7 @@ def grouped(files: Sequence[InputFile], count: int, size: int) -> list[tuple[Inp
 
 
 def texts_part(folder: Folder, name: str, files: Sequence[InputFile], key: str, settings: TextsSettings) -> Outcome:
-    """Read some files; runs in a worker."""
+    """Read the files of one batch; runs in a worker."""
     outcomes: list[Outcome] = []
     kept: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
@@ -95,7 +97,7 @@ def texts_part(folder: Folder, name: str, files: Sequence[InputFile], key: str, 
             kept.append(row)
             held += len(item.text)
         else:
-            where = ", ".join(filter(None, (file.name, item.place)))
+            where = ", ".join(filter(None, (file.name, item.location)))
             rejected.append(rejected_row(row, item.reason, f"{where}: {item.detail}"))
     if kept or rejected or not outcomes:
         flush()
@@ -104,14 +106,30 @@ def texts_part(folder: Folder, name: str, files: Sequence[InputFile], key: str, 
 
 def _items(files: Sequence[InputFile], key: str, max_bytes: int) -> Iterator[tuple[InputFile, Item]]:
     for file in files:
+        if fault := file.fault or vanished(file):
+            yield file, Item("", reason="unreadable", detail=fault)
+            continue
         for item in read_items(file, key, max_bytes):
             yield file, item
 
 
+def vanished(file: InputFile) -> str | None:
+    """Return the reason for which a local file can no longer be opened; None if it can."""
+    if "://" in file.place:
+        return None
+    try:
+        Path(file.place).open("rb").close()
+    except OSError as error:
+        return f"{error.strerror or error} since the run began"
+    return None
+
+
 def document(file: InputFile, item: Item) -> dict[str, Any]:
-    """The row of a record, schema `shards.DOCUMENT`; `id` is always that of the content, since dedup and shuffle go
-    by it."""
-    place = item.fields.get("id") or item.place.rpartition(" ")[2].replace(",", "")
-    url = item.fields.get("url") or (f"{file.name}#{place}" if place else file.name)
+    """Return a record's row of schema `shards.DOCUMENT`.
+
+    `id` is always the hash of the content, since dedup and shuffle depend on it.
+    """
+    fragment = item.fields.get("id") or item.location.rpartition(" ")[2].replace(",", "")
+    url = item.fields.get("url") or (f"{file.name}#{fragment}" if fragment else file.name)
     row = {"url": url, "source": file.name, "title": item.fields.get("title"), "date": item.fields.get("date")}
     return row | ({} if item.reason else {"id": document_id(url, item.text), "text": item.text})

@@ -1,73 +1,86 @@
-"""Web archives of others as a source of pages: found, checked, and cut into batches, without a copy.
+"""The warcs step: existing web archives -> an index of their pages, without copying them.
 
-`warcs/part-00000-00000.parquet` (schema `index.INDEX`), about `shard_rows` rows each, cut where a reader can begin; a
-rejected twin for each with the responses that are no usable page and the records that are broken, named by file and
-byte. One batch a file; so a file is read once from end to end here, and in parts by the extraction.
+`warcs/part-00000-00000.parquet` (schema `index.INDEX`), about `shard_rows` rows each, ends where a reader can start. A
+file of rejected rows for each has the responses without a usable page and the broken records, by file and byte. One
+batch per archive: it is read once from end to end here, and in parts by the extraction.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from gpt2train.errors import UserError
 from gpt2train.settings import Settings
-from tasks.blacklist.listed import read_listed
-from tasks.blacklist.rules import EXTENSIONS, Judge, Rules, blocked_names
+from tasks.blacklist.blocklists import read_blocklists
+from tasks.blacklist.rules import EXTENSIONS, Rules, UrlClassifier, blocked_names
 from tasks.blacklist.settings import BlacklistSettings
-from tasks.download.body import Refused
-from tasks.html.decode import storable
-from tasks.inputs import InputFile, find_inputs, kind_of
-from tasks.runner import Runner
-from tasks.shards import commit_rows, rejected_row
+from tasks.core.input_files import InputFile, find_inputs, kind_of
+from tasks.core.runner import Runner
+from tasks.core.shards import commit_rows, rejected_row
+from tasks.core.step import Manifest, Outcome, Step, digest
+from tasks.core.storage import Folder
+from tasks.download.response_body import FetchRejectedError
+from tasks.extract.decode import strip_unstorable
+from tasks.sources.archive_stream import RECORD, StreamPosition, open_archive
 from tasks.sources.commit import commit_some
-from tasks.sources.index import INDEX, index_row, where_of, write_places
-from tasks.sources.payload import page_of
-from tasks.sources.records import Broken, read_records
-from tasks.sources.stream import RECORD, Place, open_archive
-from tasks.steps import Manifest, Outcome, Step, digest
-from tasks.storage import Folder
+from tasks.sources.http_payload import page_of
+from tasks.sources.index import INDEX, index_row, where_of, write_locations
+from tasks.sources.warc_records import BrokenRecord, read_records
 
 ENDINGS = (".warc",)
-LISTED = b"crawl-data/"  # as the lines of warc.paths.gz begin
-FURTHER = 50  # times `shard_rows` at which a shard ends where a reader must unpack the archive from its beginning
+LISTED = b"crawl-data/"  # beginning of the lines of warc.paths.gz
+MAX_SHARD_FACTOR = 50  # times `shard_rows` after which a shard ends even where no reader can start (no members)
 
 
 class WarcSettings(Settings):
-    """Which pages of an archive are taken."""
+    """Settings of the warcs step: shard size, filters and size limits."""
 
     shard_rows: int = Field(1000, ge=1)
-    """Pages a shard of the index; a shard is what the extraction takes, and repeats when killed, at a time."""
+    """Pages per shard of the index. A shard is one batch of the extraction, and is repeated after a kill."""
     blacklist: bool = False
-    """Drop pages whose URL the [blacklist] rules drop. Repeated URLs stay: the deduplication looks at the texts."""
+    """Drop pages whose URL the [blacklist] rules drop. Duplicate URLs stay: the deduplication compares the texts."""
     max_record: int = Field(8 * 2**20, ge=1)
-    """Bytes of one page as it lies in the archive."""
+    """Maximum bytes of one page in the archive."""
     max_bytes: int = Field(16 * 2**20, ge=1)
-    """Bytes of one page when decoded."""
+    """Maximum bytes of one page when decoded."""
     max_ratio: float = Field(100.0, ge=1)
-    """Decoded bytes for each byte in the archive, above 1 MiB: what makes far more is a compression bomb."""
+    """Maximum ratio of decoded bytes to bytes in the archive, above 1 MiB. Limits compression bombs."""
 
 
 def find_warcs(patterns: Sequence[str]) -> list[InputFile]:
-    """The archives that `--warcs` names.
+    """Find and check the archives of `--warcs`.
 
     Raises:
-        UserError: one is not there or is no WARC; the message says what it is.
+        UserError: A file is missing or is not a WARC; the message says what it is.
     """
+    for pattern in patterns:
+        if "://" not in pattern and Path(pattern).is_file():
+            _check_archive(pattern)  # before a large file is read for its hash
     files = find_inputs(patterns, "--warcs", ENDINGS)
     for file in files:
-        if kind_of(file.place) == ".wet":
-            raise UserError(f"{file.place} holds extracted text (WET); give it with --documents")
-        with open_archive(file.place) as stream:
-            head = stream.start()
-        if head and not head.startswith(RECORD):
-            hint = "give lists of URLs with --urls, text with --documents"
-            if head.startswith(LISTED):
-                hint = "it lists archives of Common Crawl: fetch those, or give their addresses"
-            raise UserError(
-                f"{file.place} is no WARC: it begins with {head[:12]!r}, WARC/1.0 or WARC/1.1 expected; {hint}"
-            )
+        _check_archive(file.place)
     return files
+
+
+def _check_archive(location: str) -> None:
+    """Reject a file that is not a web archive of pages.
+
+    Raises:
+        UserError: The file is something else; the message names the option for it.
+    """
+    if kind_of(location) == ".wet":
+        raise UserError(f"{location} holds extracted text (WET); give it with --documents")
+    with open_archive(location) as stream:
+        head = stream.start()
+    if head and not head.startswith(RECORD):
+        hint = "give lists of URLs with --urls, text with --documents"
+        if head.startswith(LISTED):
+            hint = "it lists archives of Common Crawl: fetch those, or give their addresses"
+        raise UserError(
+            f"{location} is not a WARC: it begins with {head[:12]!r}, WARC/1.0 or WARC/1.1 expected; {hint}"
+        )
 
 
 def warcs(
@@ -77,17 +90,17 @@ def warcs(
     runner: Runner,
     blacklist: BlacklistSettings | None = None,
 ) -> Manifest:
-    """Index the pages of archives into `warcs/`; one batch a file.
+    """Index the pages of archives into `warcs/`; one batch per archive.
 
     Args:
-        root: the output URL.
-        files: the archives.
-        settings: which pages are taken.
-        runner: where the batches run.
-        blacklist: the rules, for `settings.blacklist`.
+        root: Output URL.
+        files: The archives.
+        settings: Filters and limits.
+        runner: Runner of the batches.
+        blacklist: URL rules, for `settings.blacklist`.
 
     Raises:
-        UserError: no archive holds a page that can be used; the message counts the reasons.
+        UserError: No archive holds a usable page; the message has the counts of the reasons.
     """
     inputs = {"files": digest([[file.name, file.identity] for file in files])}
     rules = None
@@ -97,12 +110,12 @@ def warcs(
     step = Step(
         root,
         "warcs",
-        version=1,
+        version=2,
         parameters=settings,
         inputs=inputs,
-        packages=("brotli", "warcio"),
+        packages=("idna", "tld", "warcio"),
     )
-    write_places(step.folder, [[file] for file in files])
+    write_locations(step.folder, [[file] for file in files])
     if done := runner.finished(step):
         return done
     total = Outcome.total(
@@ -113,17 +126,17 @@ def warcs(
 
 
 def rules_of(settings: BlacklistSettings) -> Rules:
-    """The rules of the blacklist, but for its peculiarities that concern lists (repetition, parity)."""
+    """Return the rules of the blacklist, without those for whole lists (duplicates, parity)."""
     names = blocked_names() if settings.block_names else frozenset()
     extensions = EXTENSIONS if settings.block_extensions else ()
-    return Rules(names, extensions, read_listed(settings.domain_lists), settings.min_length)
+    return Rules(names, extensions, read_blocklists(settings.domain_lists), settings.min_length)
 
 
 def warcs_part(
     folder: Folder, name: str, file: InputFile, settings: WarcSettings, rules: Rules | None = None
 ) -> Outcome:
     """Index one archive; runs in a worker."""
-    judge = Judge(rules) if rules is not None else None
+    classify = UrlClassifier(rules) if rules is not None else None
     outcomes: list[Outcome] = []
     kept: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
@@ -138,19 +151,21 @@ def warcs_part(
         last = -1
         for record in read_records(stream, ("response",), settings.max_record):
             rows = len(kept) + len(rejected)
-            if rows >= settings.shard_rows and (record.place.offset != last or rows >= FURTHER * settings.shard_rows):
+            if rows >= settings.shard_rows and (
+                record.position.offset != last or rows >= MAX_SHARD_FACTOR * settings.shard_rows
+            ):
                 flush()
-            last = record.place.offset
+            last = record.position.offset
             try:
-                if isinstance(record, Broken):
-                    raise Refused(record.reason, record.detail)
-                if judge is not None and (verdict := judge(record.url))[0]:
-                    raise Refused(verdict[0], verdict[1])
+                if isinstance(record, BrokenRecord):
+                    raise FetchRejectedError(record.reason, record.detail)
+                if classify is not None and (verdict := classify(record.url))[0]:
+                    raise FetchRejectedError(verdict[0], verdict[1])
                 page = page_of(record, file.name, settings.max_bytes, settings.max_ratio)
-            except Refused as error:
-                row = {"url": storable(record.url), "source": file.name}
+            except FetchRejectedError as error:
+                row = {"url": strip_unstorable(record.url), "source": file.name}
                 rejected.append(
-                    rejected_row(row, error.reason, f"{file.name}, byte {_at(record.place)}: {error.detail}")
+                    rejected_row(row, error.reason, f"{file.name}, byte {_format(record.position)}: {error.detail}")
                 )
             else:
                 kept.append(index_row(file, page, record))
@@ -159,6 +174,6 @@ def warcs_part(
     return Outcome.total(outcomes)
 
 
-def _at(place: Place) -> str:
-    """A place as a person reads it."""
-    return f"{place.offset:,}" + (f" + {place.skip:,} unpacked" if place.skip else "")
+def _format(position: StreamPosition) -> str:
+    """Format a position for a message."""
+    return f"{position.offset:,}" + (f" + {position.skip:,} unpacked" if position.skip else "")

@@ -1,6 +1,6 @@
-"""Pages of the user, one a file, as a source of pages: checked and cut into batches, without a copy.
+"""The webpages step: the user's HTML files, one page each -> an index, without copying them.
 
-`webpages/part-00000-00000.parquet` (schema `index.INDEX`), with a rejected twin. A page is called by its file's name.
+`webpages/part-00000-00000.parquet` (schema `index.INDEX`), with a file of rejected rows. A page's URL is the file name.
 """
 
 from collections.abc import Sequence
@@ -9,34 +9,34 @@ from typing import Any
 from pydantic import Field
 
 from gpt2train.settings import Settings
-from tasks.inputs import InputFile, open_input
-from tasks.runner import Runner
-from tasks.shards import commit_rows, rejected_row
+from tasks.core.input_files import InputFile, open_input
+from tasks.core.runner import Runner
+from tasks.core.shards import commit_rows, rejected_row
+from tasks.core.step import Manifest, Outcome, Step, digest
+from tasks.core.storage import Folder
 from tasks.sources.commit import commit_some
-from tasks.sources.index import INDEX, index_row, where_of, whole_page, write_places
-from tasks.sources.texts import grouped
-from tasks.steps import Manifest, Outcome, Step, digest
-from tasks.storage import Folder
+from tasks.sources.index import INDEX, index_row, where_of, whole_page, write_locations
+from tasks.sources.texts import grouped, vanished
 
 ENDINGS = (".html", ".htm", ".xhtml")
 
 
 class WebpagesSettings(Settings):
-    """Which files are taken as pages."""
+    """Settings of the webpages step: size limit and shard sizes."""
 
     max_bytes: int = Field(16 * 2**20, ge=1)
-    """Bytes of one page, unpacked."""
+    """Maximum bytes of one page, decompressed."""
     shard_rows: int = Field(1000, ge=1)
-    """Pages a shard of the index; a shard is what the extraction takes, and repeats when killed, at a time."""
+    """Pages per shard of the index. A shard is one batch of the extraction, and is repeated after a kill."""
     shard_bytes: int = Field(256 * 2**20, ge=1)
     """Bytes of files after which a shard ends early."""
 
 
 def webpages(root: Folder, files: Sequence[InputFile], settings: WebpagesSettings, runner: Runner) -> Manifest:
-    """Index pages that are files into `webpages/`; one batch a shard.
+    """Index HTML files into `webpages/`; one batch per shard.
 
     Raises:
-        UserError: not one file can be used; the message counts the reasons.
+        UserError: No file is usable; the message has the counts of the reasons.
     """
     step = Step(
         root,
@@ -46,7 +46,7 @@ def webpages(root: Folder, files: Sequence[InputFile], settings: WebpagesSetting
         inputs={"files": digest([[file.name, file.identity] for file in files])},
     )
     batches = grouped(files, settings.shard_rows, settings.shard_bytes)
-    write_places(step.folder, batches)
+    write_locations(step.folder, batches)
     if done := runner.finished(step):
         return done
     total = Outcome.total(runner.batches(step, "part", batches, webpages_part, settings, where=where_of(root, files)))
@@ -54,13 +54,16 @@ def webpages(root: Folder, files: Sequence[InputFile], settings: WebpagesSetting
 
 
 def webpages_part(folder: Folder, name: str, files: Sequence[InputFile], settings: WebpagesSettings) -> Outcome:
-    """Index some files; runs in a worker."""
+    """Index the files of one batch; runs in a worker."""
     kept: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
     for file in files:
+        row = {"url": file.name, "source": file.name}
+        if fault := file.fault or vanished(file):
+            rejected.append(rejected_row(row, "unreadable", f"{file.name}: {fault}"))
+            continue
         with open_input(file.place) as stream:
             body = stream.read(settings.max_bytes + 1)
-        row = {"url": file.name, "source": file.name}
         if len(body) > settings.max_bytes:
             rejected.append(rejected_row(row, "too_large", f"{file.name}: more than {settings.max_bytes:,} bytes"))
         elif not body.strip():

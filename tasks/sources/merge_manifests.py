@@ -1,14 +1,14 @@
-"""Several steps of one kind taken as one input of the next step."""
+"""Merging of several steps' manifests into one input of the next step."""
 
 from collections.abc import Sequence
 
-from tasks.steps import Manifest, Outcome, digest
+from tasks.core.step import Manifest, Outcome, digest
 
 
-def together(manifests: Sequence[Manifest]) -> Manifest:
-    """The outputs of several finished steps, in their order, as if one step had left them; one step stays itself.
+def merge_manifests(manifests: Sequence[Manifest]) -> Manifest:
+    """Return a manifest with the outputs of several finished steps in their order; a single manifest is unchanged.
 
-    Nothing is written: the files stay in the folders of their steps, and the names begin with these.
+    Nothing is written: the files stay in the folders of their steps, which become part of the names.
     """
     if len(manifests) == 1:
         return manifests[0]
