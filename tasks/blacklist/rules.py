@@ -1,9 +1,9 @@
-"""The rules by which a URL is dropped, one after the other; the first that hits is the reason.
+"""URL rules of the blacklist, applied in order; the first rule that matches is the reason.
 
-They are those of Megatron-LM's OpenWebText recipe (`blacklist_urls.py`), in its order, with its faults mended: a
-missing comma let `.7z` and `.ai` through, the extension was looked for at the end of the whole address (so that a host
-under `.app` or `.zip` was dropped, and a `#fragment` hid an extension), a regular expression refused international
-host names, and the order of the output was that of a Python set.
+They follow Megatron-LM's OpenWebText recipe (`blacklist_urls.py`), in its order, with its faults fixed: a missing comma
+let `.7z` and `.ai` pass, the extension was searched for at the end of the whole URL (so that hosts under `.app` or
+`.zip` were dropped, and a `#fragment` hid an extension), a regular expression rejected international host names, and
+the output had the order of a Python set.
 """
 
 import functools
@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 import idna
 from tld import get_tld
 
-from tasks.blacklist.listed import Listed
+from tasks.blacklist.blocklists import Blocklists
 
 _ENDINGS = """
 3gp 7z ai aif apk app avi bin bmp bz2 css csv dat deb dmg doc docx exe gif gifv gz iso jar jpeg jpg js log mid midi mkv
@@ -26,12 +26,12 @@ webm wma wmv xls xlsx xml xz zip
 """
 EXTENSIONS = tuple(f".{name}" for name in _ENDINGS.split())
 PORTS = {"http": 80, "https": 443}
-HOST_LENGTH = 253
-KNOWN_HOSTS = 2**17  # kept at a time: most lists go from site to site
+MAX_HOST_LENGTH = 253  # characters
+MAX_CACHED_HOSTS = 2**17  # most lists are ordered by site
 FORBIDDEN = re.compile("[\x00-\x1f\x7f\ufffd\ud800-\udfff]")  # controls, undecodable bytes, lone surrogates
 HOST = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[a-z0-9_-]{1,63}(?<!-))+")
-# What nine URLs of ten look like: well formed without a doubt, and taken apart in a fifth of the time that `urlsplit`
-# takes. The rest goes the long way; a test holds the two equal.
+# Fast path for nine of ten URLs: certainly well formed, and parsed in a fifth of the time of `urlsplit`. Other URLs
+# take the slow path; a test compares the two.
 PLAIN = re.compile(
     r"(https?)://((?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,63})(/[!-\"$->@-~]*)?(?:\?([!-\"$-~]*))?(?:#[!-~]*)?"
 )
@@ -40,23 +40,27 @@ IP_LIKE = re.compile(r"(?:.*\.)?(?:\d+|0x[0-9a-f]*)")  # a last label that is a 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a URL is compared with.
+    """Rules that drop URLs.
 
     Attributes:
-        names: registered domains without their suffix.
-        extensions: endings of the path, with the dot, lower case.
-        listed: the user's lists.
-        min_length: of the URL, in characters.
+        names: Registered domains without their public suffix.
+        extensions: Extensions of the path, with the dot, in lower case.
+        listed: The user's blocklists.
+        min_length: Minimum length of the URL in characters.
     """
 
     names: frozenset[str] = frozenset()
     extensions: tuple[str, ...] = ()
-    listed: Listed = field(default_factory=Listed)
+    listed: Blocklists = field(default_factory=Blocklists)
     min_length: int = 0
 
 
-class Judge:
-    """Gives each URL its verdict; what it finds out about a host is kept for the next URL of that host."""
+class UrlClassifier:
+    """Classifier of URLs, with a cache of the verdicts on hosts.
+
+    Args:
+        rules: The rules.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -64,28 +68,28 @@ class Judge:
         self._hosts: dict[str, tuple[str, str, tuple[str, str] | None]] = {}
 
     def __call__(self, url: str) -> tuple[str, str, bytes]:
-        """Why a URL is dropped, by the first rule that hits: domain, list, extension, length, form.
+        """Classify a URL by the first rule that matches: domain, list, extension, length, form.
 
         Returns:
-            (reason, detail, key): the reason is empty where the URL is kept. Two URLs of equal keys (16 bytes) are the
-            same; the key is empty for a dropped one.
+            (reason, detail, key): the reason is empty for a kept URL. URLs with equal keys (16 bytes) are duplicates;
+            the key is empty for a dropped URL.
         """
         plain = PLAIN.fullmatch(url)
         if plain is None or len(url) < self.rules.min_length:
-            return self.judge_any(url)
+            return self.classify_any(url)
         scheme, host, path, query = plain.groups()
         path = path or "/"
         known = self._hosts.get(host)
         _, fault, verdict = known if known is not None else self._host(host)
         verdict = verdict or self._page(host, path, query)
-        if verdict is None and (fault or len(host) > HOST_LENGTH):
-            return self.judge_any(url)
+        if verdict is None and (fault or len(host) > MAX_HOST_LENGTH):
+            return self.classify_any(url)
         if verdict is not None:
             return (*verdict, b"")
         return "", "", make_key(f"{scheme}://{host}{path}?{query}" if query else f"{scheme}://{host}{path}")
 
-    def judge_any(self, url: str) -> tuple[str, str, bytes]:
-        """The same for a URL of any form, by the standard library's parser."""
+    def classify_any(self, url: str) -> tuple[str, str, bytes]:
+        """Classify a URL of any form with the standard library's parser (slow path); the result is the same."""
         try:
             parts = urlsplit(url)
             name = parts.hostname or ""
@@ -101,7 +105,7 @@ class Judge:
         return "", "", make_key(normalise(parts, host))
 
     def _page(self, host: str, path: str, query: str | None) -> tuple[str, str] | None:
-        """The verdict by what comes after the host."""
+        """Return (reason, detail) by path and query, or None."""
         listed = self.rules.listed
         if listed.urls and (found := listed.find_url(host, path, query or "")):
             return "listed_url", f"{found[0]} ({found[1]})"
@@ -114,7 +118,7 @@ class Judge:
         return "too_short", f"{len(url)} characters, at least {self.rules.min_length} expected"
 
     def _host(self, name: str) -> tuple[str, str, tuple[str, str] | None]:
-        """A host name in ASCII, what is wrong with it, and the verdict on all of its URLs."""
+        """Return a host name in ASCII, its fault (empty if none), and the verdict on all of its URLs; cached."""
         host, fault, verdict = name.rstrip("."), "", None
         if not host.isascii():
             try:
@@ -126,19 +130,19 @@ class Judge:
                 verdict = "blacklisted_domain", site
             elif len(self.rules.listed.domains) and (found := self.rules.listed.domains.find(host)):
                 verdict = "listed_domain", f"{found[0]} ({found[1]})"
-        if len(self._hosts) >= KNOWN_HOSTS:
+        if len(self._hosts) >= MAX_CACHED_HOSTS:
             self._hosts.clear()
         self._hosts[name] = host, fault, verdict
         return host, fault, verdict
 
 
 def make_key(normalised: str) -> bytes:
-    """Equal for equal texts: 128 bits of a hash."""
+    """Return the key of a normalized URL: a 128-bit hash."""
     return hashlib.blake2b(normalised.encode(), digest_size=16).digest()
 
 
 def find_fault(url: str, parts: SplitResult, host: str) -> str:
-    """What is wrong with the form of a URL; empty where nothing is."""
+    """Return the fault in the form of a URL; empty if it is well formed."""
     if parts.scheme not in PORTS:
         return f"scheme {parts.scheme[:20]!r}, http or https expected" if parts.scheme else "no http://"
     if not host:
@@ -155,24 +159,27 @@ def find_fault(url: str, parts: SplitResult, host: str) -> str:
             ipaddress.ip_address(host)
         except ValueError:
             return "a number, but no IP address, as host"
-    elif len(host) > HOST_LENGTH or not HOST.fullmatch(host):
+    elif len(host) > MAX_HOST_LENGTH or not HOST.fullmatch(host):
         return "not a full host name"
     return ""
 
 
 def normalise(parts: SplitResult, host: str) -> str:
-    """The form under which two URLs count as the same: host and scheme in lower case, no default port, no fragment,
-    no user name, `/` for an empty path."""
+    """Normalize a URL, for the comparison of URLs.
+
+    Host and scheme are in lower case; the default port, the fragment and the user name are removed; an empty path
+    becomes `/`.
+    """
     port = f":{parts.port}" if parts.port not in (None, PORTS[parts.scheme]) else ""
     query = f"?{parts.query}" if parts.query else ""
     return f"{parts.scheme}://{host}{port}{parts.path or '/'}{query}"
 
 
 def site_name(host: str) -> str:
-    """The registered domain without its suffix: `google` of `maps.google.co.uk`.
+    """Return the registered domain without its public suffix: `google` for `maps.google.co.uk`.
 
-    Suffixes are ICANN's, not the private ones (so `blogspot` of `me.blogspot.com`); under a suffix that is not known
-    the last label is taken for it.
+    Only ICANN's suffixes count, not private ones (`blogspot` for `me.blogspot.com`). An unknown suffix is taken to be
+    the last label.
     """
     found = get_tld(f"http://{host}", as_object=True, fail_silently=True, search_private=False)
     if found is not None and not isinstance(found, str):
@@ -183,6 +190,6 @@ def site_name(host: str) -> str:
 
 @functools.cache
 def blocked_names() -> frozenset[str]:
-    """The built-in site names."""
+    """Return the built-in site names."""
     text = files("tasks").joinpath("data/blocked_names.txt").read_text("utf-8")
     return frozenset(line for line in text.split("\n") if line and not line.startswith("#"))

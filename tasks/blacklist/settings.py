@@ -1,4 +1,4 @@
-"""Settings of the blacklist."""
+"""Settings of the blacklist step."""
 
 from typing import Literal
 
@@ -8,21 +8,24 @@ from gpt2train.settings import Settings
 
 
 class BlacklistSettings(Settings):
-    """Which URLs are dropped before anything is fetched."""
+    """Settings of the blacklist: rules that drop URLs before any request."""
 
     min_length: int = Field(9, ge=0)
-    """Shortest URL that is kept, in characters."""
+    """Minimum length of a URL, in characters."""
     block_names: bool = True
     """Drop the built-in list of site names (media hosts, shops, social networks; tasks/data/blocked_names.txt)."""
     block_extensions: bool = True
-    """Drop paths that end like a file that is no page (.pdf, .jpg, .zip, …)."""
+    """Drop paths with the extension of a file that is not a page (.pdf, .jpg, .zip, …)."""
     domain_lists: tuple[str, ...] = ()
-    """Further lists of your own, packed or not: files of domains, one a line, sub-domains included; or folders as UT1
-    lays them out (`<category>/domains`, `<category>/urls` with host and beginning of the path, or `<category>.txt`)."""
+    """Blocklists of your own, compressed or not: files with one domain per line, including its subdomains; or folders
+    in UT1's layout (`<category>/domains`, `<category>/urls` with URL prefixes, or `<category>.txt`)."""
+    credentials: Literal["strip", "reject"] = "strip"
+    """URLs with a user name or password before the host: `strip` removes these, `reject` drops the URL. They are never
+    written to the output or sent. Secrets in a query (`?token=…`) are part of the URL and stay."""
     parity: Literal["megatron"] | None = None
-    """`megatron`: Megatron-LM's rules with their faults, to compare counts; your own lists do not go with it."""
+    """`megatron`: Megatron-LM's rules with their faults, to compare counts; cannot be combined with domain_lists."""
     shard_rows: int = Field(10_000, ge=1, le=100_000)
-    """URLs a file; a file is what the download fetches, and repeats when killed, at a time."""
+    """URLs per shard. A shard is one batch of the download, and is repeated after a kill."""
 
     @model_validator(mode="after")
     def _parity_alone(self) -> "BlacklistSettings":

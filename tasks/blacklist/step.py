@@ -1,10 +1,11 @@
-"""The blacklist as a step: URL lists of any length in, shards of the URLs to fetch out.
+"""The blacklist step: URL lists of any length -> shards of the URLs to fetch.
 
-    urls/part-00000.parquet            `url`, `source`: what is to be fetched, in the order of the lists
-    urls/rejected/part-00000.parquet   the rest, with their reasons, in the same order
+    urls/part-00000.parquet            `url`, `source`: the URLs to fetch, in the order of the lists
+    urls/rejected/part-00000.parquet   the other URLs, with their reasons, in the same order
 
-Three stages. `read`: each list is streamed and judged row by row, and the key of what passes set down. `repeat`: equal
-keys are found, cell by cell. `write`: the lists are gone through once more, in order. No stage holds a list in memory.
+Three stages. `read`: each list is streamed and classified row by row, and the keys of the kept rows are written.
+`repeat`: duplicate keys are found, cell by cell. `write`: the classified rows are read again in order, and the shards
+are written. No stage holds a list in memory.
 """
 
 import itertools
@@ -18,116 +19,136 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.errors import UserError
-from tasks.blacklist.listed import read_listed
-from tasks.blacklist.parity import MegatronJudge
-from tasks.blacklist.repeats import KeyWriter, cells_of, find_repeats, read_array, rows_between, write_array
-from tasks.blacklist.rules import EXTENSIONS, Judge, Rules, blocked_names
+from tasks.blacklist.blocklists import read_blocklists
+from tasks.blacklist.duplicate_urls import KeyWriter, cells_of, find_duplicates, read_array, rows_between, write_array
+from tasks.blacklist.megatron_rules import MegatronClassifier
+from tasks.blacklist.rules import EXTENSIONS, Rules, UrlClassifier, blocked_names
 from tasks.blacklist.settings import BlacklistSettings
-from tasks.inputs import PACKED, InputFile, suffix_of
-from tasks.runner import Runner, Where
-from tasks.shards import REJECTED, write_table
-from tasks.steps import Manifest, Outcome, Step, digest
-from tasks.storage import FileRecord, Folder
-from tasks.urls import LONGEST, read_urls
+from tasks.core.input_files import PACKED, InputFile, suffix_of
+from tasks.core.runner import Runner, Where
+from tasks.core.shards import REJECTED, write_table
+from tasks.core.step import Manifest, Outcome, Step, digest
+from tasks.core.storage import FileRecord, Folder
+from tasks.core.url_lists import LONGEST, read_urls, without_credentials
 
 URLS = pa.schema([pa.field("url", pa.string(), nullable=False), pa.field("source", pa.string())])
-JUDGED = pa.schema([("url", pa.string()), ("reason", pa.string()), ("detail", pa.string())])
-BLOCK_ROWS = 2**16
-REJECTED_ROWS = 100_000  # a file
+CLASSIFIED_ROWS = pa.schema([("url", pa.string()), ("reason", pa.string()), ("detail", pa.string())])
+BLOCK_ROWS = 2**16  # rows in memory at a time
+REJECTED_ROWS = 100_000  # per file
 
 
 def blacklist(root: Folder, lists: Sequence[InputFile], settings: BlacklistSettings, runner: Runner) -> Manifest:
-    """Drop URLs by domain, extension, length, form and repetition; write the rest in their order.
+    """Drop URLs by domain, extension, length, form and duplication; write the others in their order.
+
+    Args:
+        root: Output URL.
+        lists: URL lists.
+        settings: Settings of the blacklist.
+        runner: Runner of the batches.
 
     Raises:
-        UserError: a list cannot be read, or no URL is left; the message counts the reasons.
+        UserError: A list cannot be read, or no URL is kept; the message has the counts of the reasons.
     """
-    listed = read_listed(settings.domain_lists)
+    listed = read_blocklists(settings.domain_lists)
     names = blocked_names() if settings.block_names else frozenset()
     inputs = {
         "lists": digest([[item.name, item.identity] for item in lists]),
         "domains": listed.digest,
         "names": digest(sorted(names)),
     }
-    parameters = settings.model_dump(mode="json", exclude={"domain_lists"})  # by their content, not by their place
-    step = Step(root, "blacklist", version=2, parameters=parameters, inputs=inputs, folder="urls", packages=("tld",))
+    parameters = settings.model_dump(mode="json", exclude={"domain_lists"})  # the fingerprint has their content
+    # No `packages`: a crawl continues with its list if tld has a new list of public suffixes, or idna new tables.
+    step = Step(root, "blacklist", version=3, parameters=parameters, inputs=inputs, folder="urls")
     if done := runner.finished(step):
         return done
     rules = Rules(names, EXTENSIONS if settings.block_extensions else (), listed, settings.min_length)
     cells = cells_of(sum((item.bytes or 2**30) * (8 if suffix_of(item.place) in PACKED else 1) for item in lists))
-    # A cluster's workers have the output's disk, or its store; a list on a disk of this machine they may not have.
-    near = root.is_local or all("://" in item.place for item in lists)
-    where: Where = "process" if near else "thread"
+    # A cluster's workers can read the output's disk or store, but may lack the disk of a local list.
+    reachable = root.is_local or all("://" in item.place for item in lists)
+    where: Where = "process" if reachable else "thread"
     read = [
-        item.outputs
-        for item in runner.batches(step, "read", lists, read_list, rules, settings.parity, cells, where=where)
+        item.outputs for item in runner.batches(step, "read", lists, read_list, rules, settings, cells, where=where)
     ]
     keys = [(key.name, index.name) for _, key, index in read]
-    found = Outcome.total(runner.batches(step, "repeat", range(cells), find_repeats, keys))
-    judged = [(rows.name, item.name) for (rows, _, _), item in zip(read, lists, strict=True)]
-    repeated = [record.name for record in found.outputs]
-    (total,) = runner.batches(step, "write", [judged], write_shards, repeated, settings.shard_rows)
+    found = Outcome.total(runner.batches(step, "repeat", range(cells), find_duplicates, keys))
+    classified = [(rows.name, item.name) for (rows, _, _), item in zip(read, lists, strict=True)]
+    duplicates = [record.name for record in found.outputs]
+    (total,) = runner.batches(step, "write", [classified], write_shards, duplicates, settings.shard_rows)
     if not total.kept:
         counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items())
         raise UserError(
             f"every one of the {total.seen} URLs was rejected ({counts}); see {step.folder.url}/rejected, "
-            "then mend the list or the [blacklist] settings"
+            "then fix the list or the [blacklist] settings"
         )
     return step.commit(total)
 
 
-def read_list(folder: Folder, name: str, item: InputFile, rules: Rules, parity: str | None, cells: int) -> Outcome:
-    """Judge each row of one list: writes the verdicts, the keys of what passes, and the index of the keys."""
-    judge = MegatronJudge(rules) if parity else Judge(rules)
+def read_list(
+    folder: Folder, name: str, item: InputFile, rules: Rules, settings: BlacklistSettings, cells: int
+) -> Outcome:
+    """Classify each row of one list; write the verdicts, the keys of the kept rows, and the index of the keys."""
+    classifier = MegatronClassifier(rules) if settings.parity else UrlClassifier(rules)
+
+    def classify(number: int, listed: str | None, url: str | None) -> tuple[str, str, bytes]:
+        if listed is None or url is None:
+            return _too_long(number)
+        if settings.credentials == "reject" and url != listed:
+            return "credentials", "a user name or password before the host", b""
+        return classifier(listed if settings.parity else url)  # by Megatron-LM's rules a user name is malformed
+
     target, keys = f"work/{name}.parquet", f"work/{name}.keys"
     count = 0
     with (
         folder.writing(target) as rows_draft,
         folder.writing(keys) as keys_draft,
-        pq.ParquetWriter(rows_draft, JUDGED, compression="lz4", use_dictionary=["reason"]) as writer,
-        KeyWriter(keys_draft, cells) as scatter,
+        pq.ParquetWriter(rows_draft, CLASSIFIED_ROWS, compression="lz4", use_dictionary=["reason"]) as writer,
+        KeyWriter(keys_draft, cells) as key_writer,
     ):
         rows = read_urls(item.place)
-        while block := list(itertools.islice(rows, BLOCK_ROWS)):
-            verdicts = [_too_long(number) if url is None else judge(url) for number, url in block]
-            good = [(key, row) for row, (_, _, key) in enumerate(verdicts, start=count) if key]
-            scatter.add([key for key, _ in good], [row for _, row in good])
+        while read := list(itertools.islice(rows, BLOCK_ROWS)):
+            block = [(number, None if url is None else without_credentials(url)) for number, url in read]
+            verdicts = [classify(*row, url) for row, (_, url) in zip(read, block, strict=True)]
+            kept = [(key, row) for row, (_, _, key) in enumerate(verdicts, start=count) if key]
+            key_writer.add([key for key, _ in kept], [row for _, row in kept])
             details = [
                 f"row {number}: {detail}" if reason == "malformed" else detail
                 for (number, _), (reason, detail, _) in zip(block, verdicts, strict=True)
             ]
             columns = [[url for _, url in block], [reason for reason, _, _ in verdicts], details]
-            writer.write_table(pa.table([pa.array(column, pa.string()) for column in columns], schema=JUDGED))
+            writer.write_table(pa.table([pa.array(column, pa.string()) for column in columns], schema=CLASSIFIED_ROWS))
             count += len(block)
-    index = np.array(scatter.index, dtype=np.int64).reshape(-1, cells + 1)
+    index = np.array(key_writer.index, dtype=np.int64).reshape(-1, cells + 1)
     records = (folder.record(target, rows=count), folder.record(keys))
     return Outcome(outputs=(*records, *write_array(folder, f"work/{name}.index.npy", index).outputs))
 
 
 def write_shards(
-    folder: Folder, name: str, judged: Sequence[tuple[str, str]], repeated: Sequence[str], shard_rows: int
+    folder: Folder, name: str, classified: Sequence[tuple[str, str]], duplicates: Sequence[str], shard_rows: int
 ) -> Outcome:
-    """Go through all lists in order, take out what is repeated, and write both kinds of shards.
+    """Read the classified rows of all lists in order, drop duplicates, and write the kept and the rejected shards.
 
     Args:
-        judged: (file of verdicts, name of the list), in the order of the lists.
-        repeated: files with the positions of repeated rows.
+        folder: Folder of the step.
+        name: Name of the batch.
+        classified: (file of verdicts, name of the list), in the order of the lists.
+        duplicates: Files with the positions of duplicate rows.
+        shard_rows: URLs per shard.
     """
-    positions = [read_array(folder, name) for name in repeated]
+    positions = [read_array(folder, name) for name in duplicates]
     kept, dropped = Shards(folder, "", URLS, shard_rows), Shards(folder, "rejected/", REJECTED, REJECTED_ROWS)
     reasons: Counter[str] = Counter()
-    for number, (verdicts, source) in enumerate(judged):
+    for number, (verdicts, source) in enumerate(classified):
         begin = 0
         with folder.open(verdicts) as file:
             for batch in pq.ParquetFile(file).iter_batches(batch_size=BLOCK_ROWS):
-                again = np.zeros(len(batch), dtype=bool)
-                again[[row - begin for row in rows_between(positions, number, begin, begin + len(batch))]] = True
+                duplicate = np.zeros(len(batch), dtype=bool)
+                duplicate[[row - begin for row in rows_between(positions, number, begin, begin + len(batch))]] = True
                 begin += len(batch)
-                reason = pc.if_else(pa.array(again), "duplicate", batch["reason"])
-                good = pc.equal(reason, "")
-                kept.add(_columns(batch.filter(good), URLS, source=source))
+                reason = pc.if_else(pa.array(duplicate), "duplicate", batch["reason"])
+                is_kept = pc.equal(reason, "")
+                kept.add(_columns(batch.filter(is_kept), URLS, source=source))
                 rejected = _columns(
-                    batch.set_column(1, "reason", reason).filter(pc.invert(good)), REJECTED, source=source
+                    batch.set_column(1, "reason", reason).filter(pc.invert(is_kept)), REJECTED, source=source
                 )
                 reasons.update(
                     {pair["values"]: pair["counts"] for pair in rejected["reason"].value_counts().to_pylist()}
@@ -144,7 +165,14 @@ def write_shards(
 
 
 class Shards:
-    """Files of equally many rows, cut from tables as they come."""
+    """Writer of Parquet files with an equal number of rows, from tables of any size.
+
+    Args:
+        folder: Folder of the step.
+        prefix: Prefix of the files' names.
+        schema: Schema of the tables.
+        size: Rows per file.
+    """
 
     def __init__(self, folder: Folder, prefix: str, schema: pa.Schema, size: int) -> None:
         self.rows = 0
@@ -153,7 +181,7 @@ class Shards:
         self._records: list[FileRecord] = []
 
     def add(self, table: pa.Table) -> None:
-        """Append rows; writes each file that is full."""
+        """Append rows; write each file that is full."""
         self.rows += table.num_rows
         self._pending = pa.concat_tables([self._pending, table])
         while self._pending.num_rows >= self._size:
@@ -161,7 +189,7 @@ class Shards:
             self._pending = self._pending.slice(self._size)
 
     def close(self) -> tuple[FileRecord, ...]:
-        """Write what is left; returns all files."""
+        """Write the remaining rows and return all files."""
         if self._pending.num_rows:
             self._write(self._pending)
         return tuple(self._records)
@@ -176,7 +204,7 @@ def _too_long(number: int) -> tuple[str, str, bytes]:
 
 
 def _columns(batch: Any, schema: pa.Schema, source: str) -> pa.Table:
-    """A batch in another schema: `source` filled in, missing columns null."""
+    """Convert a batch to another schema, with `source` filled in and missing columns null."""
     given = {name: batch[name] for name in batch.schema.names} | {"source": pa.repeat(source, len(batch))}
     columns = [given.get(field.name, pa.nulls(len(batch), field.type)) for field in schema]
     return pa.table(columns, schema=schema)

@@ -1,7 +1,7 @@
-"""The user's own lists, in the layout of UT1: domains with all below them, and URLs by the beginning of their path.
+"""The user's blocklists in the layout of UT1: domains with their subdomains, and URL prefixes.
 
-UT1's list of adult domains has 4.6 million lines. A dict of them takes 0.8 GB in every worker; here they lie sorted in
-one block of bytes, looked up by bisection: 16 bytes a domain and its text, exact.
+UT1's list of adult domains has 4.6 million lines. A dict of them takes 0.8 GB in every worker; here they are sorted in
+one block of bytes and found by bisection, exactly, with 16 bytes per domain in addition to its text.
 """
 
 import bisect
@@ -15,21 +15,22 @@ from pathlib import PurePosixPath
 import fsspec
 
 from gpt2train.errors import UserError
-from tasks.inputs import PACKED, open_input, read_lines
+from tasks.core.input_files import PACKED, open_input, read_lines
+from tasks.core.object_stores import check_credentials
 
-LONGEST = 8192  # bytes of a line; no host name or address is longer
-CUT = re.compile(r"[/?&#;]")  # where a listed beginning of a path may end
+LONGEST = 8192  # bytes of a line; no host name or URL is longer
+PREFIX_END = re.compile(r"[/?&#;]")  # characters at which a listed URL prefix can end
 
 
 @dataclass(frozen=True)
 class Domains:
-    """Domains and the category of each, sorted.
+    """Sorted domains with their categories.
 
     Attributes:
-        text: the domains in order, one after the other.
-        ends: where each of them ends in `text`.
-        kinds: index into `categories` of each.
-        categories: names.
+        text: Concatenation of the domains, in order.
+        ends: End of each domain in `text`.
+        kinds: Index into `categories` of each domain.
+        categories: Names of the categories.
     """
 
     text: bytes = b""
@@ -44,24 +45,24 @@ class Domains:
         return self.text[self.ends[index - 1] if index else 0 : self.ends[index]]
 
     def find(self, host: str) -> tuple[str, str] | None:
-        """The longest listed domain that the host is, or lies under, with its category."""
+        """Return the longest listed domain that is the host or a parent of it, with its category; None if none is."""
         while host:
-            word = host.encode()
-            index = bisect.bisect_left(self, word)
-            if index < len(self) and self[index] == word:
+            key = host.encode()
+            index = bisect.bisect_left(self, key)
+            if index < len(self) and self[index] == key:
                 return host, self.categories[self.kinds[index]]
             host = host.partition(".")[2]
         return None
 
 
 @dataclass(frozen=True)
-class Listed:
-    """What the user's lists hold.
+class Blocklists:
+    """The user's blocklists.
 
     Attributes:
-        domains: blocked with all below them.
-        urls: host and beginning of the path, lower case, without `www.` -> category.
-        hosts: the hosts of `urls`.
+        domains: Blocked domains; their subdomains are blocked too.
+        urls: URL prefix (host and path in lower case, without `www.`) -> category.
+        hosts: Hosts of `urls`.
     """
 
     domains: Domains = field(default_factory=Domains)
@@ -69,15 +70,15 @@ class Listed:
     hosts: frozenset[str] = frozenset()
 
     def find_url(self, host: str, path: str, query: str) -> tuple[str, str] | None:
-        """The longest listed beginning of a URL, cut where a part of it ends, with its category."""
+        """Return the longest listed prefix of a URL that ends at a delimiter, with its category; None if none does."""
         host = host.removeprefix("www.")
         if host not in self.hosts:
             return None
-        place = f"{host}{path}?{query}".lower() if query else f"{host}{path}".lower()
-        cuts = [len(place), *(cut for found in CUT.finditer(place) for cut in (found.start(), found.end()))]
-        for cut in sorted(cuts, reverse=True):
-            if category := self.urls.get(place[:cut]):
-                return place[:cut], category
+        url = f"{host}{path}?{query}".lower() if query else f"{host}{path}".lower()
+        ends = [len(url), *(end for found in PREFIX_END.finditer(url) for end in (found.start(), found.end()))]
+        for end in sorted(ends, reverse=True):
+            if category := self.urls.get(url[:end]):
+                return url[:end], category
         return None
 
     @property
@@ -91,7 +92,7 @@ class Listed:
 
 
 def pack(domains: Iterable[tuple[str, str]]) -> Domains:
-    """Domains with their categories as a sorted block; the first category of a domain counts."""
+    """Pack (domain, category) pairs into a sorted block; the first category of a domain counts."""
     entries = sorted(dict(reversed([(domain.encode(), category) for domain, category in domains])).items())
     categories = tuple(sorted({category for _, category in entries}))
     number = {category: index for index, category in enumerate(categories)}
@@ -104,16 +105,16 @@ def pack(domains: Iterable[tuple[str, str]]) -> Domains:
     return packed
 
 
-def read_listed(places: Sequence[str]) -> Listed:
-    """Read the user's lists; the category is the file's name, or the folder's where the file is `domains` or `urls`.
+def read_blocklists(paths: Sequence[str]) -> Blocklists:
+    """Read the user's lists; the category is the file's name, or the folder's if the file is `domains` or `urls`.
 
     Raises:
-        UserError: a list cannot be read, or a folder holds none.
+        UserError: A list cannot be read, or a folder holds none.
     """
     domains: list[tuple[str, str]] = []
     urls: dict[str, str] = {}
-    for place in places:
-        for name, category, are_urls in _files(place):
+    for path in paths:
+        for name, category, are_urls in _files(path):
             with open_input(name) as stream:
                 for _, line in read_lines(stream, LONGEST):
                     entry = (line or b"").decode("utf-8-sig", errors="replace").strip().lower()
@@ -124,24 +125,25 @@ def read_listed(places: Sequence[str]) -> Listed:
                     else:
                         domains.append((entry.strip("."), category))
     urls = {url.removeprefix("www."): category for url, category in urls.items()}
-    return Listed(pack(domains), urls, frozenset(re.split(r"[/?:]", url, maxsplit=1)[0] for url in urls))
+    return Blocklists(pack(domains), urls, frozenset(re.split(r"[/?:]", url, maxsplit=1)[0] for url in urls))
 
 
-def check_listed(places: Sequence[str]) -> None:
-    """Look whether the user's lists are there, without going through them.
+def check_blocklists(paths: Sequence[str]) -> None:
+    """Check that the user's lists can be opened, without reading them completely.
 
     Raises:
-        UserError: one is not, or cannot be read.
+        UserError: A list is missing or cannot be read.
     """
-    for place in places:
-        for name, _, _ in _files(place):
+    for path in paths:
+        for name, _, _ in _files(path):
             with open_input(name) as stream:
                 stream.read(1)
 
 
-def _files(place: str) -> list[tuple[str, str, bool]]:
-    """(file, category, whether it holds URLs) of a file or folder."""
-    fs, path = fsspec.core.url_to_fs(place)
+def _files(location: str) -> list[tuple[str, str, bool]]:
+    """Return (file, category, True if it holds URL prefixes) for each list of a file or folder."""
+    check_credentials(location)
+    fs, path = fsspec.core.url_to_fs(location)
     in_folder = fs.isdir(path)
     found = []
     for name in sorted(fs.find(path)) if in_folder else [path]:
@@ -154,7 +156,7 @@ def _files(place: str) -> list[tuple[str, str, bool]]:
             found.append((fs.unstrip_protocol(name), parts.stem, False))
     if not found:
         raise UserError(
-            f"no list in {place}, given with --blacklist.domain-lists; "
+            f"no list in {location}, given with --blacklist.domain-lists; "
             "expected a file, <category>.txt, <category>/domains or <category>/urls"
         )
     return found

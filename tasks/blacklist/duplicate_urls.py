@@ -1,8 +1,8 @@
-"""Repeated URLs over any number of lists, in bounded memory: exact up to the equality of 128-bit keys.
+"""Duplicate URLs over any number of lists, in bounded memory; exact up to collisions of 128-bit keys.
 
-The key of each URL that passed the rules is set down with its position, sorted into cells by its first bits. A cell
-holds all keys that are equal, so each cell is looked at by itself; what comes out is the positions of all but the first
-of equals. 10^9 URLs make 24 GB of keys, and 100 MB a cell.
+The key of each URL that passed the rules is written with its position, partitioned into cells by its first bits. Equal
+keys are in the same cell, so that each cell is processed independently. The result is the positions of all duplicates
+except the first. 10^9 URLs give 24 GB of keys, and 100 MB per cell.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,27 +13,34 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.steps import Outcome
-from tasks.storage import Folder
+from tasks.core.step import Outcome
+from tasks.core.storage import Folder
 
 Numbers = npt.NDArray[np.uint64]
 
 KEY_BYTES = 16
-SEGMENT = 2**18  # keys that are sorted in memory at a time; some 25 MB of them
-CELL_BYTES = 64 * 2**20  # of URLs in the lists; a cell of as many has some 10^6 keys
-MOST_CELLS = 256
+SEGMENT = 2**18  # keys that are sorted in memory at a time; about 25 MB
+CELL_BYTES = 64 * 2**20  # of the lists per cell, which gives about 10^6 keys
+MAX_CELLS = 256
 LIST_SHIFT = np.uint64(40)  # position = number of the list << 40 | number of the row
 
 
 def cells_of(list_bytes: int) -> int:
-    """How many cells suit so many bytes of lists: a power of two, for speed alone. The result is the same for any."""
-    return min(MOST_CELLS, 1 << max(0, (list_bytes // CELL_BYTES).bit_length()))
+    """Return the number of cells for lists of this size, a power of two; it affects only the speed."""
+    return min(MAX_CELLS, 1 << max(0, (list_bytes // CELL_BYTES).bit_length()))
 
 
 class KeyWriter:
-    """Writes the keys of one list: segments of rows (first half, second half, row), sorted by cell within each.
+    """Writer of the keys of one list; use as a context manager.
 
-    Use as a context manager; `index` is complete at its end: where each cell begins, a row a segment.
+    The file has segments of rows (first half of the key, second half, row number), each sorted by cell.
+
+    Args:
+        path: File to write.
+        cells: Number of cells, a power of two.
+
+    Attributes:
+        index: Start of each cell, one row per segment; complete after the context ends.
     """
 
     def __init__(self, path: Path, cells: int) -> None:
@@ -53,7 +60,7 @@ class KeyWriter:
         self._file.close()
 
     def add(self, keys: Sequence[bytes], rows: Sequence[int]) -> None:
-        """Set keys down, with the number of the row of each."""
+        """Add keys with their row numbers."""
         self._keys += keys
         self._rows += rows
         if len(self._keys) >= SEGMENT:
@@ -75,7 +82,7 @@ class KeyWriter:
 
 
 def cell_numbers(first: Numbers, cells: int) -> npt.NDArray[np.int64]:
-    """The cell of each key, by the first bits of its first half."""
+    """Return the cell of each key, from the first bits of its first half."""
     bits = cells.bit_length() - 1
     return (first >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(first), np.int64)
 
@@ -88,27 +95,34 @@ def write_array(folder: Folder, name: str, values: Any) -> Outcome:
 
 
 def read_array(folder: Folder, name: str) -> npt.NDArray[Any]:
-    """Read an array; mapped, not loaded, where the folder is on local disk."""
+    """Read an array; memory-mapped if the folder is on local disk."""
     if folder.is_local:
         mapped: npt.NDArray[Any] = np.load(folder.path(name), mmap_mode="r", allow_pickle=False)
         return mapped
     with folder.open(name) as file:
-        whole: npt.NDArray[Any] = np.load(file, allow_pickle=False)
-        return whole
+        loaded: npt.NDArray[Any] = np.load(file, allow_pickle=False)
+        return loaded
 
 
-def find_repeats(folder: Folder, name: str, cell: int, lists: Sequence[tuple[str, str]]) -> Outcome:
-    """Write the sorted positions of all keys of a cell that stood before, as `work/<name>.npy`.
+def find_duplicates(folder: Folder, name: str, cell: int, lists: Sequence[tuple[str, str]]) -> Outcome:
+    """Write the sorted positions of the duplicates in a cell as `work/<name>.npy`.
 
     Args:
-        lists: names of the key file and of the index of each list, in the order of the lists.
+        folder: Folder of the step.
+        name: Name of the batch.
+        cell: Number of the cell.
+        lists: Names of the key file and of the index of each list, in the order of the lists.
     """
-    parts = [_cell_of_list(folder, keys, index, cell, number) for number, (keys, index) in enumerate(lists)]
-    return write_array(folder, f"work/{name}.npy", repeats(np.concatenate(parts)))
+    entries = [_cell_of_list(folder, keys, index, cell, number) for number, (keys, index) in enumerate(lists)]
+    return write_array(folder, f"work/{name}.npy", duplicate_positions(np.concatenate(entries)))
 
 
-def repeats(entries: Numbers) -> Numbers:
-    """Positions (third column) of the rows whose key (first two) stands at an earlier position; sorted."""
+def duplicate_positions(entries: Numbers) -> Numbers:
+    """Return the sorted positions of the rows whose key occurs at an earlier position.
+
+    Args:
+        entries: uint64 [rows, 3]: first and second half of the key, position.
+    """
     first, second, position = entries.T
     order = np.lexsort((position, second, first))
     first, second, position = first[order], second[order], position[order]
@@ -117,19 +131,19 @@ def repeats(entries: Numbers) -> Numbers:
 
 
 def _cell_of_list(folder: Folder, keys: str, index: str, cell: int, number: int) -> Numbers:
-    parts = [np.zeros((0, 3), np.uint64)]
+    segments = [np.zeros((0, 3), np.uint64)]
     with folder.open(keys) as file:
         for starts in read_array(folder, index):
             begin, end = int(starts[cell]), int(starts[cell + 1])
             file.seek(begin * 24)
-            parts.append(np.frombuffer(file.read((end - begin) * 24), dtype="<u8").reshape(-1, 3))
-    entries = np.concatenate(parts).astype(np.uint64)
+            segments.append(np.frombuffer(file.read((end - begin) * 24), dtype="<u8").reshape(-1, 3))
+    entries = np.concatenate(segments).astype(np.uint64)
     entries[:, 2] |= np.uint64(number) << LIST_SHIFT
     return entries
 
 
 def rows_between(repeated: Sequence[Numbers], number: int, begin: int, end: int) -> Iterator[int]:
-    """The repeated rows of one list from `begin` up to `end`."""
+    """Yield the duplicate rows of list `number` from `begin` up to, not including, `end`."""
     base = np.uint64(number) << LIST_SHIFT
     for positions in repeated:
         at = np.searchsorted(positions, [base | np.uint64(begin), base | np.uint64(end)])
