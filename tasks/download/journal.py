@@ -1,42 +1,46 @@
-"""What is fetched of a shard, on disk at once: a run that is killed goes on with the page after the last one.
+"""Write-ahead journal of a shard's fetched pages, from which a killed run resumes after the last complete page.
 
-Two files that only grow: the pages, each a finished WARC record, and a line for each URL that is done, written after
-its page. A last line or page that was cut short is dropped, and asked for again.
+The journal has two append-only files: the pages, each a complete WARC record, and a line for each URL that is done,
+written after its page. A truncated last line or page is dropped and fetched again.
 """
 
 import contextlib
 import json
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from gpt2train.io.files import private_folder
+from tasks.core.step import canonical, digest
+from tasks.core.storage import Folder, clear_write_errors
 from tasks.download.ledger import Row
-from tasks.steps import canonical, digest
-from tasks.storage import Folder, clear_write_errors
 
 JOURNAL = "_journal"
 
 
 def journal_folder(folder: Folder) -> Path:
-    """Where the journals of a step lie: beside its files; for an object store, in this machine's temporary folder."""
+    """Return the folder of a step's journals: beside its files, or for an object store in a private temporary folder.
+
+    Raises:
+        UserError: Another user has created that folder.
+    """
     if folder.is_local:
         return Path(folder.path(JOURNAL))
-    return Path(tempfile.gettempdir()) / f"gpt2train-journal-{digest(folder.url)}"
+    return private_folder() / f"journal-{digest(folder.url)}"
 
 
 class Journal:
     """The journal of one shard; use as a context manager.
 
     Args:
-        stem: path of its files without their endings.
-        key: identity of the work: a journal of other work is thrown away.
-        urls: the URLs of the shard, in order.
+        stem: Path of the journal's files without suffix.
+        key: Fingerprint of the step; a journal with another key is discarded.
+        urls: URLs of the shard, in order.
 
     Attributes:
-        done: indices of the URLs that are done.
+        done: Indices of the URLs that are done.
     """
 
     def __init__(self, stem: Path, key: str, urls: Sequence[str]) -> None:
@@ -46,15 +50,15 @@ class Journal:
         self._head = canonical({"key": key, "urls": digest(list(urls))}) + b"\n"
         self.done: set[int] = set()
         with contextlib.ExitStack() as stack, clear_write_errors(str(stem)):
-            kept = self._take_up()
-            self._rows: IO[bytes] = stack.enter_context(self.rows_path.open("r+b" if kept else "w+b"))
-            self._pages: IO[bytes] = stack.enter_context(self.pages_path.open("r+b" if kept else "w+b"))
-            if not kept:
+            valid = self._recover()
+            self._rows: IO[bytes] = stack.enter_context(self.rows_path.open("r+b" if valid else "w+b"))
+            self._pages: IO[bytes] = stack.enter_context(self.pages_path.open("r+b" if valid else "w+b"))
+            if not valid:
                 self._rows.write(self._head)
                 self._rows.flush()
             else:
-                self._rows.truncate(kept)
-                self._rows.seek(kept)
+                self._rows.truncate(valid)
+                self._rows.seek(valid)
                 self._pages.seek(0, 2)
             self._files = stack.pop_all()
 
@@ -62,44 +66,49 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with clear_write_errors(str(self.pages_path)):  # what the system did not take is written once more
+        with clear_write_errors(str(self.pages_path)):  # closing flushes what a failed write left in the buffer
             self._files.close()
 
     def add(self, index: int, row: Row, record: bytes) -> None:
-        """Set down what became of a URL: its row of the ledger, and its page as a WARC record, or nothing.
+        """Append the result of a URL.
+
+        Args:
+            index: Index of the URL in the shard.
+            row: Ledger row.
+            record: The page as a WARC record; empty without a page.
 
         Raises:
-            RunError: the disk is full.
+            RunError: The disk is full.
         """
         with clear_write_errors(str(self.pages_path)):
             offset = self._pages.tell()
             self._pages.write(record)
-            self._pages.flush()  # to the system: what it holds outlives this process
+            self._pages.flush()  # to the operating system, whose buffers survive a kill of this process
             self._rows.write(canonical([index, offset, len(record), row]) + b"\n")
             self._rows.flush()
         self.done.add(index)
 
     def rows(self) -> list[tuple[Row, int, int]]:
-        """(row of the ledger, offset, length of the page) of each URL that is done, in the order of the list."""
+        """Return (ledger row, offset and length of the page in bytes) of the done URLs, in the order of the list."""
         entries = sorted((index, offset, length, row) for index, offset, length, row, _ in self._entries(check=False))
         return [(row, offset, length) for _, offset, length, row in entries]
 
     def page(self, offset: int, length: int) -> bytes:
-        """One WARC record."""
+        """Read one WARC record."""
         with self.pages_path.open("rb") as file:
             file.seek(offset)
             return file.read(length)
 
-    def _take_up(self) -> int:
-        """Take what an earlier run left of this work; returns how many bytes of its rows are good."""
-        good = 0
+    def _recover(self) -> int:
+        """Read the journal of an earlier run with this key; return the number of valid bytes of its rows file."""
+        valid = 0
         for index, *_, end in self._entries(check=True):
             self.done.add(index)
-            good = end
-        return good
+            valid = end
+        return valid
 
     def _entries(self, check: bool) -> Iterator[tuple[int, int, int, Row, int]]:
-        """(index, offset, length, row, end of its line) up to the first that is not whole."""
+        """Yield (index, offset, length, row, end of its line) up to the first incomplete entry."""
         if not (self.rows_path.exists() and self.pages_path.exists()):
             return
         with self.rows_path.open("rb") as rows, self.pages_path.open("rb") as pages:
@@ -109,7 +118,7 @@ class Journal:
             for line in rows:
                 try:
                     index, offset, length, row = json.loads(line)
-                except ValueError:
+                except (ValueError, TypeError):
                     return
                 if check:
                     pages.seek(offset)
@@ -120,7 +129,7 @@ class Journal:
 
 
 def _whole(record: bytes, length: int) -> bool:
-    """Whether a record is all there; after a power cut it may hold zeros."""
+    """Return True if a record is complete; after a power failure it may contain zeros."""
     if len(record) != length:
         return False
     try:
@@ -130,15 +139,15 @@ def _whole(record: bytes, length: int) -> bool:
 
 
 def remove_journal(folder: Path, name: str) -> None:
-    """Remove the journal of a shard that is committed."""
+    """Remove the journal of a committed shard."""
     for suffix in (".pages", ".rows"):
         (folder / name).with_suffix(suffix).unlink(missing_ok=True)
 
 
 def clear_journals(folder: Folder, pattern: str = "*") -> None:
-    """Remove the journals of a step: it is finished, or what they hold is not to be built on."""
+    """Remove the journals of a step that is finished or must start again."""
     journals = journal_folder(folder)
     for path in journals.glob(pattern):
         path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not there, or not empty
+    with contextlib.suppress(OSError):  # missing or not empty
         journals.rmdir()

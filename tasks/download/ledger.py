@@ -1,4 +1,4 @@
-"""The ledger: one row for each URL that was to be fetched, and what a later step goes by in it."""
+"""Ledger of the download: one row per URL of the list, with its result."""
 
 import hashlib
 from collections import Counter
@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.shards import read_rows, rejected_row
-from tasks.steps import Outcome, canonical
-from tasks.storage import FileRecord, Folder
+from tasks.core.shards import read_rows, rejected_row
+from tasks.core.step import Outcome, canonical
+from tasks.core.storage import FileRecord, Folder
 
 LEDGERS = "ledger/"
 LEDGER = pa.schema(
@@ -20,7 +20,7 @@ LEDGER = pa.schema(
         pa.field("status", pa.string(), nullable=False),  # ok, failed
         pa.field("reason", pa.string(), nullable=False),  # a code; empty when ok
         pa.field("detail", pa.string()),
-        pa.field("retryable", pa.bool_(), nullable=False),  # a later run may fare better: --retry-failed
+        pa.field("retryable", pa.bool_(), nullable=False),  # a later run may succeed: --retry-failed
         pa.field("http_status", pa.int32()),
         pa.field("content_type", pa.string()),
         pa.field("charset", pa.string()),
@@ -32,18 +32,18 @@ LEDGER = pa.schema(
         pa.field("attempts", pa.int32()),
     ]
 )
-CONTENT = ["url", "final_url", "reason", "content_type", "charset", "sha256"]  # what later steps depend on
+CONTENT = ["url", "final_url", "reason", "content_type", "charset", "sha256"]  # columns that later steps depend on
 
 Row = dict[str, Any]
 
 
 def ledgers_of(audit: Iterable[FileRecord]) -> list[FileRecord]:
-    """The ledgers among the files of a download, in order."""
+    """Return the ledgers among the audit files of a download, in order."""
     return [record for record in audit if record.name.startswith(LEDGERS)]
 
 
 def content_of(folder: Folder, ledgers: Sequence[FileRecord]) -> str:
-    """Hash of what the ledgers say was fetched, times left out."""
+    """Return a hash of the fetched content as recorded in the ledgers, without times."""
     state = hashlib.blake2b(digest_size=16)
     for record in ledgers:
         for row in read_rows(folder, record.name, CONTENT):
@@ -52,7 +52,7 @@ def content_of(folder: Folder, ledgers: Sequence[FileRecord]) -> str:
 
 
 def counts_of(rows: Iterable[Row]) -> Outcome:
-    """What ledger rows add up to: counts, reasons and bytes, without files."""
+    """Sum ledger rows into an outcome with counts, reasons and bytes, without files."""
     reasons: Counter[str] = Counter()
     seen = size = retryable = 0
     for row in rows:
@@ -70,5 +70,5 @@ def counts_of(rows: Iterable[Row]) -> Outcome:
 
 
 def rejected_rows(rows: Iterable[Row]) -> list[Row]:
-    """The rows without a page, as every step writes them."""
+    """Return the rows without a page in the schema of rejected rows."""
     return [rejected_row(row, row["reason"], row["detail"]) for row in rows if row["reason"]]

@@ -1,7 +1,7 @@
-"""Asking once more for what failed: only the rows of a finished download whose reason may pass.
+"""Retry of a finished download: fetch again the rows that failed for a temporary reason.
 
-Shards with such rows are written anew under other names (`part-00003.retry-1.warc.gz`), what was fetched before is
-copied as it is, and the new manifest replaces the old one in one act: until then the old download stands whole.
+Shards with such rows are rewritten under new names (`part-00003.retry-1.warc.gz`), with the pages fetched before copied
+unchanged. The new manifest replaces the old one atomically; until then the old download stays valid.
 """
 
 import re
@@ -10,73 +10,78 @@ from collections.abc import Iterator
 from warcio.archiveiterator import ArchiveIterator
 
 from gpt2train.errors import RunError
+from tasks.core.runner import Runner
+from tasks.core.shards import read_rows
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
 from tasks.download.crawl import Crawler
+from tasks.download.host_stats import HOSTS_FILE, hosts_file
 from tasks.download.journal import Journal, journal_folder
 from tasks.download.ledger import counts_of, ledgers_of
-from tasks.download.parts import finish, write_part
-from tasks.download.tally import HOSTS_FILE, hosts_file
-from tasks.runner import Runner
-from tasks.shards import read_rows
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import Folder
+from tasks.download.shard_writer import finish, write_shard
 
 ROUND = re.compile(r"\.retry-(\d+)$")
 COUNTED = ["bytes", "retryable", "reason"]
 
 
 def retry(step: Step, done: Manifest, runner: Runner, crawler: Crawler, at_once: int) -> Manifest:
-    """Fetch the retryable rows of a finished download; returns the new manifest.
+    """Fetch the retryable rows of a finished download and return the new manifest.
 
     Args:
-        step: the download.
-        done: its manifest.
+        step: The download step.
+        done: Manifest of the finished download.
+        runner: Runner of the batches.
+        crawler: Running crawler.
+        at_once: Shards in flight.
     """
     runner.skipped.discard(step.name)
     folder = step.folder
     stems = [record.name.removesuffix(".warc.gz") for record in done.outputs]
     ledgers = dict(zip(stems, ledgers_of(done.outcome.audit), strict=True))
-    wanted = {stem: sum(row["retryable"] for row in read_rows(folder, ledgers[stem].name, COUNTED)) for stem in stems}
-    stale = [stem for stem in stems if wanted[stem]]
-    # The batches of this round are known by what they start from, not by the download that they mend.
-    again = Step(
+    counts_of_stem = {
+        stem: sum(row["retryable"] for row in read_rows(folder, ledgers[stem].name, COUNTED)) for stem in stems
+    }
+    stale = [stem for stem in stems if counts_of_stem[stem]]
+    # The fingerprint of this round's batches depends on the manifest that they start from.
+    retry_step = Step(
         step.root, step.name, version=step.version, parameters={}, inputs={"retry": done}, folder=step.folder_name
     )
     outcomes = runner.batches(
-        again,
+        retry_step,
         "retry",
         stale,
-        retry_part,
+        retry_shard,
         crawler,
-        again.fingerprint,
+        retry_step.fingerprint,
         where="thread",
         at_once=at_once,
-        rows=[wanted[stem] for stem in stale],
+        rows=[counts_of_stem[stem] for stem in stale],
     )
-    mended = dict(zip(stale, outcomes, strict=True))
+    rewritten = dict(zip(stale, outcomes, strict=True))
     rejected = {record.name: record for record in done.outcome.rejected}
-    parts = []
+    shards = []
     for stem, output in zip(stems, done.outputs, strict=True):
-        if stem in mended:
-            files = mended[stem]
+        if stem in rewritten:
+            files = rewritten[stem]
         else:
-            twin = rejected.get(f"rejected/{stem}.parquet")
-            files = Outcome(outputs=(output,), audit=(ledgers[stem],), rejected=(twin,) if twin else ())
+            rejects = rejected.get(f"rejected/{stem}.parquet")
+            files = Outcome(outputs=(output,), audit=(ledgers[stem],), rejected=(rejects,) if rejects else ())
         (ledger,) = files.audit
         counts = counts_of(read_rows(folder, ledger.name, COUNTED))
-        parts.append(
+        shards.append(
             counts.model_copy(update={"outputs": files.outputs, "audit": files.audit, "rejected": files.rejected})
         )
     hosts = hosts_file(done.outcome.audit)
-    return finish(step, Outcome.total(parts), next_name(hosts.name.removesuffix(".parquet") if hosts else HOSTS_FILE))
+    return finish(step, Outcome.total(shards), next_name(hosts.name.removesuffix(".parquet") if hosts else HOSTS_FILE))
 
 
-def retry_part(folder: Folder, name: str, stem: str, crawler: Crawler, key: str) -> Outcome:
-    """Fetch the retryable rows of one shard and write it anew, the rest as it was."""
+def retry_shard(folder: Folder, name: str, stem: str, crawler: Crawler, key: str) -> Outcome:
+    """Fetch the retryable rows of one shard and rewrite the shard with all other rows unchanged."""
     rows = list(read_rows(folder, f"ledger/{stem}.parquet"))
-    wanted = [(index, row["url"], row["source"]) for index, row in enumerate(rows) if row["retryable"]]
+    pending = [(index, row["url"], row["source"]) for index, row in enumerate(rows) if row["retryable"]]
     with Journal(journal_folder(folder) / name, key, [row["url"] for row in rows]) as journal:
-        crawler.fetch(name, [item for item in wanted if item[0] not in journal.done], journal)
-        fetched = {index: entry for (index, _, _), entry in zip(wanted, journal.rows(), strict=True)}
+        crawler.fetch(name, [item for item in pending if item[0] not in journal.done], journal)
+        fetched = {index: entry for (index, _, _), entry in zip(pending, journal.rows(), strict=True)}
         merged = [fetched[index][0] if index in fetched else row for index, row in enumerate(rows)]
 
         def pages() -> Iterator[bytes]:
@@ -87,30 +92,30 @@ def retry_part(folder: Folder, name: str, stem: str, crawler: Crawler, key: str)
                 elif not row["reason"]:
                     yield next(before)
 
-        written = write_part(folder, next_name(stem), merged, pages())
-    # Counted where all shards are: a limit on what a step rejects has seen these rows before.
+        written = write_shard(folder, next_name(stem), merged, pages())
+    # Without counts, which `retry` adds up over all shards: the reject limit has counted these rows before.
     return Outcome(outputs=written.outputs, audit=written.audit, rejected=written.rejected)
 
 
 def records(folder: Folder, name: str) -> Iterator[bytes]:
-    """The packed response records of an archive, as they lie there."""
+    """Yield the response records of an archive in their compressed form."""
     with folder.open(name) as file:
-        places = []
+        spans = []
         iterator = ArchiveIterator(file)
         for record in iterator:
             kind = record.rec_type
             iterator.read_to_end(record)
-            places.append((kind, iterator.get_record_offset(), iterator.get_record_length()))
-        for kind, offset, length in places:
+            spans.append((kind, iterator.get_record_offset(), iterator.get_record_length()))
+        for kind, offset, length in spans:
             if kind == "response":
                 file.seek(offset)
                 data = file.read(length)
                 if len(data) != length:
-                    raise RunError(f"{folder.url}/{name} is cut short; remove it and run again")
+                    raise RunError(f"{folder.url}/{name} is truncated; remove it and run again")
                 yield data
 
 
 def next_name(stem: str) -> str:
-    """Name of a shard's files in the next round: `part-00003` -> `part-00003.retry-1` -> `part-00003.retry-2`."""
+    """Return the name of a shard in the next round: `part-00003` -> `part-00003.retry-1` -> `part-00003.retry-2`."""
     found = ROUND.search(stem)
     return f"{ROUND.sub('', stem)}.retry-{int(found[1]) + 1 if found else 1}"

@@ -1,26 +1,26 @@
-"""The download as a step: URL shards in, WARC shards and a ledger out.
+"""The download step: URL shards -> WARC shards and a ledger.
 
     pages/part-00000.warc.gz                the pages, in the order of the URL list
-    pages/ledger/part-00000.parquet         one row a URL: what was asked, what came, why it was not kept
+    pages/ledger/part-00000.parquet         one row per URL: request, response, reason of a failure
     pages/rejected/part-00000.parquet       the URLs without a page, with their reasons
-    pages/hosts.parquet                     one row a host: its pages, how many failed and of what, the time it took
-    pages/_journal/                         what is fetched of the shards in flight
+    pages/hosts.parquet                     one row per host: pages, failures, most frequent reason, time
+    pages/_journal/                         fetched pages of the shards in flight
 
-A batch is one URL shard. Several are in flight over one event loop, which keeps to the limits per host exactly. Two
-runs may fetch different bytes: the manifest's content is the hash of what was kept, without times, so that later steps
-go by what came.
+A batch is one URL shard. Several batches are in flight in one event loop, which enforces the limits per host exactly.
+Two runs may fetch different bytes: the manifest's `content` is a hash of the kept pages, without times, so that the
+fingerprints of later steps depend on the pages.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tasks.core.runner import Runner
+from tasks.core.shards import read_rows
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
 from tasks.download.journal import Journal, clear_journals, journal_folder, remove_journal
-from tasks.download.parts import finish, write_part
 from tasks.download.settings import DownloadSettings
-from tasks.runner import Runner
-from tasks.shards import read_rows
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import Folder
+from tasks.download.shard_writer import finish, write_shard
 
 if TYPE_CHECKING:
     from tasks.download.crawl import Crawler
@@ -34,57 +34,60 @@ def download(
     connect_to: Mapping[str, str] | None = None,
     retry_failed: bool = False,
 ) -> Manifest:
-    """Fetch each URL of the list: politely, within bounds, and from public addresses only.
+    """Fetch each URL of the list politely, with bounded time and size, and from public addresses only.
 
     Args:
-        connect_to: host pattern -> `address:port` to connect to instead, as curl's `--connect-to`; no part of the
-            fingerprint. The address must be public or lie in `settings.allow_private`.
-        retry_failed: ask once more for the pages of a finished download that failed for a reason that may pass.
+        root: Output URL.
+        urls: Manifest of the blacklist step.
+        settings: Settings of the download.
+        runner: Runner of the batches.
+        connect_to: Host pattern -> `address:port` to connect to instead, as curl's `--connect-to`; not part of the
+            fingerprint. The address must be public or in `settings.allow_private`.
+        retry_failed: Fetch again the pages of a finished download that failed for a temporary reason.
 
     Raises:
-        RunError: not one page could be fetched; the message counts the reasons.
+        RunError: No page could be fetched; the message has the counts of the reasons.
     """
     step = Step(
         root,
         "download",
-        version=2,
+        version=3,
         parameters=settings.parameters,
         inputs={"blacklist": urls},
-        folder="pages",
-        packages=("aiohttp", "protego", "warcio"),
+        folder="pages",  # no `packages`: another release of the HTTP client must not repeat the download
     )
     done = runner.finished(step)
     if done:
-        clear_journals(step.folder, "part-*")  # of a run that was killed after the manifest; not those of a retry
+        clear_journals(step.folder, "part-*")  # left by a run that was killed after the manifest; a retry's are kept
     if done and not (retry_failed and done.outcome.facts.get("retryable")):
         return done
-    from tasks.download.crawl import Crawler  # aiohttp's import costs workers that only read pages 0.3 s
+    from tasks.download.crawl import Crawler  # imports aiohttp (0.3 s), which workers that only read pages never need
 
     with Crawler(settings, connect_to or {}, runner.stopping, runner.advance) as crawler:
         if done:
             from tasks.download.retry import retry
 
             return retry(step, done, runner, crawler, settings.shards_at_once)
-        given = (root / urls.folder, crawler, step.fingerprint)
+        args = (root / urls.folder, crawler, step.fingerprint)
         names = [record.name for record in urls.outputs]
         rows = [record.rows or 0 for record in urls.outputs]
         at_once = settings.shards_at_once
-        batches = runner.batches(step, "part", names, download_part, *given, where="thread", at_once=at_once, rows=rows)
+        batches = runner.batches(step, "part", names, download_shard, *args, where="thread", at_once=at_once, rows=rows)
     return finish(step, Outcome.total(batches))
 
 
-def download_part(folder: Folder, name: str, shard: str, urls: Folder, crawler: "Crawler", key: str) -> Outcome:
-    """Fetch one URL shard and commit its pages, ledger and rejected rows."""
-    wanted = [(index, row["url"], row["source"]) for index, row in enumerate(read_rows(urls, shard))]
-    _tidy(folder)
-    with Journal(journal_folder(folder) / name, key, [url for _, url, _ in wanted]) as journal:
-        crawler.fetch(name, [item for item in wanted if item[0] not in journal.done], journal)
+def download_shard(folder: Folder, name: str, shard: str, urls: Folder, crawler: "Crawler", key: str) -> Outcome:
+    """Fetch one URL shard and write its pages, ledger and rejected rows."""
+    pending = [(index, row["url"], row["source"]) for index, row in enumerate(read_rows(urls, shard))]
+    _clean_up_journals(folder)
+    with Journal(journal_folder(folder) / name, key, [url for _, url, _ in pending]) as journal:
+        crawler.fetch(name, [item for item in pending if item[0] not in journal.done], journal)
         rows = journal.rows()
-        return write_part(folder, name, [row for row, _, _ in rows], (journal.page(*at) for _, *at in rows))
+        return write_shard(folder, name, [row for row, _, _ in rows], (journal.page(*at) for _, *at in rows))
 
 
-def _tidy(folder: Folder) -> None:
-    """Remove the journals of shards that are committed."""
+def _clean_up_journals(folder: Folder) -> None:
+    """Remove the journals of committed shards."""
     journals = journal_folder(folder)
     for path in journals.glob("*.rows"):
         if folder.size(f"_batches/{path.stem}.json") is not None:

@@ -1,18 +1,19 @@
-"""Fetched pages in WARC, the web archives' own format: written by the download, read by the extraction.
+"""Pages in WARC, the format of web archives: written by the download, read by the extraction.
 
-One response record a page, one gzip member a record, in the order of the URL list. The body is stored
-decoded, as in Common Crawl. Two fields of our own, `X-List-URL` and `X-List-Source`, hold the URL as it stood in the
-list and the list's name; archives made elsewhere lack them and are read just as well.
+One response record per page, one gzip member per record, in the order of the URL list. The body is stored decoded, as
+in Common Crawl. Two additional fields, `X-List-URL` and `X-List-Source`, hold the URL as in the list and the list's
+name; archives from other sources lack them and can be read as well.
 """
 
 import hashlib
 import io
+import re
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from email.message import Message
 from pathlib import Path
+from urllib.parse import quote
 
 from warcio.archiveiterator import ArchiveIterator
 from warcio.exceptions import ArchiveLoadFailed
@@ -22,11 +23,15 @@ from warcio.warcwriter import WARCWriter
 
 from gpt2train import __version__
 from gpt2train.errors import RunError
-from tasks.storage import Folder
+from tasks.core.storage import Folder
+from tasks.download.mime import HTML_TYPES, UNKNOWN_TYPES, checked_charset, parse_content_type, sniff_html
 
-HTML_TYPES = ("text/html", "application/xhtml+xml")
-MAX_BYTES = 64 * 2**20  # of one body when reading archives made elsewhere; ours are capped by the download
-COMPRESSION = 6  # zlib: 9 takes twice the time of a page for 1 % of the bytes
+MAX_BYTES = 64 * 2**20  # of one body when reading archives from other sources; the download has its own limit
+# Characters that no header field may hold: line ends, NUL and other controls, lone surrogates. U+0085, U+2028 and
+# U+2029 end lines for some readers.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_PRINTABLE = re.compile("[\x20-\x7e]*")
+COMPRESSION = 6  # zlib level; 9 doubles the time per page and saves 1 % of the bytes
 
 
 @dataclass(frozen=True)
@@ -34,17 +39,18 @@ class Page:
     """One fetched page.
 
     Attributes:
-        url: as it stood in the URL list (the archive's target URI where the archive was made elsewhere).
-        final_url: after redirects.
-        content_type: media type in lower case, without parameters; empty where the server gave none.
-        charset: as the HTTP header names it, lower case; None where it does not (then the page's own meta tag counts).
-        body: decoded bytes of the page.
-        fetched_at: UTC, ISO 8601. Depends on the clock: keep it out of everything that is hashed.
-        sha256: of the body, hex.
-        source: name of the list or archive that the page comes from.
-        truncated: True when the body was cut at the reader's cap.
-        ip: the address that the page came from; empty where it is not known.
-        content_language: as the HTTP header says; empty where it does not.
+        url: URL as in the URL list; the target URI in archives from other sources.
+        final_url: URL after redirects.
+        content_type: Media type in lower case, without parameters; empty if the server sent none.
+        charset: Charset of the HTTP header in lower case; None if it has none (then the page's meta tag counts).
+        body: Page as bytes, without Content-Encoding.
+        fetched_at: Time of the fetch, UTC, ISO 8601. Depends on the clock: keep it out of every hash.
+        sha256: Hash of the body, hex.
+        source: Name of the list or archive that the page comes from.
+        truncated: True if the body was cut at the reader's limit.
+        ip: Address of the server; empty if unknown.
+        content_language: Content-Language of the HTTP header; empty if there is none.
+        fault: Description of an invalid record; empty for a valid one. A page with a fault has no body.
     """
 
     url: str
@@ -58,33 +64,36 @@ class Page:
     truncated: bool = False
     ip: str = ""
     content_language: str = ""
+    fault: str = ""
 
 
 def read_pages(folder: Folder, name: str, *, max_bytes: int = MAX_BYTES) -> Iterator[Page]:
-    """HTML pages of one WARC file, in order, one in memory at a time.
+    """Yield the HTML pages of one WARC file, in order, with one page in memory at a time.
 
-    Takes what the download wrote and any other WARC (Common Crawl). Records that are not an HTML response with status
-    200 are passed over.
+    Reads archives of the download and any other WARC (Common Crawl). Records that are not an HTML response with status
+    200 are skipped. A record whose page contradicts its header gives a page with a `fault`.
 
     Raises:
-        RunError: the archive is damaged; the message names the file and the record.
+        RunError: The archive is damaged; the message names the file and the record.
     """
-    place = f"{folder.url}/{name}"
+    path = f"{folder.url}/{name}"
     with folder.open(name) as file:
         number = 0
         try:
             for number, record in enumerate(ArchiveIterator(file), start=1):
-                page = _page(record, name, max_bytes, f"{place}, record {number}")
+                page = _page(record, name, max_bytes, f"{path}, record {number}")
                 if page is not None:
                     yield page
-        except (ArchiveLoadFailed, EOFError, zlib.error) as error:
-            raise RunError(f"{place} is damaged after record {number} ({error}); remove it and run again") from error
+        except RunError:
+            raise
+        except Exception as error:  # warcio raises any type: AttributeError for a record without a URI
+            raise RunError(f"{path} is damaged after record {number} ({error}); remove it and run again") from error
 
 
 def write_pages(path: Path, pages: Iterable[Page]) -> int:
-    """Write pages as one `.warc.gz` file and return how many.
+    """Write pages as one `.warc.gz` file and return their number.
 
-    The bytes depend on the pages alone: the record's id is a hash of its URL and content.
+    The bytes depend only on the pages: a record's id is a hash of its URL and content.
     """
     count = 0
     with path.open("wb") as file:
@@ -97,25 +106,30 @@ def write_pages(path: Path, pages: Iterable[Page]) -> int:
 
 
 def encode_record(page: Page) -> bytes:
-    """One page as a gzip member that holds one WARC response record."""
+    """Encode a page as a gzip member with one WARC response record."""
     headers = [("Content-Type", _content_type(page)), ("Content-Length", str(len(page.body)))]
-    if page.content_language:
+    if page.content_language and _PRINTABLE.fullmatch(page.content_language):
         headers.insert(1, ("Content-Language", page.content_language))
+    name = f"{escaped(page.url)} {page.sha256}"
     buffer = io.BytesIO()
     writer = WARCWriter(buffer, gzip=False, warc_version="1.1")
     record = writer.create_warc_record(
-        page.final_url,
+        escaped(page.final_url),
         "response",
         payload=io.BytesIO(page.body),
         length=len(page.body),
         http_headers=StatusAndHeaders("200 OK", headers, protocol="HTTP/1.1"),
         warc_headers_dict={
-            "WARC-Record-ID": f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, page.url + ' ' + page.sha256)}>",
-            "WARC-Date": page.fetched_at,
-            **({"WARC-IP-Address": page.ip} if page.ip else {}),
-            "WARC-Payload-Digest": f"sha256:{page.sha256}",
-            "X-List-URL": page.url,
-            "X-List-Source": page.source,
+            field: escaped(value)
+            for field, value in {
+                "WARC-Record-ID": f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, name)}>",
+                "WARC-Date": page.fetched_at,
+                "WARC-IP-Address": page.ip,
+                "WARC-Payload-Digest": f"sha256:{page.sha256}",
+                "X-List-URL": page.url,
+                "X-List-Source": page.source,
+            }.items()
+            if value or field != "WARC-IP-Address"
         },
     )
     writer.write_record(record)
@@ -123,7 +137,8 @@ def encode_record(page: Page) -> bytes:
 
 
 def encode_head(name: str, date: str) -> bytes:
-    """The record that an archive begins with: what wrote it, and how."""
+    """Encode the first record of an archive (warcinfo): software and format."""
+    name, date = escaped(name), escaped(date)
     software = f"software: gpt2train/{__version__}\r\nformat: WARC File Format 1.1\r\nisPartOf: {name}\r\n"
     buffer = io.BytesIO()
     writer = WARCWriter(buffer, gzip=False, warc_version="1.1")
@@ -142,51 +157,66 @@ def encode_head(name: str, date: str) -> bytes:
     return _member(buffer.getvalue())
 
 
-def parse_content_type(value: str | None) -> tuple[str, str | None]:
-    """Media type (lower case) and charset (lower case, or None) of a Content-Type header."""
-    message = Message()
-    message["Content-Type"] = value or ""
-    charset = message.get_content_charset()
-    return (message.get_content_type() if "/" in (value or "") else ""), charset
+def escaped(value: str) -> str:
+    """Percent-encode the characters of a header value that could end its line.
+
+    Applied to every value, whether it comes from a server, a list or this program.
+    """
+    return _CONTROLS.sub(lambda found: quote(found[0], errors="surrogatepass"), value)
 
 
 def _content_type(page: Page) -> str:
-    return f"{page.content_type}; charset={page.charset}" if page.charset else page.content_type
+    kind = page.content_type if _PRINTABLE.fullmatch(page.content_type) else ""
+    charset = checked_charset(page.charset)
+    return f"{kind}; charset={charset}" if charset else kind
 
 
 def _member(data: bytes) -> bytes:
-    compressor = zlib.compressobj(COMPRESSION, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # + 16: a gzip header, no time in it
+    compressor = zlib.compressobj(COMPRESSION, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # + 16: gzip header without a time
     return compressor.compress(data) + compressor.flush()
 
 
-def _page(record: ArcWarcRecord, name: str, max_bytes: int, place: str) -> Page | None:
+def _page(record: ArcWarcRecord, name: str, max_bytes: int, location: str) -> Page | None:
     if record.rec_type != "response" or record.http_headers is None or record.http_headers.get_statuscode() != "200":
         return None
-    content_type, charset = parse_content_type(record.http_headers.get_header("Content-Type"))
-    if content_type not in HTML_TYPES:
-        return None
     fields: Mapping[str, str] = record.rec_headers
-    body = record.content_stream().read(max_bytes + 1)
+    content_type, charset = parse_content_type(record.http_headers.get_header("Content-Type"))
+    if content_type not in (*HTML_TYPES, *UNKNOWN_TYPES):
+        return None
+    body, fault = b"", ""
+    try:
+        body = record.content_stream().read(max_bytes + 1)
+    except (ArchiveLoadFailed, EOFError, zlib.error):
+        raise
+    except Exception as error:  # noqa: BLE001 - warcio and its decoders raise any type for a wrong header
+        fault = f"{location}: the body cannot be read ({type(error).__name__})"
     truncated = len(body) > max_bytes
+    if not (truncated or fault) and getattr(record.raw_stream, "limit", 0) > 0:
+        raise RunError(f"{location} is truncated; remove the file and run again")
     body = body[:max_bytes]
     sha256 = hashlib.sha256(body).hexdigest()
     declared = fields.get("WARC-Payload-Digest", "") or ""
-    if declared.startswith("sha256:") and not truncated and declared != f"sha256:{sha256}":
-        raise RunError(f"{place}: the page does not have the digest it was written with; remove the file and run again")
+    if declared.startswith("sha256:") and not (truncated or fault) and declared != f"sha256:{sha256}":
+        fault = f"{location}: the page does not have the digest it was written with"
+    if content_type in UNKNOWN_TYPES and not fault:
+        content_type = sniff_html(body)
+        if not content_type:
+            return None
     target = fields.get("WARC-Target-URI", "") or ""
     return Page(
         url=fields.get("X-List-URL") or target,
         final_url=target,
         content_type=content_type,
         charset=charset,
-        body=body,
+        body=b"" if fault else body,
         fetched_at=fields.get("WARC-Date", "") or "",
         sha256=sha256,
         source=fields.get("X-List-Source") or name,
         truncated=truncated,
         ip=fields.get("WARC-IP-Address", "") or "",
         content_language=record.http_headers.get_header("Content-Language") or "",
+        fault=fault,
     )
 
 
-EMPTY = _member(b"")  # an archive without records: a file of no bytes is no gzip file
+EMPTY = _member(b"")  # an archive without records: a file of zero bytes is not a valid gzip file

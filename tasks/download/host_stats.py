@@ -1,6 +1,6 @@
-"""How each host behaved, from the ledgers: which sites cost a crawl its pages and its time.
+"""Statistics per host, from the ledgers: the sites that cost a crawl pages and time.
 
-In bounded memory: of more than `KNOWN` hosts, those with the fewest failures and pages are added up in one row.
+Memory is bounded: of more than `MAX_HOSTS` hosts, those with the fewest failures and pages are summed in one row.
 """
 
 from collections import Counter
@@ -10,21 +10,21 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from tasks.shards import read_rows
-from tasks.storage import FileRecord, Folder
+from tasks.core.shards import read_rows
+from tasks.core.storage import FileRecord, Folder
 
-HOSTS_FILE = "hosts"  # and its round, and .parquet
+HOSTS_FILE = "hosts"  # followed by the round of the retry and .parquet
 HOSTS = pa.schema(
     [
         pa.field("host", pa.string(), nullable=False),
         pa.field("urls", pa.int64(), nullable=False),
         pa.field("ok", pa.int64(), nullable=False),
         pa.field("failed", pa.int64(), nullable=False),
-        pa.field("top_reason", pa.string()),  # the most frequent one; None where nothing failed
-        pa.field("seconds", pa.float64(), nullable=False),  # of requests, added up
+        pa.field("top_reason", pa.string()),  # the most frequent reason; None without failures
+        pa.field("seconds", pa.float64(), nullable=False),  # sum over all requests
     ]
 )
-KNOWN = 200_000
+MAX_HOSTS = 200_000
 OTHERS = "(other hosts)"
 
 
@@ -38,17 +38,24 @@ class Host:
 
     @property
     def failed(self) -> int:
+        """Number of pages that failed."""
         return self.reasons.total()
 
     def add(self, other: "Host") -> None:
-        """Take in the counts of another."""
+        """Add the counts of another host."""
         self.urls += other.urls
         self.milliseconds += other.milliseconds
         self.reasons.update(other.reasons)
 
 
-def tally_hosts(folder: Folder, ledgers: Iterable[FileRecord], known: int = KNOWN) -> pa.Table:
-    """A table of schema `HOSTS`: the hosts with the most failures first."""
+def tally_hosts(folder: Folder, ledgers: Iterable[FileRecord], max_hosts: int = MAX_HOSTS) -> pa.Table:
+    """Return a table of schema `HOSTS`, sorted by failures in descending order.
+
+    Args:
+        folder: Folder of the download.
+        ledgers: Ledger files.
+        max_hosts: Maximum number of hosts in the table; the others are summed in one row.
+    """
     hosts: dict[str, Host] = {}
     others = Host()
     for record in ledgers:
@@ -58,10 +65,10 @@ def tally_hosts(folder: Folder, ledgers: Iterable[FileRecord], known: int = KNOW
             host.milliseconds += row["elapsed_ms"] or 0
             if row["reason"]:
                 host.reasons[row["reason"]] += 1
-        if len(hosts) > 2 * known:
-            for name in _ranked(hosts)[known:]:
+        if len(hosts) > 2 * max_hosts:
+            for name in _ranked(hosts)[max_hosts:]:
                 others.add(hosts.pop(name))
-    for name in _ranked(hosts)[known:]:
+    for name in _ranked(hosts)[max_hosts:]:
         others.add(hosts.pop(name))
     entries = [(name, hosts[name]) for name in _ranked(hosts)] + ([(OTHERS, others)] if others.urls else [])
     rows = [
@@ -79,7 +86,7 @@ def tally_hosts(folder: Folder, ledgers: Iterable[FileRecord], known: int = KNOW
 
 
 def hosts_file(audit: Iterable[FileRecord]) -> FileRecord | None:
-    """The table of hosts among the files of a download."""
+    """Return the host table among the audit files of a download, or None."""
     return next((record for record in audit if record.name.startswith(HOSTS_FILE)), None)
 
 

@@ -1,23 +1,25 @@
-"""What a download and its retry write alike: the files of one shard, and the manifest over all."""
+"""Output of a download and its retry: the files of one shard, and the manifest."""
 
 from collections.abc import Iterable, Sequence
 
 from gpt2train.errors import RunError
+from tasks.core.shards import REJECTED, write_rows, write_table
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
+from tasks.download.host_stats import HOSTS_FILE, tally_hosts
 from tasks.download.journal import clear_journals
 from tasks.download.ledger import LEDGER, LEDGERS, Row, content_of, counts_of, ledgers_of, rejected_rows
-from tasks.download.tally import HOSTS_FILE, tally_hosts
 from tasks.download.warc import EMPTY, encode_head
-from tasks.shards import REJECTED, write_rows, write_table
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import Folder
 
 
-def write_part(folder: Folder, name: str, rows: Sequence[Row], pages: Iterable[bytes]) -> Outcome:
+def write_shard(folder: Folder, name: str, rows: Sequence[Row], pages: Iterable[bytes]) -> Outcome:
     """Write the archive, the ledger and the rejected rows of one shard.
 
     Args:
-        rows: of the ledger, in the order of the list.
-        pages: the WARC record of each row; empty where it has none.
+        folder: Folder of the step.
+        name: Name of the shard, without suffix.
+        rows: Ledger rows, in the order of the list.
+        pages: WARC record of each row; empty for rows without a page.
     """
     dates = [row["fetched_at"] for row in rows if not row["reason"]]
     archive = f"{name}.warc.gz"
@@ -35,18 +37,26 @@ def write_part(folder: Folder, name: str, rows: Sequence[Row], pages: Iterable[b
 
 
 def finish(step: Step, total: Outcome, hosts_name: str = HOSTS_FILE) -> Manifest:
-    """Add the table of hosts, and write the manifest."""
+    """Write the host table and the manifest.
+
+    Args:
+        step: The download step.
+        total: Outcome of all shards.
+        hosts_name: Name of the host table, without suffix.
+
+    Raises:
+        RunError: No page could be fetched.
+    """
     if not total.kept:
-        step.forget_batches()  # or the next run would believe them
+        step.remove_batch_records()  # otherwise the next run would reuse them
         clear_journals(step.folder)
         counts = ", ".join(f"{reason} {count}" for reason, count in total.reasons.items())
         remedy = "check the network and run again"
         if [*total.reasons] == ["not_public_address"]:
-            remedy = "download.allow_private names networks of your own that may be asked"
+            remedy = "add networks of your own that are allowed to download.allow_private"
         raise RunError(f"none of the {total.seen} pages could be fetched ({counts}); {remedy}")
     ledgers = ledgers_of(total.audit)
     hosts = write_table(step.folder, f"{hosts_name}.parquet", tally_hosts(step.folder, ledgers))
     total = total.model_copy(update={"audit": (*total.audit, hosts)})
-    manifest = step.commit(total, content=content_of(step.folder, ledgers))
-    clear_journals(step.folder)
-    return manifest
+    clear_journals(step.folder)  # every shard is committed, so that a run killed from here on leaves no journal
+    return step.commit(total, content=content_of(step.folder, ledgers))

@@ -1,0 +1,238 @@
+"""Politeness per host: concurrency, delay between requests, robots.txt, and a limit on consecutive failures.
+
+The rate limit of a host is shared with other downloads on this machine (`tasks.download.shared_rate_limit`). One
+`HostScheduler` serves a whole download, so that delays apply across shards, robots.txt is fetched once per host, and a
+host that fails repeatedly is given up for all of its pages. The least recently used hosts are evicted.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+from yarl import URL
+
+from gpt2train.errors import UserError
+from tasks.download.response_body import FetchRejectedError
+from tasks.download.robots import RobotsRules
+from tasks.download.settings import DownloadSettings
+from tasks.download.shared_rate_limit import AUTO, SharedRateLimiter, open_rate_limiter, rate_limit_folder
+
+log = logging.getLogger("gpt2train")
+
+ROBOTS_BYTES = 500 * 1024  # minimum that RFC 9309 requires a crawler to read
+MAX_ROBOTS_INLINE = 16 * 1024  # characters, parsed in the event loop in up to 10 ms; longer files in a thread
+MAX_HOSTS = 50_000  # some 10 KB each with an ordinary robots.txt
+FIRST_POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.2  # between two attempts to get a slot that another process holds
+
+# Fetches a robots.txt and returns its status and text. Raises FetchRejectedError if there is no answer.
+FetchRobots = Callable[[URL], Awaitable[tuple[int, str]]]
+
+
+@dataclass
+class Rules:
+    """Rules of one robots.txt.
+
+    Attributes:
+        parsed: The parsed file; None if there is none, so that every URL is allowed.
+        rejection: Reason for which every URL is forbidden: the server failed or cannot be reached.
+    """
+
+    parsed: RobotsRules | None = None
+    rejection: FetchRejectedError | None = None
+
+
+@dataclass
+class Host:
+    """State of one host.
+
+    Attributes:
+        slots: Semaphore of concurrent requests.
+        users: Requests that hold a slot or wait for one; a host in use is not evicted.
+        next_request: Earliest time of the next request (monotonic seconds), as far as this process knows.
+        failures: Consecutive pages that failed for a temporary reason.
+        last_reason: Reason of the last such failure.
+        rules: Rules of robots.txt by origin (scheme, host, port).
+    """
+
+    slots: asyncio.Semaphore
+    users: int = 0
+    next_request: float = 0.0
+    failures: int = 0
+    last_reason: str = ""
+    rules: "dict[str, asyncio.Task[Rules]]" = field(default_factory=dict)
+
+
+class HostScheduler:
+    """Rate limits and robots rules of all hosts, within one event loop.
+
+    Args:
+        settings: Settings of the download; with `shared_rate_limit_dir` the limits hold across processes.
+        fetch_robots: Function that fetches a robots.txt.
+        shared_name: Maps a host to its name in the shared rate limit.
+    """
+
+    def __init__(
+        self, settings: DownloadSettings, fetch_robots: FetchRobots, shared_name: Callable[[str], str] = str
+    ) -> None:
+        self._settings, self._fetch_robots, self._shared_name = settings, fetch_robots, shared_name
+        self._shared = _open_shared(settings.shared_rate_limit_dir)
+        self._hosts: OrderedDict[str, Host] = OrderedDict()
+        self._total = asyncio.Semaphore(settings.concurrency)
+        self._agent = settings.user_agent.partition("/")[0].strip()
+
+    def _host(self, url: URL) -> Host:
+        name = url.raw_host or ""
+        host = self._hosts.get(name)
+        if host is None:
+            host = self._hosts[name] = Host(asyncio.Semaphore(self._settings.per_host))
+            if len(self._hosts) > MAX_HOSTS:
+                self._evict()
+        self._hosts.move_to_end(name)
+        return host
+
+    def _evict(self) -> None:
+        """Drop the least recently used tenth of the hosts that are idle and have no pending delay."""
+        now, count = time.monotonic(), len(self._hosts) // 10
+        idle = (name for name, host in self._hosts.items() if not host.users and host.next_request <= now)
+        for name in [name for name, _ in zip(idle, range(count), strict=False)]:
+            del self._hosts[name]
+
+    @contextlib.asynccontextmanager
+    async def slot(self, url: URL, delay: float = 0.0) -> AsyncIterator[None]:
+        """Wait for the host's rate limit and hold one of its slots during one request.
+
+        The host's slot is taken first, so that requests that wait for a busy host hold none of the global slots.
+
+        Args:
+            url: URL to request.
+            delay: Seconds between the starts of two requests to this host, if longer than the setting.
+
+        Raises:
+            FetchRejectedError: `host_given_up`.
+        """
+        host = self._host(url)
+        host.users += 1
+        try:
+            async with host.slots:
+                self._check_alive(host)  # pages of this host may have failed during the wait
+                async with self._shared_slot(url):
+                    wait = self._wait(host, url, max(delay, self._settings.delay))
+                    if wait > 0:
+                        await asyncio.sleep(wait)
+                    async with self._total:
+                        yield
+        finally:
+            host.users -= 1
+
+    def _wait(self, host: Host, url: URL, delay: float) -> float:
+        """Reserve the next request time of a host and return the seconds until then."""
+        now = time.monotonic()
+        wait = max(0.0, host.next_request - now)
+        if self._shared is not None:
+            wait = max(wait, self._shared.reserve(self._shared_name(url.raw_host or ""), delay))
+        host.next_request = now + wait + delay
+        return wait
+
+    @contextlib.asynccontextmanager
+    async def _shared_slot(self, url: URL) -> AsyncIterator[None]:
+        """Hold one of the host's slots that all processes share."""
+        if self._shared is None:
+            yield
+            return
+        name, pause = self._shared_name(url.raw_host or ""), FIRST_POLL_SECONDS
+        while (slot := self._shared.acquire(name, self._settings.per_host)) is None:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_POLL_SECONDS)
+        try:
+            yield
+        finally:
+            self._shared.release(slot)
+
+    def delay_host(self, url: URL, seconds: float) -> None:
+        """Send no request to this host for some seconds, as it asked for by Retry-After."""
+        host = self._host(url)
+        host.next_request = max(host.next_request, time.monotonic() + seconds)
+        if self._shared is not None:
+            self._shared.delay_host(self._shared_name(url.raw_host or ""), seconds)
+
+    def record_result(self, url: URL, rejection: FetchRejectedError | None) -> None:
+        """Count a page's failure or success for its host."""
+        host = self._host(url)
+        if rejection is None or not rejection.retryable:
+            host.failures = 0
+        elif rejection.reason != "host_given_up":
+            host.failures += 1
+            host.last_reason = rejection.reason
+
+    async def check(self, url: URL) -> float:
+        """Check that a page may be fetched, by its host's failures so far and its robots.txt.
+
+        Returns:
+            The Crawl-delay, in seconds.
+
+        Raises:
+            FetchRejectedError: `host_given_up`, `robots_forbidden`, or the reason for which robots.txt cannot be read.
+        """
+        host = self._host(url)
+        self._check_alive(host)
+        if not self._settings.obey_robots:
+            return 0.0
+        rules = await self._rules(host, url)
+        if rules.rejection is not None:
+            raise FetchRejectedError(rules.rejection.reason, rules.rejection.detail, rules.rejection.retryable)
+        if rules.parsed is None:
+            return 0.0
+        if not await rules.parsed.allows(str(url), self._agent):
+            raise FetchRejectedError("robots_forbidden", f"by {url.origin()}/robots.txt")
+        return min(rules.parsed.delay(self._agent), self._settings.max_crawl_delay)
+
+    def _check_alive(self, host: Host) -> None:
+        if host.failures >= self._settings.max_host_failures:
+            detail = f"after {host.failures} pages in a row that failed, the last by {host.last_reason}"
+            raise FetchRejectedError("host_given_up", detail, retryable=True)
+
+    async def _rules(self, host: Host, url: URL) -> Rules:
+        """Return the rules of an origin, fetched once for all pages that wait for them."""
+        origin = str(url.origin())
+        if origin not in host.rules:
+            host.rules[origin] = asyncio.ensure_future(self._fetch_rules(url.origin() / "robots.txt"))
+        host.users += 1
+        try:
+            return await asyncio.shield(host.rules[origin])
+        finally:
+            host.users -= 1
+
+    async def _fetch_rules(self, url: URL) -> Rules:
+        """Fetch rules by RFC 9309: a missing file allows all; a server error or an unreachable host forbids all."""
+        try:
+            status, text = await self._fetch_robots(url)
+            if 200 <= status < 300:
+                small = len(text) < MAX_ROBOTS_INLINE
+                return Rules(parsed=RobotsRules(text) if small else await asyncio.to_thread(RobotsRules, text))
+        except FetchRejectedError as rejection:
+            return Rules(rejection=rejection)
+        if 400 <= status < 500 and status != 429:
+            return Rules()
+        return Rules(
+            rejection=FetchRejectedError("robots_unavailable", f"robots.txt answered {status}", retryable=True)
+        )
+
+
+def _open_shared(setting: str) -> SharedRateLimiter | None:
+    """Open the rate limit that processes share; None if it is off or the default folder cannot be used.
+
+    Raises:
+        UserError: The folder of the setting cannot be used.
+    """
+    try:
+        folder = rate_limit_folder(setting)
+        return None if folder is None else open_rate_limiter(folder)
+    except (UserError, RuntimeError) as error:  # no home folder
+        if setting != AUTO:
+            raise
+        log.warning("%s; until then each download has its own rate limit", error)
+        return None

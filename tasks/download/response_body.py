@@ -1,0 +1,120 @@
+"""Bounded reading of response bodies: limits on bytes sent, bytes decoded, and their ratio, checked as data arrive."""
+
+import zlib
+from collections.abc import AsyncIterable
+
+CHUNK = 4096  # bytes decompressed at a time: zlib copies the rest of its input at the end of each gzip member
+MAX_MEMBERS = 4096  # gzip members of one body; servers that flush often send some dozens
+RATIO_FLOOR = 2**20  # bytes below which the ratio is not checked: a small page of spaces compresses 1,000-fold
+
+
+class FetchRejectedError(Exception):
+    """A page that must not be fetched or kept.
+
+    Attributes:
+        reason: Reason code for the ledger.
+        detail: Found and expected values.
+        retryable: True if a later run may succeed.
+    """
+
+    def __init__(self, reason: str, detail: str = "", retryable: bool = False) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail, self.retryable = reason, detail, retryable
+
+
+class Decoder:
+    """Incremental decoder of a Content-Encoding with bounded output.
+
+    Args:
+        encoding: Value of the header; identity, gzip and deflate are supported.
+
+    Raises:
+        FetchRejectedError: `content_encoding`, for any other encoding.
+    """
+
+    def __init__(self, encoding: str) -> None:
+        self.encoding = encoding.strip().lower() or "identity"
+        if self.encoding not in ("identity", "gzip", "x-gzip", "deflate"):
+            raise FetchRejectedError("content_encoding", f"{encoding[:40]!r}, gzip, deflate or none expected")
+        self._inflate = None if self.encoding == "identity" else zlib.decompressobj(self._bits(b"\x78"))
+        self._started = False
+        self._members = 1
+
+    def feed(self, data: bytes, limit: int) -> bytes:
+        """Decode a chunk to at most `limit` + 1 bytes; the extra byte shows that the limit is exceeded.
+
+        Raises:
+            FetchRejectedError: `content_encoding`, the data do not match the header.
+        """
+        if self._inflate is None:
+            return data[: limit + 1]
+        if not self._started and data:
+            self._inflate, self._started = zlib.decompressobj(self._bits(data)), True
+        out = bytearray()
+        view, at = memoryview(data), 0
+        try:
+            while at < len(view) and len(out) <= limit:
+                chunk = bytes(view[at : at + CHUNK])
+                at += len(chunk)
+                if self._inflate.eof:  # gzip members may follow one another, with padding
+                    chunk = chunk.lstrip(b"\0")
+                    if not chunk:
+                        continue
+                    self._next_member(chunk)
+                out += self._inflate.decompress(chunk, limit + 1 - len(out))
+                at -= len(self._inflate.unused_data)
+        except zlib.error as error:
+            raise FetchRejectedError(
+                "content_encoding", f"not the {self.encoding} it is said to be: {error}"
+            ) from error
+        return bytes(out)
+
+    @property
+    def whole(self) -> bool:
+        """True if the end of the compressed data was reached."""
+        return self._inflate is None or not self._started or self._inflate.eof
+
+    def _next_member(self, head: bytes) -> None:
+        self._members += 1
+        if self._members > MAX_MEMBERS:
+            raise FetchRejectedError("content_encoding", f"more than {MAX_MEMBERS:,} gzip members in one body")
+        self._inflate = zlib.decompressobj(self._bits(head))
+
+    def _bits(self, head: bytes) -> int:
+        """Return `wbits` for zlib; half of the servers send deflate without its zlib wrapper."""
+        if self.encoding != "deflate":
+            return 16 + zlib.MAX_WBITS
+        wrapped = head[0] & 0x0F == 8 and head[0] >> 4 <= 7 and int.from_bytes(head[:2], "big") % 31 == 0
+        return zlib.MAX_WBITS if wrapped or len(head) < 2 else -zlib.MAX_WBITS
+
+
+async def read_body(
+    chunks: AsyncIterable[bytes], encoding: str, *, max_wire: int, max_bytes: int, max_ratio: float
+) -> bytes:
+    """Read and decode a body.
+
+    Args:
+        chunks: Body as sent.
+        encoding: Value of the Content-Encoding header.
+        max_wire: Maximum bytes as sent.
+        max_bytes: Maximum bytes when decoded.
+        max_ratio: Maximum ratio of decoded bytes to bytes sent, above `RATIO_FLOOR`.
+
+    Raises:
+        FetchRejectedError: `too_large`, `compression_ratio` or `content_encoding`.
+    """
+    decoder = Decoder(encoding)
+    body = bytearray()
+    wire = 0
+    async for chunk in chunks:
+        wire += len(chunk)
+        if wire > max_wire:
+            raise FetchRejectedError("too_large", f"more than {max_wire} bytes sent")
+        body += decoder.feed(chunk, max_bytes - len(body))
+        if len(body) > RATIO_FLOOR and len(body) > max_ratio * wire:
+            raise FetchRejectedError("compression_ratio", f"more than {max_ratio:g} times the bytes sent")
+        if len(body) > max_bytes:
+            raise FetchRejectedError("too_large", f"more than {max_bytes} bytes when decoded")
+    if not decoder.whole:
+        raise FetchRejectedError("content_encoding", f"the {decoder.encoding} data end too soon", retryable=True)
+    return bytes(body)
