@@ -1,8 +1,7 @@
-"""Pages that a server sends with status 200 although there is nothing: soft 404s, parked domains, placeholders.
+"""Detection of pages without content that were sent with status 200: soft 404s, parked domains, placeholders.
 
-All rules want little text, and a title, heading or phrase that says it in so many words: on the test pages (3,679, all
-real content) none of them fires. A line is compared as its words in small letters (`Oops! Can't find it` is
-`oops can t find it`).
+All rules require a short text and an explicit title, heading or phrase: none of them matches any of the 3,679 test
+pages, which all have content. Lines are compared as lower-case words (`Oops! Can't find it` is `oops can t find it`).
 """
 
 import re
@@ -12,9 +11,9 @@ from urllib.parse import urlsplit
 
 from lxml.html import HtmlElement
 
-MOST = 1500  # characters of main text from which a page is taken for content, whatever its title says
-MOST_PARKED = 700  # characters from which a phrase in the text is taken for part of a story about domains
-LINE = 200  # characters of a heading that are looked at
+MAX_CHARACTERS = 1500  # a page with this many characters of main text has content, whatever its title
+MAX_PARKED_CHARACTERS = 700  # phrases of parked domains are searched in shorter texts only; longer ones may quote them
+MAX_LINE = 200  # characters of a title or heading that are tested
 SEGMENT = re.compile(r"\s+[-–—|·•»:]+\s+|[|»:]\s*")  # "Page not found | Example"
 NOT_WORDS = re.compile(r"[\W_]+")
 
@@ -23,7 +22,7 @@ GONE = (
     "(?:not found|not available|unavailable|missing|gone|no longer (?:available|exists?|here)|removed|deleted|"
     "(?:cannot|can t|could not|couldn t) be (?:found|displayed)|(?:does not|doesn t|did not|didn t) exist)"
 )
-# What a page with nothing calls itself: a whole title, a part of it between dashes, or a whole heading.
+# Titles of missing pages: a whole title, a part of it between dashes, or a whole heading.
 MISSING = (
     "(?:http |error |status |oops )*"
     f"(?:404|410)(?: error| http| status| oops| sorry| the| {THING})*(?: {GONE})?(?: \\d+)?",
@@ -43,7 +42,7 @@ MISSING = (
     "(?:お探しの)?ページが見つかりません(?:でした)?",
     "页面不存在|找不到(?:该)?页面|页面未找到|頁面不存在|找不到網頁",
 )
-# What is found in the title, a heading or the few words of a parked domain.
+# Phrases in the title, a heading or the short text of a parked domain.
 PARKED = (
     r"(?:this|the) (?:web ?)?(?:domain|site)(?: name)?(?: \S+ \S+)? (?:is|may be) (?:currently |now )?"
     "(?:for sale|parked|available for (?:sale|purchase))",
@@ -59,7 +58,7 @@ PARKED = (
     "questo dominio è in vendita",
     "домен (?:продаётся|продается|припаркован)",
 )
-# What the page of a fresh or closed server calls itself.
+# Titles of the default page of a new or closed server.
 PLACEHOLDER = (
     "welcome to (?:nginx|openresty|caddy).{0,30}",
     "(?:apache2?|nginx|centos|rocky|red hat|fedora|ubuntu|debian).{0,50} (?:default|test) page.{0,30}",
@@ -70,7 +69,7 @@ PLACEHOLDER = (
     "(?:default|domain default)(?: \\w+){0,3} page",
     "(?:website |site |page )?(?:is )?(?:coming soon|under construction)",
 )
-# Hosts from which parked pages load what they show. A link to one says nothing; a script or frame does.
+# Hosts from which parked pages load their content by script or frame; a mere link to one proves nothing.
 PARKING_HOSTS = """
 above.com afternic.com bodis.com cashparking.com dan.com domainmarket.com domainnamesales.com hugedomains.com
 namebright.com parkingcrew.net parklogic.com sedo.com sedoparking.com skenzo.com smartname.com undeveloped.com
@@ -81,38 +80,43 @@ _MISSING, _PARKED, _PLACEHOLDER = (re.compile("|".join(one)) for one in (MISSING
 
 
 class Flag(NamedTuple):
-    """Why a page is no content."""
+    """Reason code and details of a page without content."""
 
     reason: str
     detail: str
 
 
 class Marks(NamedTuple):
-    """What the rules look at beside the text; read before the extraction, which changes the tree."""
+    """Input of the rules beside the text; read before the extraction, which changes the tree."""
 
     title: str
     headings: tuple[str, ...]
+    """The first two headings."""
     hosts: tuple[str, ...]
+    """Hosts of scripts and frames."""
 
 
-def marks_of(tree: HtmlElement, title: str | None) -> Marks:
-    """Title, first headings, and the hosts of scripts and frames."""
-    headings = (" ".join(element.text_content()[:LINE].split()) for element in islice(tree.iter("h1", "h2"), 2))
+def page_marks(tree: HtmlElement, title: str | None) -> Marks:
+    """Title, first headings, and hosts of scripts and frames of a page."""
+    headings = (" ".join(element.text_content()[:MAX_LINE].split()) for element in islice(tree.iter("h1", "h2"), 2))
     hosts = (_host(element.get("src") or "") for element in tree.iter("script", "frame", "iframe"))
     return Marks(title or "", tuple(filter(None, headings)), tuple(filter(None, hosts)))
 
 
-def flag(marks: Marks, text: str) -> Flag | None:
-    """Whether a page with this main text is a soft 404 (`soft_404`), a parked domain (`parked`) or a server's default
-    page (`placeholder`); None for content."""
-    if len(text) >= MOST:
+def detect_soft_404(marks: Marks, text: str) -> Flag | None:
+    """Detect a page without content by its marks and its main text.
+
+    Returns:
+        Reason `soft_404`, `parked` (parked domain) or `placeholder` (default page of a server); None for content.
+    """
+    if len(text) >= MAX_CHARACTERS:
         return None
     size = f"{len(text):,} characters of text"
-    named = [marks.title[:LINE], *marks.headings]
+    named = [marks.title[:MAX_LINE], *marks.headings]
     for line in named:
         if any(_MISSING.fullmatch(_words(part)) for part in (line, *SEGMENT.split(line))):
             return Flag("soft_404", f"the page calls itself {line!r} in {size}")
-    for line in (*named, text if len(text) < MOST_PARKED else ""):
+    for line in (*named, text if len(text) < MAX_PARKED_CHARACTERS else ""):
         if found := _PARKED.search(_words(line)):
             return Flag("parked", f"{found.group()!r} in {size}")
     for host in marks.hosts:

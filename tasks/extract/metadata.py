@@ -1,18 +1,18 @@
-"""What a page says about itself: title, language, date."""
+"""Metadata stated by a page: title, language, publication date."""
 
 import datetime
 import re
 
 from lxml.html import HtmlElement
 
-from tasks.html.decode import storable
+from tasks.extract.decode import strip_unstorable
 
-TITLE_LENGTH = 500
+MAX_TITLE = 500  # characters
 LANGUAGE = re.compile(r"\s*([a-z]{2,3})(?![a-z])", re.IGNORECASE)
 XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 DATE = re.compile(r"\s*((?:19|20)\d\d)-?(\d\d)-?(\d\d)(?!\d)")
-# Names under which pages state when they were published, the most exact first.
-DATES = (
+# Meta tags that state the publication date, the most specific first.
+DATE_NAMES = (
     "article:published_time",
     "datepublished",
     "og:article:published_time",
@@ -29,24 +29,24 @@ DATES = (
 
 
 def page_title(tree: HtmlElement) -> str | None:
-    """The `<title>` of a page on one line, else its `og:title`, else its first heading; None where it has none."""
+    """The `<title>` of a page on one line, else its `og:title`, else its first heading, else None."""
     heading = tree.find(".//h1")
     for title in (
         tree.findtext(".//title"),
         next((meta.get("content") for meta in tree.iterfind(".//meta[@property='og:title']")), None),
         None if heading is None else heading.text_content(),
     ):
-        if line := " ".join(storable(title or "").split())[:TITLE_LENGTH]:
+        if line := " ".join(strip_unstorable(title or "").split())[:MAX_TITLE]:
             return line
     return None
 
 
 def language_hint(tree: HtmlElement, header: str | None = None) -> str | None:
-    """The language that a page says it is in (ISO 639, lower case, `en` for `en-US`); it may be wrong.
+    """Language stated by a page (ISO 639, lower case, `en` for `en-US`); it may be wrong.
 
     Args:
-        tree: the page; its `lang` attribute comes first, then its meta tags.
-        header: Content-Language of the HTTP answer, the last to be believed: servers send one for all pages.
+        tree: the page; its `lang` attribute is used first, then its meta tags.
+        header: Content-Language of the HTTP response, used last: many servers send the same value for all pages.
     """
     stated = [tree.get("lang"), tree.get(XML_LANG), tree.get("xml:lang")]
     for meta in tree.iter("meta"):
@@ -59,14 +59,14 @@ def language_hint(tree: HtmlElement, header: str | None = None) -> str | None:
 
 
 def stated_date(tree: HtmlElement, latest: str) -> str | None:
-    """The day (ISO) on which a page says it was published, up to `latest`; None where its tags do not state one."""
+    """Publication day (ISO) stated by the tags of a page, at most `latest`; None if they state none."""
     stated: dict[str, str] = {}
     for element in tree.iter("meta", "time"):
         name = (element.get("property") or element.get("name") or element.get("itemprop") or "").lower()
         value = element.get("content") or element.get("datetime")
-        if name in DATES and value:
+        if name in DATE_NAMES and value:
             stated.setdefault(name, value)
-    for name in DATES:
+    for name in DATE_NAMES:
         if (
             (found := DATE.match(stated.get(name, "")))
             and (day := _day("-".join(found.groups())))

