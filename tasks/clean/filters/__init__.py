@@ -1,6 +1,6 @@
-"""Opt-in rules about the quality of a text; each is off by default and has a reason code of its own."""
+"""Opt-in quality filters; each is off by default and has its own reason codes."""
 
-from tasks.clean.filters.chain import FilterSettings, apply
-from tasks.clean.filters.found import Found
+from tasks.clean.filters.filter_chain import FilterSettings, apply
+from tasks.clean.filters.verdict import Rejection
 
-__all__ = ["FilterSettings", "Found", "apply"]
+__all__ = ["FilterSettings", "Rejection", "apply"]

@@ -1,8 +1,8 @@
 """The five tasks of Megatron-LM's `tools/openwebtext/cleanup_fix_dataset.py`.
 
-There the first task that applied ended the work on a document, and `ftfy_fix_text` always applied, so that nothing
-behind it ever ran. Here each task applies in turn, always in this order: remove_512, remove_256_javascript,
-remove_512_non_english, ftfy_fix_text, general_cleaning.
+There the first task that applies to a document is the last one, and `ftfy_fix_text` always applies, so that later tasks
+never run. Here all listed tasks run, always in this order: remove_512, remove_256_javascript, remove_512_non_english,
+ftfy_fix_text, general_cleaning.
 """
 
 import re
@@ -11,28 +11,28 @@ from typing import Literal
 from pydantic import Field
 
 from gpt2train.settings import Settings
-from tasks.clean.filters.found import Found
+from tasks.clean.filters.verdict import Rejection
 
 Task = Literal["remove_512", "remove_256_javascript", "remove_512_non_english", "ftfy_fix_text", "general_cleaning"]
-FLAT = re.compile(r"  +|\b\n+ |\b\n+")  # runs of spaces, and line ends right behind a word
+EXTRA_SPACE = re.compile(r"  +|\b\n+ |\b\n+")  # runs of spaces, and line ends directly after a word
 
 
 class CleanupSettings(Settings):
-    """Tasks of Megatron's second cleaning."""
+    """Cleanup tasks of Megatron-LM."""
 
     tasks: tuple[Task, ...] = ()
-    """Which of remove_512, remove_256_javascript, remove_512_non_english, ftfy_fix_text (done to every text anyway) and
-    general_cleaning to do; they run in this order, however they are listed."""
+    """Tasks to run: remove_512, remove_256_javascript, remove_512_non_english, ftfy_fix_text (always done) and
+    general_cleaning. They run in this order, however they are listed."""
     short: int = Field(512, ge=0)
-    """remove_512: fewest characters."""
+    """remove_512: minimum characters of a text."""
     short_javascript: int = Field(256, ge=0)
-    """remove_256_javascript: fewest characters of a text that has the word JavaScript."""
+    """remove_256_javascript: minimum characters of a text that contains the word JavaScript."""
     short_foreign: int = Field(512, ge=0)
-    """remove_512_non_english: fewest characters of a text that is not English."""
+    """remove_512_non_english: minimum characters of a text that is not English."""
 
 
-def cleanup(text: str, language: str | None, settings: CleanupSettings) -> tuple[str, Found | None]:
-    """The text as the tasks leave it, and why it goes if it goes.
+def cleanup(text: str, language: str | None, settings: CleanupSettings) -> tuple[str, Rejection | None]:
+    """Text as changed by the tasks, and its rejection if it does not pass.
 
     Reasons: `short_text`, `short_javascript`, `short_not_english`.
     """
@@ -44,9 +44,9 @@ def cleanup(text: str, language: str | None, settings: CleanupSettings) -> tuple
     if "remove_512_non_english" in tasks and size < settings.short_foreign and language != "en":
         return text, _short("short_not_english", size, settings.short_foreign)
     if "general_cleaning" in tasks:
-        text = FLAT.sub(" ", text).strip()
+        text = EXTRA_SPACE.sub(" ", text).strip()
     return text, None
 
 
-def _short(reason: str, size: int, least: int) -> Found:
-    return Found(reason, f"{size} characters, at least {least} expected")
+def _short(reason: str, size: int, least: int) -> Rejection:
+    return Rejection(reason, f"{size} characters, at least {least} expected")

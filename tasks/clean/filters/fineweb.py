@@ -1,41 +1,41 @@
-"""FineWeb's own rules (Penedo et al. 2024, section 3.6): lists, menus and repeated lines."""
+"""Rules of FineWeb (Penedo et al. 2024, section 3.6) against lists, menus and repeated lines."""
 
 from collections.abc import Iterator
 
 from pydantic import Field
 
 from gpt2train.settings import Settings
-from tasks.clean.filters.found import Found, first, repeated, too_few, too_many
+from tasks.clean.filters.verdict import Rejection, first_rejection, repeated, too_few, too_many
 
 ENDS = tuple(".!?\"'”’。！？…")
 
 
 class FineWebSettings(Settings):
-    """FineWeb's rules."""
+    """Rules of FineWeb."""
 
-    use: bool = False
-    """Whether they apply."""
+    enabled: bool = False
+    """Apply these rules."""
     min_ended_lines: float = Field(0.12, ge=0, le=1)
-    """Smallest share of lines that end with a mark that ends sentences."""
+    """Minimum share of lines that end with the punctuation of a sentence."""
     short_line: int = Field(30, ge=0)
-    """A line of at most so many characters is short."""
+    """Maximum characters of a short line."""
     max_short_lines: float = Field(0.67, ge=0, le=1)
-    """Largest share of short lines."""
+    """Maximum share of short lines."""
     max_repeated_characters: float = Field(0.01, ge=0, le=1)
-    """Largest share of characters in lines that were there before."""
+    """Maximum share of characters in repeated lines."""
     max_lines_a_word: float = Field(0.3, ge=0)
-    """Most line ends a word."""
+    """Maximum line ends per word."""
 
 
-def fineweb(text: str, settings: FineWebSettings) -> Found | None:
-    """The first of FineWeb's rules that a text does not pass.
+def fineweb(text: str, settings: FineWebSettings) -> Rejection | None:
+    """Rejection by the first rule of FineWeb that a text does not pass.
 
     Reasons: `fineweb_few_ended_lines`, `fineweb_short_lines`, `fineweb_repeated_lines`, `fineweb_list`.
     """
-    return first(_rules(text, settings))
+    return first_rejection(_rules(text, settings))
 
 
-def _rules(text: str, settings: FineWebSettings) -> Iterator[Found | None]:
+def _rules(text: str, settings: FineWebSettings) -> Iterator[Rejection | None]:
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         return

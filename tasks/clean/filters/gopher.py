@@ -1,6 +1,6 @@
-"""Quality rules of Gopher (Rae et al. 2021, appendix A1.1): is this running text at all?
+"""Quality rules of Gopher (Rae et al. 2021, appendix A1.1), which reject pages that are not running text.
 
-Words are what stands between white space; lines are what stands between line ends, empty ones left out.
+Words are separated by white space, lines by line ends; empty lines are ignored.
 """
 
 from collections.abc import Iterator
@@ -8,57 +8,57 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from gpt2train.settings import Settings
-from tasks.clean.filters.found import Found, first, too_few, too_many
+from tasks.clean.filters.verdict import Rejection, first_rejection, too_few, too_many
 
 BULLETS = ("•", "-")
 ELLIPSES = ("...", "…")
 
 
 class GopherSettings(Settings):
-    """Gopher's rules of quality."""
+    """Quality rules of Gopher."""
 
-    use: bool = False
-    """Whether they apply."""
+    enabled: bool = False
+    """Apply these rules."""
     min_words: int = Field(50, ge=0)
-    """Fewest words."""
+    """Minimum words of a text."""
     max_words: int = Field(100_000, ge=1)
-    """Most words."""
+    """Maximum words of a text."""
     min_word_length: float = Field(3, ge=0)
-    """Shortest mean length of a word, characters."""
+    """Minimum mean length of a word, in characters."""
     max_word_length: float = Field(10, ge=0)
-    """Longest mean length of a word, characters."""
+    """Maximum mean length of a word, in characters."""
     max_symbols: float = Field(0.1, ge=0)
-    """Most # a word, and most ellipses a word."""
+    """Maximum number of # per word, and of ellipses per word."""
     max_bullet_lines: float = Field(0.9, ge=0, le=1)
-    """Largest share of lines that begin with a bullet or a hyphen."""
+    """Maximum share of lines that begin with a bullet or a hyphen."""
     max_ellipsis_lines: float = Field(0.3, ge=0, le=1)
-    """Largest share of lines that end with an ellipsis."""
+    """Maximum share of lines that end with an ellipsis."""
     min_letter_words: float = Field(0.8, ge=0, le=1)
-    """Smallest share of words with a letter in them."""
+    """Minimum share of words that contain a letter."""
     stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
-    """Words that any English text has, in lower case."""
+    """Common words of English texts, in lower case."""
     min_stop_words: int = Field(2, ge=0)
-    """Fewest different stop words."""
+    """Minimum number of different stop words."""
 
 
-def gopher(text: str, settings: GopherSettings) -> Found | None:
-    """The first of Gopher's rules of quality that a text does not pass.
+def gopher(text: str, settings: GopherSettings) -> Rejection | None:
+    """Rejection by the first quality rule of Gopher that a text does not pass.
 
     Reasons: `gopher_few_words`, `gopher_many_words`, `gopher_short_words`, `gopher_long_words`, `gopher_hashes`,
     `gopher_ellipses`, `gopher_bullet_lines`, `gopher_ellipsis_lines`, `gopher_words_without_letters`,
     `gopher_few_stop_words`.
     """
-    return first(_rules(text, settings))
+    return first_rejection(_rules(text, settings))
 
 
-def _rules(text: str, settings: GopherSettings) -> Iterator[Found | None]:
+def _rules(text: str, settings: GopherSettings) -> Iterator[Rejection | None]:
     words = text.split()
     count = len(words)
     if count < settings.min_words or not words:
-        yield Found("gopher_few_words", f"{count} words, at least {settings.min_words} expected")
+        yield Rejection("gopher_few_words", f"{count} words, at least {settings.min_words} expected")
         return
     if count > settings.max_words:
-        yield Found("gopher_many_words", f"{count} words, at most {settings.max_words} expected")
+        yield Rejection("gopher_many_words", f"{count} words, at most {settings.max_words} expected")
     mean = sum(map(len, words)) / count
     yield too_few("gopher_short_words", mean, settings.min_word_length)
     yield too_many("gopher_long_words", mean, settings.max_word_length)
@@ -77,4 +77,4 @@ def _rules(text: str, settings: GopherSettings) -> Iterator[Found | None]:
     yield too_few("gopher_words_without_letters", letters / count, settings.min_letter_words)
     known = len(set(settings.stop_words).intersection(map(str.lower, words)))
     if known < settings.min_stop_words:
-        yield Found("gopher_few_stop_words", f"{known} of them, at least {settings.min_stop_words} expected")
+        yield Rejection("gopher_few_stop_words", f"{known} of them, at least {settings.min_stop_words} expected")

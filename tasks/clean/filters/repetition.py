@@ -1,7 +1,7 @@
-"""Repetition rules of Gopher (Rae et al. 2021, table A1): lines, paragraphs and word n-grams that come again.
+"""Repetition rules of Gopher (Rae et al. 2021, table A1): repeated lines, paragraphs and word n-grams.
 
-Words are what stands between white space; shares are of the characters of the text. Unlike in the paper an n-gram that
-occurs once repeats nothing, however short the text.
+Words are separated by white space; shares are relative to the characters of the text. Unlike in the paper, an n-gram
+that occurs once never counts as repetition, however short the text.
 """
 
 from collections import Counter
@@ -10,28 +10,28 @@ from collections.abc import Iterator, Sequence
 from pydantic import Field, field_validator
 
 from gpt2train.settings import Settings
-from tasks.clean.filters.found import Found, first, repeated, too_many
+from tasks.clean.filters.verdict import Rejection, first_rejection, repeated, too_many
 
-Limits = tuple[tuple[int, float], ...]  # (words of an n-gram, largest share)
+Limits = tuple[tuple[int, float], ...]  # (words of an n-gram, maximum share)
 
 
 class RepetitionSettings(Settings):
-    """Gopher's rules of repetition."""
+    """Repetition rules of Gopher."""
 
-    use: bool = False
-    """Whether they apply."""
+    enabled: bool = False
+    """Apply these rules."""
     lines: float = Field(0.30, ge=0, le=1)
-    """Largest share of lines that were there before."""
+    """Maximum share of repeated lines."""
     paragraphs: float = Field(0.30, ge=0, le=1)
-    """Largest share of paragraphs that were there before; an empty line parts them."""
+    """Maximum share of repeated paragraphs; an empty line separates paragraphs."""
     line_characters: float = Field(0.20, ge=0, le=1)
-    """Largest share of characters in such lines."""
+    """Maximum share of characters in repeated lines."""
     paragraph_characters: float = Field(0.20, ge=0, le=1)
-    """Largest share of characters in such paragraphs."""
+    """Maximum share of characters in repeated paragraphs."""
     top: Limits = ((2, 0.20), (3, 0.18), (4, 0.16))
-    """Words of an n-gram, and the largest share of characters that the most frequent one may have."""
+    """(words of an n-gram, maximum share of characters of the most frequent one) pairs."""
     repeated: Limits = ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10))
-    """Words of an n-gram, and the largest share of characters in n-grams that were there before."""
+    """(words of an n-gram, maximum share of characters in repeated ones) pairs."""
 
     @field_validator("top", "repeated")
     @classmethod
@@ -41,16 +41,16 @@ class RepetitionSettings(Settings):
         return tuple(sorted(limits))
 
 
-def repetition(text: str, settings: RepetitionSettings) -> Found | None:
-    """The first of Gopher's rules of repetition that a text does not pass.
+def repetition(text: str, settings: RepetitionSettings) -> Rejection | None:
+    """Rejection by the first repetition rule of Gopher that a text does not pass.
 
     Reasons: `gopher_repeated_paragraphs`, `gopher_repeated_paragraph_characters`, `gopher_repeated_lines`,
     `gopher_repeated_line_characters`, `gopher_top_2_gram` …, `gopher_repeated_5_grams` ….
     """
-    return first(_rules(text, settings)) if text else None
+    return first_rejection(_rules(text, settings)) if text else None
 
 
-def _rules(text: str, settings: RepetitionSettings) -> Iterator[Found | None]:
+def _rules(text: str, settings: RepetitionSettings) -> Iterator[Rejection | None]:
     size = len(text)
     paragraphs = [stripped for part in text.split("\n\n") if (stripped := part.strip("\n"))]
     count, characters = repeated(paragraphs)
@@ -65,13 +65,13 @@ def _rules(text: str, settings: RepetitionSettings) -> Iterator[Found | None]:
         yield too_many(f"gopher_top_{length}_gram", top_characters(words, length) / size, most)
     for length, most in settings.repeated:
         found = repeated_characters(words, length)
-        if not found:  # no n-gram comes again, so no longer one does
+        if not found:  # no n-gram is repeated, so no longer one is
             return
         yield too_many(f"gopher_repeated_{length}_grams", found / size, most)
 
 
 def top_characters(words: Sequence[str], length: int) -> int:
-    """Characters (with single spaces) of the most frequent n-gram, times how often it occurs; 0 if that is once."""
+    """Characters (with single spaces) of the most frequent n-gram, times its occurrences; 0 if it occurs once."""
     counts = Counter(grams(words, length))
     most = max(counts.values(), default=0)
     if most < 2:
@@ -80,22 +80,22 @@ def top_characters(words: Sequence[str], length: int) -> int:
 
 
 def repeated_characters(words: Sequence[str], length: int) -> int:
-    """Characters (without spaces) in n-grams that were there before, none counted twice."""
+    """Characters (without spaces) in repeated n-grams, each counted once."""
     windows = list(grams(words, length))
-    if len(set(windows)) == len(windows):  # most texts: a tenth of the time of the walk below
+    if len(set(windows)) == len(windows):  # holds for most texts; a tenth of the time of the loop below
         return 0
     seen: set[tuple[str, ...]] = set()
-    characters = place = 0
-    while place < len(windows):
-        if windows[place] in seen:
-            characters += sum(map(len, windows[place]))
-            place += length
+    characters = index = 0
+    while index < len(windows):
+        if windows[index] in seen:
+            characters += sum(map(len, windows[index]))
+            index += length
         else:
-            seen.add(windows[place])
-            place += 1
+            seen.add(windows[index])
+            index += 1
     return characters
 
 
 def grams(words: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
-    """All runs of `length` words, in order."""
+    """All n-grams of `length` words, in order."""
     return zip(*(words[start:] for start in range(length)), strict=False)

@@ -1,4 +1,4 @@
-"""All the opt-in rules, in FineWeb's order."""
+"""Chain of the opt-in quality filters, in the order of FineWeb."""
 
 from typing import NamedTuple
 
@@ -6,42 +6,42 @@ from gpt2train.settings import Settings
 from tasks.clean.filters.c4 import C4Settings, c4
 from tasks.clean.filters.cleanup import CleanupSettings, cleanup
 from tasks.clean.filters.fineweb import FineWebSettings, fineweb
-from tasks.clean.filters.found import Found
 from tasks.clean.filters.gopher import GopherSettings, gopher
 from tasks.clean.filters.pii import PiiSettings, mask
 from tasks.clean.filters.repetition import RepetitionSettings, repetition
+from tasks.clean.filters.verdict import Rejection
 
 
 class FilterSettings(Settings):
-    """Opt-in rules about the quality of a text; none applies unless it is asked for."""
+    """Opt-in quality filters; all are off by default."""
 
     cleanup: CleanupSettings = CleanupSettings()
-    """Tasks of Megatron's second cleaning."""
+    """Cleanup tasks of Megatron-LM."""
     repetition: RepetitionSettings = RepetitionSettings()
-    """Gopher's rules of repetition."""
+    """Repetition rules of Gopher."""
     gopher: GopherSettings = GopherSettings()
-    """Gopher's rules of quality."""
+    """Quality rules of Gopher."""
     c4: C4Settings = C4Settings()
-    """C4's rules."""
+    """Rules of C4."""
     fineweb: FineWebSettings = FineWebSettings()
-    """FineWeb's rules."""
+    """Rules of FineWeb."""
     pii: PiiSettings = PiiSettings()
-    """Masks for addresses of persons."""
+    """Masks for personal data."""
 
 
 class Filtered(NamedTuple):
-    """What the rules make of a text."""
+    """Result of the filters for a text."""
 
     text: str
-    """The text as they leave it."""
-    found: Found | None
-    """Why it goes; None where it stays."""
+    """Text as changed by the filters."""
+    found: Rejection | None
+    """Rejection of the text; None: it is kept."""
     masked: int
-    """Addresses that got a placeholder."""
+    """Number of addresses replaced by a placeholder."""
 
 
 def apply(text: str, language: str | None, settings: FilterSettings) -> Filtered:
-    """Put a text through the rules that are in use; the first that it does not pass ends the work on it.
+    """Apply the enabled filters to a text, up to the first that rejects it.
 
     Args:
         text: repaired.
@@ -49,13 +49,13 @@ def apply(text: str, language: str | None, settings: FilterSettings) -> Filtered
         settings: the rules.
     """
     text, found = cleanup(text, language, settings.cleanup)
-    if not found and settings.repetition.use:
+    if not found and settings.repetition.enabled:
         found = repetition(text, settings.repetition)
-    if not found and settings.gopher.use:
+    if not found and settings.gopher.enabled:
         found = gopher(text, settings.gopher)
-    if not found and settings.c4.use:
+    if not found and settings.c4.enabled:
         text, found = c4(text, settings.c4)
-    if not found and settings.fineweb.use:
+    if not found and settings.fineweb.enabled:
         found = fineweb(text, settings.fineweb)
     if found:
         return Filtered(text, found, 0)

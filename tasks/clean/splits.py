@@ -1,7 +1,7 @@
-"""Which split a document belongs to, decided by a seeded hash of its text.
+"""Assignment of documents to splits by a seeded hash of the text.
 
-Neither the order of documents nor the number of workers moves one from train to test, and equal texts always land in
-the same split.
+The split of a document depends neither on the order of the documents nor on the number of workers, and equal texts are
+always in the same split.
 """
 
 import hashlib
@@ -15,26 +15,26 @@ Split = Literal["train", "valid", "test"]
 
 
 class SplitSettings(Settings):
-    """Shares of the documents; train takes what valid and test leave."""
+    """Shares of the splits; the train split has the documents that are in neither of the others."""
 
     seed: int = Field(0, ge=0, lt=2**63)
-    """Another seed gives another, independent split."""
+    """Seed of the assignment; another seed gives an independent one."""
     valid: float = Field(0.05, ge=0, le=1)
-    """Share of the documents that validation gets."""
+    """Share of the documents in the validation split."""
     test: float = Field(0.05, ge=0, le=1)
-    """Share of the documents that are held out for the evaluation."""
+    """Share of the documents in the test split, held out for the evaluation."""
 
     @model_validator(mode="after")
-    def _leave_some_to_train(self) -> Self:
+    def _train_not_empty(self) -> Self:
         if self.valid + self.test >= 1:
             raise ValueError(
-                f"valid {self.valid:g} + test {self.test:g} leave nothing to train; give less than 1 together"
+                f"valid {self.valid:g} + test {self.test:g} leave no documents to train on; their sum must be below 1"
             )
         return self
 
 
 def split_of(text: str, settings: SplitSettings) -> Split:
-    """The split of a text: a 64-bit keyed BLAKE2b of its UTF-8 bytes, read as a number in [0, 1)."""
+    """Split of a text, by a 64-bit keyed BLAKE2b of its UTF-8 bytes, read as a number in [0, 1)."""
     key = settings.seed.to_bytes(8, "little")
     point = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=key).digest()) / 2**64
     if point < settings.test:

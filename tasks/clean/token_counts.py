@@ -1,6 +1,6 @@
-"""How many tokens a text has: GPT-2's own where the tokenizer is known, else the pieces of its pre-tokenizer.
+"""Token counts of texts, by the tokenizer if it is known, else by the pieces of GPT-2's pre-tokenizer.
 
-A piece is at least one token, so the pieces are a lower bound. The end-of-text token is not counted.
+A piece is at least one token, so the number of pieces is a lower bound. The end-of-text token is not counted.
 """
 
 import functools
@@ -12,48 +12,48 @@ from tokenizers import pre_tokenizers
 
 from gpt2train.data.encoder import Encoder, FastEncoder, PlainEncoder, Texts, disagreement
 from gpt2train.data.tokenizer import TOKENIZER, parse_tokenizer
-from tasks.steps import Manifest
-from tasks.storage import Folder
+from tasks.core.step import Manifest
+from tasks.core.storage import Folder
 
 PRE_TOKENIZER = pre_tokenizers.ByteLevel(add_prefix_space=False)
-# GPT-2's pattern (Radford et al. 2019) for texts of ASCII alone: 25 µs a review, where the library takes 300.
+# GPT-2's pattern (Radford et al. 2019) for ASCII texts: 25 µs per review, the library takes 300.
 ASCII_PIECE = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?(?:[A-Za-z]+|[0-9]+|[^\sA-Za-z0-9]+)|\s+(?!\S)|\s+", re.ASCII)
 
-SAMPLE = 8  # texts of a part that both libraries encode
-SAMPLE_CHARACTERS = 4_000  # of each
+SAMPLE_TEXTS = 8  # texts of a part that both libraries encode
+SAMPLE_CHARACTERS = 4_000  # of each of these texts
 
 
 class TokenizerFile(NamedTuple):
-    """Where a worker finds the tokenizer; the hash keeps workers from using one of an earlier run."""
+    """Location of the tokenizer; by the hash, workers do not reuse the tokenizer of an earlier run."""
 
     folder: Folder
     sha256: str
 
 
 def tokenizer_file(root: Folder, tokenizer: Manifest | None) -> TokenizerFile | None:
-    """What `count_tokens` takes of a tokenizer's manifest."""
+    """Location of the tokenizer of a manifest, for `count_tokens`; None without a manifest."""
     if tokenizer is None:
         return None
     return TokenizerFile(root / tokenizer.folder, tokenizer.output(TOKENIZER).sha256)
 
 
 def count_tokens(texts: Sequence[str], tokenizer: TokenizerFile | None = None) -> list[int]:
-    """Tokens of each text; without a tokenizer the pieces of GPT-2's pre-tokenizer.
+    """Number of tokens of each text; without a tokenizer, of the pieces of GPT-2's pre-tokenizer.
 
-    Many texts go through gigatoken, thirty times as fast as `tokenizers`, after both were compared on a sample of them.
+    Many texts are encoded by gigatoken, thirty times as fast as `tokenizers`, if both agree on a sample of them.
     """
     if tokenizer is None:
         return [count_pieces(text) for text in texts]
     plain, fast = _encoders(tokenizer.folder.url, tokenizer.sha256)
     encoder: Encoder = plain
-    if fast and len(texts) > 2 * SAMPLE:
-        sample = Texts.of([text[:SAMPLE_CHARACTERS] for text in texts[:: len(texts) // SAMPLE]])
+    if fast and len(texts) > 2 * SAMPLE_TEXTS:
+        sample = Texts.of([text[:SAMPLE_CHARACTERS] for text in texts[:: len(texts) // SAMPLE_TEXTS]])
         encoder = plain if disagreement(fast, plain, sample) else fast
     return encoder(Texts.of(list(texts))).lengths.tolist()
 
 
 def count_pieces(text: str) -> int:
-    """Pieces of GPT-2's pre-tokenizer."""
+    """Number of pieces of a text by GPT-2's pre-tokenizer."""
     if text.isascii():
         return len(ASCII_PIECE.findall(text))
     return len(PRE_TOKENIZER.pre_tokenize_str(text))
@@ -61,9 +61,9 @@ def count_pieces(text: str) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _encoders(url: str, sha256: str) -> tuple[PlainEncoder, FastEncoder | None]:
-    """The encoders of a tokenizer, kept from part to part; the hash makes another file another entry."""
+    """Encoders of a tokenizer, cached across parts; the hash distinguishes files of the same URL."""
     tokenizer = parse_tokenizer(Folder(url).read_bytes(TOKENIZER).decode(), f"{url}/{TOKENIZER}")
     try:
         return PlainEncoder(tokenizer), FastEncoder(tokenizer)
-    except (ImportError, ValueError):  # not installed, or not made for this kind of tokenizer
+    except (ImportError, ValueError):  # not installed, or it does not support this tokenizer
         return PlainEncoder(tokenizer), None
