@@ -1,24 +1,18 @@
-"""Drop documents that repeat another one: sketch -> candidate pairs -> exact verification -> clusters -> keep.
+"""Deduplication in stages: MinHash sketches, LSH candidate pairs, exact verification, clusters, kept documents.
 
-A candidate pair counts only once its exact Jaccard similarity is at the threshold, and it is verified *before* pairs
-are joined to clusters: a hash collision or a chain of lookalikes can never delete a document by itself.
+A candidate pair counts only if its exact Jaccard similarity reaches the threshold, and it is verified *before* pairs
+are joined to clusters: a hash collision or a chain of similar documents can never delete a document by itself.
 
-    dedup/part-00000.parquet            the documents that stay, schema as it came in
-    dedup/rejected/part-00000.parquet   the others: exact_duplicate, near_duplicate, with the kept url in `detail`;
-                                        …_earlier where an earlier crawl's document is kept instead
+    dedup/part-00000.parquet            kept documents, schema unchanged
+    dedup/rejected/part-00000.parquet   dropped documents: exact_duplicate, near_duplicate, with the kept url in
+                                        `detail`; …_earlier if a document of a previous crawl is kept instead
     dedup/sketch/part-00000.parquet     number, id, url, length, content hash and band hashes of each document
     dedup/pairs/part-00000.parquet      every candidate pair with its exact Jaccard, accepted or not
-    dedup/clusters/part-00000.parquet   cluster, member, what became of it, what was kept instead
-    dedup/dropped/part-00000.parquet    the dropped documents by number
+    dedup/clusters/part-00000.parquet   cluster, member, reason of its drop, document that was kept instead
+    dedup/dropped/part-00000.parquet    dropped documents by number
 
-A later crawl can be compared with what stays here (`dedup.earlier`): by the sketches, `dropped` and the texts.
+A later crawl can be compared with the kept documents (`dedup.previous`) by the sketches, `dropped` and the texts.
 
-Sources: Broder 1997 (MinHash), Leskovec et al., Mining of Massive Datasets, ch. 3 (banding); the stages follow
-marin's and datatrove's, with the verification moved before the clustering.
+Sources: Broder 1997 (MinHash); Leskovec et al., Mining of Massive Datasets, ch. 3 (banding). The stages follow marin
+and datatrove, with the verification moved before the clustering.
 """
-
-from tasks.dedup.audit import Cluster, Member, largest_clusters
-from tasks.dedup.settings import DedupSettings
-from tasks.dedup.step import check_earlier, dedup
-
-__all__ = ["Cluster", "DedupSettings", "Member", "check_earlier", "dedup", "largest_clusters"]

@@ -1,6 +1,6 @@
-"""Verified pairs and exact copies -> clusters, and which member of each stays.
+"""Clusters of verified pairs and exact copies, and the choice of the kept members.
 
-One batch does it for all documents, but only those that repeat another are in memory: some 250 bytes each.
+One batch processes all documents, but only those with a duplicate are in memory: some 250 bytes each.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.dedup.groups import Group, Numbers, by_rank, first_earlier, group_of, look_up, write_numbers
-from tasks.shards import read_table, write_table
-from tasks.steps import Outcome
-from tasks.storage import Folder
+from tasks.core.shards import read_table, write_table
+from tasks.core.step import Outcome
+from tasks.core.storage import Folder
+from tasks.dedup.document_index import Group, Numbers, by_rank, first_previous, group_of, look_up, write_numbers
 
 CLUSTER = pa.schema(
     [
@@ -23,11 +23,11 @@ CLUSTER = pa.schema(
         ("id", pa.string()),
         ("url", pa.string()),
         ("number", pa.int64()),  # shard << 32 | row
-        ("earlier", pa.int32()),  # which of `earlier` it is from; null: from this crawl
-        ("reason", pa.string()),  # exact_duplicate, near_duplicate, …_earlier; null: it stays
+        ("earlier", pa.int32()),  # index of its run in `dedup.previous`; null: document of this crawl
+        ("reason", pa.string()),  # exact_duplicate, near_duplicate, …_earlier; null: it is kept
         ("kept_id", pa.string()),
         ("kept_url", pa.string()),
-        ("jaccard", pa.float64()),  # exact, with the kept one; null: not compared (policy `connected`)
+        ("jaccard", pa.float64()),  # exact, to the kept one; null: not compared (policy `connected`)
     ]
 )
 REASONS = ("exact_duplicate", "near_duplicate", "exact_duplicate_earlier", "near_duplicate_earlier")
@@ -36,33 +36,33 @@ Policy = Literal["greedy", "connected"]
 
 
 class Edges(NamedTuple):
-    """Verified pairs of documents, each given by rank: `better < worse`."""
+    """Verified pairs of documents, given by rank: `better < worse`."""
 
     better: Numbers
     worse: Numbers
     jaccard: npt.NDArray[np.float64]
 
 
-class Kept(NamedTuple):
-    """What is kept in the place of each document, by rank."""
+class Survivors(NamedTuple):
+    """Document kept instead of each document, by rank."""
 
-    places: Numbers
-    """The document's own rank where it stays."""
+    kept: Numbers
+    """[documents] rank of the kept document; the document's own rank if it is kept."""
     jaccard: npt.NDArray[np.float64]
-    """nan where the two were never compared."""
+    """[documents] similarity to the kept document; nan if the two were not compared."""
 
 
-def keepers(edges: Edges, components: Numbers, policy: Policy, fixed: int = 0) -> Kept:
-    """For each document, by rank, the one that is kept in its place.
+def choose_survivors(edges: Edges, components: Numbers, policy: Policy, fixed: int = 0) -> Survivors:
+    """Choose the document that is kept instead of each document.
 
-    `greedy` goes through the documents from the best rank down and drops one if it is verified against a kept one:
-    the most similar, then the best-ranked of these. `connected` keeps the best-ranked member of each component.
+    `greedy` visits the documents from the best rank down and drops one if it is verified against a kept one: the most
+    similar, then the best-ranked of these. `connected` keeps the best-ranked member of each component.
 
     Args:
-        edges: the verified pairs.
-        components: [documents] the component of each.
-        policy: which.
-        fixed: so many of the best-ranked documents stay in any case; there is no edge between two of them.
+        edges: verified pairs.
+        components: [documents] component of each document.
+        policy: `greedy` or `connected`.
+        fixed: number of best-ranked documents that are always kept; no edge connects two of them.
     """
     count = len(components)
     order = np.lexsort((edges.better, edges.worse))
@@ -70,19 +70,19 @@ def keepers(edges: Edges, components: Numbers, policy: Policy, fixed: int = 0) -
     if policy == "greedy":
         from tasks.dedup import kernels
 
-        return Kept(*kernels.greedy(count, worse, better, jaccard))
+        return Survivors(*kernels.greedy(count, worse, better, jaccard))
     _, first, inverse = np.unique(components, return_index=True, return_inverse=True)
     kept = first[inverse]
     kept[:fixed] = np.arange(fixed)
     similarity = np.where(kept == np.arange(count), 1.0, np.nan)
     compared = better == kept[worse]
     similarity[worse[compared]] = jaccard[compared]
-    return Kept(kept, similarity)
+    return Survivors(kept, similarity)
 
 
 def components_of(count: int, one: Numbers, other: Numbers) -> Numbers:
-    """Number of the connected component of each of `count` documents."""
-    # Imported here: 0.1 s, which every command of the flows would take before its first step.
+    """Number of the connected component of each of `count` documents, by the edges `one`-`other`."""
+    # Imported here: it takes 0.1 s, which would delay the start of every command of the flows.
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -95,8 +95,8 @@ def find_clusters(
 ) -> Outcome:
     """Cluster all verified duplicates.
 
-    Writes `clusters/part-00000.parquet`, a row for each member, best rank first, and `dropped/part-00000.parquet`, a
-    row for each document that goes, ascending by number.
+    Writes `clusters/part-00000.parquet`, a row per member in order of rank, and `dropped/part-00000.parquet`, a row per
+    dropped document in ascending order of number.
     """
     copies = pa.concat_tables([read_table(folder, part) for part in exact])
     near = pa.concat_tables([_accepted(folder, part) for part in pairs])
@@ -110,28 +110,30 @@ def find_clusters(
     rank[order] = np.arange(len(numbers))
     dropped, kept, first, second = (rank[np.searchsorted(numbers, column.to_numpy())] for column in ends)
     components = components_of(len(numbers), np.append(first, dropped), np.append(second, kept))
-    early = numbers[order] >= first_earlier(groups)
-    chosen = keepers(Edges(first, second, near["jaccard"].to_numpy()), components, policy, int(early.sum()))
-    fate = np.arange(len(numbers))
-    fate[dropped] = kept  # a copy fares as the document that it repeats
-    places, similarity = chosen.places[fate], chosen.jaccard[fate]
-    stays = places == np.arange(len(numbers))
-    nearly = np.ones(len(numbers), dtype=np.int64)
-    nearly[dropped[places[dropped] == kept]] = 0
-    _, head = np.unique(components, return_index=True)
+    is_previous = numbers[order] >= first_previous(groups)
+    chosen = choose_survivors(
+        Edges(first, second, near["jaccard"].to_numpy()), components, policy, int(is_previous.sum())
+    )
+    source = np.arange(len(numbers))
+    source[dropped] = kept  # an exact copy shares the result of the document that it repeats
+    survivors, similarity = chosen.kept[source], chosen.jaccard[source]
+    is_kept = survivors == np.arange(len(numbers))
+    is_near = np.ones(len(numbers), dtype=np.int64)
+    is_near[dropped[survivors[dropped] == kept]] = 0
+    _, best = np.unique(components, return_index=True)
     documents, numbers, where = documents.take(order).combine_chunks(), numbers[order], group_of(groups, numbers[order])
-    earlier = np.array([-1 if group.earlier is None else group.earlier for group in groups])[where]
+    previous = np.array([-1 if group.previous is None else group.previous for group in groups])[where]
     ids, urls = documents["id"], documents["url"]
     table = pa.table(
         {
-            "cluster": ids.take(pa.array(head[components])),
+            "cluster": ids.take(pa.array(best[components])),
             "id": ids,
             "url": urls,
             "number": numbers,
-            "earlier": pa.array(earlier, pa.int32(), mask=earlier < 0),
-            "reason": pa.array(REASONS).take(pa.array(nearly + 2 * early[places], mask=stays)),
-            "kept_id": ids.take(pa.array(places)),
-            "kept_url": urls.take(pa.array(places)),
+            "earlier": pa.array(previous, pa.int32(), mask=previous < 0),
+            "reason": pa.array(REASONS).take(pa.array(is_near + 2 * is_previous[survivors], mask=is_kept)),
+            "kept_id": ids.take(pa.array(survivors)),
+            "kept_url": urls.take(pa.array(survivors)),
             "jaccard": pa.array(similarity, mask=np.isnan(similarity)),
         },
         schema=CLUSTER,
@@ -140,14 +142,14 @@ def find_clusters(
         pa.table({"cluster": table["cluster"], "rank": np.arange(len(table))}),
         sort_keys=[("cluster", "ascending"), ("rank", "ascending")],
     )
-    return _write(folder, table.take(by_cluster), len(head))
+    return _write(folder, table.take(by_cluster), len(best))
 
 
 def _write(folder: Folder, table: pa.Table, clusters: int) -> Outcome:
-    gone = table.filter(table["reason"].is_valid()).select(DROPPED).sort_by("number")
+    dropped_rows = table.filter(table["reason"].is_valid()).select(DROPPED).sort_by("number")
     records = (
         write_table(folder, "clusters/part-00000.parquet", table),
-        write_numbers(folder, "dropped/part-00000.parquet", gone),
+        write_numbers(folder, "dropped/part-00000.parquet", dropped_rows),
     )
     return Outcome(outputs=records, facts={"clusters": clusters})
 

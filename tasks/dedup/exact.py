@@ -1,26 +1,26 @@
-"""Documents of equal content: all but the best-ranked copy go before anything else is compared."""
+"""Exact duplicates: all but the best-ranked copy are dropped before the near-duplicate stages."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from tasks.dedup.groups import Group, Numbers, by_rank, first_earlier, look_up, read_sketch, write_numbers
+from tasks.core.step import Outcome
+from tasks.core.storage import Folder
+from tasks.dedup.document_index import Group, Numbers, by_rank, first_previous, look_up, read_sketch, write_numbers
 from tasks.dedup.shingles import Hashes
-from tasks.steps import Outcome
-from tasks.storage import Folder
 
 EXACT = pa.schema([("dropped", pa.int64()), ("kept", pa.int64())])
 
 
 def in_part(keys: Hashes, part: int, parts: int) -> np.ndarray:
-    """Which keys fall into one of `parts` equal ranges; a power of two."""
+    """Mask of the keys in one of `parts` equal ranges; `parts` is a power of two."""
     bits = parts.bit_length() - 1
     return keys >> np.uint64(64 - bits) == np.uint64(part) if bits else np.ones(len(keys), dtype=bool)
 
 
 def run_starts(*ordered: np.ndarray) -> Numbers:
-    """Where runs of equal keys begin in sorted keys, and the end."""
+    """[runs + 1] start of each run of equal keys in sorted keys, and the end."""
     if not len(ordered[0]):
         return np.zeros(1, dtype=np.int64)
     new = np.zeros(len(ordered[0]), dtype=bool)
@@ -31,9 +31,10 @@ def run_starts(*ordered: np.ndarray) -> Numbers:
 
 
 def find_exact(folder: Folder, name: str, part: int, parts: int, groups: Sequence[Group]) -> Outcome:
-    """Lead each repetition to the best-ranked copy, for one range of content hashes.
+    """Map exact duplicates to their best-ranked copy, for one range of content hashes.
 
-    Writes `exact/part-NNNNN.parquet`, ascending by the dropped number; documents of earlier crawls are not dropped.
+    Writes `exact/part-NNNNN.parquet` in ascending order of the dropped number; documents of previous crawls are not
+    dropped.
     """
     found = [_contents(folder, group, part, parts) for group in groups]
     numbers = np.concatenate([numbers for numbers, _ in found])
@@ -53,14 +54,14 @@ def find_exact(folder: Folder, name: str, part: int, parts: int, groups: Sequenc
         first = np.flatnonzero(np.append(True, run[1:] != run[:-1]))
         best = np.minimum.reduceat(own, first)
         kept = ascending[ranked[np.repeat(best, np.diff(np.append(first, len(members))))]]
-    goes = np.flatnonzero((members != kept) & (members < first_earlier(groups)))
-    goes = goes[np.argsort(members[goes])]
-    table = pa.table({"dropped": members[goes], "kept": kept[goes]}, schema=EXACT)
+    dropped = np.flatnonzero((members != kept) & (members < first_previous(groups)))
+    dropped = dropped[np.argsort(members[dropped])]
+    table = pa.table({"dropped": members[dropped], "kept": kept[dropped]}, schema=EXACT)
     return Outcome(outputs=(write_numbers(folder, f"exact/part-{part:05d}.parquet", table),))
 
 
 def _contents(folder: Folder, group: Group, part: int, parts: int) -> tuple[Numbers, Hashes]:
-    """Numbers and content hashes [documents, 2] of a group's documents in one range."""
+    """Numbers, and content hashes [documents, 2], of the documents of a group in one range."""
     numbers, table = read_sketch(folder, group, ["content"])
     chunks = [chunk for chunk in table["content"].chunks if len(chunk)]
     pieces = [

@@ -1,7 +1,7 @@
-"""The loops of the sketch and the verification, compiled by numba; `plain.py` says the same in plain Python.
+"""Loops of the sketch and the verification, compiled by numba; `reference.py` has the same in plain Python.
 
-Texts come as Arrow holds them: the UTF-8 bytes of a whole column in a row, and where each text begins. Arithmetic is
-modulo 2^64 and 2^32. Only functions that need a kernel import this module (see `tasks/compiled.py`).
+Texts have the layout of Arrow: the concatenated UTF-8 bytes of a column, and the offset of each text. Arithmetic is
+modulo 2^64 and 2^32. Only functions that need a kernel import this module (see `tasks/core/numba_utils.py`).
 """
 
 from typing import Any
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.compiled import compiled, decode, fmix64
-from tasks.dedup.alphabet import KNOWN, SPACE, WORD
+from tasks.core.numba_utils import compiled, decode, fmix64
+from tasks.dedup.unicode_tables import KNOWN, SPACE, WORD
 
 Bytes = npt.NDArray[np.uint8]
-Places = npt.NDArray[np.int64]
+Offsets = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 Signatures = npt.NDArray[np.uint32]
 
@@ -33,48 +33,53 @@ def fmix32(number: Any) -> Any:
 
 
 @compiled
-def survey(data: Any, offsets: Any, kinds: Any, starts: Any) -> Any:
-    """Bytes of each text once folded, before its spaces are joined; -1 where the table does not know it all."""
+def folded_sizes(data: Any, offsets: Any, kinds: Any, starts: Any) -> Any:
+    """Bytes of each folded text before its spaces are joined; -1 if the table lacks one of its characters."""
     sizes = np.empty(len(offsets) - 1, dtype=np.int64)
     for text in range(len(sizes)):
-        place, end, size = offsets[text], offsets[text + 1], 0
-        while place < end:
-            if data[place] < 0x80:
-                place += 1
+        position, end, size = offsets[text], offsets[text + 1], 0
+        while position < end:
+            if data[position] < 0x80:
+                position += 1
                 size += 1
                 continue
-            code, width = decode(data, place)
+            code, width = decode(data, position)
             if not kinds[code] & KNOWN:
                 size = -1
                 break
             size += starts[code + 1] - starts[code]
-            place += width
+            position += width
         sizes[text] = size
     return sizes
 
 
 @compiled
-def fold(data: Any, offsets: Any, folded: Any, kinds: Any, starts: Any, forms: Any, room: Any) -> Any:
-    """Fold texts and join their white space to single spaces: `" ".join(normalise(text).split())`.
+def fold(data: Any, offsets: Any, folded: Any, kinds: Any, starts: Any, forms: Any, capacity: Any) -> Any:
+    """Fold texts and collapse their white space: `" ".join(normalise(text).split())`.
 
     Args:
-        folded: [texts] whether a text is folded already, so that only its spaces are joined.
-        room: bytes that suffice for the result.
+        data: [bytes] UTF-8 of all texts.
+        offsets: [texts + 1] start of each text, and the end.
+        folded: [texts] True if a text is folded already, so that only its spaces are joined.
+        kinds: `Tables.kinds`.
+        starts: `Tables.starts`.
+        forms: `Tables.forms`.
+        capacity: upper bound of the bytes of the result.
 
     Returns:
-        bytes, and where each text begins in them [texts + 1].
+        UTF-8 of the folded texts, and the start of each text in it [texts + 1].
     """
-    out = np.empty(room, dtype=np.uint8)
+    out = np.empty(capacity, dtype=np.uint8)
     ends = np.empty(len(offsets), dtype=np.int64)
     ends[0] = 0
     size = 0
     for text in range(len(offsets) - 1):
-        place, end, begin = offsets[text], offsets[text + 1], size
-        space = False  # white space was seen since the last byte written
-        while place < end:
-            byte = data[place]
+        position, end, begin = offsets[text], offsets[text + 1], size
+        space = False  # there was white space since the last byte written
+        while position < end:
+            byte = data[position]
             if byte < 0x80:
-                place += 1
+                position += 1
                 if kinds[byte] & SPACE:
                     space = True
                     continue
@@ -87,7 +92,7 @@ def fold(data: Any, offsets: Any, folded: Any, kinds: Any, starts: Any, forms: A
                 out[size] = byte
                 size += 1
                 continue
-            code, width = decode(data, place)
+            code, width = decode(data, position)
             if kinds[code] & SPACE:
                 space = True
             elif folded[text]:
@@ -96,7 +101,7 @@ def fold(data: Any, offsets: Any, folded: Any, kinds: Any, starts: Any, forms: A
                     size += 1
                 space = False
                 for step in range(width):
-                    out[size] = data[place + step]
+                    out[size] = data[position + step]
                     size += 1
             else:
                 for at in range(starts[code], starts[code + 1]):
@@ -109,35 +114,43 @@ def fold(data: Any, offsets: Any, folded: Any, kinds: Any, starts: Any, forms: A
                     space = False
                     out[size] = forms[at]
                     size += 1
-            place += width
+            position += width
         ends[text + 1] = size
     return out[:size], ends
 
 
 @compiled
 def units_of(data: Any, begin: Any, end: Any, words: Any, limit: Any, kinds: Any, out: Any) -> Any:
-    """Hash the words (runs of `\\w`) or characters of one text into `out`; how many there are.
+    r"""Hash the words (runs of `\w`) or characters of one text.
 
     Args:
-        words: words, or else characters.
-        limit: characters of the text that are read at most.
+        data: [bytes] UTF-8 of all texts.
+        begin: start of the text.
+        end: end of the text.
+        words: True: words; False: characters.
+        limit: maximum characters of the text that are read.
+        kinds: `Tables.kinds`.
+        out: uint64, output: hash of each unit.
+
+    Returns:
+        Number of units.
     """
-    count, place, characters = 0, begin, 0
+    count, position, characters = 0, begin, 0
     if not words:
-        while place < end and characters < limit:
-            code, width = decode(data, place)
+        while position < end and characters < limit:
+            code, width = decode(data, position)
             out[count] = fmix64(np.uint64(code) + MULTIPLIER)
             count += 1
-            place += width
+            position += width
             characters += 1
         return count
     total, piece, length = np.uint64(0), np.uint64(0), np.uint64(0)
-    while place < end and characters < limit:
-        code, width = decode(data, place)
+    while position < end and characters < limit:
+        code, width = decode(data, position)
         characters += 1
         if kinds[code] & WORD:
             for step in range(width):  # eight bytes at a time
-                piece = piece << U8 | np.uint64(data[place + step])
+                piece = piece << U8 | np.uint64(data[position + step])
                 length += np.uint64(1)
                 if not length & np.uint64(7):
                     total = (total ^ piece) * MULTIPLIER
@@ -147,7 +160,7 @@ def units_of(data: Any, begin: Any, end: Any, words: Any, limit: Any, kinds: Any
             out[count] = fmix64((total ^ piece) * MULTIPLIER + length)
             count += 1
             total, piece, length = np.uint64(0), np.uint64(0), np.uint64(0)
-        place += width
+        position += width
     if length:
         out[count] = fmix64((total ^ piece) * MULTIPLIER + length)
         count += 1
@@ -155,36 +168,36 @@ def units_of(data: Any, begin: Any, end: Any, words: Any, limit: Any, kinds: Any
 
 
 @compiled
-def ngram_at(units: Any, place: Any, ngram: Any) -> Any:
-    """Hash of the n-gram that begins at a unit: a polynomial of the units' hashes, finished with fmix64."""
-    total = units[place]
+def ngram_at(units: Any, position: Any, ngram: Any) -> Any:
+    """Hash of the n-gram that begins at a unit: a polynomial of the hashes of the units, finished with fmix64."""
+    total = units[position]
     for step in range(1, ngram):
-        total = total * MULTIPLIER + units[place + step]
+        total = total * MULTIPLIER + units[position + step]
     return fmix64(total)
 
 
 @compiled
 def sign(hashes: Any, begin: Any, end: Any, a: Any, b: Any, signature: Any) -> None:
-    """Let 32-bit shingle hashes into a signature: four at a time, 3 ns each for 128 permutations; singly 17 ns."""
-    place = begin
-    while place + 4 <= end:
-        one, two = fmix32(hashes[place]), fmix32(hashes[place + 1])
-        three, four = fmix32(hashes[place + 2]), fmix32(hashes[place + 3])
+    """Update a signature with 32-bit shingle hashes: four at a time, 3 ns each for 128 permutations (17 ns singly)."""
+    position = begin
+    while position + 4 <= end:
+        one, two = fmix32(hashes[position]), fmix32(hashes[position + 1])
+        three, four = fmix32(hashes[position + 2]), fmix32(hashes[position + 3])
         for row in range(len(a)):
             left = min(np.uint32(a[row] * one + b[row]), np.uint32(a[row] * two + b[row]))
             right = min(np.uint32(a[row] * three + b[row]), np.uint32(a[row] * four + b[row]))
             signature[row] = min(signature[row], min(left, right))
-        place += 4
-    while place < end:
-        one = fmix32(hashes[place])
+        position += 4
+    while position < end:
+        one = fmix32(hashes[position])
         for row in range(len(a)):
             signature[row] = min(signature[row], np.uint32(a[row] * one + b[row]))
-        place += 1
+        position += 1
 
 
 @compiled
 def sign_texts(data: Any, offsets: Any, words: Any, ngram: Any, limit: Any, kinds: Any, a: Any, b: Any) -> Any:
-    """Signatures [texts, permutations], and the units of each text [texts]; fewer than `ngram` leave all ones."""
+    """Signatures [texts, permutations], all ones below `ngram` units, and number of units of each text [texts]."""
     signatures = np.full((len(offsets) - 1, len(a)), HIGH, dtype=np.uint32)
     counts = np.empty(len(offsets) - 1, dtype=np.int64)
     longest = 0
@@ -195,15 +208,15 @@ def sign_texts(data: Any, offsets: Any, words: Any, ngram: Any, limit: Any, kind
     for text in range(len(counts)):
         count = units_of(data, offsets[text], offsets[text + 1], words, limit, kinds, units)
         counts[text] = count
-        for place in range(count - ngram + 1):
-            shingles[place] = np.uint32(ngram_at(units, place, ngram))
+        for position in range(count - ngram + 1):
+            shingles[position] = np.uint32(ngram_at(units, position, ngram))
         sign(shingles, 0, count - ngram + 1, a, b, signatures[text])
     return signatures, counts
 
 
 @compiled
 def sign_hashes(hashes: Any, starts: Any, a: Any, b: Any) -> Any:
-    """Signatures [documents, permutations] of 32-bit shingle hashes in a row; `starts` has the end too."""
+    """Signatures [documents, permutations] of concatenated 32-bit shingle hashes; `starts` is [documents + 1]."""
     signatures = np.full((len(starts) - 1, len(a)), HIGH, dtype=np.uint32)
     for text in range(len(starts) - 1):
         sign(hashes, starts[text], starts[text + 1], a, b, signatures[text])
@@ -212,7 +225,7 @@ def sign_hashes(hashes: Any, starts: Any, a: Any, b: Any) -> Any:
 
 @compiled
 def band_hashes(signatures: Any, bands: Any, rows: Any) -> Any:
-    """[bands, documents] one 64-bit hash for the `rows` values of each band."""
+    """64-bit hash [bands, documents] of the `rows` values of each band."""
     hashes = np.empty((bands, len(signatures)), dtype=np.uint64)
     for text in range(len(signatures)):
         for band in range(bands):
@@ -225,7 +238,7 @@ def band_hashes(signatures: Any, bands: Any, rows: Any) -> Any:
 
 @compiled
 def shingle_texts(data: Any, offsets: Any, words: Any, ngram: Any, kinds: Any) -> Any:
-    """Shingle hashes of each text in order, repeated ones included, and where each text's begin [texts + 1]."""
+    """Concatenated shingle hashes of the texts, including repeated ones, and the start of each text [texts + 1]."""
     shingles = np.empty(len(data), dtype=np.uint64)
     starts = np.empty(len(offsets), dtype=np.int64)
     starts[0] = 0
@@ -236,8 +249,8 @@ def shingle_texts(data: Any, offsets: Any, words: Any, ngram: Any, kinds: Any) -
     size = 0
     for text in range(len(offsets) - 1):
         count = units_of(data, offsets[text], offsets[text + 1], words, longest, kinds, units)
-        for place in range(count - ngram + 1):
-            shingles[size] = ngram_at(units, place, ngram)
+        for position in range(count - ngram + 1):
+            shingles[size] = ngram_at(units, position, ngram)
             size += 1
         starts[text + 1] = size
     return shingles[:size], starts
@@ -245,15 +258,15 @@ def shingle_texts(data: Any, offsets: Any, words: Any, ngram: Any, kinds: Any) -
 
 @compiled
 def distinct(shingles: Any, starts: Any) -> Any:
-    """Each text's sorted shingles without repetitions, in a row, and where each text's begin."""
+    """Concatenated sorted shingles of each text without repetitions, and the start of each text [texts + 1]."""
     out = np.empty(len(shingles), dtype=np.uint64)
     ends = np.empty(len(starts), dtype=np.int64)
     ends[0] = 0
     size = 0
     for text in range(len(starts) - 1):
-        for place in range(starts[text], starts[text + 1]):
-            if place == starts[text] or shingles[place] != shingles[place - 1]:
-                out[size] = shingles[place]
+        for position in range(starts[text], starts[text + 1]):
+            if position == starts[text] or shingles[position] != shingles[position - 1]:
+                out[size] = shingles[position]
                 size += 1
         ends[text + 1] = size
     return out[:size], ends
@@ -261,7 +274,7 @@ def distinct(shingles: Any, starts: Any) -> Any:
 
 @compiled
 def common(one: Any, one_starts: Any, other: Any, other_starts: Any, firsts: Any, seconds: Any) -> Any:
-    """How many members two sorted sets share, for each pair of places (`firsts` in `one`, `seconds` in `other`)."""
+    """Number of common members of sorted sets, for each pair of indices (`firsts` in `one`, `seconds` in `other`)."""
     counts = np.empty(len(firsts), dtype=np.int64)
     for pair in range(len(firsts)):
         i, i_end = one_starts[firsts[pair]], one_starts[firsts[pair] + 1]
@@ -278,13 +291,16 @@ def common(one: Any, one_starts: Any, other: Any, other_starts: Any, firsts: Any
 
 @compiled
 def greedy(count: Any, worse: Any, better: Any, jaccard: Any) -> Any:
-    """Who is kept in each document's place, and their Jaccard; see `clusters.keepers`.
+    """Policy `greedy` of `clusters.choose_survivors`.
 
     Args:
-        count: documents, numbered by rank.
-        worse: [edges] ascending.
-        better: [edges] ascending among edges of the same `worse`.
-        jaccard: [edges]
+        count: number of documents; they are numbered by rank.
+        worse: [edges] worse-ranked document, ascending.
+        better: [edges] better-ranked document, ascending among edges of the same `worse`.
+        jaccard: [edges] similarity.
+
+    Returns:
+        Document kept instead of each document [count], and their similarity [count].
     """
     kept = np.arange(count)
     similarity = np.ones(count, dtype=np.float64)

@@ -1,22 +1,31 @@
-"""Which documents may be near duplicates: those that have a band in common."""
+"""Locality-sensitive hashing: candidate pairs of documents with a common band."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
+from tasks.core.shards import read_table
+from tasks.core.step import Outcome
+from tasks.core.storage import Folder
+from tasks.dedup.document_index import (
+    Group,
+    Numbers,
+    by_rank,
+    first_previous,
+    isin_sorted,
+    look_up,
+    read_sketch,
+    write_numbers,
+)
 from tasks.dedup.exact import in_part, run_starts
-from tasks.dedup.groups import Group, Numbers, by_rank, first_earlier, look_up, member, read_sketch, write_numbers
-from tasks.dedup.sketch import band_name
-from tasks.shards import read_table
-from tasks.steps import Outcome
-from tasks.storage import Folder
+from tasks.dedup.minhash import band_name
 
 CANDIDATE = pa.schema([("first", pa.int64()), ("second", pa.int64())])
-MOST_PAIRS = 1 << 20  # of one bucket
+MAX_PAIRS = 1 << 20  # per bucket
 
 Pairs = np.ndarray
-"""[pairs, 2] numbers of documents."""
+"""[pairs, 2] document numbers."""
 
 
 def find_candidates(
@@ -28,17 +37,19 @@ def find_candidates(
     exact: Sequence[str],
     pivots: int,
 ) -> Outcome:
-    """Pair documents that share one band, for one range of its hashes.
+    """Pair the documents with equal hashes of one band, for one range of hashes.
 
-    Writes `candidates/band-NN-NNNNN.parquet`: each pair in both directions, ascending, so that a reader who wants the
-    partners of some documents finds them in a row. Pairs of two documents of earlier crawls are left out.
+    Writes `candidates/band-NN-NNNNN.parquet`: each pair in both directions, in ascending order, so that the partners of
+    a document are consecutive rows. Pairs of two documents of previous crawls are omitted.
     """
     band, part = item
     found = [_band(folder, group, band, part, parts) for group in groups]
     numbers = np.concatenate([numbers for numbers, _ in found])
     keys = np.concatenate([keys for _, keys in found])
-    gone = np.sort(np.concatenate([read_table(folder, copies, ["dropped"])["dropped"].to_numpy() for copies in exact]))
-    usable = ~member(numbers, gone)
+    dropped = np.sort(
+        np.concatenate([read_table(folder, copies, ["dropped"])["dropped"].to_numpy() for copies in exact])
+    )
+    usable = ~isin_sorted(numbers, dropped)
     numbers, keys = numbers[usable], keys[usable]
     order = np.lexsort((numbers, keys))
     starts = run_starts(keys[order])
@@ -51,7 +62,7 @@ def find_candidates(
         rank[ranked] = np.arange(len(members))
         pairs += [pair_with_pivots(b[np.argsort(rank[np.searchsorted(members, b)])], pivots) for b in hot]
     both = np.concatenate(pairs)
-    both = both[(both < first_earlier(groups)).any(axis=1)]
+    both = both[(both < first_previous(groups)).any(axis=1)]
     both = distinct_pairs(np.concatenate([both, both[:, ::-1]]))
     table = pa.table({"first": both[:, 0], "second": both[:, 1]}, schema=CANDIDATE)
     record = write_numbers(folder, f"candidates/band-{band:02d}-{part:05d}.parquet", table)
@@ -59,18 +70,18 @@ def find_candidates(
 
 
 def distinct_pairs(pairs: Pairs) -> Pairs:
-    """Pairs in order, each once."""
+    """Distinct pairs in ascending order."""
     ordered = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
     return ordered[run_starts(ordered[:, 0], ordered[:, 1])[:-1]]
 
 
 def pair_up_all(numbers: Numbers, starts: Numbers, pivots: int) -> tuple[Pairs, list[Numbers]]:
-    """All pairs of each bucket of up to `pivots + 1` documents, and the larger buckets as they are.
+    """All pairs of each bucket of up to `pivots + 1` documents, and the members of the larger buckets.
 
     Args:
-        numbers: of the documents, bucket by bucket.
-        starts: where each bucket begins, and the end.
-        pivots: see `DedupSettings`.
+        numbers: [documents] document numbers, bucket by bucket.
+        starts: [buckets + 1] start of each bucket, and the end.
+        pivots: `DedupSettings.bucket_pivots`.
     """
     sizes = np.diff(starts)
     pairs = [np.empty((0, 2), dtype=np.int64)]
@@ -78,23 +89,23 @@ def pair_up_all(numbers: Numbers, starts: Numbers, pivots: int) -> tuple[Pairs, 
         buckets = numbers[starts[:-1][sizes == size][:, None] + np.arange(size)]
         one, other = np.triu_indices(size, 1)
         pairs.append(np.stack([buckets[:, one].ravel(), buckets[:, other].ravel()], axis=1))
-    hot = [numbers[starts[place] : starts[place + 1]] for place in np.flatnonzero(sizes > pivots + 1)]
+    hot = [numbers[starts[bucket] : starts[bucket + 1]] for bucket in np.flatnonzero(sizes > pivots + 1)]
     return np.concatenate(pairs), hot
 
 
 def pair_with_pivots(ranked: Numbers, pivots: int) -> Pairs:
-    """The pairs of a large bucket, best rank first, with at least one of its best members: linear in its size."""
-    few = max(1, min(pivots, MOST_PAIRS // len(ranked)))
+    """Pairs of a large bucket, in order of rank, with at least one of its best members: linear in its size."""
+    few = max(1, min(pivots, MAX_PAIRS // len(ranked)))
     return np.concatenate(
         [np.stack([np.full(len(ranked) - p - 1, ranked[p]), ranked[p + 1 :]], axis=1) for p in range(few)]
     )
 
 
 def _band(folder: Folder, group: Group, band: int, part: int, parts: int) -> tuple[Numbers, np.ndarray]:
-    """Numbers and hashes of one band, of a group's documents that have it and lie in the range."""
+    """Numbers and hashes of one band, for the documents of a group in one range; short documents have no bands."""
     numbers, table = read_sketch(folder, group, [band_name(band)])
     column = table[band_name(band)]
-    there = np.asarray(column.is_valid())
+    present = np.asarray(column.is_valid())
     keys = column.fill_null(0).to_numpy()
-    inside = there & in_part(keys, part, parts)
+    inside = present & in_part(keys, part, parts)
     return numbers[inside], keys[inside]

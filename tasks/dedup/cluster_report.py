@@ -1,4 +1,4 @@
-"""What a reader of the report asks of a finished deduplication: which clusters are the largest, and what was kept."""
+"""Largest clusters of a finished deduplication, for the report."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,53 +7,53 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.shards import EXCERPT, read_table
-from tasks.steps import Manifest
-from tasks.storage import Folder
+from tasks.core.shards import EXCERPT, read_table
+from tasks.core.step import Manifest
+from tasks.core.storage import Folder
 
 
 @dataclass(frozen=True)
-class Member:
-    """A document of a cluster."""
+class ClusterMember:
+    """Document of a cluster."""
 
     id: str
     url: str
     reason: str | None
-    """Why it was dropped; None: it stays."""
+    """Reason code of its drop; None: it is kept."""
     kept_id: str
-    """What was kept in its place; its own id where it stays."""
+    """Id of the document kept instead; its own id if it is kept."""
     kept_url: str
     jaccard: float | None
-    """Exact, with the kept one; None where the two were not compared (policy `connected`)."""
+    """Exact similarity to the kept document; None if the two were not compared (policy `connected`)."""
     excerpt: str
-    """The first 300 characters of its text; empty for a document of an earlier crawl."""
+    """First 300 characters of its text; empty for a document of a previous crawl."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Documents that repeat one another."""
+    """Cluster of duplicates."""
 
     id: str
     """Id of the best-ranked member."""
     size: int
-    """Members, also those that are not given here."""
-    members: tuple[Member, ...]
-    """The first ones by rank."""
+    """Number of all members, including those omitted from `members`."""
+    members: tuple[ClusterMember, ...]
+    """Best-ranked members."""
 
     @property
-    def kept(self) -> tuple[Member, ...]:
-        """The given members that stay: one, or several that are too unlike each other (policy `greedy`)."""
+    def kept(self) -> tuple[ClusterMember, ...]:
+        """Kept members among those listed: one, or several that are not similar to each other (policy `greedy`)."""
         return tuple(member for member in self.members if member.reason is None)
 
 
 def largest_clusters(folder: Folder, manifest: Manifest, count: int = 10, members: int = 5) -> list[Cluster]:
-    """The largest clusters, largest first; of equal size the lower id first.
+    """Read the largest clusters, in descending order of size, then ascending order of id.
 
     Args:
-        folder: the step's folder, `root / manifest.folder`.
-        manifest: of the deduplication.
-        count: clusters at most.
-        members: members of each at most; their excerpts are read from the shards they lie in.
+        folder: folder of the step, `root / manifest.folder`.
+        manifest: manifest of the deduplication.
+        count: maximum number of clusters.
+        members: maximum number of members per cluster; their excerpts are read from their shards.
     """
     parts = [record.name for record in manifest.outcome.audit if record.name.startswith("clusters/")]
     if not parts or not count:
@@ -62,7 +62,7 @@ def largest_clusters(folder: Folder, manifest: Manifest, count: int = 10, member
     sizes = pa.Table.from_struct_array(pc.value_counts(names))
     sizes = sizes.sort_by([("counts", "descending"), ("values", "ascending")]).slice(0, count)
     order = sizes["values"].to_pylist()
-    if not order:  # Parquet's filter takes no empty set
+    if not order:  # Parquet filters reject an empty set
         return []
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in order}
     for part in parts:
@@ -77,17 +77,17 @@ def largest_clusters(folder: Folder, manifest: Manifest, count: int = 10, member
     ]
 
 
-def _member(row: dict[str, Any], excerpts: dict[str, str]) -> Member:
+def _member(row: dict[str, Any], excerpts: dict[str, str]) -> ClusterMember:
     names = ("id", "url", "reason", "kept_id", "kept_url", "jaccard")
-    return Member(**{name: row[name] for name in names}, excerpt=excerpts.get(row["id"], ""))
+    return ClusterMember(**{name: row[name] for name in names}, excerpt=excerpts.get(row["id"], ""))
 
 
 def _excerpts(folder: Folder, manifest: Manifest, rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Heads of the texts of these rows of the cluster files, by id; each shard is opened once."""
+    """Beginnings of the texts of these rows of the cluster files, by id; each shard is opened once."""
     wanted: dict[str, list[str]] = {}
     for row in rows:
-        place = f"part-{row['number'] >> 32:05d}.parquet"
-        wanted.setdefault(place if row["reason"] is None else f"rejected/{place}", []).append(row["id"])
+        shard = f"part-{row['number'] >> 32:05d}.parquet"
+        wanted.setdefault(shard if row["reason"] is None else f"rejected/{shard}", []).append(row["id"])
     found: dict[str, str] = {}
     named = {record.name for record in manifest.outcome.files}
     for name, ids in sorted(wanted.items()):

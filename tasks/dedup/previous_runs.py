@@ -1,4 +1,4 @@
-"""Earlier deduplications whose kept documents a new crawl is compared with."""
+"""Previous deduplications, with whose kept documents a new crawl is compared."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,29 +6,29 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from gpt2train.errors import UserError
-from tasks.dedup.groups import Group
+from tasks.core.step import MANIFEST, Manifest, read_manifest
+from tasks.core.storage import Folder
+from tasks.dedup.document_index import Group
 from tasks.dedup.settings import SKETCH, DedupSettings
-from tasks.steps import MANIFEST, Manifest, read_manifest
-from tasks.storage import Folder
 
 
-def open_earlier(settings: DedupSettings, version: int) -> list[tuple[Folder, Manifest]]:
-    """The earlier deduplications that the settings name.
+def open_previous(settings: DedupSettings, version: int) -> list[tuple[Folder, Manifest]]:
+    """Open the previous deduplications of the settings.
 
     Raises:
-        UserError: one is not there, is not whole, or was made with other sketch settings.
+        UserError: one does not exist, is incomplete, or has other sketch settings.
     """
-    return [_open(url, settings, version) for url in settings.earlier]
+    return [_open(url, settings, version) for url in settings.previous]
 
 
-def groups_of(folder: Folder, manifest: Manifest, earlier: int, start: int) -> list[Group]:
-    """The groups of an earlier deduplication, their shards numbered from `start` on."""
+def previous_groups(folder: Folder, manifest: Manifest, previous: int, start: int) -> list[Group]:
+    """Groups of a previous deduplication, with shards numbered from `start` on."""
     names = [record.name for record in manifest.outputs]
     everything = Group(
         documents=folder,
         shards=tuple(names),
         start=start,
-        earlier=earlier,
+        previous=previous,
         sketches=folder,
         dropped=tuple(record.name for record in manifest.outcome.audit if record.name.startswith("dropped/")),
     )
@@ -37,7 +37,7 @@ def groups_of(folder: Folder, manifest: Manifest, earlier: int, start: int) -> l
         if record.name.startswith("sketch/") and record.rows:
             with folder.open(record.name) as file:
                 metadata = pq.read_metadata(file)
-            columns = [metadata.row_group(place).column(0).statistics for place in range(metadata.num_row_groups)]
+            columns = [metadata.row_group(number).column(0).statistics for number in range(metadata.num_row_groups)]
             low, high = min(c.min for c in columns) >> 32, max(c.max for c in columns) >> 32
             shards = everything.shards[low : high + 1]
             groups.append(
@@ -51,20 +51,20 @@ def _open(url: str, settings: DedupSettings, version: int) -> tuple[Folder, Mani
     manifest = read_manifest(folder)
     if manifest is None or manifest.step != "dedup":
         raise UserError(
-            f"dedup.earlier: {url} holds no finished deduplication ({MANIFEST}); give the dedup/ folder of an output"
+            f"dedup.previous: {url} holds no finished deduplication ({MANIFEST}); give the dedup/ folder of an output"
         )
     if manifest.version != version:
         raise UserError(
-            f"dedup.earlier: {url} was made by another version of the deduplication; run that output again first"
+            f"dedup.previous: {url} was made by another version of the deduplication; run that output again first"
         )
-    ours: dict[str, Any] = settings.model_dump(mode="json")
+    own: dict[str, Any] = settings.model_dump(mode="json")
     for name in SKETCH:
-        if manifest.parameters[name] != ours[name]:
+        if manifest.parameters[name] != own[name]:
             raise UserError(
-                f"dedup.earlier: {url} was made with dedup.{name} = {manifest.parameters[name]}, not {ours[name]}; "
-                "sketches can be compared only where these agree"
+                f"dedup.previous: {url} was made with dedup.{name} = {manifest.parameters[name]}, not {own[name]}; "
+                "sketches can be compared only if these are equal"
             )
     for record in (*manifest.outputs, *manifest.outcome.audit):
         if folder.size(record.name) != record.bytes:
-            raise UserError(f"dedup.earlier: {url}/{record.name} is gone or damaged; run that output again first")
+            raise UserError(f"dedup.previous: {url}/{record.name} is missing or damaged; run that output again first")
     return folder, manifest

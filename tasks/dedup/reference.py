@@ -1,32 +1,43 @@
-"""What the kernels compute, said in plain Python: slow, and what the tests hold them against."""
+"""Slow reference of the kernels in plain Python, used by the tests."""
 
+import functools
 import re
 import unicodedata
 from collections.abc import Iterable
 
 MASK64, MASK32 = 2**64 - 1, 2**32 - 1
 MULTIPLIER = 0x9E3779B97F4A7C15
+# Ignored in addition to category Cf (soft hyphens, zero-width spaces, byte order marks): default ignorable code points
+# of Unicode such as variation selectors and Hangul fillers.
+IGNORABLE = "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef"
+
+
+@functools.cache
+def invisible() -> re.Pattern[str]:
+    """Pattern of invisible characters, by the Unicode version of this Python: 0.1 s once per process."""
+    formats = "".join(chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cf")
+    return re.compile(f"[{IGNORABLE}{formats}]+")
 
 
 def normalise(text: str) -> str:
-    """NFKC and casefold: what differs only in case or compatibility forms is the same."""
-    return unicodedata.normalize("NFKC", text).casefold()
+    """NFKC and case folding without invisible characters: texts that differ only in these or in case become equal."""
+    return unicodedata.normalize("NFKC", invisible().sub("", text)).casefold()
 
 
 def folded(text: str) -> str:
-    """The normalised text with its white space joined to single spaces; equal ones are exact duplicates."""
+    """Normalised text with white space collapsed to single spaces; equal ones are exact duplicates."""
     return " ".join(normalise(text).split())
 
 
 def unit_hashes(text: str, words: bool) -> list[int]:
-    """A 64-bit hash for each word (`\\w+`) or character of a text."""
+    r"""64-bit hash of each word (`\w+`) or character of a text."""
     if not words:
         return [fmix64((ord(letter) + MULTIPLIER) & MASK64) for letter in text]
     return [word_hash(word.encode()) for word in re.findall(r"\w+", text)]
 
 
 def word_hash(word: bytes) -> int:
-    """Eight bytes at a time, and the length."""
+    """64-bit hash of a word, computed from eight bytes at a time and the length."""
     total, whole = 0, len(word) // 8 * 8
     for start in range(0, whole, 8):
         total = (total ^ int.from_bytes(word[start : start + 8], "big")) * MULTIPLIER & MASK64
@@ -35,7 +46,7 @@ def word_hash(word: bytes) -> int:
 
 
 def shingle_hashes(text: str, words: bool, ngram: int) -> list[int]:
-    """Hashes of all runs of `ngram` units in order, repeated ones included."""
+    """Hashes of all runs of `ngram` units in order, including repeated ones."""
     units = unit_hashes(text, words)
     result = []
     for start in range(len(units) - ngram + 1):
@@ -47,7 +58,7 @@ def shingle_hashes(text: str, words: bool, ngram: int) -> list[int]:
 
 
 def jaccard(one: Iterable[int], other: Iterable[int]) -> float:
-    """Jaccard similarity of two sets; 0 where both are empty."""
+    """Jaccard similarity of two sets; 0 if both are empty."""
     left, right = set(one), set(other)
     return len(left & right) / len(left | right) if left | right else 0.0
 

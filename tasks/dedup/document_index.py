@@ -1,0 +1,162 @@
+"""Document numbers, groups of shards and ranks.
+
+The number of a document is `shard << 32 | row`. The shards of this crawl are numbered first, those of previous crawls
+after them; the row of a previous document is its index among the documents that its deduplication kept. Shards are
+processed in groups, so that a hundred million documents make some hundreds of files and not a hundred thousand.
+
+The rank of documents decides which one is kept: documents of a previous crawl first, then the longer text, then the
+lower id. The result does not depend on the distribution of the documents over shards.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tasks.core.shards import in_groups, read_table
+from tasks.core.storage import FileRecord, Folder
+
+Numbers = npt.NDArray[np.int64]
+
+ROW_MASK = (1 << 32) - 1
+GROUP_ROWS = 1 << 16
+GROUP_BYTES = 64 << 20  # of Parquet: some 170 MB of text
+MAX_GROUPS = 512  # above this groups grow instead: every verification reads a part of the file of every group
+ROW_GROUP = 1 << 16  # rows per Parquet row group
+
+
+@dataclass(frozen=True)
+class Group:
+    """Consecutive shards that are processed together."""
+
+    documents: Folder
+    shards: tuple[str, ...]
+    start: int
+    """Number of the first shard."""
+    previous: int | None = None
+    """Index of the previous crawl of the shards; None: this crawl."""
+    sketches: Folder | None = None
+    """Folder of the sketch; None: folder of the step."""
+    sketch: str = ""
+    """Name of the sketch file; empty until it is written."""
+    rows: int = 0
+    """Number of documents in the sketch."""
+    origin: int = 0
+    """Number of the first shard within its own crawl."""
+    dropped: tuple[str, ...] = ()
+    """Files with the documents of the sketch that were dropped, so that they have no text."""
+
+    @property
+    def low(self) -> int:
+        """First document number of the group."""
+        return self.start << 32
+
+    @property
+    def high(self) -> int:
+        """First document number after the group."""
+        return (self.start + len(self.shards)) << 32
+
+
+def make_groups(documents: Folder, records: Sequence[FileRecord]) -> list[Group]:
+    """Divide the shards of this crawl into groups by their rows and bytes alone."""
+    cuts = in_groups(records, GROUP_ROWS, GROUP_BYTES, MAX_GROUPS)
+    return [Group(documents, tuple(records[shard].name for shard in shards), shards.start) for shards in cuts]
+
+
+def document_numbers(shard: int, row: int, count: int) -> Numbers:
+    """Numbers of `count` documents of a shard, starting at a row."""
+    return np.arange(row, row + count, dtype=np.int64) | (shard << 32)
+
+
+def group_of(groups: Sequence[Group], numbers: Numbers) -> Numbers:
+    """Index of the group of each document."""
+    return np.searchsorted(np.array([group.low for group in groups]), numbers, side="right") - 1
+
+
+def read_sketch(folder: Folder, group: Group, columns: Sequence[str]) -> tuple[Numbers, pa.Table]:
+    """Numbers and columns of the documents of a group, in ascending order of number."""
+    table = read_table(group.sketches or folder, group.sketch, ["number", *columns])
+    numbers = table["number"].to_numpy()
+    if group.previous is None:
+        return numbers, table
+    # Of a previous crawl: without the documents that it dropped, and numbered among those that it kept.
+    low, high = group.origin << 32, (group.origin + len(group.shards)) << 32
+    dropped = read_dropped(group.sketches or folder, group.dropped, low, high, ["number"])["number"].to_numpy()
+    kept = np.flatnonzero(~isin_sorted(numbers, dropped))
+    numbers = numbers[kept]
+    before = np.searchsorted(dropped, numbers) - np.searchsorted(dropped, numbers & ~np.int64(ROW_MASK))
+    return numbers - before + ((group.start - group.origin) << 32), table.take(kept)
+
+
+def read_dropped(folder: Folder, names: Sequence[str], low: int, high: int, columns: list[str] | None) -> pa.Table:
+    """Dropped documents with a number in [low, high), in ascending order of number."""
+    parts = [read_range(folder, name, "number", low, high, columns) for name in names]
+    return pa.concat_tables(parts).sort_by("number")
+
+
+def read_range(
+    folder: Folder, name: str, column: str, low: int, high: int, columns: list[str] | None = None
+) -> pa.Table:
+    """Rows whose value of a column is in [low, high); row groups outside the range are not read."""
+    with folder.open(name) as file:
+        return pq.read_table(file, columns=columns, filters=[(column, ">=", low), (column, "<", high)])
+
+
+def isin_sorted(numbers: Numbers, ascending: Numbers) -> npt.NDArray[np.bool_]:
+    """Mask of the numbers that are in an ascending array."""
+    if not len(ascending):
+        return np.zeros(len(numbers), dtype=bool)
+    return ascending[np.minimum(np.searchsorted(ascending, numbers), len(ascending) - 1)] == numbers
+
+
+def look_up(folder: Folder, groups: Sequence[Group], numbers: Numbers, columns: Sequence[str]) -> pa.Table:
+    """Columns of the documents with these ascending numbers; one group is in memory at a time."""
+    bounds = np.searchsorted(numbers, [group.low for group in groups] + [groups[-1].high])
+    parts = []
+    for index, group in enumerate(groups):
+        wanted = numbers[bounds[index] : bounds[index + 1]]
+        if len(wanted):
+            all_numbers, table = read_sketch(folder, group, columns)
+            parts.append(table.select(columns).take(np.searchsorted(all_numbers, wanted)))
+    return pa.concat_tables(parts)
+
+
+def by_rank(groups: Sequence[Group], numbers: Numbers, documents: pa.Table) -> Numbers:
+    """Indices that sort documents by rank, best first.
+
+    Args:
+        groups: all groups.
+        numbers: [documents] numbers of the documents.
+        documents: `id` and `length` of the documents.
+    """
+    keys = {
+        "new": pa.array(numbers < first_previous(groups)),
+        "length": documents["length"],
+        "id": documents["id"],
+        "number": pa.array(numbers),
+    }
+    orders = [("new", "ascending"), ("length", "descending"), ("id", "ascending"), ("number", "ascending")]
+    return pc.sort_indices(pa.table(keys), sort_keys=orders).to_numpy().astype(np.int64)
+
+
+def first_previous(groups: Sequence[Group]) -> int:
+    """First number of a document of a previous crawl; the end of all numbers if there is none."""
+    return next((group.low for group in groups if group.previous is not None), groups[-1].high)
+
+
+def write_numbers(folder: Folder, name: str, table: pa.Table) -> FileRecord:
+    """Write a table of numbers and hashes as one Parquet file, in large row groups and without dictionaries."""
+    with folder.writing(name) as draft:
+        pq.write_table(
+            table.combine_chunks(),
+            draft,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=False,
+            row_group_size=ROW_GROUP,
+        )
+    return folder.record(name, rows=table.num_rows)
