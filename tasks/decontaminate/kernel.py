@@ -1,91 +1,171 @@
-"""The loop of the decontamination, compiled by numba: words of a text hashed, windows of them looked up.
+"""Loops of the decontamination, compiled by numba: hash the words of a text, look up windows of words.
 
-Words are runs of `\\w`; two words that are equal in lower case have one hash. Arithmetic is modulo 2^64. Only functions
-that need the kernel import this module: importing numba takes a third of a second.
+`folding` defines the characters of words and their folded forms. Arithmetic is modulo 2^64. Only functions that need
+the kernel import this module: importing numba takes a third of a second.
 """
 
-import functools
-import re
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tasks.compiled import compiled, decode, fmix64
+from tasks.core.numba_utils import compiled, decode, fmix64
+from tasks.decontaminate.folding import COUNT_BITS, IGNORED, LETTER, SEVERAL, SINGLE
 
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, 2^64 / golden ratio
-CODE_POINTS = 0x110000
+U29 = np.uint64(29)
+COUNT = (1 << COUNT_BITS) - 1
+MAX_REFERENCE = 12  # bytes between the brackets of a reference: [3], [12, 14], [a]
 
 
-@functools.cache
-def letters() -> npt.NDArray[np.uint32]:
-    """[code points] 0 for what is no part of a word, else what is hashed: 1 + its first letter in lower case.
+@compiled
+def add_letter(word: Any, letter: Any) -> Any:
+    """Hash of a word extended by one letter."""
+    word = (word ^ np.uint64(letter)) * MULTIPLIER
+    return word ^ (word >> U29)
 
-    A word in lower case tells nothing more than that: only İ becomes two letters, of which the second is in no word,
-    and only Σ depends on what is beside it, so that σ and ς are taken for one.
+
+@compiled
+def skip_line_end(data: Any, offset: Any) -> int:
+    """Offset after one line end and the blanks around it; -1 if there is none, or two."""
+    found = False
+    while offset < len(data):
+        byte = data[offset]
+        if byte == 10 and not found:
+            found = True
+        elif byte not in (9, 13, 32):
+            break
+        offset += 1
+    return offset if found and offset < len(data) and data[offset] != 10 else -1
+
+
+@compiled
+def skip_reference(data: Any, offset: Any) -> int:
+    """Offset after a reference like `3]`, `12, 14]` or `a]` that starts at `offset`; -1 if there is none."""
+    first = data[offset] if offset < len(data) else 0
+    if 97 <= first <= 122:
+        return offset + 2 if offset + 1 < len(data) and data[offset + 1] == 93 else -1
+    if not 48 <= first <= 57:
+        return -1
+    for at in range(offset, min(offset + MAX_REFERENCE, len(data))):
+        byte = data[at]
+        if byte == 93:
+            return at + 1
+        if not (48 <= byte <= 57 or byte in (32, 44, 45)):
+            return -1
+    return -1
+
+
+@compiled
+def split_words(data: Any, kinds: Any, forms: Any, words: Any, starts: Any, ends: Any) -> int:
+    """Hash the words of a text.
+
+    A word that is hyphenated at the end of a line is one word; a reference in brackets is not a word.
+
+    Args:
+        data: uint8 [bytes], a text in UTF-8.
+        kinds: uint32 [code points], of `folding.letters`.
+        forms: uint32, of `folding.letters`.
+        words: uint64 [bytes // 2 + 1], output: hash of each word.
+        starts: int64 [bytes // 2 + 1], output: start of each word in characters; [0]: no output.
+        ends: int64 [bytes // 2 + 1], output: end of each word in characters; [0]: no output.
+
+    Returns:
+        Number of words.
     """
-    table = np.zeros(CODE_POINTS, dtype=np.uint32)
-    codes = np.concatenate([np.arange(0xD800, dtype="<u4"), np.arange(0xE000, CODE_POINTS, dtype="<u4")])
-    words = "".join(re.findall(r"\w+", codes.tobytes().decode("utf-32-le")))
-    lower = words.replace("İ", "i").replace("Σ", "σ").lower().replace("ς", "σ")
-    table[np.frombuffer(words.encode("utf-32-le"), "<u4")] = np.frombuffer(lower.encode("utf-32-le"), "<u4") + 1
-    return table
+    with_spans = len(starts) > 0
+    count, offset, character = 0, 0, 0
+    inside, begin, end = False, 0, 0
+    word = np.uint64(0)
+    while offset <= len(data):
+        kind, code, width = np.uint32(0), np.int64(0), 1
+        if offset < len(data):
+            code, width = decode(data, offset)
+            kind = kinds[code]
+        if kind >= LETTER and not (kind & SINGLE and not kind & SEVERAL):
+            if not inside:
+                inside, begin, word = True, character, np.uint64(0)
+            if kind & SEVERAL:
+                first = (kind & ~np.uint32(SEVERAL)) >> COUNT_BITS
+                for at in range(first, first + (kind & COUNT)):
+                    word = add_letter(word, forms[at])
+            else:
+                word = add_letter(word, kind)
+            offset += width
+            character += 1
+            end = character
+            continue
+        if inside and (code == 0x2D or code == 0xAD or code == 0x2010):
+            after = skip_line_end(data, offset + width)
+            if after > 0:
+                character += 1 + after - offset - width
+                offset = after
+                continue
+        if kind == IGNORED:
+            offset += width
+            character += 1
+            continue
+        if inside:
+            words[count] = fmix64(word)
+            if with_spans:
+                starts[count], ends[count] = begin, end
+            count += 1
+            inside = False
+        if kind:  # a letter that is a word
+            words[count] = fmix64(add_letter(np.uint64(0), kind))
+            if with_spans:
+                starts[count], ends[count] = character, character + 1
+            count += 1
+        elif code == 0x5B:
+            after = skip_reference(data, offset + 1)
+            if after > 0:
+                character += after - offset
+                offset = after
+                continue
+        offset += width
+        character += 1
+    return count
 
 
 @compiled
 def find_windows(
-    data: Any, letters: Any, length: Any, keys: Any, known: Any, shift: Any, hashes: Any, places: Any
+    words: Any, length: Any, keys: Any, known: Any, shift: Any, hashes: Any, found_windows: Any
 ) -> tuple[int, int]:
-    """Hash every window of `length` words, and find those whose hash is a key.
+    """Hash every window of `length` words, and find the windows whose hash is a key.
 
     Args:
-        data: uint8, a text in UTF-8.
-        letters: of the function of that name.
-        length: words of a window.
-        keys: uint64, sorted.
-        known: bool, at `key >> shift` for each key.
-        shift: uint64.
-        hashes: uint64, takes the hash of each window; room for half as many as there are bytes, and one.
-        places: int64, takes the numbers of the windows found; as much room.
+        words: uint64 [words], hash of each word.
+        length: number of words in a window.
+        keys: uint64 [keys], sorted.
+        known: bool, True at `key >> shift` for each key.
+        shift: uint64, shift of a hash to its index in `known`.
+        hashes: uint64 [words], output: hash of each window.
+        found_windows: int64 [words], output: numbers of the windows found.
 
     Returns:
-        how many windows there are, and how many were found.
+        Number of windows, and number of windows found.
     """
-    recent = np.zeros(length, dtype=np.uint64)
     power = np.uint64(1)
     for _ in range(length):
         power *= MULTIPLIER
-    words, windows, found, place = 0, 0, 0, 0
-    word, window = np.uint64(0), np.uint64(0)
-    while place <= len(data):
-        letter = np.uint32(0)
-        width = 1
-        if place < len(data):
-            code, width = decode(data, place)
-            letter = letters[code]
-        place += width
-        if letter:
-            word = (word ^ np.uint64(letter)) * MULTIPLIER
-            word ^= word >> np.uint64(29)
-        elif word:
-            slot = words % length
-            word = fmix64(word)
-            window = window * MULTIPLIER + word - recent[slot] * power
-            recent[slot] = word
-            words += 1
-            word = np.uint64(0)
-            if words >= length:
-                hashes[windows] = window
-                if known[window >> shift]:
-                    low, high = 0, len(keys)
-                    while low < high:
-                        middle = (low + high) // 2
-                        if keys[middle] < window:
-                            low = middle + 1
-                        else:
-                            high = middle
-                    if low < len(keys) and keys[low] == window:
-                        places[found] = windows
-                        found += 1
-                windows += 1
+    windows, found = 0, 0
+    window = np.uint64(0)
+    for count in range(len(words)):
+        window = window * MULTIPLIER + words[count]
+        if count >= length:
+            window -= words[count - length] * power
+        if count + 1 < length:
+            continue
+        hashes[windows] = window
+        if known[window >> shift]:
+            low, high = 0, len(keys)
+            while low < high:
+                middle = (low + high) // 2
+                if keys[middle] < window:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low < len(keys) and keys[low] == window:
+                found_windows[found] = windows
+                found += 1
+        windows += 1
     return windows, found

@@ -1,18 +1,18 @@
-"""Where word n-grams of an evaluation set occur in a text: the kernel of the decontamination.
+"""Index of the word n-grams of evaluation texts, to find their occurrences in a text.
 
-Words are runs of `\\w`, compared in lower case; places are places of the text as it stands (lower-casing a whole text
-can change its length: 'İ' becomes two characters). A text of the evaluation set is indexed by all its n-grams of
-`longest` words; one of fewer words by the n-gram of all of them, down to `shortest`; still shorter ones are ignored.
+Words are compared in their folded form (`folding`); positions refer to the original text (folding a whole text can
+change its length: 'İ' becomes two characters). A text of an evaluation set is indexed by all its n-grams of `longest`
+words; a shorter text of at least `shortest` words is one n-gram; still shorter texts are ignored.
 
-Every n-gram has at least `shortest` words, so its first ones are a key. A compiled loop (`ngram_kernel`) hashes every
-window of `shortest` words of a document and passes the few whose hash is a key; those are compared word by word. So
-nothing depends on the hash, and a text that shares no such window with the sets is done in 21 ms a megabyte.
+Every n-gram has at least `shortest` words, and its first `shortest` words are its key. A compiled loop (`kernel`)
+hashes every window of `shortest` words of a document and returns the few windows whose hash is a key; those are
+compared word by word. The result therefore does not depend on the hash. A text without such a window takes 21 ms per
+megabyte.
 
-In memory: the words of the sets as numbers (4 bytes each), 37 bytes an n-gram, a table of 2^16 to 2^26 bits of a byte
-each, and the vocabulary.
+Memory: the words of the sets as numbers (4 bytes each), 37 bytes per n-gram, a table of 2^16 to 2^26 booleans of one
+byte each, and the vocabulary.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import NamedTuple
@@ -20,26 +20,32 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-WORD = re.compile(r"\w+")
-SPARE = 16  # places in the table of bits for each n-gram: one window in 16 or fewer is looked up for nothing
+from tasks.decontaminate.folding import folded, letters
+
+SLOTS_PER_NGRAM = 16  # in the table of booleans: at most one window in 16 is looked up in vain
 
 
 class Match(NamedTuple):
-    """An n-gram of the evaluation set in a text."""
+    """Occurrence of an n-gram of the index in a text."""
 
     start: int
-    """Number of its first word in the text."""
+    """Index of its first word in the text."""
     length: int
-    """Words."""
+    """Number of words."""
     gram: int
     """Number of the n-gram in the index."""
 
 
 class NgramIndex:
-    """The different n-grams of a list of texts.
+    """Index of the distinct n-grams of a list of texts.
+
+    Args:
+        texts: texts of the evaluation sets.
+        longest: words per n-gram.
+        shortest: minimum words of an n-gram of a shorter text.
 
     Attributes:
-        ignored: how many texts have fewer than `shortest` words.
+        ignored: number of texts with fewer than `shortest` words.
     """
 
     def __init__(self, texts: Sequence[str], longest: int = 13, shortest: int = 8) -> None:
@@ -48,9 +54,9 @@ class NgramIndex:
         self._vocabulary: dict[str, int] = {}
         self._keys = np.zeros(0, dtype=np.uint64)
         self._known = np.zeros(2, dtype=bool)
-        self._shift = np.uint64(63)  # nothing is known yet
+        self._shift = np.uint64(63)  # the table is empty
         numbers = [self._numbers(text) for text in texts]
-        grams, keys, holders = self._different(texts, numbers, longest)
+        grams, keys, holders = self._distinct(texts, numbers, longest)
         self._words = np.concatenate([*numbers, np.zeros(0, dtype=np.uint32)])
         self._starts, self._lengths = grams[:, 0], grams[:, 1].astype(np.uint8)
         order = np.argsort(holders[:, 0], kind="stable")
@@ -58,20 +64,20 @@ class NgramIndex:
         self._ends = np.cumsum(np.bincount(holders[:, 0], minlength=len(grams)))
         self._grams = np.argsort(keys, kind="stable").astype(np.int32)
         self._keys = keys[self._grams]
-        bits = min(max(16, (SPARE * len(keys)).bit_length()), 26)
+        bits = min(max(16, (SLOTS_PER_NGRAM * len(keys)).bit_length()), 26)
         self._shift = np.uint64(64 - bits)
         self._known = np.zeros(1 << bits, dtype=bool)
         self._known[self._keys >> self._shift] = True
 
     def _numbers(self, text: str) -> npt.NDArray[np.uint32]:
-        """Words of an evaluation text as numbers from 1; new words are added."""
+        """Words of an evaluation text as numbers from 1; new words are added to the vocabulary."""
         known = self._vocabulary
         return np.array([known.setdefault(word, len(known) + 1) for word in words_of(text)], dtype=np.uint32)
 
-    def _different(
+    def _distinct(
         self, texts: Sequence[str], numbers: Sequence[npt.NDArray[np.uint32]], longest: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Start among all words and length of each different n-gram [n-grams, 2], its key, and (n-gram, text) pairs."""
+        """Start among all words and length of each distinct n-gram [n-grams, 2], its key, and (n-gram, text) pairs."""
         grams: list[tuple[int, int]] = []
         keys: list[np.uint64] = []
         holders: dict[tuple[int, int], None] = {}
@@ -94,48 +100,61 @@ class NgramIndex:
         return np.array(grams, dtype=np.int64).reshape(-1, 2), np.array(keys, dtype=np.uint64), pairs
 
     def sources(self, gram: int) -> list[int]:
-        """Numbers of the texts that hold an n-gram, in order."""
+        """Numbers of the texts that contain an n-gram, in order."""
         return self._holders[self._ends[gram - 1] if gram else 0 : self._ends[gram]].tolist()
 
     def matches(self, text: str) -> list[Match]:
-        """Every n-gram of the index in a text, by start, then length."""
-        hashes, places = self._windows(text)
-        if not len(places):
+        """All occurrences of n-grams of the index in a text, by start, then length."""
+        hashes, windows_found = self._windows(text)
+        if not len(windows_found):
             return []
         words = words_of(text)
         numbers = np.fromiter(map(self._vocabulary.get, words, repeat(0)), dtype=np.uint32, count=len(words))
-        return sorted(self._compared(numbers, hashes[places], places))
+        return sorted(self._verify(numbers, hashes[windows_found], windows_found))
 
     def _windows(self, text: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Hash of every window of `shortest` words, and the numbers of those windows whose hash is a key."""
-        from tasks.decontaminate.kernel import find_windows, letters
+        """Hash of every window of `shortest` words, and the numbers of the windows whose hash is a key."""
+        from tasks.decontaminate.kernel import find_windows
 
-        data = np.frombuffer(text.encode(errors="surrogatepass"), dtype=np.uint8)
-        hashes, places = np.empty(len(data) // 2 + 1, dtype=np.uint64), np.empty(len(data) // 2 + 1, dtype=np.int64)
-        windows, found = find_windows(
-            data, letters(), self.shortest, self._keys, self._known, self._shift, hashes, places
-        )
-        return hashes[:windows], places[:found]
+        words, _, _ = _split(text, spans=False)
+        hashes, windows_found = np.empty(len(words), dtype=np.uint64), np.empty(len(words), dtype=np.int64)
+        windows, found = find_windows(words, self.shortest, self._keys, self._known, self._shift, hashes, windows_found)
+        return hashes[:windows], windows_found[:found]
 
-    def _compared(
-        self, numbers: npt.NDArray[np.uint32], hashes: npt.NDArray[np.uint64], places: npt.NDArray[np.int64]
+    def _verify(
+        self, numbers: npt.NDArray[np.uint32], hashes: npt.NDArray[np.uint64], windows_found: npt.NDArray[np.int64]
     ) -> Iterator[Match]:
+        """Occurrences among the windows found, compared word by word."""
         first = np.searchsorted(self._keys, hashes, side="left")
         last = np.searchsorted(self._keys, hashes, side="right")
-        for place, low, high in zip(places.tolist(), first.tolist(), last.tolist(), strict=True):
+        for window, low, high in zip(windows_found.tolist(), first.tolist(), last.tolist(), strict=True):
             for gram in self._grams[low:high].tolist():
                 start, length = int(self._starts[gram]), int(self._lengths[gram])
-                if np.array_equal(self._words[start : start + length], numbers[place : place + length]):
-                    yield Match(place, length, gram)
+                if np.array_equal(self._words[start : start + length], numbers[window : window + length]):
+                    yield Match(window, length, gram)
 
 
 def words_of(text: str) -> list[str]:
-    """Words of a text in lower case, in order; as many as `word_spans` gives."""
-    if text.isascii():  # then lower-casing keeps every place, and once is faster than per word
-        return WORD.findall(text.lower())
-    return [word.lower() for word in WORD.findall(text)]
+    """Folded words of a text in order; as many as `word_spans` returns."""
+    return [folded(text[start:end]) for start, end in word_spans(text)]
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Start and end of each word in the text."""
-    return [found.span() for found in WORD.finditer(text)]
+    """Start and end of each word in a text, in characters."""
+    _, starts, ends = _split(text, spans=True)
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+def _split(text: str, *, spans: bool) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Hash of each word, and its start and end in characters if `spans`."""
+    from tasks.decontaminate.kernel import split_words
+
+    data = np.frombuffer(text.encode(errors="surrogatepass"), dtype=np.uint8)
+    capacity = len(data) // 2 + 1
+    words = np.empty(capacity, dtype=np.uint64)
+    starts, ends = (
+        np.empty(capacity if spans else 0, dtype=np.int64),
+        np.empty(capacity if spans else 0, dtype=np.int64),
+    )
+    count = split_words(data, *letters(), words, starts, ends)
+    return words[:count], starts[:count], ends[:count]

@@ -1,18 +1,18 @@
-"""Clean documents -> documents without passages of the evaluation sets.
+"""Clean documents to documents without passages of the evaluation sets.
 
-`decontaminated/part-00000.parquet`, schema `shards.CLEAN`; `cuts/part-00000.parquet` says what was cut where, by which
-row of which set; `evaluation.parquet` holds the sets as they were. The rule is that of Megatron-LM's
-`tools/openwebtext/filter_ngrams.py` (13-grams, 200 characters to each side, sentence ends) with its errors mended:
+Writes `decontaminated/part-00000.parquet`, schema `shards.CLEAN`; `cuts/part-00000.parquet`, the spans that were cut
+with set and row of the match; and `evaluation.parquet`, a copy of the sets. The rule is that of Megatron-LM's
+`tools/openwebtext/filter_ngrams.py` (13-grams, 200 characters on each side, sentence ends) without its errors:
 
-* places are those of the text itself, not of its lower-cased copy, which can be longer;
+* positions refer to the text itself, not to its folded copy, which can be longer;
 * the matched span is cut, not a span as long as the words joined by single spaces;
-* a document of fewer than 13 words, or of just 13, is checked as well, and the tail of every document;
-* what is joined after a cut is checked again, so that no n-gram forms across the seam.
+* documents of at most 13 words are checked as well, and the end of every document;
+* text that is joined after a cut is checked again, so that no n-gram forms across the cut.
 
-The promise: no indexed n-gram is left in any document outside the exempt split. It is checked on what is written: the
-facts `matches_before` and `matches_after` count the n-grams of the sets in all these documents before and after, and
-`matches_after` is 0. Where `key_threshold` is set the promise holds for the n-grams that are rarer than that, and
-`matches_after` is how many places of common ones are left.
+Invariant: no indexed n-gram is left in any document outside the exempt split. It is checked on the output: the facts
+`matches_before` and `matches_after` count the n-grams of the sets in all these documents before and after, and
+`matches_after` is 0. With `key_threshold` the invariant holds for n-grams below that count, and `matches_after` counts
+the remaining occurrences of common ones.
 """
 
 import functools
@@ -20,72 +20,42 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pydantic import Field, model_validator
 
 from gpt2train.errors import RunError
-from gpt2train.settings import Settings
-from tasks.clean.counting import TokenizerFile, count_tokens, tokenizer_file
-from tasks.clean.split import Split
-from tasks.decontaminate.evaluation import find_sets, passages
+from tasks.clean.splits import Split
+from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
+from tasks.core.runner import Runner
+from tasks.core.shards import CLEAN, commit_rows, read_rows, read_table, rejected_row, write_rows
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import FileRecord, Folder
+from tasks.decontaminate.eval_sets import find_sets, passages
 from tasks.decontaminate.ngrams import Match, NgramIndex, word_spans
-from tasks.runner import Runner
-from tasks.shards import CLEAN, commit_rows, read_rows, read_table, rejected_row, write_rows
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import FileRecord, Folder
+from tasks.decontaminate.settings import DecontaminateSettings
 
 EVALUATION = pa.schema([("set", pa.string()), ("row", pa.int32()), ("text", pa.large_string())])
 CUTS = pa.schema(
     [
         ("id", pa.string()),
         ("url", pa.string()),
-        ("round", pa.int32()),  # places of round 1 and later are those of the text that the round before left
-        ("start", pa.int32()),  # characters that were cut: start <= place < end
+        ("round", pa.int32()),  # spans of round 1 and later refer to the text after the previous round
+        ("start", pa.int32()),  # characters that were cut: start <= position < end
         ("end", pa.int32()),
-        ("set", pa.string()),  # the first n-gram's first holder: name of the set, and its row
+        ("set", pa.string()),  # set and row of the first text that contains the first n-gram
         ("row", pa.int32()),
         ("matches", pa.int32()),  # n-grams inside the cut
     ]
 )
 COUNTS = pa.schema([("gram", pa.int32()), ("count", pa.int64())])
-# A line end counts as a sentence end: the extraction writes a block a line. A full stop inside a name does not.
+# A line end counts as a sentence end: the extraction writes one block per line. A full stop inside a name does not.
 SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)|\n")
-SEAM = "\n\n"
-
-
-class DecontaminateSettings(Settings):
-    """What counts as a passage of an evaluation set, and how much goes with it."""
-
-    longest: int = Field(13, ge=2, le=50)
-    """Words of an n-gram."""
-    shortest: int = Field(8, ge=2, le=50)
-    """Evaluation texts with fewer than `longest` words are searched whole, down to this many; shorter ones never."""
-    margin: int = Field(200, ge=0)
-    """Characters cut to each side of a match, before the cut is widened to the next sentence end."""
-    min_piece: int = Field(200, ge=0)
-    """Characters; shorter pieces between cuts are dropped."""
-    max_cuts: int = Field(10, ge=0)
-    """A document with more cuts than this is dropped."""
-    key_threshold: int = Field(0, ge=0)
-    """N-grams seen this often in the corpus count as common phrases and stay (Megatron: 10). 0, the default, removes
-    them too: else an evaluation passage that is copied often enough would stay in the training text."""
-    against: tuple[str, ...] = ()
-    """Further evaluation sets to keep out (WikiText, a benchmark of your own): files, globs, folders or fsspec URLs of
-    .jsonl, .parquet and plain text, packed (.gz .bz2 .xz .zst) or not."""
-    key: str = "text"
-    """Column, or key of each JSON line, that holds the passage, in the files of `against`."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.shortest > self.longest:
-            raise ValueError(f"shortest {self.shortest} is more than longest {self.longest}; give at most as much")
-        return self
+SEPARATOR = "\n\n"
 
 
 class EvaluationFile(NamedTuple):
-    """Where a worker finds the evaluation sets."""
+    """Location of the copy of the evaluation sets, for the workers."""
 
     folder: Folder
     record: FileRecord
@@ -103,22 +73,26 @@ def decontaminate(
 ) -> Manifest:
     """Cut the passages of the evaluation sets out of every document into `decontaminated/`.
 
-    A cut document stays one document: what is left is joined by blank lines, `id`, `url` and `split` stay, `tokens` is
-    counted anew. Reasons: `contaminated` (nothing is left), `too_contaminated` (more than `max_cuts`), `too_short`
-    (fewer tokens than the cleaning asks for are left).
+    A cut document remains one document: the rest is joined by blank lines, `id`, `url` and `split` are unchanged,
+    `tokens` is counted again. Reasons: `contaminated` (nothing is left), `too_contaminated` (more than `max_cuts`
+    cuts), `too_short` (fewer tokens left than the minimum of the cleaning).
 
     Args:
-        root: the output URL.
-        clean: of the cleaning; its `min_tokens` holds here as well.
-        evaluation: (name, path or URL) of the flow's own sets; those of `settings.against` come behind them.
-        settings: the rule.
-        runner: where the batches run.
-        exempt: documents of this split stay as they are. The test documents are the source of the embedded evaluation
-            set and never reach the training.
-        tokenizer: what the cleaning counted with.
+        root: output folder of the run.
+        clean: manifest of the cleaning; its `min_tokens` applies here as well.
+        evaluation: (name, path or URL) of the flow's own sets; those of `settings.against` are added.
+        settings: decontamination settings.
+        runner: runs the batches.
+        exempt: documents of this split are unchanged. The test documents are the source of the run's own cloze set and
+            are never trained on.
+        tokenizer: manifest of the tokenizer with which the cleaning counted tokens.
+
+    Returns:
+        Manifest of `decontaminated/`.
 
     Raises:
-        UserError: an evaluation file is missing, empty or not what its name says.
+        UserError: an evaluation file is missing, empty or does not have the format of its extension.
+        RunError: n-grams are left in the output, which is a bug.
     """
     sets = find_sets(evaluation, settings.against, settings.key)
     inputs: dict[str, Manifest | str] = {"clean": clean}
@@ -128,26 +102,27 @@ def decontaminate(
     step = Step(
         root,
         "decontaminate",
-        version=2,
+        version=4,
         parameters={**settings.model_dump(mode="json", exclude={"against", "key"}), "exempt": exempt},
         inputs=inputs,
         folder="decontaminated",
+        packages=("tokenizers", "unicodedata"),
     )
     if done := runner.finished(step):
         return done
     rows = [row for item in sets for row in passages(item)]
-    known = EvaluationFile(step.folder, write_rows(step.folder, "evaluation.parquet", rows, EVALUATION))
+    eval_sets = EvaluationFile(step.folder, write_rows(step.folder, "evaluation.parquet", rows, EVALUATION))
     parts, source = [record.name for record in clean.outputs], root / clean.folder
     common: frozenset[int] = frozenset()
     if settings.key_threshold:
-        counted = runner.batches(step, "count", parts, count_part, source, settings, exempt, known)
+        counted = runner.batches(step, "count", parts, count_part, source, settings, exempt, eval_sets)
         common = _common(step.folder, counted, settings.key_threshold)
     lengths = (int(clean.parameters.get("min_tokens", 0)), tokenizer_file(root, tokenizer))
-    outcomes = runner.batches(step, "part", parts, cut_part, source, settings, exempt, known, common, lengths)
+    outcomes = runner.batches(step, "part", parts, cut_part, source, settings, exempt, eval_sets, common, lengths)
     total = Outcome.total(outcomes)
     if left := 0 if settings.key_threshold else total.facts.get("matches_after", 0):
         raise RunError(f"{left:,} n-grams of the evaluation sets are left in {step.folder.url}; please report this")
-    return step.commit(total.model_copy(update={"audit": (known.record, *total.audit)}))
+    return step.commit(total.model_copy(update={"audit": (eval_sets.record, *total.audit)}))
 
 
 def cut_part(
@@ -157,12 +132,12 @@ def cut_part(
     source: Folder,
     settings: DecontaminateSettings,
     exempt: Split | None,
-    known: EvaluationFile,
+    eval_sets: EvaluationFile,
     common: Collection[int],
     lengths: tuple[int, TokenizerFile | None],
 ) -> Outcome:
     """Decontaminate one part; runs in a worker."""
-    index, origin = load_index(known, settings)
+    index, origin = load_index(eval_sets, settings)
     min_tokens, tokenizer = lengths
     kept: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
@@ -180,11 +155,11 @@ def cut_part(
             facts["matches_after"] += before  # of common n-grams
             kept.append(row)
             continue
-        places = [origin[index.sources(cut.gram)[0]] for cut in made]
-        for cut, (evaluation_set, number) in zip(made, places, strict=True):
+        sources = [origin[index.sources(cut.gram)[0]] for cut in made]
+        for cut, (evaluation_set, number) in zip(made, sources, strict=True):
             found = {"round": cut.round, "start": cut.start, "end": cut.end, "matches": cut.matches}
             cuts.append({"id": row["id"], "url": row["url"], "set": evaluation_set, "row": number, **found})
-        detail = f"{len(made)} cuts, the first by {places[0][0]} row {places[0][1]}"
+        detail = f"{len(made)} cuts, the first by {sources[0][0]} row {sources[0][1]}"
         [tokens] = count_tokens([text], tokenizer)
         if len(made) > settings.max_cuts:
             rejected.append(rejected_row(row, "too_contaminated", f"{detail}; at most {settings.max_cuts} expected"))
@@ -202,28 +177,28 @@ def cut_part(
     return outcome.model_copy(update={"audit": audit})
 
 
-class Cut(NamedTuple):
-    """A stretch of text that goes."""
+class CutSpan(NamedTuple):
+    """Span of characters to cut."""
 
     round: int
     start: int
     end: int
     gram: int
-    """The first n-gram inside."""
+    """Number of the first n-gram in the span."""
     matches: int
-    """N-grams inside."""
+    """Number of n-grams in the span."""
 
 
 def remove(
     text: str, index: NgramIndex, settings: DecontaminateSettings, common: Collection[int] = ()
-) -> tuple[str, list[Cut]]:
-    """Cut until no n-gram of the index is left.
+) -> tuple[str, list[CutSpan]]:
+    """Cut n-grams out of a text until none of the index is left, except common ones.
 
     Returns:
-        The rest, joined by blank lines ("" where nothing is left), and the cuts; the text itself where there are none.
+        The remaining text, joined by blank lines ("" if nothing is left), and the cuts; the text itself without cuts.
     """
-    made: list[Cut] = []
-    for number in range(len(text) + 1):  # every round takes at least one word, so it ends long before
+    made: list[CutSpan] = []
+    for number in range(len(text) + 1):  # every round removes at least one word, so it ends long before
         matches = [match for match in index.matches(text) if match.gram not in common]
         if not matches:
             break
@@ -231,29 +206,33 @@ def remove(
         made.extend(cuts)
         edges = [0, *(edge for cut in cuts for edge in (cut.start, cut.end)), len(text)]
         pieces = [text[start:end].strip() for start, end in zip(edges[::2], edges[1::2], strict=True)]
-        text = SEAM.join(piece for piece in pieces if piece and len(piece) >= settings.min_piece)
+        text = SEPARATOR.join(piece for piece in pieces if piece and len(piece) >= settings.min_piece)
     return text, made
 
 
-def plan_cuts(text: str, matches: Sequence[Match], margin: int, number: int = 0) -> list[Cut]:
-    """Stretches to cut: the matched words and `margin` characters to each side, widened to sentence ends, merged.
+def plan_cuts(text: str, matches: Sequence[Match], margin: int, number: int = 0) -> list[CutSpan]:
+    """Plan the spans to cut: matched words and `margin` characters on each side, extended to sentence ends, merged.
 
-    `matches` are sorted by start.
+    Args:
+        text: text of the document.
+        matches: occurrences of n-grams, sorted by start.
+        margin: characters on each side of a match.
+        number: round of the cuts.
     """
     spans = word_spans(text)
     ends = [found.end() for found in SENTENCE_END.finditer(text)]
-    cuts: list[Cut] = []
+    cuts: list[CutSpan] = []
     for match in matches:
         start = spans[match.start][0] - margin
         end = spans[match.start + match.length - 1][1] + margin
-        before, behind = bisect_right(ends, start), bisect_left(ends, end)
+        before, after = bisect_right(ends, start), bisect_left(ends, end)
         start = ends[before - 1] if before else 0
-        end = ends[behind] if behind < len(ends) else len(text)
+        end = ends[after] if after < len(ends) else len(text)
         if cuts and start <= cuts[-1].end:
             last = cuts[-1]
             cuts[-1] = last._replace(start=min(start, last.start), end=max(end, last.end), matches=last.matches + 1)
         else:
-            cuts.append(Cut(number, start, end, match.gram, 1))
+            cuts.append(CutSpan(number, start, end, match.gram, 1))
     return cuts
 
 
@@ -264,10 +243,10 @@ def count_part(
     source: Folder,
     settings: DecontaminateSettings,
     exempt: Split | None,
-    known: EvaluationFile,
+    eval_sets: EvaluationFile,
 ) -> Outcome:
     """Count how often each n-gram of the sets occurs in one part, for `key_threshold`."""
-    index, _ = load_index(known, settings)
+    index, _ = load_index(eval_sets, settings)
     counts: Counter[int] = Counter()
     for row in read_rows(source, part, ["text", "split"]):
         if exempt is None or row["split"] != exempt:
@@ -284,15 +263,15 @@ def _common(folder: Folder, counted: Sequence[Outcome], threshold: int) -> froze
     return frozenset(gram for gram, count in total.items() if count >= threshold)
 
 
-def load_index(known: EvaluationFile, settings: DecontaminateSettings) -> tuple[NgramIndex, list[tuple[str, int]]]:
-    """The index of the evaluation sets and (set, row) of each of its texts; built once per worker."""
-    return _index(known.folder.url, known.record.name, known.record.sha256, settings.longest, settings.shortest)
+def load_index(eval_sets: EvaluationFile, settings: DecontaminateSettings) -> tuple[NgramIndex, list[tuple[str, int]]]:
+    """Index of the evaluation sets, and (set, row) of each of its texts; built once per worker."""
+    return _index(
+        eval_sets.folder.url, eval_sets.record.name, eval_sets.record.sha256, settings.longest, settings.shortest
+    )
 
 
 @functools.lru_cache(maxsize=2)
 def _index(url: str, name: str, sha256: str, longest: int, shortest: int) -> tuple[NgramIndex, list[tuple[str, int]]]:
-    table = read_table(
-        Folder(url), name
-    ).to_pydict()  # the hash is in the arguments to tell one run's file from another's
+    table = read_table(Folder(url), name).to_pydict()  # the argument `sha256` distinguishes the files of two runs
     index = NgramIndex(table["text"], longest, shortest)
     return index, list(zip(table["set"], table["row"], strict=True))

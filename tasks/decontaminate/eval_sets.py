@@ -1,7 +1,7 @@
-"""Evaluation sets as the decontamination takes them: files of passages, whatever their format.
+"""Evaluation sets of the decontamination: files of passages in several formats.
 
-A plain text is taken line by line, and each of its paragraphs of several lines once more as a whole, so that no n-gram
-is missed where a line ends.
+A plain text is read line by line, and each paragraph of several lines again as a whole, so that no n-gram across a line
+end is missed.
 """
 
 import json
@@ -14,22 +14,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.errors import UserError
-from tasks.inputs import InputFile, base_name, find_inputs, kind_of, open_input, read_lines
+from tasks.core.input_files import InputFile, base_name, find_inputs, kind_of, open_input, read_lines
 
 JSON = (".jsonl", ".ndjson", ".json")
 PARQUET = (".parquet",)
 TEXT = (".txt", ".raw", ".text", ".tokens")
-LONGEST = 2**26  # bytes of a line
+MAX_LINE_BYTES = 2**26
 FLAG = "--decontaminate.against"
 
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """One file of passages.
+    """File of passages.
 
     Attributes:
-        name: what the cuts call it.
-        file: where it lies, and the hash of its content.
+        name: name of the set in the list of cuts.
+        file: location and content hash.
         key: column, or key of each JSON line, of the passage.
     """
 
@@ -39,17 +39,17 @@ class EvaluationSet:
 
 
 def find_sets(named: Sequence[tuple[str, str]], against: Sequence[str], key: str) -> list[EvaluationSet]:
-    """The evaluation sets: those of the flow by their names, then the user's by the names of their files.
+    """Find the files of all evaluation sets: the flow's own by name, then the user's, named after their files.
 
     Args:
-        named: (name, path or URL); the passages are under `text`.
-        against: files, globs, folders, fsspec URLs.
-        key: of the user's.
+        named: (name, path or URL) of the flow's own sets; their passages have the key `text`.
+        against: files, globs, folders or fsspec URLs of the user's sets.
+        key: key of the passages in the user's sets.
 
     Raises:
-        UserError: a file is not there.
+        UserError: a file does not exist.
     """
-    sets = [EvaluationSet(name, find_inputs([place], FLAG, (*JSON, *TEXT))[0]) for name, place in named]
+    sets = [EvaluationSet(name, find_inputs([path], FLAG, (*JSON, *TEXT))[0]) for name, path in named]
     for file in find_inputs(against, FLAG, (*JSON, *PARQUET, *TEXT)) if against else ():
         plain = base_name(file.name).partition(".")[0] or base_name(file.name)
         taken = {item.name for item in sets}
@@ -59,20 +59,24 @@ def find_sets(named: Sequence[tuple[str, str]], against: Sequence[str], key: str
 
 
 def check_sets(against: Sequence[str], key: str) -> None:
-    """Look at the first passage of each set.
+    """Read the first passage of each of the user's sets, to report errors early.
+
+    Args:
+        against: files, globs, folders or fsspec URLs.
+        key: column, or key of each JSON line, of the passage.
 
     Raises:
-        UserError: a file is not there, holds no passage, or is not what its name says.
+        UserError: a file does not exist, has no passage, or does not have the format of its extension.
     """
     for item in find_sets((), against, key):
         next(passages(item))
 
 
 def passages(item: EvaluationSet) -> Iterator[dict[str, Any]]:
-    """Passages of one set as rows (set, row, text); rows count from 1.
+    """Passages of one set as rows (set, row, text); rows are numbered from 1.
 
     Raises:
-        UserError: it holds no passage, or a row is not what the file's name says.
+        UserError: the set has no passage, or a row does not have the format of the file's extension.
     """
     kind, count = kind_of(item.file.place), 0
     read = _parquet if kind in PARQUET else _json if kind in JSON else _text
@@ -97,19 +101,19 @@ def _json(item: EvaluationSet) -> Iterator[tuple[int, str]]:
 
 
 def _parquet(item: EvaluationSet) -> Iterator[tuple[int, str]]:
-    place, number = item.file.place, 0
-    with fsspec.open(place, "rb") as file:
+    path, number = item.file.place, 0
+    with fsspec.open(path, "rb") as file:
         try:
             table = pq.ParquetFile(file)
             if item.key not in table.schema_arrow.names:
                 valid = ", ".join(table.schema_arrow.names)
-                raise UserError(f"{place} has no column {item.key!r}, but {valid}; name one with decontaminate.key")
+                raise UserError(f"{path} has no column {item.key!r}, but {valid}; name one with decontaminate.key")
             for batch in table.iter_batches(1024, columns=[item.key]):
                 for text in batch[0].to_pylist():
                     number += 1
                     yield number, _string(text, item, number)
         except (pa.ArrowInvalid, OSError) as error:
-            raise UserError(f"{place} is not a Parquet file: {error}; give another file") from error
+            raise UserError(f"{path} is not a Parquet file: {error}; give another file") from error
 
 
 def _text(item: EvaluationSet) -> Iterator[tuple[int, str]]:
@@ -125,22 +129,22 @@ def _text(item: EvaluationSet) -> Iterator[tuple[int, str]]:
     yield from _whole(paragraph, number + 1)
 
 
-def _whole(paragraph: list[str], behind: int) -> Iterator[tuple[int, str]]:
-    """A paragraph of several lines, by the number of its first; `behind` is the line behind it."""
+def _whole(paragraph: list[str], next_line: int) -> Iterator[tuple[int, str]]:
+    """Paragraph of several lines, with the number of its first line; `next_line` is the number of the line after it."""
     if len(paragraph) > 1:
-        yield behind - len(paragraph), "\n".join(paragraph)
+        yield next_line - len(paragraph), "\n".join(paragraph)
 
 
 def _lines(item: EvaluationSet) -> Iterator[tuple[int, str]]:
-    place = item.file.place
-    with open_input(place) as stream:
-        for number, line in read_lines(stream, LONGEST):
+    path = item.file.place
+    with open_input(path) as stream:
+        for number, line in read_lines(stream, MAX_LINE_BYTES):
             if line is None:
-                raise UserError(f"{place}, line {number} has more than {LONGEST:,} bytes; cut it")
+                raise UserError(f"{path}, line {number} has more than {MAX_LINE_BYTES:,} bytes; split it")
             try:
                 yield number, line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise UserError(f"the evaluation set {place} is not UTF-8 in line {number}: {error}") from error
+                raise UserError(f"the evaluation set {path} is not UTF-8 in line {number}: {error}") from error
 
 
 def _string(text: Any, item: EvaluationSet, number: int) -> str:

@@ -1,0 +1,36 @@
+"""Settings of the decontamination."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from gpt2train.settings import Settings
+
+
+class DecontaminateSettings(Settings):
+    """Rules for matching passages of evaluation sets, and for cutting them out."""
+
+    longest: int = Field(13, ge=2, le=50)
+    """Words per n-gram."""
+    shortest: int = Field(8, ge=2, le=50)
+    """An evaluation text with fewer than `longest` words is one n-gram if it has at least this many, else ignored."""
+    margin: int = Field(200, ge=0)
+    """Characters cut on each side of a match, before the cut is extended to the next sentence end."""
+    min_piece: int = Field(200, ge=0)
+    """Minimum characters of a text between cuts; shorter ones are dropped."""
+    max_cuts: int = Field(10, ge=0)
+    """Maximum cuts in a document; with more it is dropped."""
+    key_threshold: int = Field(0, ge=0)
+    """Keep n-grams that occur this often in the corpus as common phrases (Megatron: 10). 0, the default, removes all
+    n-grams: otherwise an evaluation passage that is copied often enough would remain in the training text."""
+    against: tuple[str, ...] = ()
+    """Further evaluation sets (WikiText, a benchmark of your own): files, globs, folders or fsspec URLs of .jsonl,
+    .parquet and plain text, compressed (.gz .bz2 .xz .zst) or not."""
+    key: str = "text"
+    """Column, or key of each JSON line, of the passage in the files of `against`."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest {self.shortest} is more than longest {self.longest}; give at most that value")
+        return self
