@@ -1,4 +1,4 @@
-"""Slurm's commands: one function a question. They read `SLURM_CONF` and `SBATCH_…` as a person's would."""
+"""Wrappers of Slurm's commands, one function per query. The commands read `SLURM_CONF` and `SBATCH_…` as usual."""
 
 import os
 import re
@@ -10,28 +10,28 @@ from pathlib import Path
 
 from gpt2train.errors import TransientError, UserError
 
-ANSWER_SECONDS = 120.0  # the commands themselves give up after some 60 s of a silent controller
-SILENT = ("Unable to contact slurm controller", "timed out", "Connection refused", "Zero Bytes were transmitted")
+COMMAND_TIMEOUT_SECONDS = 120.0  # the commands themselves give up after about 60 s without an answer
+NO_ANSWER = ("Unable to contact slurm controller", "timed out", "Connection refused", "Zero Bytes were transmitted")
 
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
 ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
     *("NODE_FAIL", OUT_OF_MEMORY, "PREEMPTED", "REVOKED", "TIMEOUT"),
 )
-FORGOTTEN = "FORGOTTEN"  # ours: the controller keeps a job for some minutes, the accounting need not be there
+FORGOTTEN = "FORGOTTEN"  # not Slurm's: the controller purges jobs after some minutes, and accounting may be off
 
 
 @dataclass(frozen=True)
 class State:
-    """What Slurm says of a job.
+    """State of a Slurm job.
 
     Attributes:
         name: PENDING, RUNNING, COMPLETED …, or FORGOTTEN.
-        reason: why it waits or ended, a word of Slurm's.
-        code: exit code of the script, or minus the signal that ended it.
-        restarts: how often Slurm put it back into the queue.
-        nodes: where it runs.
-        command: path of its script.
+        reason: Slurm's reason code for a job that waits or ended.
+        code: Exit code of the script, or minus the signal that ended it.
+        restarts: Number of times that Slurm requeued the job.
+        nodes: Nodes on which it runs.
+        command: Path of its script.
     """
 
     name: str
@@ -42,63 +42,65 @@ class State:
     command: str = ""
 
     @property
-    def over(self) -> bool:
-        """Whether nothing of it runs or waits any more."""
+    def ended(self) -> bool:
+        """True if the job neither runs nor waits any more."""
         return self.name in (*ENDED, FORGOTTEN)
 
 
-def need_slurm() -> None:
-    """Look whether Slurm's commands are here.
+def check_commands() -> None:
+    """Check that Slurm's commands are installed.
 
     Raises:
-        UserError: they are not.
+        UserError: A command is missing.
     """
     if missing := [name for name in ("sbatch", "scontrol", "squeue", "scancel") if shutil.which(name) is None]:
         raise UserError(
             f'launch.launcher is "slurm", but there is no {missing[0]} on this machine; start it on a login node of '
-            'the cluster, or take launch.launcher "torchrun"'
+            'the cluster, or set launch.launcher to "torchrun"'
         )
 
 
 def submit(script: Path) -> int:
-    """Submit a script; the number of the job.
+    """Submit a script and return the job id.
 
     Raises:
-        UserError: sbatch refuses it; the message has its words.
-        TransientError: the controller does not answer.
+        UserError: sbatch rejects it; the message has its output.
+        TransientError: The controller does not answer.
     """
     done = _call("sbatch", "--parsable", str(script), env=_environment(os.environ))
     if done is None:
         raise TransientError("Slurm's controller does not answer sbatch; run again when sinfo answers")
     if done.returncode:
-        raise UserError(f"sbatch refuses the job: {_words(done.stderr)}; change launch.slurm (see sinfo), or {script}")
+        raise UserError(
+            f"sbatch refuses the job: {_one_line(done.stderr)}; change launch.slurm (see sinfo), or {script}"
+        )
     return int(done.stdout.strip().partition(";")[0])
 
 
-def look(number: int) -> State | None:
-    """The state of a job; None where the controller does not answer just now."""
+def query_state(number: int) -> State | None:
+    """Return the state of a job, or None if the controller does not answer."""
     done = _call("scontrol", "--oneliner", "show", "job", str(number))
     if done is None:
         return None
     if done.returncode == 0:
         return read_state(done.stdout)
-    return _recorded(number)
+    return _accounted_state(number)
 
 
 def read_state(line: str) -> State:
-    """The state in a line of `scontrol --oneliner show job`."""
+    """Parse a line of `scontrol --oneliner show job`."""
     code = _exit_code(_value(line, "ExitCode"))
     nodes = _value(line, "NodeList").replace("(null)", "")
     restarts = int(_value(line, "Restarts") or 0)
-    # A path may have spaces in it.
+    # The path may contain spaces.
     command = re.search(r"\bCommand=(.*?) WorkDir=", line)
     reason = _value(line, "Reason")
     reason = "" if reason == "None" else reason
     return State(_value(line, "JobState"), reason, code, restarts, nodes, command[1] if command else "")
 
 
-def find(script: Path) -> int | None:
-    """The newest job of mine, running or waiting, that was submitted from this script."""
+def find_job(script: Path) -> int | None:
+    """Return the newest running or waiting job of this user that was submitted from this script, or None."""
     done = _call("squeue", "--me", "--noheader", "--format=%A %o")
     lines = done.stdout.splitlines() if done is not None and done.returncode == 0 else []
     found = [line.strip().partition(" ") for line in lines]
@@ -106,29 +108,29 @@ def find(script: Path) -> int | None:
 
 
 def is_script(command: str, script: Path) -> bool:
-    """Whether a job's command is this script, by whatever path it was submitted."""
+    """Return True if a job's command is this script, under any path."""
     return bool(command) and Path(command).resolve() == script.resolve()
 
 
-def ask_to_save(number: int) -> None:
-    """SIGTERM to the processes of a job, not to its script: the engine saves and ends."""
+def terminate(number: int) -> None:
+    """Send SIGTERM to the processes of a job, not to its script: the engine saves and ends."""
     _call("scancel", "--signal=TERM", str(number))
 
 
-def end(number: int) -> None:
-    """Take a job out of the queue, or end what runs of it."""
+def cancel(number: int) -> None:
+    """Cancel a waiting or running job."""
     _call("scancel", str(number))
 
 
-def machines() -> set[str]:
-    """Names of the machines on which jobs can run, without domains; empty where Slurm does not say."""
+def node_names() -> set[str]:
+    """Return the names of the cluster's nodes, without domains; empty if sinfo fails."""
     done = _call("sinfo", "--noheader", "--Node", "--format=%n")
     names = done.stdout.split() if done is not None and done.returncode == 0 else []
     return {name.partition(".")[0] for name in names}
 
 
-def _recorded(number: int) -> State:
-    """The state of a job that the controller has forgotten, from the accounting where there is one."""
+def _accounted_state(number: int) -> State:
+    """Return the state of a job that the controller has purged, from the accounting if there is one."""
     done = _call(
         "sacct", "--jobs", str(number), "--allocations", "--noheader", "--parsable2", "--format=State,ExitCode"
     )
@@ -137,7 +139,7 @@ def _recorded(number: int) -> State:
 
 
 def _call(*command: str, env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str] | None":
-    """Run one of Slurm's commands; None where the controller does not answer."""
+    """Run one of Slurm's commands; None if the controller does not answer."""
     try:
         done = subprocess.run(
             command,
@@ -146,35 +148,35 @@ def _call(*command: str, env: Mapping[str, str] | None = None) -> "subprocess.Co
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=ANSWER_SECONDS,
-            start_new_session=True,  # Ctrl-C is for us, who then end the job by the next of these
+            timeout=COMMAND_TIMEOUT_SECONDS,
+            start_new_session=True,  # Ctrl-C must not reach this command: the launcher cancels the job by the next one
         )
     except subprocess.TimeoutExpired:
         return None
     except FileNotFoundError:
         return subprocess.CompletedProcess(command, 127, "", "")
-    silent = done.returncode and any(word in done.stderr for word in SILENT)
-    return None if silent else done
+    unanswered = done.returncode and any(text in done.stderr for text in NO_ANSWER)
+    return None if unanswered else done
 
 
-def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """What a job inherits: Slurm keeps it on its own disk.
+def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that a job inherits, and that Slurm stores on its own disk.
 
-    Not Prefect's variables, an API key among them; and nothing of an allocation in which we run ourselves, whose task
-    counts would contradict the job's.
+    It excludes Prefect's variables, which include an API key, and those of an allocation in which this process itself
+    runs, because their task counts would contradict the job's.
     """
     keep = ("SLURM_CONF", "SLURM_CLUSTERS")
     return {
         name: value
-        for name, value in ours.items()
+        for name, value in inherited.items()
         if not name.startswith(("PREFECT_", "SLURM_", "SLURMD_")) or name in keep
     }
 
 
-def _words(stderr: str) -> str:
-    """What sbatch said, in one line without its name."""
+def _one_line(stderr: str) -> str:
+    """Join the messages of sbatch into one line, without its prefix."""
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in stderr.splitlines()]
-    return " ".join(dict.fromkeys(line for line in lines if line)) or "it does not say why"
+    return " ".join(dict.fromkeys(line for line in lines if line)) or "no reason given"
 
 
 def _exit_code(text: str) -> int:

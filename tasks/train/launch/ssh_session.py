@@ -1,4 +1,4 @@
-"""Remote shells, one a host: their lines in one queue, signs of life to each, and an end that leaves none of them."""
+"""Remote shells, one per host: a common queue of their lines, heartbeats, and a joint shutdown."""
 
 import contextlib
 import os
@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-BEATS = 4  # signs of life within the time after which silence counts as a loss
-LEEWAY = 5.0  # seconds beyond the grace in which the far end kills what is left there
+HEARTBEATS_PER_TIMEOUT = 4  # heartbeats within the time after which silence counts as a loss
+KILL_MARGIN_SECONDS = 5.0  # after the shutdown timeout, in which the agent kills the remaining processes of its host
 
 
 class Connection:
     """A remote shell that runs a command on a host.
 
     Attributes:
-        name: of the host.
-        code: its exit code, once it has ended.
+        name: Name of the host.
+        code: Exit code of the shell, or None while it runs.
     """
 
     def __init__(self, name: str, command: Sequence[str], events: "queue.Queue[tuple[Connection, str | None]]") -> None:
@@ -34,7 +34,7 @@ class Connection:
             text=True,
             errors="replace",
             bufsize=1,
-            start_new_session=True,  # Ctrl-C is ours to pass on: ssh would end before the ranks have saved
+            start_new_session=True,  # Ctrl-C must not reach ssh, which would end before the ranks have saved
         )
         threading.Thread(target=self._read, args=(events,), daemon=True).start()
 
@@ -46,48 +46,48 @@ class Connection:
         events.put((self, None))
 
     def send(self, line: str) -> None:
-        """Send a line; whether it arrives is not known."""
+        """Send a line, without confirmation."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(f"{line}\n")
 
-    def hang_up(self) -> None:
-        """Let the other side end: it sees the end of its standard input."""
+    def close_stdin(self) -> None:
+        """Ask the remote agent to end: it reads the end of its standard input."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """End the remote shell at once; the far end notices."""
+        """Kill the local ssh process; the remote agent notices."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def settle(self) -> None:
-        """Take up the exit code."""
+    def reap(self) -> None:
+        """Wait for the shell to end and record its exit code."""
         self.code = self._process.wait()
 
     @property
     def lost(self) -> bool:
-        """Whether the shell itself failed, and not what it ran: ssh has 255 for that."""
+        """True if the remote shell itself failed (ssh exits with 255), not the command that it ran."""
         return self.code is not None and (self.code == 255 or self.code < 0)
 
 
 class Connections:
-    """Remote shells to all hosts of a job, ended together: hung up, `grace` seconds to save, killed.
+    """Remote shells to all hosts of a job, ended together: stdin closed, `shutdown_timeout` to save, killed.
 
     Args:
-        commands: by the name of the host, in order.
-        patience: seconds after which the far ends take silence for a loss.
+        commands: Command of each host, by its name, in order.
+        peer_timeout: Seconds after which the remote agents take silence for a loss.
 
     Attributes:
-        grace: seconds that they have to save, once there is something to save.
+        shutdown_timeout: Seconds that the hosts have to save; 0 before the ranks start.
     """
 
-    def __init__(self, commands: dict[str, list[str]], patience: float) -> None:
-        self.commands, self.patience, self.grace = commands, patience, 0.0
+    def __init__(self, commands: dict[str, list[str]], peer_timeout: float) -> None:
+        self.commands, self.peer_timeout, self.shutdown_timeout = commands, peer_timeout, 0.0
         self.hosts: list[Connection] = []
         self._events: queue.Queue[tuple[Connection, str | None]] = queue.Queue()
-        self._beaten = time.monotonic()
+        self._last_heartbeat = time.monotonic()
 
     def __enter__(self) -> Self:
         try:
@@ -103,41 +103,50 @@ class Connections:
 
     @property
     def open(self) -> list[Connection]:
-        """Those that have not ended."""
+        """Connections that have not ended."""
         return [host for host in self.hosts if host.code is None]
 
-    def event(self, seconds: float) -> tuple[Connection, str | None] | None:
-        """What comes next within so many seconds: a line of a host, or None for its end. Sends signs of life."""
+    def next_event(self, seconds: float) -> tuple[Connection, str | None] | None:
+        """Wait for the next line of any host, and send heartbeats meanwhile.
+
+        Args:
+            seconds: Maximum time to wait.
+
+        Returns:
+            The connection and its line, or None instead of a line if it has ended; None after the time.
+        """
         until = time.monotonic() + seconds
         while True:
             now = time.monotonic()
-            if now - self._beaten >= self.patience / BEATS:
-                self._beaten = now
+            if now - self._last_heartbeat >= self.peer_timeout / HEARTBEATS_PER_TIMEOUT:
+                self._last_heartbeat = now
                 for host in self.open:
                     host.send("")
             try:
-                host, line = self._events.get(timeout=max(0.0, min(until - now, self.patience / BEATS)))
+                host, line = self._events.get(
+                    timeout=max(0.0, min(until - now, self.peer_timeout / HEARTBEATS_PER_TIMEOUT))
+                )
             except queue.Empty:
                 if time.monotonic() >= until:
                     return None
                 continue
             if line is None:
-                host.settle()
+                host.reap()
             return host, line
 
     def end(self) -> list[tuple[Connection, str]]:
-        """End all that are open; what they said meanwhile."""
-        words = []
+        """End all open connections and return the lines that they print meanwhile."""
+        lines = []
         for host in self.open:
-            host.hang_up()
-        until = time.monotonic() + self.grace + LEEWAY
+            host.close_stdin()
+        until = time.monotonic() + self.shutdown_timeout + KILL_MARGIN_SECONDS
         while self.open and (left := until - time.monotonic()) > 0:
-            if (found := self.event(left)) and found[1] is not None:
-                words.append((found[0], found[1]))
+            if (found := self.next_event(left)) and found[1] is not None:
+                lines.append((found[0], found[1]))
         for host in self.open:
             host.kill()
-            host.settle()
-        return words
+            host.reap()
+        return lines
 
     def __iter__(self) -> Iterator[Connection]:
         return iter(self.hosts)

@@ -1,0 +1,1 @@
+"""Training as one job: launchers, GPU queue, and its metrics while it runs."""

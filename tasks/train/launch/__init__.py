@@ -1,0 +1,1 @@
+"""Launchers of a training job, and forwarding of its log lines."""

@@ -1,0 +1,81 @@
+"""A training job, independent of its launcher: its command line, and the error for its exit code."""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2train.errors import RunError, TransientError, UserError
+from gpt2train.launch.parent_death import LOST_CONTACT
+from tasks.train.launch.settings import LaunchSettings
+
+USER_ERROR = 2  # exit code of the engine for a user's mistake
+LAST_LINES = 20  # lines of a job's output that are kept to find the cause of its end
+LOST = LOST_CONTACT  # exit code of a launcher that lost a process, also that of `gpt2train.launch --lost 3`
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training job.
+
+    Attributes:
+        config: Path of the run's `config.toml`, in the run folder; the same on every machine of the job.
+        settings: Settings of the launcher.
+    """
+
+    config: str
+    settings: LaunchSettings
+
+    @property
+    def run(self) -> Path:
+        """The run folder."""
+        return Path(self.config).parent
+
+
+def torchrun_arguments(job: Job) -> list[str]:
+    """Return the arguments of torchrun, the same on every machine of a job."""
+    launch = job.settings
+    rendezvous = ["--standalone"]
+    if launch.rdzv_endpoint is not None:
+        # The run folder's name has the fingerprint of all settings, so that no other job uses this id.
+        rendezvous = [
+            "--nnodes",
+            str(launch.machines),
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            launch.rdzv_endpoint,
+        ]
+        rendezvous += ["--rdzv-id", job.run.name]
+    return [*rendezvous, *rank_arguments(job)]
+
+
+def rank_arguments(job: Job) -> list[str]:
+    """Return the arguments of torchrun without the rendezvous, which a scheduler gives in environment variables."""
+    launch = job.settings
+    ranks = ["--nproc-per-node", str(launch.processes), "--max-restarts", str(launch.restarts)]
+    return [*ranks, *engine_arguments(job)]
+
+
+def engine_arguments(job: Job) -> list[str]:
+    """Return the Python arguments of one rank. With `--quiet`, since `run_job` reads each line from the rank's log."""
+    return ["-m", "gpt2train.train", "--config", job.config, "--timeout", str(job.settings.timeout), "--quiet"]
+
+
+def job_error(code: int, last: Sequence[str], job: Job) -> Exception:
+    """Return the exception for a job that failed: with the engine's first error, if it printed one.
+
+    A lost process (code `LOST`, or a launcher that was ended by a signal) gives a `TransientError`, which is retried.
+
+    Args:
+        code: Exit code of the launcher, or minus the signal that ended it.
+        last: Last lines of the job's output.
+        job: The job.
+    """
+    errors = [line.split("error: ", 1)[1] for line in last if "error: " in line]
+    if errors and code == USER_ERROR:
+        return UserError(errors[0])
+    ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    reason = errors[0] if errors else f"the training job ended with {ended}"
+    kind = TransientError if code == LOST or code < 0 else RunError
+    return kind(f"{reason} (logs: {job.run / 'logs'}); the same command goes on from the last checkpoint")

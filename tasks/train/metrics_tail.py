@@ -1,0 +1,89 @@
+"""Tail of a run's `metrics.jsonl`, reported to the runner while the job runs."""
+
+import contextlib
+import contextvars
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gpt2train.io.files import read_json_lines
+from gpt2train.monitoring.metrics import FILE
+from tasks.core.runner import Runner
+
+POLL_SECONDS = 2.0
+
+
+@contextlib.contextmanager
+def polling(poll: Callable[[bool], None], seconds: float) -> Iterator[None]:
+    """Call `poll(False)` periodically in a thread, and `poll(True)` once at the end.
+
+    Args:
+        poll: Function to call; its argument is True for the last call.
+        seconds: Interval between two calls.
+    """
+    stop = threading.Event()
+
+    def loop() -> None:
+        while not stop.wait(seconds):
+            with contextlib.suppress(SystemExit):  # raised by rich when its pipe is closed; it prints nothing then
+                poll(False)
+
+    # In a copy of this thread's context, by which an orchestrator finds the flow run of the thread.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(loop,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        poll(True)
+
+
+@contextlib.contextmanager
+def tail_metrics(run: Path, steps: int, runner: Runner) -> Iterator[None]:
+    """Report a run's metrics to `runner.training` every two seconds and once at the end.
+
+    Args:
+        run: Run folder.
+        steps: Steps of the whole training.
+        runner: Runner that takes the metrics.
+    """
+    with polling(MetricsTail(run, steps, runner).poll, POLL_SECONDS):
+        yield
+
+
+class MetricsTail:
+    """Incremental reader of a run's `metrics.jsonl`.
+
+    Each poll reads only the appended bytes, because a long run has a hundred thousand rows. A restart replaces the
+    file, without the rows after its checkpoint; the new file is then read from its beginning.
+
+    Args:
+        run: Run folder.
+        steps: Steps of the whole training.
+        runner: Runner that takes the metrics.
+    """
+
+    def __init__(self, run: Path, steps: int, runner: Runner) -> None:
+        self.path, self.steps, self.runner = run / FILE, steps, runner
+        self._records: list[dict[str, Any]] = []
+        self._inode = self._read = 0
+
+    def poll(self, last: bool = False) -> None:
+        """Report all metrics so far, if there are new ones."""
+        try:
+            with self.path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._read:
+                    self._records, self._inode, self._read = [], found.st_ino, 0
+                file.seek(self._read)
+                block = file.read()
+        except OSError:
+            return  # not written yet
+        lines = block[: block.rfind(b"\n") + 1]
+        if lines:
+            self._read += len(lines)
+            self._records += [row for row in read_json_lines(lines)[0] if type(row.get("step")) is int]
+            self.runner.training(self._records, self.steps)

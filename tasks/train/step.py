@@ -1,0 +1,171 @@
+"""The train step: write the config of one training job, launch it, report its metrics, and commit its checkpoint.
+
+The engine (`gpt2train.train`) runs without Prefect. This step writes its `config.toml`, starts the job
+(`tasks/train/launch/`) and reports its metrics while it runs (`tasks/train/metrics_tail.py`). A run has the folder
+`runs/<name>-<fingerprint>/`: changed settings give another run, so that they never overwrite a trained model, and
+unchanged settings resume from the last checkpoint.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpt2train.config import CONFIG_FILE, TrainSettings, run_config, to_toml
+from gpt2train.data.sharded_dataset import open_tokens
+from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
+from gpt2train.errors import RunError, UserError
+from gpt2train.monitoring.metrics import FILE, read_metrics
+from gpt2train.monitoring.run_record import note_flow
+from tasks.core.runner import Runner
+from tasks.core.step import Manifest, Outcome, Step, digest, fingerprint
+from tasks.core.storage import Folder
+from tasks.train.launch.job import Job
+from tasks.train.launch.launchers import run_job
+from tasks.train.launch.settings import LaunchSettings
+from tasks.train.metrics_tail import tail_metrics
+
+log = logging.getLogger("gpt2train")
+
+VERSION = 1
+
+
+def train(
+    root: Folder,
+    data: Folder,
+    tokens: Manifest,
+    tokenizer: Manifest,
+    settings: TrainSettings,
+    launch: LaunchSettings,
+    name: str = "run",
+    *,
+    runner: Runner,
+) -> Manifest:
+    """Train on token shards -> `runs/<name>-<fingerprint>/`; resume from the last checkpoint of the same run.
+
+    Args:
+        root: Output URL of the run folder.
+        data: Output URL that holds `tokens/` and `tokenizer/`; often the same as `root`.
+        tokens: Manifest of the tokenize step.
+        tokenizer: Manifest of the tokenizer step.
+        settings: Settings of the engine; the fingerprint depends on them.
+        launch: Settings of the launcher; the fingerprint does not depend on them.
+        name: Prefix of the run folder's name.
+        runner: Runner that reports the metrics and holds the GPU slot.
+
+    Returns:
+        Manifest of the run: the last checkpoint and the config.
+
+    Raises:
+        UserError: The engine rejected a setting or the data.
+        TransientError: A process of the job was lost more often than `launch.restarts` allows.
+        RunError: The job failed; the message has the engine's last error.
+    """
+    for folder in (root, data):
+        if not folder.is_local:
+            raise UserError(f"training needs local folders (memory maps, checkpoints), not {folder.url}; copy it first")
+    identities = {manifest.step: manifest.identity for manifest in (tokens, tokenizer)}
+    # No `packages`: a run can resume under another release of torch; `run.json` has the versions of each start.
+    step = Step(
+        root,
+        "train",
+        version=VERSION,
+        parameters=settings,
+        inputs=content_of(tokens, tokenizer),
+        folder=run_folder(tokens, tokenizer, settings, name),
+    )
+    if done := runner.finished(step):
+        return done
+    if reason := too_few_to_validate(tokens.outcome.facts, settings):
+        log.warning(reason)
+    config = write_config(data, tokens, tokenizer, settings, step.folder)
+    note_flow(step.folder.path(), name, identities, launch.model_dump(mode="json"))
+    with runner.turn(settings, launch, step.folder.url), tail_metrics(Path(step.folder.path()), settings.steps, runner):
+        run_job(Job(config, launch))
+    from gpt2train.checkpoint import store  # imports torch (1-2 s), which a fully cached run never needs
+
+    # A job that receives SIGTERM saves a checkpoint and exits with 0 before its last step.
+    reached = store.read_manifest(store.newest(step.folder.path())).position.step
+    if reached < settings.steps:
+        raise RunError(
+            f"the training was stopped from outside at step {reached} of {settings.steps}; run again to go on"
+        )
+    return step.commit(_outcome(step.folder, settings), sweep=False)
+
+
+def content_of(tokens: Manifest, tokenizer: Manifest) -> dict[str, str]:
+    """Return hashes of the token ids and of the tokenizer, the only data that the weights depend on.
+
+    The identities of the steps would be too strict: upgrading a library repeats the data steps, and if these give the
+    same tokens again, a training run of days can resume. The Parquet files beside the tokens are left out because they
+    record the version of their writer.
+    """
+    files = [[record.name, record.sha256] for record in tokens.outputs if record.name.endswith((".bin", ".idx"))]
+    return {"tokenize": digest(files), "tokenizer": tokenizer.content}
+
+
+def run_folder(tokens: Manifest, tokenizer: Manifest, settings: TrainSettings, name: str) -> str:
+    """Return the folder of a run under the output URL; its name depends on the settings and the tokens."""
+    inputs = content_of(tokens, tokenizer)
+    return f"runs/{name}-{fingerprint('train', VERSION, settings.model_dump(mode='json'), inputs)[:8]}"
+
+
+def check_corpora(settings: TrainSettings) -> None:
+    """Check that the corpora of the mixture can be opened.
+
+    Raises:
+        UserError: A corpus is missing or is not a token data set.
+        RunError: A corpus is truncated.
+    """
+    for corpus in settings.mixture.corpora:
+        open_tokens(corpus.prefix)
+
+
+def too_few_to_validate(facts: Mapping[str, int], settings: TrainSettings) -> str | None:
+    """Return the reason for training without validation: too few validation tokens for one sample.
+
+    Args:
+        facts: Facts of the tokenize step.
+        settings: Settings of the engine.
+
+    Returns:
+        A message, or None if there are enough tokens.
+    """
+    found, needed = facts.get("valid_tokens", 0), settings.model.context + 1
+    if found >= needed:
+        return None
+    return (
+        f"no validation: the valid split holds {found:,} tokens, fewer than one sample of {needed:,}; for one, give "
+        "more documents or a larger clean.split.valid"
+    )
+
+
+def write_config(data: Folder, tokens: Manifest, tokenizer: Manifest, settings: TrainSettings, run: Folder) -> str:
+    """Write the run's resolved `config.toml` and return its path."""
+    tokenizer_folder = (data / tokenizer.folder).path()
+    token_folder = (data / tokens.folder).path()
+    facts = tokens.outcome.facts
+    config = run_config(
+        settings,
+        train=f"{token_folder}/train/tokens",
+        valid=None if too_few_to_validate(facts, settings) else f"{token_folder}/valid/tokens",
+        vocab=load_tokenizer(tokenizer_folder).get_vocab_size(),
+        tokenizer_hash=tokenizer_hash(tokenizer_folder),
+        output=run.path(),
+    )
+    run.write_bytes(CONFIG_FILE, to_toml(config).encode())
+    return run.path(CONFIG_FILE)
+
+
+def _outcome(run: Folder, settings: TrainSettings) -> Outcome:
+    latest = run.read_bytes("checkpoints/latest").decode().strip()
+    names = [name for name in run.files() if name.startswith(f"checkpoints/{latest}/")]
+    records = read_metrics(run.path())
+    return Outcome(
+        outputs=tuple(run.record(name) for name in ["checkpoints/latest", CONFIG_FILE, *names]),
+        audit=(run.record(FILE),),
+        facts={
+            "steps": settings.steps,
+            "tokens": int(records[-1].get("tokens", 0)) if records else 0,
+            "skipped_steps": int(records[-1].get("skipped", 0)) if records else 0,
+        },
+    )
