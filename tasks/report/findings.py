@@ -1,7 +1,7 @@
-"""What the data steps did, as a reader wants to see it: lengths, languages, hosts, repeated texts, dropped rows.
+"""Statistics of the data steps for the report: lengths, languages, hosts, duplicates, rejected rows.
 
-Everything is bounded: the longest lists are cut at the top entries, and of a large corpus the first rows of evenly
-spaced shards are looked at; the page says so.
+Everything is bounded: long lists are cut to the top entries, and a large corpus is sampled by the first rows of evenly
+spaced shards, which the page states.
 """
 
 import difflib
@@ -15,24 +15,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.dedup.audit import Cluster, Member, largest_clusters
+from tasks.core.shards import read_table
+from tasks.core.step import Manifest
+from tasks.core.storage import FileRecord, Folder
+from tasks.dedup.cluster_report import Cluster, ClusterMember, largest_clusters
 from tasks.report.pictures import data_uri, length_histogram
-from tasks.shards import read_table
-from tasks.steps import Manifest
-from tasks.storage import FileRecord, Folder
 
 TOP = 20  # entries of a list
-SHARDS, ROWS = 32, 5000  # looked at of each step, and of each shard
-CLUSTERS, MEMBERS = 10, 8
-FOUND = re.compile(r"found (\S+), expected")  # the detail of a row of another language
+MAX_SHARDS, MAX_ROWS = 32, 5000  # sampled shards of each step, and rows of each shard
+MAX_CLUSTERS, MAX_MEMBERS = 10, 8
+FOUND_LANGUAGE = re.compile(r"found (\S+), expected")  # in the detail of a row rejected for its language
 
 
 def findings(root: Folder, by_step: Mapping[str, Manifest], samples: int) -> dict[str, Any]:
-    """Everything of the page's data part, as plain values; what a run has no step for is empty.
+    """Facts of the data part of the page as plain values; empty for steps that the run does not have.
 
     Args:
-        by_step: manifests by the name of their step.
-        samples: rejected rows shown for each reason.
+        root: output folder of the run.
+        by_step: manifests by name of the step.
+        samples: rejected rows shown per reason.
     """
     before, after = by_step.get("extract"), by_step.get("shuffle")
     dedup, download = by_step.get("dedup"), by_step.get("download")
@@ -49,12 +50,14 @@ def findings(root: Folder, by_step: Mapping[str, Manifest], samples: int) -> dic
             for name, manifest in by_step.items()
             if manifest.outcome.rejected
         },
-        "sampled": any(len(step.outputs) > SHARDS or _rows(step) > SHARDS * ROWS for step in (before, after) if step),
+        "sampled": any(
+            len(step.outputs) > MAX_SHARDS or _rows(step) > MAX_SHARDS * MAX_ROWS for step in (before, after) if step
+        ),
     }
 
 
 def reasons(manifests: Sequence[Manifest], top: int = TOP) -> list[dict[str, Any]]:
-    """The most frequent reasons for which any step dropped rows, and the sum of the others."""
+    """Most frequent reasons for dropped rows over all steps, and the sum of the others."""
     counted = [
         (-count, manifest.step, reason) for manifest in manifests for reason, count in manifest.outcome.reasons.items()
     ]
@@ -65,7 +68,7 @@ def reasons(manifests: Sequence[Manifest], top: int = TOP) -> list[dict[str, Any
 
 
 def languages(root: Folder, clean: Manifest | None, after: Manifest | None) -> list[dict[str, Any]]:
-    """Documents by language, before cleaning (as far as it looked) and at the end; the most frequent first."""
+    """Documents by language, before cleaning (if it detected one) and at the end; most frequent first."""
     seen: Counter[str] = Counter()
     kept: Counter[str] = Counter()
     if clean is not None:
@@ -74,7 +77,7 @@ def languages(root: Folder, clean: Manifest | None, after: Manifest | None) -> l
         for record in _spread(clean.outcome.rejected):
             table = _head(root / clean.folder, record, ["reason", "detail"])
             for detail in table.filter(pc.equal(table["reason"], "wrong_language"))["detail"].to_pylist():
-                seen.update(FOUND.findall(detail or ""))
+                seen.update(FOUND_LANGUAGE.findall(detail or ""))
     if after is not None:
         for record in _spread(after.outputs):
             kept.update(_column(root / after.folder, record, "language"))
@@ -83,7 +86,7 @@ def languages(root: Folder, clean: Manifest | None, after: Manifest | None) -> l
 
 
 def hosts(root: Folder, download: Manifest) -> list[dict[str, Any]]:
-    """The hosts with the most failures, from the table that the download keeps."""
+    """Hosts with the most failures, from the host table of the download."""
     for record in download.outcome.audit:
         if record.name.startswith("hosts"):
             table = _head(root / download.folder, record, None)
@@ -92,47 +95,47 @@ def hosts(root: Folder, download: Manifest) -> list[dict[str, Any]]:
 
 
 def rejected_samples(root: Folder, manifest: Manifest, samples: int) -> dict[str, dict[str, Any]]:
-    """For each reason, sorted by name: the count, and the first rejected rows in the order of the shards."""
+    """Count and first rejected rows of each reason, sorted by reason; rows are in the order of the shards."""
     found: dict[str, list[dict[str, Any]]] = {reason: [] for reason in sorted(manifest.outcome.reasons)}
     folder = root / manifest.folder
     for record in manifest.outcome.rejected:
         wanted = [reason for reason, rows in found.items() if len(rows) < samples]
         if not wanted:
             break
-        # The reasons alone first: of most shards no row is shown.
+        # Read the reasons alone first: most shards have no row to show.
         codes = read_table(folder, record.name, ["reason"])["reason"].to_numpy()
-        places = [int(p) for reason in wanted for p in np.flatnonzero(codes == reason)[: samples - len(found[reason])]]
-        if places:
-            for row in read_table(folder, record.name).take(sorted(places)).to_pylist():
+        indices = [int(p) for reason in wanted for p in np.flatnonzero(codes == reason)[: samples - len(found[reason])]]
+        if indices:
+            for row in read_table(folder, record.name).take(sorted(indices)).to_pylist():
                 found[row["reason"]].append(row)
     return {reason: {"count": manifest.outcome.reasons.get(reason), "rows": rows} for reason, rows in found.items()}
 
 
 def word_diff(one: str, other: str) -> list[tuple[str, str]]:
-    """What turns one text into another, word by word: (`same` | `gone` | `new`, words)."""
-    ours, theirs = one.split(), other.split()
+    """Word-level difference of two texts: (`same` | `gone` | `new`, words) pairs."""
+    left, right = one.split(), other.split()
     parts: list[tuple[str, str]] = []
-    for tag, a, b, c, d in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
         if tag == "equal":
-            parts.append(("same", " ".join(ours[a:b])))
+            parts.append(("same", " ".join(left[a:b])))
             continue
         if a < b:
-            parts.append(("gone", " ".join(ours[a:b])))
+            parts.append(("gone", " ".join(left[a:b])))
         if c < d:
-            parts.append(("new", " ".join(theirs[c:d])))
+            parts.append(("new", " ".join(right[c:d])))
     return parts
 
 
 def _clusters(root: Folder, dedup: Manifest) -> list[Cluster]:
-    return largest_clusters(root / dedup.folder, dedup, count=CLUSTERS, members=MEMBERS)
+    return largest_clusters(root / dedup.folder, dedup, count=MAX_CLUSTERS, members=MAX_MEMBERS)
 
 
 def _cluster(cluster: Cluster) -> dict[str, Any]:
-    """A cluster with the difference between what was kept and one that was dropped for it."""
+    """Facts of a cluster, with the difference between the kept document and a dropped one."""
     kept = next((member for member in cluster.members if member.reason is None), cluster.members[0])
-    # A text that differs says more than a copy.
+    # Prefer a near duplicate: it has a difference to show.
     others = sorted((m for m in cluster.members if m.id != kept.id), key=lambda m: m.reason != "near_duplicate")
-    other: Member | None = others[0] if others else None
+    other: ClusterMember | None = others[0] if others else None
     return {
         "size": cluster.size,
         "kept": kept,
@@ -144,8 +147,8 @@ def _cluster(cluster: Cluster) -> dict[str, Any]:
 
 
 def _spread(records: Sequence[FileRecord]) -> Sequence[FileRecord]:
-    """At most SHARDS of the files, evenly spaced."""
-    return records[:: -(-len(records) // SHARDS) or 1]
+    """At most MAX_SHARDS of the files, evenly spaced."""
+    return records[:: -(-len(records) // MAX_SHARDS) or 1]
 
 
 def _rows(manifest: Manifest) -> int:
@@ -153,14 +156,14 @@ def _rows(manifest: Manifest) -> int:
 
 
 def _head(folder: Folder, record: FileRecord, columns: list[str] | None) -> pa.Table:
-    """The first ROWS rows of a file; a batch at a time, so that a large file costs no more."""
+    """About the first MAX_ROWS rows of a file, read in batches, so that the cost does not depend on its size."""
     with folder.open(record.name) as file:
         parquet = pq.ParquetFile(file)
         batches, rows = [], 0
         for batch in parquet.iter_batches(batch_size=1024, columns=columns):
             batches.append(batch)
             rows += batch.num_rows
-            if rows >= ROWS:
+            if rows >= MAX_ROWS:
                 break
         schema = (
             parquet.schema_arrow if columns is None else pa.schema([parquet.schema_arrow.field(c) for c in columns])
@@ -173,7 +176,7 @@ def _column(folder: Folder, record: FileRecord, name: str) -> Iterator[str]:
 
 
 def _lengths(root: Folder, manifest: Manifest) -> np.ndarray:
-    """Characters of each document of the files that are looked at."""
+    """Characters of each document in the sample."""
     found = [
         pc.utf8_length(_head(root / manifest.folder, record, ["text"])["text"]).to_numpy()
         for record in _spread(manifest.outputs)

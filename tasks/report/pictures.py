@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn without a display: PNG bytes that a page can carry inline."""
+"""Plots of a run as PNG bytes, drawn without a display."""
 
 import base64
 import io
@@ -11,11 +11,11 @@ INK, TRAIN, VALID, SOFT = "#1f2430", "#3b6fb6", "#d1495b", "#c3c9d4"
 
 
 def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None) -> bytes:
-    """Training and validation loss over the steps, as PNG.
+    """Plot training and validation loss over the steps as PNG.
 
     Args:
-        records: lines of `metrics.jsonl`: `step`, `loss`, and `valid_loss` where it was measured.
-        steps: last step of the run; fixes the axis while the run is going on.
+        records: rows of `metrics.jsonl` with `step`, `loss` and optionally `valid_loss`.
+        steps: last step of the run; fixes the axis during the run.
     """
     axes = _axes(3.4)
     trained = [(r["step"], r["loss"]) for r in records if r.get("loss") is not None]
@@ -35,10 +35,10 @@ def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None) -> b
 
 
 def length_histogram(series: Sequence[tuple[str, np.ndarray]]) -> bytes:
-    """Histogram of document lengths on a logarithmic axis, one over the other, as PNG.
+    """Plot overlaid histograms of document lengths on a logarithmic axis as PNG.
 
     Args:
-        series: name and lengths in characters; at most three.
+        series: (name, lengths in characters) of at most three sets of documents.
     """
     axes = _axes(2.9)
     longest = max((int(sizes.max()) for _, sizes in series if len(sizes)), default=1)
@@ -56,7 +56,7 @@ def length_histogram(series: Sequence[tuple[str, np.ndarray]]) -> bytes:
 def _axes(height: float) -> Any:
     """Empty axes of 7.2 inches by `height`."""
     # Imported here: matplotlib takes half a second, and most commands draw nothing. The figure is made without
-    # pyplot, whose global state is not safe in the thread that follows a running job.
+    # pyplot, whose global state is not safe in the thread that monitors a running job.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -76,7 +76,7 @@ def _png(axes: Any) -> bytes:
 
 
 def _smooth(points: Sequence[tuple[int, float]], weight: float = 0.8) -> list[tuple[int, float]]:
-    """Exponential moving average, corrected for its start as Adam corrects its means."""
+    """Exponential moving average with the bias correction of Adam."""
     mean, smoothed = 0.0, []
     for count, (step, value) in enumerate(points, 1):
         mean = weight * mean + (1 - weight) * value
@@ -84,13 +84,13 @@ def _smooth(points: Sequence[tuple[int, float]], weight: float = 0.8) -> list[tu
     return smoothed
 
 
-def _thin(points: Sequence[tuple[int, float]], most: int = 1500) -> list[tuple[int, float]]:
-    """At most about `most` points, each the mean of as many neighbours: there are no more pixels than that."""
-    size = -(-len(points) // most) or 1
+def _thin(points: Sequence[tuple[int, float]], limit: int = 1500) -> list[tuple[int, float]]:
+    """At most about `limit` points, each the mean of equally many neighbours; a plot has no more pixels."""
+    size = -(-len(points) // limit) or 1
     cuts = [points[start : start + size] for start in range(0, len(points), size)]
     return [(cut[-1][0], sum(value for _, value in cut) / len(cut)) for cut in cuts]
 
 
 def data_uri(png: bytes) -> str:
-    """A PNG as a `data:` address, for `<img src>`."""
+    """PNG as a `data:` URL, for `<img src>`."""
     return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -1,6 +1,6 @@
-"""The report of a run: one self-contained HTML file that a person opens, and the same facts as Markdown.
+"""Report of a run: one self-contained HTML file, and the same facts as Markdown.
 
-It reads manifests, the rejected rows they name, `metrics.jsonl` and `eval/*.json`; it computes nothing anew.
+Its sources are the manifests, the rejected rows that they name, `metrics.jsonl` and `eval/*.json`.
 """
 
 import json
@@ -10,33 +10,38 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from pydantic import PositiveInt
 
-from gpt2train.files import size_words
-from gpt2train.metrics import read_metrics
-from gpt2train.settings import Settings
+from gpt2train.io.files import size_words
+from gpt2train.monitoring.metrics import read_metrics
+from tasks.cloze.step import missing_words
+from tasks.core.runner import Runner
+from tasks.core.step import Manifest, Outcome, Step, read_timings
+from tasks.core.storage import Folder
 from tasks.report.findings import findings
 from tasks.report.pictures import data_uri, loss_curve
-from tasks.runner import Runner
-from tasks.steps import Manifest, Outcome, Step, read_timings
-from tasks.storage import Folder
+from tasks.report.settings import ReportSettings
 
 REPORT = "report.html"
-
-
-class ReportSettings(Settings):
-    """What the report shows."""
-
-    samples: PositiveInt = 3
-    """Rejected rows shown for each reason of each step."""
 
 
 def report(
     root: Folder, manifests: Sequence[Manifest], settings: ReportSettings, folder: str = "report", *, runner: Runner
 ) -> Manifest:
-    """Write `report/report.html` about the given finished steps, in the order of the recipe."""
+    """Write `report/report.html` about finished steps.
+
+    Args:
+        root: output folder of the run.
+        manifests: manifests of the finished steps, in the order of the flow.
+        settings: report settings.
+        folder: folder of the report.
+        runner: the one that knows if the report is already finished.
+
+    Returns:
+        Manifest of the report.
+    """
     inputs = {manifest.step: manifest for manifest in manifests}
-    step = Step(root, "report", version=2, parameters=settings, inputs=inputs, folder=folder, packages=("matplotlib",))
+    packages = ("jinja2", "matplotlib")
+    step = Step(root, "report", version=3, parameters=settings, inputs=inputs, folder=folder, packages=packages)
     if done := runner.finished(step):
         return done
     facts = {**gather(root, manifests), "data": findings(root, inputs, settings.samples)}
@@ -45,7 +50,7 @@ def report(
 
 
 def gather(root: Folder, manifests: Sequence[Manifest]) -> dict[str, Any]:
-    """What the page and the summary show, as plain values; `findings` has the rest of the page."""
+    """Facts of the page and of the summary as plain values; `findings` has the rest of the page."""
     by_step = {manifest.step: manifest for manifest in manifests}
     timings = read_timings(root)
     training = by_step.get("train")
@@ -56,6 +61,7 @@ def gather(root: Folder, manifests: Sequence[Manifest]) -> dict[str, Any]:
         "training": _training(training, metrics, timings) if training else None,
         "curve": data_uri(loss_curve(metrics)) if metrics else None,
         "evaluation": _evaluation(root, evaluation) if evaluation else {},
+        "unscored": _unscored(by_step.get("cloze"), evaluation) if evaluation else [],
         "tokens": by_step["tokenize"].outcome.facts if "tokenize" in by_step else {},
         "steps": [_provenance(manifest, timings) for manifest in manifests],
         "machine": f"Python {platform.python_version()}, {platform.system()} {platform.machine()}",
@@ -64,9 +70,9 @@ def gather(root: Folder, manifests: Sequence[Manifest]) -> dict[str, Any]:
 
 
 def funnel(manifests: Sequence[Manifest], timings: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each step that counts rows: in, kept, share, reasons (most frequent first), seconds."""
+    """One row per step that counts rows: input, kept, share, reasons (most frequent first), seconds."""
     rows = []
-    most = max((manifest.outcome.seen for manifest in manifests), default=0)
+    largest = max((manifest.outcome.seen for manifest in manifests), default=0)
     for manifest in manifests:
         outcome = manifest.outcome
         if not outcome.seen:
@@ -78,8 +84,8 @@ def funnel(manifests: Sequence[Manifest], timings: Mapping[str, Mapping[str, Any
                 "seen": outcome.seen,
                 "kept": outcome.kept,
                 "share": outcome.kept / outcome.seen,
-                "kept_of_most": outcome.kept / most,
-                "dropped_of_most": (outcome.seen - outcome.kept) / most,
+                "kept_of_most": outcome.kept / largest,
+                "dropped_of_most": (outcome.seen - outcome.kept) / largest,
                 "reasons": reasons,
                 "facts": outcome.facts,
                 "seconds": timings.get(manifest.step, {}).get("seconds"),
@@ -105,10 +111,20 @@ def _training(manifest: Manifest, metrics: list[dict[str, Any]], timings: Mappin
 
 
 def _evaluation(root: Folder, manifest: Manifest) -> dict[str, Any]:
-    """The JSON results of the evaluation, by file name without ending."""
+    """JSON results of the evaluation, by file name without extension."""
     folder = root / manifest.folder
     names = [record.name for record in manifest.outputs if record.name.endswith(".json")]
     return {Path(name).stem: json.loads(folder.read_bytes(name)) for name in names}
+
+
+def _unscored(cloze: Manifest | None, evaluation: Manifest) -> list[str]:
+    """One line per standard score for which the evaluation has no data."""
+    notes = []
+    if "lambada.json" not in [record.name for record in evaluation.outputs]:
+        notes.append(f"No LAMBADA score: {missing_words(cloze)}." if cloze else "No LAMBADA score: no set was given.")
+    if not evaluation.outcome.facts.get("held_out_documents", 1):
+        notes.append("No perplexity of held-out documents: the test split is empty.")
+    return notes
 
 
 def _provenance(manifest: Manifest, timings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -128,7 +144,7 @@ def _provenance(manifest: Manifest, timings: Mapping[str, Mapping[str, Any]]) ->
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tasks.report", "templates"),
-        autoescape=True,  # rejected rows are other people's text
+        autoescape=True,  # rejected rows contain untrusted text
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
@@ -141,10 +157,10 @@ def _environment() -> jinja2.Environment:
 
 
 def render(facts: Mapping[str, Any]) -> str:
-    """The page, self-contained: no script, no outside resource."""
+    """Render the HTML page, self-contained: no script, no external resource."""
     return _environment().get_template("report.html").render(**facts)
 
 
 def summary(facts: Mapping[str, Any]) -> str:
-    """The report in Markdown, for an artifact on the run page."""
+    """Render the report as Markdown, for an artifact on the run page."""
     return _environment().get_template("summary.md").render(**facts)

@@ -1,5 +1,1 @@
-"""Documents to token files: each shard encoded, the shards of a split joined."""
-
-from tasks.tokenize.step import TokenizeSettings, tokenize
-
-__all__ = ["TokenizeSettings", "tokenize"]
+"""Tokenisation: encode each shard of documents, merge the encoded shards of each split."""

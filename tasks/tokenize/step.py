@@ -1,9 +1,9 @@
-"""Turn documents into tokens: Megatron `.bin/.idx` per split, and a table that leads each token back to its page.
+"""Documents to tokens: Megatron `.bin/.idx` files per split, and a table that maps each token to its page.
 
 Writes `tokens/{train,valid,test}/tokens.bin`, `tokens.idx` and `documents.parquet` (`start`, `end`: token offsets in
-the split; `doc_id`, `url`), in the order of the shards and rows that come in. Each document ends with
-`<|endoftext|>`; the same letters inside a text stay letters. A split of more than `shard_tokens` is cut between
-documents: `tokens-00000-of-00003.bin` and so on, each with its index and its table.
+the split; `doc_id`, `url`), in the order of the input shards and rows. Each document ends with the token
+`<|endoftext|>`; the same characters inside a text are encoded as text. A split of more than `shard_tokens` is divided
+between documents: `tokens-00000-of-00003.bin` and so on, each with its index and its table.
 """
 
 import functools
@@ -15,39 +15,26 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import AliasChoices, Field
 from tokenizers import Tokenizer
 
 from gpt2train.data.encoder import Encoder, FastEncoder, PlainEncoder, Texts, disagreement, with_end
 from gpt2train.data.indexed import token_dtype
 from gpt2train.data.tokenizer import TOKENIZER, end_of_text_id, parse_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.settings import Settings
-from tasks.runner import Runner
-from tasks.shards import REJECTED, read_table, rejected_row, write_rows, write_table
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import Folder
-from tasks.tokenize.join import ENCODED, SPLITS, join_part, plan
+from tasks.core.runner import Runner
+from tasks.core.shards import REJECTED, read_table, rejected_row, write_rows, write_table
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
+from tasks.tokenize.merge_shards import ENCODED, SPLITS, join_part, plan
+from tasks.tokenize.settings import TokenizeSettings
 
 log = logging.getLogger("gpt2train")
 
-CHECK_SHARDS = 16  # of a corpus, evenly spaced, on which the fast encoder is held against the reference
-CHECK_BYTES = 1 << 20  # of text for that; a quarter of a second
+CHECK_SHARDS = 16  # evenly spaced shards on which the fast encoder is compared with the reference
+CHECK_BYTES = 1 << 20  # bytes of text for the comparison; takes a quarter of a second
 COLUMNS = ["id", "url", "text", "source", "split"]
 Engine = Literal["gigatoken", "tokenizers"]
 ENGINES: dict[Engine, Callable[[Tokenizer], Encoder]] = {"gigatoken": FastEncoder, "tokenizers": PlainEncoder}
-
-
-class TokenizeSettings(Settings):
-    """How documents become tokens."""
-
-    append_end_of_text: bool = Field(True, validation_alias=AliasChoices("append_end_of_text", "append_eod"))
-    """End each document with `<|endoftext|>`, so that the model learns where a text ends (Megatron's --append-eod)."""
-    shard_tokens: int = Field(default=1 << 30, ge=1)
-    """Tokens of a file; a split that holds more is cut between documents (2^30 tokens are 2 GB of uint16)."""
-    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
-    """Which library encodes; the tokens are the same. `auto`: gigatoken where it is installed and agrees with
-    `tokenizers` on a sample of this corpus. `gigatoken`: the same, and an error where it does not."""
 
 
 def tokenize(
@@ -55,11 +42,21 @@ def tokenize(
 ) -> Manifest:
     """Encode all documents with the tokenizer of the run and write one token file pair (or several) per split.
 
-    A split without documents gets a pair without documents. A row without text, without a split, or whose text is no
-    UTF-8, is rejected (`empty`, `no_split`, `not_utf8`).
+    A split without documents gets a file pair without documents. A row without text, without a split, or with a text
+    that is not UTF-8 is rejected (`empty`, `no_split`, `not_utf8`).
+
+    Args:
+        root: output folder of the run.
+        documents: manifest of the documents.
+        tokenizer: manifest of the tokenizer.
+        settings: tokenisation settings.
+        runner: runs the batches.
+
+    Returns:
+        Manifest of `tokens/`.
 
     Raises:
-        UserError: `engine = "gigatoken"` cannot be had, or does not agree with `tokenizers` on this corpus.
+        UserError: `engine = "gigatoken"` is not available, or does not agree with `tokenizers` on this corpus.
     """
     inputs = {"documents": documents, "tokenizer": tokenizer}
     parameters = settings.model_dump(mode="json", exclude={"engine"})  # changes no byte
@@ -71,16 +68,16 @@ def tokenize(
     shards = [record.name for record in documents.outputs]
     source = root / documents.folder
     tokenizer_file = tokenizer.output(TOKENIZER)
-    place = (root / tokenizer.folder, tokenizer_file.name, tokenizer_file.sha256)
-    engine, checked = choose_engine(step, shards, source, place, settings.engine, runner)
+    tokenizer_ref = (root / tokenizer.folder, tokenizer_file.name, tokenizer_file.sha256)
+    engine, checked = choose_engine(step, shards, source, tokenizer_ref, settings.engine, runner)
     append = settings.append_end_of_text
-    encoded = runner.batches(step, "part", shards, encode_shard, source, place, append, engine)
-    dtype = token_dtype(_tokenizer(*place).get_vocab_size()).name
+    encoded = runner.batches(step, "part", shards, encode_shard, source, tokenizer_ref, append, engine)
+    dtype = token_dtype(_tokenizer(*tokenizer_ref).get_vocab_size()).name
     names = [record for outcome in encoded for record in outcome.outputs if record.name.endswith(".bin")]
-    # Joining copies bytes: a thread is enough, and no worker has to load anything.
+    # Merging copies bytes: a thread suffices, and no worker has to load libraries.
     pieces = [piece for split in SPLITS for piece in plan(step.folder, names, split, settings.shard_tokens)]
     joined = runner.batches(step, "join", pieces, join_part, dtype, where="node")
-    # The encoded shards were for this step alone: not named by the manifest, they are swept.
+    # The encoded shards are intermediate: the manifest does not name them, so they are removed.
     counted = [outcome.model_copy(update={"outputs": ()}) for outcome in encoded]
     return step.commit(Outcome.total([checked, *counted, *joined]))
 
@@ -89,54 +86,65 @@ def choose_engine(
     step: Step,
     shards: Sequence[str],
     source: Folder,
-    place: tuple[Folder, str, str],
+    tokenizer_ref: tuple[Folder, str, str],
     wanted: Literal["auto", "gigatoken", "tokenizers"],
     runner: Runner,
 ) -> tuple[Engine, Outcome]:
-    """The library that encodes, after the fast one was held against the reference on a sample of this corpus.
+    """Choose the encoder after comparing the fast one with the reference on a sample of the corpus.
+
+    Args:
+        step: the tokenize step.
+        shards: names of the shards of documents.
+        source: folder of the shards.
+        tokenizer_ref: folder, name and SHA-256 of the tokenizer file.
+        wanted: `TokenizeSettings.engine`.
+        runner: runs the comparison.
 
     Returns:
-        its name, and what the manifest is told: how many sampled documents it got wrong, when it did.
+        Name of the encoder, and an outcome with the number of mismatches if there are any.
+
+    Raises:
+        UserError: `wanted` is `gigatoken`, and it is not available or does not agree with `tokenizers`.
     """
     if wanted == "tokenizers":
         return "tokenizers", Outcome()
     sample = tuple(shards[:: -(-len(shards) // CHECK_SHARDS)]) if shards else ()
-    facts = runner.batches(step, "check", [sample], check_engine, source, place)[0].facts
+    facts = runner.batches(step, "check", [sample], check_engine, source, tokenizer_ref)[0].facts
     if facts.get("unavailable"):
         if wanted == "gigatoken":
             raise UserError(
                 "tokenize.engine = 'gigatoken', but gigatoken does not work here;"
-                " pip install gigatoken, or take tokenize.engine = 'auto'"
+                " pip install gigatoken, or set tokenize.engine = 'auto'"
             )
-        log.info("gigatoken is not installed: tokenizers encodes, at a fraction of its speed")
+        log.info("gigatoken is not available: using tokenizers, which is many times slower")
         return "tokenizers", Outcome()
     wrong, seen = facts["mismatches"], facts["documents"]
     if not wrong:
         return "gigatoken", Outcome()
     found = f"gigatoken and tokenizers give different tokens for {wrong:,} of {seen:,} documents of {source.url}"
     if wanted == "gigatoken":
-        raise UserError(f"{found}; take tokenize.engine = 'auto', which then uses tokenizers")
-    log.warning(f"{found}: tokenizers is used")
+        raise UserError(f"{found}; set tokenize.engine = 'auto', which then uses tokenizers")
+    log.warning(f"{found}: using tokenizers")
     return "tokenizers", Outcome(facts={"engine_mismatches": wrong})
 
 
 def check_engine(
-    folder: Folder, name: str, shards: Sequence[str], source: Folder, place: tuple[Folder, str, str]
+    folder: Folder, name: str, shards: Sequence[str], source: Folder, tokenizer_ref: tuple[Folder, str, str]
 ) -> Outcome:
-    """Encode the beginnings of some documents with both libraries and count where they differ."""
+    """Encode the beginnings of some documents with both libraries and count the documents that differ."""
     texts: list[str] = []
     for shard in shards:
         table = read_table(source, shard, columns=["text"])
         budget = CHECK_BYTES // len(shards)
-        # From all over the shard: its first rows may all be of one site.
+        # Evenly spaced rows: the first rows of a shard may all be from one site.
         chosen = table["text"].take(np.arange(0, table.num_rows, max(1, table.num_rows // 64)))
         for raw in chosen.cast(pa.large_binary()).to_pylist():
             if raw and budget > 0:
                 texts.append(raw[: min(budget, CHECK_BYTES // 16)].decode(errors="ignore"))
                 budget -= len(raw)
     try:
-        fast = _encoder(*place, "gigatoken")
-        wrong = disagreement(fast, _encoder(*place, "tokenizers"), Texts.of(texts))
+        fast = _encoder(*tokenizer_ref, "gigatoken")
+        wrong = disagreement(fast, _encoder(*tokenizer_ref, "tokenizers"), Texts.of(texts))
     except (ImportError, ValueError) as error:
         log.debug("gigatoken: %s", error)
         return Outcome(facts={"unavailable": 1})
@@ -148,46 +156,46 @@ def encode_shard(
     name: str,
     shard: str,
     source: Folder,
-    place: tuple[Folder, str, str],
+    tokenizer_ref: tuple[Folder, str, str],
     append_end_of_text: bool,
     engine: Engine,
 ) -> Outcome:
-    """Encode one shard: `encoded/<name>.<split>.bin` and a table of its documents, for each split."""
-    tokenizer = _tokenizer(*place)
+    """Encode one shard into `encoded/<name>.<split>.bin` and a table of its documents, for each split."""
+    tokenizer = _tokenizer(*tokenizer_ref)
     dtype = token_dtype(tokenizer.get_vocab_size())
     end = end_of_text_id(tokenizer) if append_end_of_text else None
     table = read_table(source, shard, COLUMNS)
-    good, rejected = _sift(table)
+    good, rejected = _split_valid(table)
     outputs = []
     for split in SPLITS:
-        mine = good.filter(pc.equal(good["split"], split))
+        rows = good.filter(pc.equal(good["split"], split))
         target = f"encoded/{name}.{split}"
         lengths = [np.empty(0, dtype=np.int64)]
         with folder.writing(f"{target}.bin") as draft, draft.open("wb") as file:
-            for chunk in mine["text"].chunks:
-                encoded = with_end(_encoder(*place, engine)(_texts(chunk)), end, dtype)
+            for chunk in rows["text"].chunks:
+                encoded = with_end(_encoder(*tokenizer_ref, engine)(_texts(chunk)), end, dtype)
                 file.write(encoded.ids.data)
                 lengths.append(encoded.lengths)
         counts = np.concatenate(lengths)
         outputs.append(folder.record(f"{target}.bin", rows=int(counts.sum())))
-        columns = [mine["id"].cast(pa.string()), mine["url"].cast(pa.string()), pa.array(counts)]
+        columns = [rows["id"].cast(pa.string()), rows["url"].cast(pa.string()), pa.array(counts)]
         outputs.append(write_table(folder, f"{target}.parquet", pa.Table.from_arrays(columns, schema=ENCODED)))
     dropped = (write_rows(folder, f"rejected/{name}.parquet", rejected, REJECTED),) if rejected else ()
     reasons = dict(sorted(Counter(row["reason"] for row in rejected).items()))
     return Outcome(outputs=tuple(outputs), rejected=dropped, seen=table.num_rows, kept=good.num_rows, reasons=reasons)
 
 
-def _sift(table: pa.Table) -> tuple[pa.Table, list[dict[str, Any]]]:
-    """The rows that can be encoded, and rejected rows for the others."""
+def _split_valid(table: pa.Table) -> tuple[pa.Table, list[dict[str, Any]]]:
+    """Split a table into rows that can be encoded, and rejected rows."""
     text = pc.fill_null(table["text"].cast(pa.large_binary()), b"")
     empty = pc.equal(pc.binary_length(text), 0)
-    homeless = pc.invert(pc.is_in(table["split"], pa.array(SPLITS)))
-    broken = pa.array(np.zeros(table.num_rows, dtype=bool))
+    without_split = pc.invert(pc.is_in(table["split"], pa.array(SPLITS)))
+    not_utf8 = pa.array(np.zeros(table.num_rows, dtype=bool))
     try:
         table["text"].validate(full=True)
-    except pa.ArrowInvalid:  # some text is no UTF-8: only then is each looked at
-        broken = pa.array([not _is_utf8(raw) for raw in text.to_pylist()], pa.bool_())
-    bad = pc.or_(pc.or_(empty, homeless), broken)
+    except pa.ArrowInvalid:  # some text is not UTF-8: only then each one is tested
+        not_utf8 = pa.array([not _is_utf8(raw) for raw in text.to_pylist()], pa.bool_())
+    bad = pc.or_(pc.or_(empty, without_split), not_utf8)
     rejected = []
     for number in np.flatnonzero(np.asarray(bad)).tolist():
         raw = text[number].as_py()
@@ -212,28 +220,29 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 def _texts(column: pa.Array) -> Texts:
-    """A column of strings as the encoders take it, without a copy."""
+    """Column of strings in the layout of the encoders, without a copy."""
     strings = column.cast(pa.large_string())
     _, offsets, data = strings.buffers()
     if not len(strings):
         return Texts.of([])
-    places = np.frombuffer(offsets, dtype=np.int64)[strings.offset : strings.offset + len(strings) + 1]
-    first, last = int(places[0]), int(places[-1])
-    return Texts(np.frombuffer(data, dtype=np.uint8)[first:last], places - first)
+    positions = np.frombuffer(offsets, dtype=np.int64)[strings.offset : strings.offset + len(strings) + 1]
+    first, last = int(positions[0]), int(positions[-1])
+    return Texts(np.frombuffer(data, dtype=np.uint8)[first:last], positions - first)
 
 
 @functools.lru_cache(maxsize=1)
 def _cached(url: str, name: str, sha256: str) -> tuple[Tokenizer, dict[str, Encoder]]:
+    """Tokenizer of a file, and its encoders by engine, which are added on first use."""
     return parse_tokenizer(Folder(url).read_bytes(name).decode(), f"{url}/{name}"), {}
 
 
 def _tokenizer(folder: Folder, name: str, sha256: str) -> Tokenizer:
-    """The tokenizer of the run, kept from batch to batch; its hash makes another file another entry."""
+    """Tokenizer of the run, cached across batches; the hash distinguishes files of the same name."""
     return _cached(folder.url, name, sha256)[0]
 
 
 def _encoder(folder: Folder, name: str, sha256: str, engine: Engine) -> Encoder:
-    """An encoder of the run's tokenizer, kept from batch to batch with the words that it has seen."""
+    """Encoder of the run's tokenizer, cached across batches together with its cache of words."""
     tokenizer, encoders = _cached(folder.url, name, sha256)
     if engine not in encoders:
         encoders[engine] = ENGINES[engine](tokenizer)

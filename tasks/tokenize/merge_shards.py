@@ -1,7 +1,7 @@
-"""The second half of tokenising: encoded parts of a split, in order, joined to token files of bounded size.
+"""Second stage of the tokenisation: merge the encoded parts of a split, in order, to token files of bounded size.
 
-Only counts are held in memory: which rows of which part make up a file is planned first, then each file is joined on
-its own, and copies bytes.
+The rows of each file are planned first, with only counts in memory; then each file is merged separately by copying
+bytes.
 """
 
 from collections.abc import Sequence
@@ -13,50 +13,53 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.data.indexed import shard_name, write_index
-from tasks.shards import read_table
-from tasks.steps import Outcome
-from tasks.storage import FileRecord, Folder
+from tasks.core.shards import read_table
+from tasks.core.step import Outcome
+from tasks.core.storage import FileRecord, Folder
 
 SPLITS = ("train", "valid", "test")
-COPY = 1 << 22  # bytes copied at a time
-ROW_GROUP = 1 << 16  # documents of a table that are held, and written, at a time
+COPY_BYTES = 1 << 22  # bytes copied at a time
+ROW_GROUP = 1 << 16  # documents of a table in memory, and per row group
 ENCODED = pa.schema([("doc_id", pa.string()), ("url", pa.string()), ("tokens", pa.int64())])
 SIDECAR = pa.schema([("start", pa.int64()), ("end", pa.int64()), ("doc_id", pa.string()), ("url", pa.string())])
 
 
 class Slice(NamedTuple):
-    """Rows of one encoded part that go to one file."""
+    """Rows of one encoded part that belong to one token file."""
 
     part: str
-    """Name without ending."""
+    """File name without extension."""
     first_row: int
     rows: int | None
-    """None takes all that follow."""
+    """None: all following rows."""
     first_token: int
     tokens: int
 
 
 class Piece(NamedTuple):
-    """One token file: where it stands in its split, and what goes into it."""
+    """Plan of one token file: its position in the split, and its slices of parts."""
 
     split: str
     number: int
+    """Index of the file in its split."""
     of: int
+    """Number of files of the split."""
     start: int
-    """Tokens of the split before it."""
+    """Number of tokens of the split before this file."""
     slices: tuple[Slice, ...]
 
 
 def plan(folder: Folder, parts: Sequence[FileRecord], split: str, shard_tokens: int) -> list[Piece]:
-    """Cut a split into files of about `shard_tokens`: a document goes where its first token falls.
+    """Divide a split into files of about `shard_tokens`; a document belongs to the file of its first token.
 
-    It depends on the documents and their order alone, not on how they lie in parts. At least one file, an empty one.
+    The plan depends on the documents and their order alone, not on their distribution over parts. A split without
+    documents has one empty file.
     """
-    mine = [record for record in parts if record.name.endswith(f".{split}.bin")]
+    records = [record for record in parts if record.name.endswith(f".{split}.bin")]
     cells: dict[int, list[Slice]] = {}
     starts: dict[int, int] = {}
     before = 0
-    for record in mine:
+    for record in records:
         part, total = record.name.removesuffix(".bin"), record.rows or 0
         if not total:
             continue
@@ -79,7 +82,7 @@ def plan(folder: Folder, parts: Sequence[FileRecord], split: str, shard_tokens: 
 
 
 def _cut(part: str, lengths: np.ndarray, before: int, shard_tokens: int) -> list[tuple[int, Slice]]:
-    """The slices of a part that lies in several files."""
+    """Slices of a part that belongs to several files, with the index of each file."""
     ends = np.cumsum(lengths, dtype=np.int64)
     cells = (before + ends - lengths) // shard_tokens
     rows = [*np.flatnonzero(np.diff(cells, prepend=-1)).tolist(), len(lengths)]
@@ -91,7 +94,7 @@ def _cut(part: str, lengths: np.ndarray, before: int, shard_tokens: int) -> list
 
 
 def join_part(folder: Folder, name: str, piece: Piece, dtype: str) -> Outcome:
-    """Join one file: `<split>/tokens….bin`, its `.idx`, and the table of its documents."""
+    """Merge one file: `<split>/tokens….bin`, its `.idx`, and the table of its documents."""
     stem = f"{piece.split}/{shard_name('tokens', piece.number, piece.of)}"
     table = f"{piece.split}/{shard_name('documents', piece.number, piece.of)}.parquet"
     size, position = np.dtype(dtype).itemsize, piece.start
@@ -100,28 +103,28 @@ def join_part(folder: Folder, name: str, piece: Piece, dtype: str) -> Outcome:
         folder.writing(table) as sidecar,
         pq.ParquetWriter(sidecar, SIDECAR, compression="zstd", compression_level=3) as writer,
     ):
-        held = SIDECAR.empty_table()
+        pending = SIDECAR.empty_table()
         for part in piece.slices:
             rows = read_table(folder, f"{part.part}.parquet").slice(part.first_row, part.rows)
             counts = rows["tokens"].to_numpy()
             ends = position + np.cumsum(counts, dtype=np.int64)
             columns = [pa.array(ends - counts), pa.array(ends), rows["doc_id"], rows["url"]]
-            held = pa.concat_tables([held, pa.Table.from_arrays(columns, schema=SIDECAR)])
-            while held.num_rows >= ROW_GROUP:  # groups of one size, however the rows lay in parts
-                writer.write_table(held.slice(0, ROW_GROUP).combine_chunks())
-                held = held.slice(ROW_GROUP)
+            pending = pa.concat_tables([pending, pa.Table.from_arrays(columns, schema=SIDECAR)])
+            while pending.num_rows >= ROW_GROUP:  # groups of equal size, independent of the parts
+                writer.write_table(pending.slice(0, ROW_GROUP).combine_chunks())
+                pending = pending.slice(ROW_GROUP)
             lengths.append(counts)
             position += part.tokens
-        writer.write_table(held.combine_chunks())
+        writer.write_table(pending.combine_chunks())
     with folder.writing(f"{stem}.bin") as draft, draft.open("wb") as joined:
         for part in piece.slices:
             with folder.open(f"{part.part}.bin") as file:
                 file.seek(part.first_token * size)
-                left = part.tokens * size
-                while left:
-                    block = file.read(min(left, COPY))
+                remaining = part.tokens * size
+                while remaining:
+                    block = file.read(min(remaining, COPY_BYTES))
                     joined.write(block)
-                    left -= len(block)
+                    remaining -= len(block)
     with folder.writing(f"{stem}.idx") as draft:
         write_index(draft, np.concatenate(lengths), dtype)
     documents, tokens = sum(map(len, lengths)), position - piece.start

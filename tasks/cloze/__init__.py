@@ -1,0 +1,1 @@
+"""Cloze test in the format of LAMBADA, drawn from held-out documents."""

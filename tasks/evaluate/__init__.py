@@ -1,0 +1,1 @@
+"""Scores of a merged model: cloze accuracy and perplexities."""

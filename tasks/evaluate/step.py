@@ -1,0 +1,181 @@
+"""Evaluate step: LAMBADA by three definitions, perplexity on held-out documents and WikiText, sample generations.
+
+Writes `<run folder>/eval/`: `lambada.json`, `perplexity.json`, `samples.json`, and optionally `wikitext.json`. Each is
+a batch in its own process with one thread, so that they run in parallel and a killed run repeats at most the batches in
+flight.
+"""
+
+import heapq
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from gpt2train.convert.settings import Device
+from gpt2train.errors import UserError
+from gpt2train.evaluate.files import DATA_HASH_KEY, about, decode
+from gpt2train.evaluate.passages import read_passages
+from tasks.core.runner import Runner
+from tasks.core.shards import read_table
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder, read_any
+from tasks.evaluate.settings import EvaluateSettings
+
+log = logging.getLogger("gpt2train")
+
+HELD_OUT = "test"
+
+
+def evaluate(
+    root: Folder,
+    model: Manifest,
+    lambada: str | None,
+    held_out: Manifest,
+    settings: EvaluateSettings,
+    runner: Runner,
+    *,
+    wikitext: str | None = None,
+    device: Device = "auto",
+    threads: int = 1,
+) -> Manifest:
+    """Score a model and generate samples; writes JSON files to `<run folder>/eval/`.
+
+    Args:
+        root: output folder of the run.
+        model: manifest of the merge step.
+        lambada: path or URL of a file of `{"text": …}` lines; None: no `lambada.json`.
+        held_out: manifest of documents (Parquet) with a column `split`; those in `test` are scored. Without any, there
+            is no `perplexity.json`.
+        settings: evaluation settings.
+        runner: runs the batches.
+        wikitext: path or URL of WikiText in its tokenised form; None: no `wikitext.json`.
+        device: device of the model; not part of the fingerprint.
+        threads: threads per process; not part of the fingerprint.
+
+    Returns:
+        Manifest of `eval/`.
+
+    Raises:
+        UserError: the cloze set is missing or malformed, WikiText is missing or not text, or the model is not on a
+            local disk.
+    """
+    facts: dict[str, dict[str, str]] = {}
+    passages: Sequence[str] = ()
+    if lambada is not None:
+        data = read_any(lambada)
+        passages = read_passages(data, lambada)
+        facts["lambada"] = about(PurePosixPath(lambada).name, data)
+    text = ""
+    if wikitext is not None:
+        raw = read_any(wikitext)
+        text = decode(raw, wikitext)
+        facts["wikitext"] = about(PurePosixPath(wikitext).name, raw)
+    step = Step(
+        root,
+        "evaluate",
+        version=2,
+        parameters=settings,
+        inputs={"merge": model, "held_out": held_out, **{kind: fact[DATA_HASH_KEY] for kind, fact in facts.items()}},
+        folder=str(PurePosixPath(model.folder).parent / "eval"),
+        packages=("tokenizers", "torch"),
+    )
+    if done := runner.finished(step):
+        return done
+    if not root.is_local:
+        raise UserError(f"a model is read from a local folder, not from {root.url}; copy the run first")
+    model_folder = (root / model.folder).path()
+    tasks = ["perplexity", "samples"]
+    tasks = [*(["lambada"] if lambada is not None else []), *tasks, *(["wikitext"] if wikitext is not None else [])]
+    outcomes = runner.batches(
+        step,
+        "part",
+        tasks,
+        evaluate_part,
+        model_folder,
+        facts,
+        passages,
+        text,
+        root,
+        held_out,
+        settings,
+        device,
+        threads,
+    )
+    total = Outcome.total(outcomes)
+    if not total.facts["held_out_documents"]:
+        log.warning(
+            f"no document of {held_out.folder} is in the split {HELD_OUT!r}: no perplexity of held-out documents; "
+            "for one, give more documents or a larger clean.split.test"
+        )
+    return step.commit(total)
+
+
+def evaluate_part(
+    folder: Folder,
+    name: str,
+    item: str,
+    model_folder: str,
+    facts: dict[str, dict[str, str]],
+    passages: Sequence[str],
+    text: str,
+    root: Folder,
+    held_out: Manifest,
+    settings: EvaluateSettings,
+    device: Device,
+    threads: int,
+) -> Outcome:
+    """Write one of the result files."""
+    import torch
+
+    from gpt2train.convert.huggingface import read_model
+    from gpt2train.data.tokenizer import load_tokenizer
+    from gpt2train.evaluate.lambada import evaluate_lambada
+    from gpt2train.evaluate.perplexity import document_perplexity, wikitext_perplexity
+    from gpt2train.inference.generate import generate
+
+    texts = held_out_texts(root, held_out, settings) if item == "perplexity" else []
+    if item == "perplexity" and not texts:
+        return Outcome(facts={"held_out_documents": 0})
+    torch.set_num_threads(threads)
+    model, tokenizer = read_model(Path(model_folder), device), load_tokenizer(model_folder)
+    if item == "lambada":
+        result = facts[item] | evaluate_lambada(model, tokenizer, passages)
+        counts = {"passages": result["passages"], "truncated_passages": result["truncated"]}
+    elif item == "wikitext":
+        stride = min(settings.wikitext_stride, model.shape.context)
+        result = facts[item] | wikitext_perplexity(model, tokenizer, text, stride)
+        counts = {"wikitext_tokens": result["tokens"]}
+    elif item == "perplexity":
+        result = document_perplexity(model, tokenizer, texts, settings.stride)
+        counts = {"held_out_documents": result["documents"]}
+    else:
+        answers = generate(model, tokenizer, settings.prompts, settings.sampling)
+        samples = [{"prompt": answer.prompt, "text": answer.text, "stopped": answer.stopped} for answer in answers]
+        result = {"sampling": settings.sampling.model_dump(mode="json"), "samples": samples}
+        counts = {"samples": len(samples)}
+    folder.write_bytes(f"{item}.json", json.dumps(result, indent=1, ensure_ascii=False).encode() + b"\n")
+    return Outcome(outputs=(folder.record(f"{item}.json"),), facts=counts)
+
+
+def held_out_texts(root: Folder, held_out: Manifest, settings: EvaluateSettings) -> list[str]:
+    """Texts of the held-out documents with the smallest ids, by ascending id."""
+    folder = root / held_out.folder
+    found: list[tuple[str, str, int]] = []
+    for record in held_out.outputs:
+        table = read_table(folder, record.name, ["id", "split"])
+        rows = zip(table["id"].to_pylist(), table["split"].to_pylist(), strict=True)
+        marked = [(identity, record.name, row) for row, (identity, split) in enumerate(rows) if split == HELD_OUT]
+        found = heapq.nsmallest(settings.max_documents, [*found, *marked])
+    texts = {}
+    for shard in sorted({shard for _, shard, _ in found}):
+        column = read_table(folder, shard, ["text"])["text"]
+        texts.update({(shard, row): column[row].as_py() for _, name, row in found if name == shard})
+    return [cut(texts[shard, row], settings.max_characters) for _, shard, row in found]
+
+
+def cut(text: str, limit: int) -> str:
+    """Beginning of a text of at most `limit` characters, cut at white space if there is any."""
+    if len(text) <= limit:
+        return text
+    head = text[: limit + 1].rsplit(maxsplit=1)
+    return head[0] if len(head) == 2 else text[:limit]

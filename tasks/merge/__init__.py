@@ -1,0 +1,1 @@
+"""Merge a sharded checkpoint to a Hugging Face model folder."""

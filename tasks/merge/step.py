@@ -1,0 +1,126 @@
+"""Merge step: latest checkpoint of a training run to a Hugging Face model folder, `runs/<name>/model/`."""
+
+import contextlib
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from gpt2train.convert.settings import CARD, MergeSettings
+from gpt2train.errors import RunError, UserError
+from tasks.core.runner import Runner
+from tasks.core.step import MANIFEST, Manifest, Outcome, Step, canonical
+from tasks.core.storage import Folder
+
+DRAFT = ".tmp-model"
+RECORDS = "merge"  # folder of the step's records, beside `model/`
+CARD_RECORD = "_card.json"
+
+
+def merge(root: Folder, training: Manifest, tokenizer: Manifest, settings: MergeSettings, runner: Runner) -> Manifest:
+    """Merge the checkpoint of a training run to `<run folder>/model/`, which transformers loads.
+
+    Args:
+        root: output folder of the run.
+        training: manifest of the training.
+        tokenizer: manifest of the tokenizer.
+        settings: merge settings.
+        runner: runs the batch.
+
+    Returns:
+        Manifest of the model folder.
+
+    Raises:
+        UserError: the run is not on a local disk, or was trained with another tokenizer.
+        RunError: the manifest of the training names no checkpoint, or several.
+    """
+    step = Step(
+        root,
+        "merge",
+        version=2,
+        parameters=settings.model_dump(mode="json", exclude={"license"}),  # used only by the model card
+        inputs={"train": training, "tokenizer": tokenizer},
+        folder=f"{training.folder}/model",
+        records=f"{training.folder}/{RECORDS}",  # not in the folder that users upload
+        packages=("safetensors", "tokenizers", "torch"),
+    )
+    if done := runner.finished(step):
+        return done
+    if not root.is_local:
+        raise UserError(f"a training run is read from a local folder, not from {root.url}; copy the run first")
+    old_records = Path(step.folder.path())  # version 1 of the step wrote its records to the model folder
+    shutil.rmtree(old_records / "_batches", ignore_errors=True)
+    (old_records / MANIFEST).unlink(missing_ok=True)
+    checkpoint = (root / training.folder).path(checkpoint_name(training))
+    folder = (root / tokenizer.folder).path()
+    outcomes = runner.batches(step, "part", ["model"], merge_part, checkpoint, folder, settings)
+    # No sweep: the model card is not an output, since users may edit it. The names of the outputs never change.
+    manifest = step.commit(Outcome.total(outcomes), sweep=False)
+    write_card(root, training, settings)
+    return manifest
+
+
+def write_card(root: Folder, training: Manifest, settings: MergeSettings, scores: Manifest | None = None) -> None:
+    """Write the model card, `README.md` next to the weights, unless a user has edited it.
+
+    `merge/_card.json` has the hashes of the cards written by this function, by which an edited card is detected.
+
+    Args:
+        root: output folder of the run.
+        training: manifest of the training.
+        settings: merge settings.
+        scores: manifest of the evaluation whose scores are written to the card.
+    """
+    model, records = root / f"{training.folder}/model", root / f"{training.folder}/{RECORDS}"
+    basis = {"license": settings.license, "scores": scores and scores.identity}
+    written: dict[str, Any] = {}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        written = dict(json.loads(records.read_bytes(CARD_RECORD)))
+    hashes = [str(known) for known in written.get("sha256", ())]
+    with contextlib.suppress(FileNotFoundError):
+        present = hashlib.sha256(model.read_bytes(CARD)).hexdigest()
+        if present not in hashes or (present == hashes[-1] and written.get("basis") == basis):
+            return
+    from gpt2train.convert.merge import merged_card  # imports torch
+
+    checkpoint = Path((root / training.folder).path(checkpoint_name(training)))
+    card = merged_card(Path(model.path()), checkpoint, settings.dtype, settings.license).encode()
+    # Write the record first, with the previous hash: a run killed between the two writes recognises either card.
+    record = {"basis": basis, "sha256": [*hashes[-1:], hashlib.sha256(card).hexdigest()]}
+    records.write_bytes(CARD_RECORD, canonical(record) + b"\n")
+    model.write_bytes(CARD, card)
+
+
+def checkpoint_name(training: Manifest) -> str:
+    """Path of the checkpoint in the run folder, by the manifest of the training.
+
+    Raises:
+        RunError: the manifest names no checkpoint, or several.
+    """
+    parts = [record.name.split("/") for record in training.outputs]
+    found = sorted({part[1] for part in parts if part[0] == "checkpoints" and len(part) > 2})
+    if len(found) != 1:
+        raise RunError(f"the manifest of {training.folder} names {len(found)} checkpoints, expected 1; train again")
+    return f"checkpoints/{found[0]}"
+
+
+def merge_part(
+    folder: Folder, name: str, item: str, checkpoint: str, tokenizer: str, settings: MergeSettings
+) -> Outcome:
+    """Write the files of one model to the folder of the step."""
+    from gpt2train.convert.merge import fill
+
+    # On the same disk as the folder, so that files are moved, not copied; the leftover of a killed run is removed.
+    draft = Path(folder.path(DRAFT))
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        parameters = fill(draft, Path(checkpoint), Path(tokenizer), settings.dtype, settings.license)
+        names = sorted(file.name for file in draft.iterdir() if file.name != CARD)
+        for file in names:
+            with folder.writing(file) as target:
+                (draft / file).replace(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # also after an error such as a full disk
+    return Outcome(outputs=tuple(folder.record(file) for file in names), facts={"parameters": parameters})

@@ -1,0 +1,1 @@
+"""Seeded global shuffle of the documents."""

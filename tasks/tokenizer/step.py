@@ -1,0 +1,262 @@
+"""Tokenizer of a run: trained on its documents, the published one of GPT-2, or the user's own.
+
+Writes `tokenizer/{vocab.json,merges.txt,tokenizer.json}`, a folder that both `transformers` and `gpt2train` load.
+"""
+
+import hashlib
+import http.client
+import json
+import re
+import urllib.request
+from collections.abc import Iterator, Sequence
+
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from gpt2train.data.tokenizer import (
+    END_OF_TEXT,
+    FILES,
+    MERGES,
+    TOKENIZER,
+    VOCAB,
+    build_tokenizer,
+    parse_tables,
+    tables_of_json,
+    tokenizer_files,
+)
+from gpt2train.errors import UserError
+from tasks.core.runner import Runner
+from tasks.core.shards import read_table
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
+from tasks.tokenizer.settings import TokenizerSettings
+
+PUBLISHED_AT = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
+# File name -> (file name of OpenAI, SHA-256).
+PUBLISHED = {
+    VOCAB: ("encoder.json", "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
+    MERGES: ("vocab.bpe", "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
+}
+FILE_NAMES = tuple((name, published) for name, (published, _) in PUBLISHED.items())
+TIMEOUT = 30.0  # seconds without a byte; the two files are 1.5 MB together
+MAX_BYTES = 1 << 24  # of a downloaded file
+MAX_RUN = 256  # characters of a word (or of white space) used in training
+LONG_RUN = re.compile(rf"\S{{{MAX_RUN},}}|\s{{{MAX_RUN},}}")
+
+
+def tokenizer(root: Folder, documents: Manifest | None, settings: TokenizerSettings, runner: Runner) -> Manifest:
+    """Write the tokenizer folder of a run.
+
+    Args:
+        root: output folder of the run.
+        documents: manifest of the documents to train on; None if the tokenizer is not trained.
+        settings: tokenizer settings.
+        runner: runs the batches.
+
+    Returns:
+        Manifest of `tokenizer/`.
+
+    Raises:
+        UserError: there is no document to train on; or the files cannot be read or downloaded, or are invalid.
+    """
+    if settings.name == "folder":
+        content, _ = own_files(settings)
+        hashes = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
+        step = Step(
+            root, "tokenizer", version=1, parameters={"name": "folder"}, inputs=hashes, packages=("tokenizers",)
+        )
+        if done := runner.finished(step):
+            return done
+        return step.commit(Outcome.total(runner.batches(step, "read", [settings], read_own, where="thread")))
+    if settings.name == "gpt2":
+        # The files are checked by hash, so their source is no input.
+        hashes = {name: digest for name, (_, digest) in PUBLISHED.items()}
+        step = Step(root, "tokenizer", version=1, parameters={"name": "gpt2"}, inputs=hashes, packages=("tokenizers",))
+        if done := runner.finished(step):
+            return done
+        return step.commit(Outcome.total(runner.batches(step, "fetch", [settings.folder], fetch, where="thread")))
+    if documents is None:
+        raise UserError(
+            "tokenizer.name = 'train' needs documents to train on; give documents, or set tokenizer.name = 'gpt2'"
+        )
+    parameters = settings.model_dump(mode="json", exclude={"folder"})
+    inputs = {"documents": documents}
+    step = Step(root, "tokenizer", version=1, parameters=parameters, inputs=inputs, packages=("tokenizers",))
+    if done := runner.finished(step):
+        return done
+    shards = [tuple(record.name for record in documents.outputs)]
+    return step.commit(
+        Outcome.total(runner.batches(step, "train", shards, train_on, root / documents.folder, settings))
+    )
+
+
+def train_on(folder: Folder, name: str, shards: Sequence[str], source: Folder, settings: TokenizerSettings) -> Outcome:
+    """Train on the train split of these shards, in one batch: training cannot be divided."""
+    counts = {"documents": 0, "characters": 0}
+
+    def texts() -> Iterator[str]:
+        for shard in shards:
+            table = read_table(source, shard, columns=["text", "split"])
+            for text, split in zip(table["text"], table["split"].to_pylist(), strict=True):
+                if split == "train" and counts["characters"] < settings.sample_characters:
+                    plain = text.as_py()
+                    counts["documents"] += 1
+                    counts["characters"] += len(plain)
+                    yield plain
+
+    vocab, merges = train_bpe(texts(), settings.vocab_size, settings.min_frequency)
+    if not counts["characters"]:
+        raise UserError(
+            f"no document of the train split in {source.url} to train a tokenizer on; give more pages,"
+            " or set tokenizer.name = 'gpt2'"
+        )
+    return _commit(folder, tokenizer_files(vocab, merges), {**counts, "vocab_size": len(vocab)})
+
+
+def train_bpe(
+    texts: Iterator[str], vocab_size: int, min_frequency: int = 2
+) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Train a byte-level BPE like that of GPT-2: 256 bytes first, merges by frequency, `<|endoftext|>` last.
+
+    The result depends on the texts alone: ties between pairs are broken by their ids, and the ids of the bytes are
+    sorted. `tests/tasks/tokenizer/test_step.py` runs it with several numbers of threads and hash seeds.
+
+    Args:
+        texts: training texts.
+        vocab_size: maximum tokens including `<|endoftext|>`.
+        min_frequency: minimum occurrences of a pair to be merged.
+
+    Returns:
+        Vocabulary (token -> id), and merges in order.
+    """
+    bare = Tokenizer(models.BPE())
+    bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bare.encode_special_tokens = True
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        min_frequency=min_frequency,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bare.train_from_iterator(map(cut_runs, texts), trainer)
+    model = json.loads(bare.to_str())["model"]
+    vocab: dict[str, int] = model["vocab"]
+    vocab[END_OF_TEXT] = len(vocab)
+    return vocab, [(left, right) for left, right in model["merges"]]
+
+
+def cut_runs(text: str) -> str:
+    """Cut runs without white space, and runs of white space, to 256 characters, for training only.
+
+    The training time is quadratic in the length of a word: a word of 2 MB took more than ten minutes.
+    """
+    return LONG_RUN.sub(lambda found: found[0][:MAX_RUN], text)
+
+
+def fetch(folder: Folder, name: str, source: str | None) -> Outcome:
+    """Copy the published files from a folder, or download them."""
+    content, size = published_files(source)
+    return _commit(folder, content, {"vocab_size": size})
+
+
+def published_files(source: str | None) -> tuple[dict[str, bytes], int]:
+    """Read the published files of GPT-2 from a folder, or download them.
+
+    Args:
+        source: folder or URL of the files; None: download.
+
+    Returns:
+        Content of each file by name, and the number of tokens.
+
+    Raises:
+        UserError: the files cannot be read or downloaded, or differ from the published ones.
+    """
+    content = {}
+    for name, (published, digest) in PUBLISHED.items():
+        data, location = (
+            _read_from(Folder(source), name, published) if source else _download(f"{PUBLISHED_AT}/{published}")
+        )
+        if (found := hashlib.sha256(data).hexdigest()) != digest:
+            raise UserError(
+                f"{location} is not GPT-2's published {name} (SHA-256 {found[:12]}…, {digest[:12]}… expected);"
+                " give tokenizer.folder with the published files; for your own files set tokenizer.name = 'folder'"
+            )
+        content[name] = data
+    vocab, merges = parse_tables(content[VOCAB].decode(), content[MERGES].decode())
+    content[TOKENIZER] = build_tokenizer(vocab, merges).to_str(pretty=False).encode()
+    return content, len(vocab)
+
+
+def read_own(folder: Folder, name: str, settings: TokenizerSettings) -> Outcome:
+    """Copy the user's own tokenizer."""
+    content, size = own_files(settings)
+    return _commit(folder, content, {"vocab_size": size})
+
+
+def own_files(settings: TokenizerSettings) -> tuple[dict[str, bytes], int]:
+    """Read the user's own tokenizer and convert it to the files of a tokenizer folder.
+
+    Returns:
+        Content of each of the three files by name, and the number of tokens.
+
+    Raises:
+        UserError: a file is missing, or the tokenizer is not a byte-level BPE with `<|endoftext|>`.
+    """
+    folder = Folder(str(settings.folder))
+    try:
+        try:
+            tables = parse_tables(*(_read_from(folder, *names)[0].decode() for names in FILE_NAMES))
+        except UserError as missing:
+            try:
+                tables = tables_of_json(folder.read_bytes(TOKENIZER).decode())
+            except OSError:
+                raise missing from None
+    except ValueError as error:
+        raise UserError(
+            f"tokenizer.folder {folder.url} is not a byte-level BPE like GPT-2's: {error}; correct it, or set "
+            "tokenizer.name = 'train'"
+        ) from error
+    return tokenizer_files(*tables), len(tables[0])
+
+
+def check_tokenizer(settings: TokenizerSettings) -> None:
+    """Check the files of `tokenizer.folder` before the run starts.
+
+    Raises:
+        UserError: the files are missing or invalid.
+    """
+    if settings.name == "folder":
+        own_files(settings)
+    elif settings.folder:
+        published_files(settings.folder)
+
+
+def _commit(folder: Folder, content: dict[str, bytes], facts: dict[str, int]) -> Outcome:
+    for name in FILES:
+        folder.write_bytes(name, content[name])
+    return Outcome(outputs=tuple(folder.record(name) for name in FILES), facts=facts)
+
+
+def _read_from(folder: Folder, *names: str) -> tuple[bytes, str]:
+    """Content and location of the first of these files that exists."""
+    for name in names:
+        try:
+            return folder.read_bytes(name), f"{folder.url}/{name}"
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise UserError(f"cannot read {folder.url}/{name}: {error.strerror or error}; check the file") from error
+    raise UserError(
+        f"{folder.url} contains neither {' nor '.join(names)}; give tokenizer.folder with {VOCAB} and {MERGES}"
+    )
+
+
+def _download(url: str) -> tuple[bytes, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
+            return response.read(MAX_BYTES), url
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise UserError(
+            f"cannot download {url}: {reason}; give tokenizer.folder with vocab.json and merges.txt,"
+            " or set tokenizer.name = 'train'"
+        ) from error
