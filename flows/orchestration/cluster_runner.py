@@ -1,0 +1,420 @@
+"""Runner of batches on a Ray or Dask cluster, with Prefect's task runners: one task run per group of batches.
+
+A cluster is started, or joined, when the first batch runs; a run whose steps are all cached needs none. The download
+stays on this machine, since its limits per host hold for one process only. Every other batch runs in a worker of the
+cluster, which reads and writes the output URL and commits the batch.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+import psutil
+from prefect.tasks import Task
+
+import gpt2train
+from flows.orchestration.task_runner import PrefectRunner
+from gpt2train.errors import RunError, UserError
+from tasks.core.reject_limits import LimitSettings
+from tasks.core.runner import Group, Outcomes, Stage, Where, Work
+from tasks.core.worker_pool import SINGLE_THREADED
+
+if TYPE_CHECKING:
+    from prefect.task_runners import TaskRunner
+
+RAY_STORE_BYTES = 80 * 2**20  # Ray's shared memory: a batch passes a few kB through it; Ray requires at least 75 MiB
+# Timeouts of Ray's start on this machine, as far as they can be set. Two others are constants: the raylet ends when an
+# agent has not written its port within 15 s, and the node has to register within 30 s.
+RAY_START_TIMEOUTS = {
+    "RAY_gcs_server_port_wait_time_s": "180",
+    "RAY_NUM_REDIS_GET_RETRIES": "180",
+    "RAY_py_gcs_connect_timeout_s": "180",
+    "RAY_gcs_rpc_server_connect_timeout_s": "180",
+    "RAY_gcs_server_request_timeout_seconds": "180",
+    "RAY_agent_register_timeout_ms": "600000",
+    "RAY_raylet_client_connect_timeout_milliseconds": "180000",
+    "RAY_worker_register_timeout_seconds": "600",
+}
+# With five busy processes per core, two raylets of seven hung before they started their agents.
+MAX_RAY_STARTS = 3
+STATUS_SECONDS = 15.0  # between two status lines of a start
+# Ray 2.60 replaces 127.0.0.1 by the machine's outward address and listens on every interface, unless clusters of
+# several nodes are disabled. The variable's name says Windows and macOS, but it applies to every system.
+RAY_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+LOOPBACK_HOSTS = ("localhost", "::1")
+LOCAL_ADDRESSES = ("", "auto", "local")
+
+
+class PicklableGroup:
+    """Group of batches that is sent to a worker. Not a dataclass: Prefect searches dataclasses for futures."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def __call__(self) -> Outcomes:
+        """Run the batches of the group."""
+        return self.group.run()
+
+
+class ClusterRunner(PrefectRunner):
+    """Runner that executes batches in the workers of a cluster.
+
+    Args:
+        kind: type of the cluster.
+        address: address of a running cluster; None starts one on this machine with `workers` workers.
+        workers: worker processes of a cluster on this machine.
+        verify: compare the hashes of finished outputs too.
+        limits: share of rows that each step may reject; None disables the check.
+    """
+
+    def __init__(
+        self,
+        kind: Literal["ray", "dask"],
+        address: str | None = None,
+        workers: int = 2,
+        *,
+        verify: bool = False,
+        limits: LimitSettings | None = None,
+    ) -> None:
+        super().__init__(workers, verify=verify, limits=limits)
+        self.kind, self.address = kind, address
+        self._stack = contextlib.ExitStack()
+        self._cluster: TaskRunner[Any] | None = None
+
+    def __exit__(self, *exc: object) -> None:
+        self._disconnect()
+        super().__exit__(*exc)
+
+    def run_groups(self, stage: Stage, groups: Sequence[Group], where: Where, at_once: int | None) -> None:
+        """Run groups of batches in the cluster, unless they belong to this process."""
+        if where == "thread":
+            super().run_groups(stage, groups, where, at_once)
+        elif groups:
+            self._connect()
+            # One waiting thread per group: a running cluster schedules all of them itself.
+            threads = at_once or (len(groups) if self.address else self.workers)
+            self.dispatch(stage, [(group.name, PicklableGroup(group)) for group in groups], min(threads, len(groups)))
+
+    def run_task(self, batch: Task[..., Any], work: Work) -> Outcomes:
+        """Run a task in a worker of the cluster, wait for it and return its outcomes."""
+        if not isinstance(work, PicklableGroup) or self._cluster is None:
+            return super().run_task(batch, work)
+        try:
+            outcomes: Outcomes = self._cluster.submit(batch, {"work": work}).result()
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] in ("ray", "distributed"):
+                reason = " ".join(str(error).split())[:300]
+                raise RunError(
+                    f"the cluster failed to run {work.group.step.name} {work.group.name} ({type(error).__name__}: "
+                    f"{reason}); check the memory and logs of its workers, then run again to resume"
+                ) from error
+            raise
+        return outcomes
+
+    def interrupt(self) -> None:
+        """Disconnect from the cluster at once, so that no thread waits for batches in flight."""
+        self._disconnect()
+
+    def _connect(self) -> None:
+        if self._cluster is None:
+            open_cluster = ray_cluster if self.kind == "ray" else dask_cluster
+            self._cluster = self._stack.enter_context(open_cluster(self.address, self.workers))
+
+    def _disconnect(self) -> None:
+        self._cluster = None
+        self._stack.close()
+
+
+@contextlib.contextmanager
+def ray_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]"]:
+    """Prefect's Ray task runner, on a new cluster of this machine or on a running one.
+
+    Args:
+        address: address of a running cluster; None starts one.
+        workers: worker processes of a new cluster.
+
+    Raises:
+        UserError: the extra is not installed, or no cluster answers at the address.
+        RunError: a new cluster did not start.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address is None:  # not for a running cluster: a wrong address would be refused only after minutes
+        for name, value in RAY_START_TIMEOUTS.items():  # Ray reads them on import
+            os.environ.setdefault(name, value)
+        os.environ.update(RAY_LOOPBACK)
+    try:
+        import ray
+        from prefect_ray import RayTaskRunner
+    except ImportError as error:
+        raise UserError(_missing_extra("ray", error)) from error
+    logging.getLogger("prefect.task_runner").setLevel(logging.ERROR)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        options |= {"num_cpus": workers, "include_dashboard": False, "object_store_memory": RAY_STORE_BYTES}
+        options |= {"_node_ip_address": "127.0.0.1"}
+
+    def open_runner() -> "TaskRunner[Any]":
+        runner: TaskRunner[Any] = RayTaskRunner(address or "local", init_kwargs=options).__enter__()
+        return runner
+
+    with contextlib.ExitStack() as stack:
+        if address is None:
+            stack.enter_context(bytecode_cache(ray))
+        with _connection_errors("ray", address):
+            runner = start_ray(open_runner) if address is None else open_runner()
+        try:
+            _check_release(address, lambda: ray.get(ray.remote(_release).remote(), timeout=120))
+            yield runner
+        finally:
+            # Ray cancels the batches in flight of a driver that disconnects.
+            runner.__exit__(None, None, None)
+            ray.shutdown()
+
+
+def start_ray(open_runner: "Callable[[], TaskRunner[Any]]") -> "TaskRunner[Any]":
+    """Start Ray on this machine in up to MAX_RAY_STARTS attempts, and print status lines while it starts.
+
+    Args:
+        open_runner: function that starts Ray and returns the task runner. The exception of its last call is raised.
+    """
+    import ray
+
+    for attempt in range(1, MAX_RAY_STARTS + 1):
+        start = RayStart()
+        try:
+            with start.print_status():
+                return open_runner()
+        except Exception as error:
+            ray.shutdown()
+            start.kill()
+            if attempt == MAX_RAY_STARTS:
+                raise
+            reason = " ".join(str(error).split())[:200]
+            _print_line(f"Ray did not start on this machine ({reason}); starting it once more")
+    raise AssertionError("unreachable")
+
+
+class RayStart:
+    """Start of Ray on this machine: tracks the processes that it creates and prints status lines."""
+
+    def __init__(self) -> None:
+        self.started_at = time.monotonic()
+        self._before = {process.pid for process in psutil.Process().children(recursive=True)}
+
+    @contextlib.contextmanager
+    def print_status(self) -> Iterator[None]:
+        """Print a status line every STATUS_SECONDS until the block ends."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(STATUS_SECONDS):
+                _print_line(self.status())
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+
+    def processes(self) -> dict[psutil.Process, str]:
+        """Return the running processes that were started since, with their names."""
+        found = {}
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.pid not in self._before and process.status() != psutil.STATUS_ZOMBIE:
+                    found[process] = process.name()
+        return found
+
+    def status(self) -> str:
+        """Return a status line: seconds, CPU seconds and process names."""
+        cpu, names = 0.0, []
+        for process, name in self.processes().items():
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                cpu += times.user + times.system
+                names.append(name)
+        seconds = time.monotonic() - self.started_at
+        running = ", ".join(sorted(set(names))) or "no process yet"
+        return f"waiting for Ray to start on this machine: {seconds:.0f} s, {cpu:.0f} s of CPU; {running}"
+
+    def kill(self) -> None:
+        """Kill the processes that a failed start has left."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+@contextlib.contextmanager
+def bytecode_cache(module: ModuleType) -> Iterator[None]:
+    """Let processes started in this block cache bytecode in a temporary folder, if `module` has no cached bytecode.
+
+    Without a cache (PYTHONDONTWRITEBYTECODE, or a site-packages that is neither compiled nor writable) each of Ray's
+    agents compiles everything it imports: 2.9 s of CPU instead of 0.8 s, too much for its 15 s on a busy machine.
+
+    Args:
+        module: module whose cached bytecode is looked for.
+    """
+    cached = module.__spec__ and module.__spec__.cached
+    if cached and Path(cached).exists():
+        yield
+        return
+    names = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+    saved = {name: os.environ.pop(name, None) for name in names}
+    with tempfile.TemporaryDirectory(prefix="gpt2train-", ignore_cleanup_errors=True) as folder:
+        os.environ["PYTHONPYCACHEPREFIX"] = folder
+        try:
+            yield
+        finally:
+            for name, value in saved.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def _print_line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def dask_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]"]:
+    """Prefect's Dask task runner, on a new cluster of this machine or on a running one.
+
+    Args:
+        address: address of a running cluster; None starts one.
+        workers: worker processes of a new cluster.
+
+    Raises:
+        UserError: the extra is not installed, or no cluster answers at the address.
+        RunError: a new cluster did not start.
+    """
+    try:
+        import dask
+        from prefect_dask import DaskTaskRunner
+    except ImportError as error:
+        raise UserError(_missing_extra("dask", error)) from error
+    local = {
+        "n_workers": workers,
+        "threads_per_worker": 1,
+        "host": "127.0.0.1",
+        "dashboard_address": "127.0.0.1:0",
+        "memory_limit": 0,  # Dask would kill a worker for memory that its batch needs
+        "env": {**SINGLE_THREADED, "DASK_LOGGING__DISTRIBUTED": "error"},
+    }
+    for name in ("distributed", "prefect.task_runner"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    options: dict[str, Any] = {"address": address} if address else {"cluster_kwargs": local}
+    # A daemonic worker process may not have children, and the extraction starts some.
+    with dask.config.set({"distributed.worker.daemon": False}), DaskTaskRunner(**options) as runner:
+        with _connection_errors("dask", address):
+            client = runner.client
+        _check_release(address, lambda: client.submit(_release, pure=False).result(timeout=120))
+        yield runner
+
+
+def check_cluster(kind: str, address: str | None, local_output: str | None, shared_disk: bool, has_api: bool) -> None:
+    """Check before the flow starts that the workers of a cluster can reach the output and the Prefect server.
+
+    Args:
+        kind: runner: local, ray or dask.
+        address: address of a running cluster; None starts one on this machine.
+        local_output: output folder if it is a local path; None for an object store.
+        shared_disk: whether the user declares the local path to be the same disk on every machine.
+        has_api: whether a Prefect server other than the embedded one is configured.
+
+    Raises:
+        UserError: the settings contradict each other, a package is missing, or workers cannot reach output or server.
+    """
+    if kind == "local":
+        if address is not None:
+            raise UserError(f"--cluster {address} needs --runner ray or --runner dask")
+        return
+    if kind == "ray":
+        _require_modules("ray", "prefect_ray", "ray")
+    else:
+        _require_modules("dask", "prefect_dask", "distributed")
+    if address is None or not is_remote(address):
+        return
+    if local_output is not None and not shared_disk:
+        raise UserError(
+            f"workers of the cluster at {address} cannot write {local_output} on this machine; give an --output that "
+            "they can reach (s3://…, gs://…), or --shared-disk if it is the same disk on every machine"
+        )
+    if not has_api:
+        raise UserError(
+            f"workers of the cluster at {address} cannot reach the embedded Prefect server; start one that they can "
+            "reach (prefect server start --host 0.0.0.0) and set PREFECT_API_URL here"
+        )
+
+
+def is_remote(address: str) -> bool:
+    """Return True if an address names another machine than this one."""
+    host = (urlsplit(address).hostname if "://" in address else address.rpartition(":")[0].strip("[]")) or ""
+    return address not in LOCAL_ADDRESSES and host not in LOOPBACK_HOSTS and not host.startswith("127.")
+
+
+def _require_modules(extra: str, *modules: str) -> None:
+    import importlib.util
+
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise UserError(_missing_extra(extra, f"no module {module}"))
+
+
+def _missing_extra(extra: str, error: object) -> str:
+    return f"--runner {extra} needs packages that are not installed ({error}); install gpt2train[{extra}]"
+
+
+@contextlib.contextmanager
+def _connection_errors(kind: str, address: str | None) -> Iterator[None]:
+    """Turn every error of a connection to a cluster into a one-line `RunError` or `UserError`."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        if address is None:
+            raise RunError(f"no {kind} cluster started on this machine ({reason}); try --runner local") from error
+        raise UserError(f"no {kind} cluster answers at {address} ({reason}); check --cluster") from error
+
+
+def _release() -> tuple[str, str]:
+    """Return the versions that driver and workers must share: gpt2train's, and Python's, which affects pickling."""
+    return gpt2train.__version__, "{}.{}".format(*sys.version_info)
+
+
+def _check_release(address: str | None, ask_worker: Callable[[], tuple[str, str]]) -> None:
+    """Check that a worker of a running cluster runs the same versions as this process.
+
+    Args:
+        address: address of the running cluster; None skips the check.
+        ask_worker: function that calls `_release` in a worker.
+
+    Raises:
+        UserError: the worker runs other versions, or cannot run gpt2train.
+    """
+    if address is None:
+        return
+    ours = _release()
+    try:
+        theirs = tuple(ask_worker())
+    except Exception as error:
+        reason = " ".join(str(error).split())[-200:]
+        raise UserError(
+            f"a worker of the cluster at {address} cannot run gpt2train ({type(error).__name__}: {reason}); install "
+            f"release {ours[0]} for Python {ours[1]} there"
+        ) from error
+    if theirs != ours:
+        raise UserError(
+            f"the workers of the cluster at {address} run gpt2train {theirs[0]} on Python {theirs[1]}, this process "
+            f"runs {ours[0]} on Python {ours[1]}; install the same versions on both sides"
+        )

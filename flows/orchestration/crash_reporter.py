@@ -1,0 +1,110 @@
+"""Subprocess that reports a flow run as crashed when the flow process dies without the server knowing.
+
+A Prefect process worker that is asked to stop (Ctrl-C, SIGTERM: systemd, a container) kills the flows it started with
+SIGKILL and does not report them, so that their runs stay Running for ever [Prefect's issues 16746, 22528]. The same
+happens when the kernel's OOM killer kills worker and flow, and when a run ends while the server is down or its disk is
+full. So each flow that a worker started has a crash reporter: a process of a few MB that reads from a pipe. A flow
+whose end the server knows writes `END_REPORTED` before it exits. When the pipe closes without that message, the crash
+reporter gives the worker time to report the run, and then reports it itself.
+"""
+
+import atexit
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+
+END_REPORTED = b"over"  # message: the flow process exits, and the server knows that the run ended
+END_UNREPORTED = b"unheard"  # message: the flow process exits, and the server does not know that the run ended
+WORKER_SECONDS = 30.0  # for a worker that still runs to report the run, with the exit code that only it knows
+REPORT_SECONDS = 600.0  # to reach the server
+QUERY_SECONDS = 5.0
+POLL_SECONDS = 1.0
+
+
+def start_crash_reporter(run: str, attempt: int, worker: psutil.Process) -> None:
+    """Start the crash reporter of this process.
+
+    Args:
+        run: id of the flow run of this process.
+        attempt: run count of the flow run. A later attempt belongs to another process and is not reported.
+        worker: the worker process; while it lives it reports the run itself.
+    """
+    arguments = [run, str(attempt), str(worker.pid), repr(worker.create_time())]
+    reporter = subprocess.Popen(
+        [sys.executable, "-m", "flows.orchestration.crash_reporter", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,  # the inherited pipe to the worker breaks when the worker dies
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # signals to the flow's process group must not reach it
+    )
+    atexit.register(_stop_crash_reporter, reporter, run)
+
+
+def _stop_crash_reporter(reporter: "subprocess.Popen[bytes]", run: str) -> None:
+    message = END_REPORTED if _is_end_reported(run) else END_UNREPORTED
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        reporter.communicate(message, timeout=POLL_SECONDS)
+
+
+def _is_end_reported(run: str) -> bool:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    from flows.orchestration.stale_runs import is_active
+
+    client_settings = {"timeout": QUERY_SECONDS}
+    with (
+        contextlib.suppress(Exception),
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(sync_client=True, httpx_settings=client_settings) as client,
+    ):
+        return not is_active(client.read_flow_run(run))  # type: ignore[arg-type]  # a str works in the URL
+    return False  # the server is down, or cannot answer
+
+
+def main(run: str, attempt: str, worker: str, since: str) -> None:
+    """Wait until the flow process ends, and report the run if neither the flow nor the worker did.
+
+    Args:
+        run: id of the flow run.
+        attempt: run count of the flow run when its process started.
+        worker: process id of the worker.
+        since: creation time of the worker's process; distinguishes it from a later process with the same id.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):  # systemd sends them to all processes of a service
+        signal.signal(number, signal.SIG_IGN)
+    process = f"process {os.getppid()} on {os.uname().nodename}"
+    message = sys.stdin.buffer.read()
+    if message == END_REPORTED:
+        return
+    cause = f"{process} ended without reporting how" if message == END_UNREPORTED else f"{process} was killed"
+    from prefect.client.orchestration import get_client  # here: the import takes 1 s, rarely needed
+
+    from flows.orchestration.stale_runs import is_active, report_end
+
+    deadline, grace_end = time.monotonic() + REPORT_SECONDS, time.monotonic() + WORKER_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Exception), get_client(sync_client=True) as client:  # retries while the server is down
+            found = client.read_flow_run(run)  # type: ignore[arg-type]  # a str works in the URL
+            if not is_active(found) or found.run_count != int(attempt):
+                return
+            if time.monotonic() > grace_end or not _is_running(int(worker), float(since)):
+                report_end(client, found, cause)
+                return
+        time.sleep(POLL_SECONDS)
+
+
+def _is_running(pid: int, since: float) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        return process.create_time() == since and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,244 @@
+"""Prefect flow with one parameter per field of a settings model, and a UI form generated from the model.
+
+Prefect overrides the parameters of a deployment with those of a run one by one, so each field is a parameter of its
+own: `train={"steps": 100}` keeps the rest of the deployment's preset. For the same reason the form has no defaults: a
+filled-in default would count as given and override the preset. The help texts name the defaults instead.
+"""
+
+import contextlib
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Generic, TypeVar, get_args
+
+import httpx
+from prefect import Flow
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectException
+from prefect.states import Failed, State
+from pydantic import BaseModel, WithJsonSchema
+from pydantic_core import to_jsonable_python
+
+from flows.settings import SOURCES, DataprepSettings, EvaluateFlowSettings, PretrainSettings, resolve
+from flows.ui import log_filter
+from gpt2train.errors import RunError, UserError, redact, redact_error, redact_values
+from gpt2train.settings import Settings
+
+S = TypeVar("S", bound=Settings)
+
+CONFIG = "config"
+CONFIG_HELP = (
+    "Base settings of the run: the name of a deployment, as pretrain/345m, or a TOML file that the worker can read. "
+    "The other parameters override it, key by key."
+)
+DEFAULT_HELP = "Default, unless preset or config sets it: {}."
+
+
+class _NotGiven:
+    """Default of every parameter. It is not JSON serializable, so the form of the UI neither shows nor sends it."""
+
+    def __repr__(self) -> str:
+        return "not given"
+
+
+NOT_GIVEN = _NotGiven()
+# Pydantic warns that it leaves such a default out of the schema; leaving it out is the purpose.
+warnings.filterwarnings("ignore", message="Default value not given is not JSON serializable")
+
+
+class SettingsFlow(Flow[..., str], Generic[S]):
+    """A Prefect flow whose parameters are the fields of a settings model, and `config`.
+
+    Attributes:
+        model: settings model of the flow.
+        check: function that raises `UserError` for problems that can be found before the flow starts.
+    """
+
+    model: type[S]
+    check: Callable[[S], None]
+
+    def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters unchanged; the flow itself validates them and reports errors in one line."""
+        return parameters
+
+    def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the given settings as JSON values for the run page and the database, without secrets of URLs.
+
+        Prefect's own implementation imports FastAPI, which costs 0.1 s at start-up.
+        """
+        given = {name: value for name, value in parameters.items() if value is not NOT_GIVEN}
+        plain: dict[str, Any] = redact_values(to_jsonable_python(given, fallback=str))
+        return plain
+
+
+def settings_flow(
+    name: str, model: type[S], check: Callable[[S], None]
+) -> Callable[[Callable[[S], str]], SettingsFlow[S]]:
+    """Turn a function of settings into a flow.
+
+    Args:
+        name: name of the flow, the first half of its deployments' names.
+        model: settings model of the flow.
+        check: function that raises `UserError` for problems that can be found before the flow starts. A command calls
+            it before it starts the flow; a run of a deployment calls it first.
+
+    Returns:
+        A decorator. The flow is called with settings by name: `flow(**given)`. A `UserError` or `RunError` ends the run
+        in the state `Failed`, with the error's one line as the state's message.
+    """
+    log_filter.install()
+
+    def decorate(function: Callable[[S], str]) -> SettingsFlow[S]:
+        @functools.wraps(function)
+        def run(**parameters: Any) -> "str | State[Any]":
+            try:
+                config, given = split_parameters(model, parameters)
+                settings = resolve(model, config, given)
+                rename_run(run_name(name, settings))
+                if getattr(settings, "dry_run", False):
+                    from flows.dry_run.plan import dry_run  # here: it imports the flows, which import this module
+
+                    return dry_run(settings, check, show_plan)
+                if _is_deployment_run():
+                    check(settings)
+                return function(settings)
+            except (UserError, RunError) as error:
+                # Returned, not raised: Prefect's engine would prefix the message with text of its own.
+                return Failed(message=str(error), data=error)
+            except Exception as error:
+                if (redacted := redact_error(error)) is not error:
+                    raise redacted from None  # its message becomes the message of the run's state
+                raise
+
+        run.__signature__ = signature_of(model)  # type: ignore[attr-defined]
+        flow: SettingsFlow[S] = SettingsFlow(run, name=name)  # type: ignore[arg-type]  # Prefect accepts a returned state
+        flow.model, flow.check = model, check
+        return flow
+
+    return decorate
+
+
+def run_name(flow: str, settings: Settings) -> str:
+    """Return the name of a run in the UI: flow, sources, preset and parallel layout, as `pretrain-345m-tp2-dp4`."""
+    parts = [flow]
+    if isinstance(settings, DataprepSettings):
+        parts += [source for source in SOURCES if getattr(settings, source)] or ["demo"]
+    if isinstance(settings, PretrainSettings):
+        parallel = settings.train.parallel
+        data = max(1, settings.launch.world // (parallel.tp * parallel.pp))
+        sizes = {"tp": parallel.tp, "pp": parallel.pp, "dp": data}
+        parts += [settings.preset, *(f"{axis}{size}" for axis, size in sizes.items() if size > 1 or axis == "dp")]
+    if isinstance(settings, EvaluateFlowSettings):
+        parts.append(PurePosixPath(settings.run).name)
+    return redact("-".join(parts))
+
+
+def rename_run(name: str) -> None:
+    """Rename the current flow run; errors of the server are ignored."""
+    context = FlowRunContext.get()
+    client = getattr(context, "client", None)  # the engine's own client
+    if context is None or context.flow_run is None or not isinstance(client, SyncPrefectClient):
+        return
+    with contextlib.suppress(httpx.HTTPError, PrefectException, OSError):
+        client.set_flow_run_name(context.flow_run.id, name)
+        context.flow_run.name = name
+
+
+def show_plan(text: str) -> None:
+    """Publish the plan of a dry run on the run page."""
+    create_markdown_artifact(f"```\n{text}\n```\n", key="plan", description="steps and resources of the run")
+
+
+def _is_deployment_run() -> bool:
+    """Return True if the current run belongs to a deployment."""
+    context = FlowRunContext.get()
+    return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
+
+
+def split_parameters(model: type[Settings], parameters: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Split the parameters of a run into the value of `config` and the given settings, nested."""
+    given = {name: value for name, value in parameters.items() if value is not NOT_GIVEN}
+    config = given.pop(CONFIG, None)
+    return config, _without_nulls(model, given)
+
+
+def _without_nulls(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Given settings without the nulls of empty form fields; null is a value only if the setting may be None."""
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        field = model.model_fields.get(name)
+        inner = None if field is None else field.annotation
+        if field is not None and value is None and type(None) not in get_args(inner):
+            continue
+        if isinstance(value, Mapping) and isinstance(inner, type) and issubclass(inner, BaseModel):
+            value = _without_nulls(inner, value)
+        kept[name] = value
+    return kept
+
+
+def signature_of(model: type[Settings]) -> inspect.Signature:
+    """Signature of a flow, annotated so that Prefect uses the model's JSON schema: bounds, help texts and choices.
+
+    Required fields have no default; all others default to `NOT_GIVEN`.
+    """
+    config = {"title": CONFIG, "type": "string", "description": CONFIG_HELP}
+    schema = settings_schema(model)
+    parameters = []
+    for name, field_schema in {CONFIG: config, **schema["properties"]}.items():
+        required = name in schema.get("required", ())
+        parameters.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if required else NOT_GIVEN,
+                annotation=Annotated[Any, WithJsonSchema(field_schema)],
+            )
+        )
+    return inspect.Signature(parameters)
+
+
+def settings_schema(model: type[Settings]) -> dict[str, Any]:
+    """JSON schema of a settings model for the UI form: references inlined, no defaults, titles are the field names."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    form: dict[str, Any] = _form_schema(schema, definitions)
+    return form
+
+
+def _form_schema(schema: Any, definitions: Mapping[str, Any], name: str | None = None) -> Any:
+    if isinstance(schema, list):
+        return [_form_schema(item, definitions) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    own = {key: value for key, value in schema.items() if key != "$ref"}
+    if "$ref" in schema:
+        own = {**definitions[schema["$ref"].rsplit("/", 1)[1]], **own}
+    default = own.pop("default", None)
+    if own.get("type") == "boolean":
+        # Prefect's form shows a switch for a boolean, and sends false for an untouched one. An enum avoids that.
+        own = {key: value for key, value in own.items() if key != "type"} | {"enum": [True, False]}
+    if name is not None:
+        own["title"] = name
+        help_text = " ".join(own.get("description", "").split())
+        if default is not None and not isinstance(default, Mapping):
+            help_text = f"{help_text} {DEFAULT_HELP.format(_default_text(default))}"
+        own["description"] = help_text
+    return {
+        key: {field: _form_schema(value, definitions, field) for field, value in inner.items()}
+        if key == "properties"
+        else _form_schema(inner, definitions)
+        for key, inner in own.items()
+    }
+
+
+def _default_text(default: Any) -> str:
+    """Default value as a user would type it into the form."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, list):
+        return ", ".join(map(_default_text, default)) or "none"
+    return repr(default) if default == "" else str(default)

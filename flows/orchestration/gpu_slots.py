@@ -1,0 +1,188 @@
+"""GPU slots as global concurrency limits of Prefect, shown and configured on the server's Concurrency page.
+
+There is one limit per GPU, `gpt2train HOST GPU 0`, created if it is missing. A slot is held by a lease. If a run dies,
+the server frees its slot within 90 s, when the lease expires; the next run on the same machine frees it at once, since
+it finds the lease in the lock file of `tasks.train.gpu_queue`. A server that lost its leases (by default they are only
+in memory) would keep such a slot for ever, so slots beyond the number of live lock holders on this machine are freed.
+Errors of the server never stop a training: the lock files alone keep trainings apart.
+"""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
+from prefect.client.schemas.objects import ConcurrencyLeaseHolder
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.runtime import flow_run
+
+from flows.orchestration.server import is_embedded
+from flows.ui.artifact_publisher import ArtifactPublisher
+from flows.ui.progress import format_duration
+from gpt2train.config import TrainSettings
+from tasks.train.gpu_queue import QueueMessage, Slot, devices_of, gpu_slot
+from tasks.train.launch.settings import LaunchSettings
+
+log = logging.getLogger("gpt2train")
+
+LEASE_SECONDS = 60.0  # Prefect's shortest
+RENEW_SECONDS = 20.0
+POLL_SECONDS = 2.0
+STALE_SECONDS = 90.0  # lease time plus the server's interval of checks for expired leases
+SERVER_ERRORS = (httpx.HTTPError, OSError)
+ARTIFACT = "turn"  # key of the artifact that shows the wait on the run page
+
+
+def limit_name(device: str) -> str:
+    """Return the name of the concurrency limit of a device of this machine."""
+    return f"gpt2train {socket.gethostname()} {device}"
+
+
+@contextlib.contextmanager
+def prefect_slot(
+    train: TrainSettings, launch: LaunchSettings, run: str, publisher: ArtifactPublisher
+) -> Iterator[None]:
+    """Hold the GPU slots of a training, in the lock files of this machine and in the limits of a permanent server.
+
+    The wait is shown in the log and on the run page. The embedded server of a command keeps no slots: no other run
+    uses it, and the slot of a killed command would block the next one until its lease expires (60 s).
+
+    Args:
+        train: settings of the training.
+        launch: settings of its launch.
+        run: run folder, shown to those who wait.
+        publisher: publisher of the run page.
+    """
+    devices = devices_of(train, launch)
+    holder = f"{flow_run.name} at work in {run}" if flow_run.id else run
+    started_at = time.monotonic()
+
+    def on_wait(reason: str) -> None:
+        log.info("waiting for a GPU slot: %s; launch.max_jobs_per_gpu allows more trainings at a time", reason)
+        publisher.publish(ARTIFACT, lambda: f"**Waiting for a GPU slot:** {reason}.\n", "waiting for a GPU slot")
+
+    with gpu_slot(devices, launch.max_jobs_per_gpu, holder, on_wait) as local_slot:
+        run_id = UUID(flow_run.id) if flow_run.id else None
+        with server_slots([] if is_embedded() else devices, launch.max_jobs_per_gpu, local_slot, run_id, on_wait):
+            if publisher.has(ARTIFACT):
+                text = f"waited {format_duration(time.monotonic() - started_at)} for a slot on {' and '.join(devices)}"
+                log.info(text)
+                publisher.publish(ARTIFACT, lambda: f"Training began after the run {text}.\n", text)
+            yield
+
+
+@contextlib.contextmanager
+def server_slots(
+    devices: Sequence[str], max_jobs: int, local_slot: Slot, run: UUID | None, on_wait: QueueMessage
+) -> Iterator[None]:
+    """Wait for a slot of the concurrency limit of each device, and hold the slots.
+
+    Args:
+        devices: devices of this machine whose lock files are held.
+        max_jobs: number of trainings that may share a device. A lower limit on the server is raised to it, except 0,
+            which an operator sets to pause all trainings.
+        local_slot: held slot of this machine; leases of killed runs that it found are released first.
+        run: id of the flow run.
+        on_wait: callback that gets the reason of the wait.
+    """
+    names = [limit_name(device) for device in devices]
+    if not names:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(get_client(sync_client=True))
+        lease: UUID | None = None
+        try:
+            for name in names:
+                _ensure_limit(client, name, max_jobs)
+            for stale_lease in local_slot.left:
+                with contextlib.suppress(ValueError):  # any user of the machine can write these files
+                    client.release_concurrency_slots_with_lease(UUID(stale_lease))
+            lease = _acquire(client, names, local_slot.others, run, on_wait)
+            local_slot.note(str(lease))
+        except SERVER_ERRORS as error:
+            log.warning("the Prefect server keeps no GPU slots (%s); the lock files of this machine still do", error)
+        if lease is not None:
+            stack.callback(_release, client, names, lease, _renew_lease(stack, lease))
+        yield
+
+
+def _ensure_limit(client: SyncPrefectClient, name: str, max_jobs: int) -> None:
+    try:
+        limit = client.read_global_concurrency_limit_by_name(name)
+    except ObjectNotFound:
+        with contextlib.suppress(ObjectAlreadyExists, httpx.HTTPStatusError):  # another run created it meanwhile
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=max_jobs))
+        return
+    if 0 < limit.limit < max_jobs:
+        client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(limit=max_jobs))
+
+
+def _acquire(
+    client: SyncPrefectClient, names: list[str], others: int, run: UUID | None, on_wait: QueueMessage
+) -> UUID | None:
+    """Wait for one slot of every limit and return their common lease."""
+    holder = ConcurrencyLeaseHolder(type="flow_run", id=run) if run else None
+    since, notified = time.monotonic(), False
+    while True:
+        try:
+            answer = client.increment_concurrency_slots_with_lease(names, 1, "concurrency", LEASE_SECONDS, holder)
+            return UUID(answer.json()["lease_id"])
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code not in (422, 423):  # 422: more than the limit; 423: no slot is free
+                raise
+        if not notified:
+            on_wait(f"the server's concurrency limit {' and '.join(names)} has no free slot")
+            notified = True
+        if time.monotonic() - since > STALE_SECONDS:
+            _free_stale_slots(client, names, others)
+            since = time.monotonic()
+        time.sleep(POLL_SECONDS)
+
+
+def _free_stale_slots(client: SyncPrefectClient, names: list[str], others: int) -> None:
+    """Free the slots beyond `others`, the number of other live trainings on this machine."""
+    for name in names:
+        limit: Any = client.read_global_concurrency_limit_by_name(name)
+        if limit.active_slots > others:
+            client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=others))
+            log.warning("%s: freed %d slots of runs that ended", name, limit.active_slots - others)
+
+
+def _renew_lease(stack: contextlib.ExitStack, lease: UUID) -> threading.Event:
+    """Renew a lease from a thread until the stack is closed. The returned event is set if the server lost the lease."""
+    stop, lost = threading.Event(), threading.Event()
+
+    def renew() -> None:
+        with get_client(sync_client=True) as client:
+            while not stop.wait(RENEW_SECONDS):
+                try:
+                    client.renew_concurrency_lease(lease, LEASE_SECONDS)
+                except httpx.HTTPStatusError as error:
+                    if error.response.status_code == 410:
+                        lost.set()
+                        return
+                except SERVER_ERRORS:
+                    continue  # the server may be restarting
+
+    thread = threading.Thread(target=renew, name="gpu-slot-lease", daemon=True)
+    thread.start()
+    stack.callback(thread.join, 2.0)
+    stack.callback(stop.set)
+    return lost
+
+
+def _release(client: SyncPrefectClient, names: list[str], lease: UUID, lost: threading.Event) -> None:
+    """Release the slots; without the lease if the server lost it, since it would count them as taken."""
+    with contextlib.suppress(*SERVER_ERRORS):
+        if lost.is_set():
+            client.release_concurrency_slots(names, 1, 1.0)
+        else:
+            client.release_concurrency_slots_with_lease(lease)

@@ -1,0 +1,298 @@
+"""Embedded Prefect server: started by a command and ended with it.
+
+A command uses the server that `PREFECT_API_URL` or the active Prefect profile names. Without one it starts its own on
+127.0.0.1, UI included, so that a newcomer can watch the run in a browser without setting anything up. Its database is
+the one in the user's Prefect home, so runs stay listed and the schema migrates once. Prefect's own temporary server is
+not used: it would outlive a killed flow.
+
+Any web page in a browser on the same machine can send requests to a port of 127.0.0.1. So the embedded server requires
+a key from a file in the Prefect home that only its owner can read, accepts only its own names in the Host header (DNS
+rebinding), and allows no other origin (CORS).
+
+`python -m flows.orchestration.server --parent PID --port N` runs the server process.
+"""
+
+import argparse
+import contextlib
+import os
+import secrets
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from gpt2train.errors import RunError, UserError
+from gpt2train.io.files import is_full
+from gpt2train.launch.parent_death import die_with_parent
+from gpt2train.settings import read_toml
+
+# The first start migrates SQLite: 9-13 s on 2 idle cores, minutes on a busy machine. A process that uses no CPU for
+# this long hangs: even under load a runnable process gets some.
+STALLED_SECONDS = 120.0
+STATUS_SECONDS = 15.0  # between two status lines of the start
+STOP_SECONDS = 10.0
+EMBEDDED = "GPT2TRAIN_EMBEDDED_SERVER"  # environment variable: address of the embedded server of this command
+NO_SERVER = "http://127.0.0.1:9"
+FLUSH_SECONDS = 10.0
+ANSWER_SECONDS = 10.0
+HOSTS = ("127.0.0.1", "localhost")
+KEY_FILE = "gpt2train-api-key"
+CLIENT_KEY, SERVER_KEY = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
+
+
+@contextlib.contextmanager
+def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterator[str | None]:
+    """Provide a Prefect API. Yields the address of the embedded UI, or None if a server is configured.
+
+    Enter it before Prefect is imported: it sets `PREFECT_API_URL` and the key of the embedded server.
+
+    Args:
+        print_status: callback for the status lines of the start; the default prints them to standard error.
+
+    Raises:
+        UserError: no server answers at the configured address.
+        RunError: the embedded server did not start; the message ends with its last output.
+    """
+    if configured := _configured_server():
+        check_reachable(configured)
+        yield None
+        return
+    port, key = _free_port(), api_key()
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.orchestration.server", "--parent", str(os.getpid()), "--port", str(port)],
+            env={**os.environ, SERVER_KEY: key},  # other users can read a command line, but not an environment
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C reaches the command, which stops the server last
+        )
+        saved_key = os.environ.get(CLIENT_KEY)
+        try:
+            _wait_until_healthy(process, port, output, print_status or _print_line)
+            os.environ["PREFECT_API_URL"] = os.environ[EMBEDDED] = f"http://127.0.0.1:{port}/api"
+            os.environ[CLIENT_KEY] = key
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            _flush_prefect()
+            for name in ("PREFECT_API_URL", EMBEDDED, CLIENT_KEY):
+                os.environ.pop(name, None)
+            if saved_key is not None:
+                os.environ[CLIENT_KEY] = saved_key
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def key_file() -> Path:
+    """Return the path of the file that holds the key of this user's embedded servers."""
+    return _prefect_home() / KEY_FILE
+
+
+def api_key() -> str:
+    """Return the key `user:password` of the embedded servers of this Prefect home, created by the first of them.
+
+    The UI asks for this password, so it stays the same. A file that belongs to another user, or that others can read,
+    is replaced.
+
+    Raises:
+        UserError: the file cannot be written.
+        RunError: the disk is full.
+    """
+    path = key_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            stat = path.lstat()
+            if stat.st_uid != os.geteuid() or stat.st_mode & 0o177077 != 0o100000 or not stat.st_size:
+                path.unlink()
+        # Written to a temporary file and linked, so that two commands that start at once read the same complete key.
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{KEY_FILE}-")  # mode 0600
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"gpt2train:{secrets.token_urlsafe(32)}\n")
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+        finally:
+            Path(temporary).unlink()
+        return path.read_text().strip()
+    except OSError as error:
+        if is_full(_prefect_home()):
+            raise RunError(
+                f"no space left in {_prefect_home()} for the embedded Prefect server; free some and run again"
+            ) from error
+        raise UserError(
+            f"cannot store the key of the embedded Prefect server in {path} ({error.strerror}); set PREFECT_HOME to a "
+            "folder that you own"
+        ) from error
+
+
+def is_embedded() -> bool:
+    """Return True if the current server is the embedded one of this command."""
+    return EMBEDDED in os.environ and os.environ[EMBEDDED] == os.environ.get("PREFECT_API_URL")
+
+
+def has_configured_server() -> bool:
+    """Return True if the environment or the active Prefect profile names an API, so that none is embedded."""
+    return _configured_server() is not None
+
+
+def check_reachable(address: str) -> None:
+    """Check that a server answers at the address of an API. Prefect itself retries for minutes, then raises.
+
+    Raises:
+        UserError: no server answers.
+    """
+    # Requests to loopback must bypass proxies; other machines may be reachable only through one.
+    handlers = [urllib.request.ProxyHandler({})] if _is_loopback(address) else []
+    reason: object
+    try:
+        urllib.request.build_opener(*handlers).open(f"{address.rstrip('/')}/health", timeout=ANSWER_SECONDS).close()
+        return
+    except urllib.error.HTTPError:
+        return  # a server that refuses the request is there; Prefect handles the refusal (a key, another path)
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ssl.SSLError):
+            return  # Prefect has its own settings for certificates
+        reason = error.reason
+    except (OSError, ValueError) as error:
+        reason = error
+    text = getattr(reason, "strerror", None) or str(reason)
+    raise UserError(
+        f"no Prefect server answers at {address} ({text.lower()}); start it (prefect server start), or unset "
+        "PREFECT_API_URL (in the Prefect profile too) to use the embedded server"
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    host = urllib.parse.urlsplit(address).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _configured_server() -> str | None:
+    """Address of the API that the environment or the active Prefect profile names."""
+    return os.environ.get("PREFECT_API_URL") or _profile_server()
+
+
+def _prefect_home() -> Path:
+    """Folder of Prefect's profiles and of the default database of its server."""
+    return Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
+
+
+def _profile_server() -> str | None:
+    """API address of the active Prefect profile, read without importing Prefect (1-3 s)."""
+    path = Path(os.environ.get("PREFECT_PROFILES_PATH", _prefect_home() / "profiles.toml"))
+    if not path.exists():
+        return None
+    profiles = read_toml(path)
+    active = os.environ.get("PREFECT_PROFILE", profiles.get("active"))
+    return profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL") or None
+
+
+def _flush_prefect() -> None:
+    """Send Prefect's queued logs and events while the server answers; later Prefect would retry for a minute."""
+    if "prefect" not in sys.modules:
+        return
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for service in (APILogWorker, EventsWorker):
+        service.drain_all(timeout=FLUSH_SECONDS, at_exit=False)
+
+
+def _free_port() -> int:
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _disk_full_error() -> RunError:
+    return RunError(f"no space left in {_prefect_home()} for the embedded Prefect server; free some and run again")
+
+
+def _print_line(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _wait_until_healthy(
+    process: subprocess.Popen[bytes], port: int, output: IO[str], print_status: Callable[[str], None]
+) -> None:
+    """Wait for the server as long as its process lives and uses CPU time; on a busy machine this takes minutes.
+
+    Raises:
+        RunError: the process ended, or used no CPU time for `STALLED_SECONDS`.
+    """
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # requests to loopback bypass proxies
+    started_at = last_status = last_progress = time.monotonic()
+    used = 0.0
+    while True:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+            if opener.open(f"http://127.0.0.1:{port}/api/health", timeout=5).status == 200:
+                return
+        now = time.monotonic()
+        if (cpu := _cpu_seconds(process.pid)) > used:
+            used, last_progress = cpu, now
+        if process.poll() is not None or now - last_progress > STALLED_SECONDS:
+            if is_full(_prefect_home()):  # the server itself does not report it
+                raise _disk_full_error()
+            output.seek(0)
+            text = " ".join(output.read().split())[-300:] or "no output"
+            raise RunError(f"the embedded Prefect server did not start ({text}); run again, or set PREFECT_API_URL")
+        if now - last_status > STATUS_SECONDS:
+            last_status = now
+            print_status(
+                f"waiting for the embedded Prefect server to start: {now - started_at:.0f} s, {used:.0f} s of CPU; the "
+                "first start creates its tables"
+            )
+        time.sleep(0.1)
+
+
+def _cpu_seconds(pid: int) -> float:
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+def serve(port: int) -> None:
+    """Run Prefect's API and UI on 127.0.0.1 until the process gets a signal to stop."""
+    # The page of the work pools makes the API fetch a list of worker types from the internet; if that fails it uses a
+    # bundled copy. Nothing answers on port 9 (discard) of this machine, so the fetch fails at once.
+    os.environ.update(dict.fromkeys(("https_proxy", "HTTPS_PROXY"), NO_SERVER), no_proxy="", NO_PROXY="")
+    os.environ["PREFECT__SERVER_FINAL"] = "1"
+    os.environ["PREFECT_UI_API_URL"] = f"http://127.0.0.1:{port}/api"
+    os.environ["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = ",".join(f"http://{host}:{port}" for host in HOSTS)
+    import uvicorn
+    from prefect.server.api.server import create_app
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    uvicorn.run(
+        TrustedHostMiddleware(create_app(), allowed_hosts=HOSTS, www_redirect=False),
+        host="127.0.0.1",
+        port=port,
+        log_level="critical",
+        lifespan="on",  # it runs the migrations
+        timeout_graceful_shutdown=3,
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent)
+    serve(arguments.port)

@@ -1,0 +1,247 @@
+"""Prefect task runs of the steps: one per step and one per batch; finished steps end in the state `Cached`.
+
+The files on disk are the only record of progress (tasks/core/step.py); Prefect schedules, retries and displays. A step
+that is finished by its manifest ends in Prefect's own state name `Cached`. Prefect's result cache is not used, so no
+second cache can contradict the disk.
+"""
+
+import contextvars
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed
+from prefect.tasks import Task
+
+from flows.orchestration.gpu_slots import prefect_slot
+from flows.orchestration.retries import Retries, RetryCondition, retry_options
+from flows.ui import artifacts
+from flows.ui.artifact_publisher import UPDATE_SECONDS, ArtifactPublisher
+from flows.ui.console import StepProgress, step_line
+from flows.ui.progress import UNITS, StageProgress
+from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
+from gpt2train.config import TrainSettings
+from gpt2train.errors import redact_error
+from tasks.core.dry_runner import DryRunner
+from tasks.core.reject_limits import LimitSettings
+from tasks.core.runner import Outcomes, Runner, Stage, Work
+from tasks.core.step import Manifest
+from tasks.train.launch.settings import LaunchSettings
+
+log = logging.getLogger("gpt2train")
+
+CURVE_SECONDS = 10.0
+
+
+class PrefectRunner(Runner):
+    """Runner that executes each batch as a task run of the surrounding flow.
+
+    Attributes:
+        publisher: writes the artifacts of the flow run's page.
+    """
+
+    def __init__(self, workers: int = 2, *, verify: bool = False, limits: LimitSettings | None = None) -> None:
+        super().__init__(workers, verify=verify, limits=limits)
+        self.publisher = ArtifactPublisher()
+        self._steps: list[artifacts.StepRow] = []
+        self._warnings = Warnings(self.publisher)
+        self._loss_scale = LossScaleMonitor()
+
+    def __enter__(self) -> Self:
+        log.addHandler(self._warnings)
+        return super().__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            super().__exit__(*exc)
+        finally:
+            log.removeHandler(self._warnings)
+            self.publisher.close()
+
+    def dispatch(self, stage: Stage, todo: Sequence[tuple[str, Work]], at_once: int) -> None:
+        """Run named work items as task runs, at most `at_once` at a time."""
+        step = stage.step
+        batch = task(
+            name=f"{step} batch",
+            cache_policy=NO_CACHE,
+            retries=2,
+            retry_delay_seconds=[1, 5],
+            retry_condition_fn=RetryCondition(self.stopping),
+        )(_run_work)
+        self._progress = StageProgress(UNITS.get(step, "documents"), stage.batches, all_rows=sum(stage.rows.values()))
+        self._stage, self._batch_rows = stage, {name: (0, rows) for name, rows in stage.rows.items()}
+        self._context = contextvars.copy_context()
+        self._bar = StepProgress(f"{step} {stage.name}" if stage.name != "part" else step, self._progress)
+        self._started_at = time.monotonic()
+
+        def as_task(name: str, work: Work) -> Work:
+            named = batch.with_options(task_run_name=f"{step} {name}")
+            # A new thread does not inherit the context variables of the flow run: it gets a copy of them.
+            return functools.partial(contextvars.copy_context().run, self.run_task, named, work)
+
+        try:
+            super().dispatch(stage, [(name, as_task(name, work)) for name, work in todo], at_once)
+        finally:
+            self._bar.close()
+
+    def run_task(self, batch: Task[..., Any], work: Work) -> Outcomes:
+        """Run a task in the calling thread and return its outcomes."""
+        outcomes: Outcomes = batch(work)  # type: ignore[assignment]  # not a coroutine: `_run_work` is none
+        return outcomes
+
+    def progress(self, stage: Stage, done: int, rows: int) -> None:
+        """Update the progress bars of the terminal and of the run page."""
+        self._progress.done = done
+        if not stage.rows:
+            self._progress.rows = rows
+        self._publish_progress()
+
+    def advance(self, name: str, done: int, rows: int) -> None:
+        """Update the progress bars with the rows of a running batch."""
+        self._batch_rows[name] = (done, rows)
+        self._progress.rows, self._progress.all_rows = map(sum, zip(*self._batch_rows.values(), strict=True))
+        # The artifact belongs to the task run of the step, not to that of the batch in this thread.
+        self._context.copy().run(self._publish_progress)
+
+    def _publish_progress(self) -> None:
+        self._bar.update()
+        stage, now = self._stage, time.monotonic()
+        key = f"{stage.step}-progress"
+        # A stage that ends within UPDATE_SECONDS gets no progress artifact.
+        if now - self._started_at >= UPDATE_SECONDS or self.publisher.has(key):
+            text = f"{stage.step} {stage.name}: {self._progress.summary(now)}"
+            percent = 100.0 * self._progress.share
+            self.publisher.publish(key, lambda: percent, text, kind="progress")
+
+    @contextmanager
+    def turn(self, train: TrainSettings, launch: LaunchSettings, run: str) -> Iterator[None]:
+        """Hold slots on this machine's GPUs, in its lock files and in the server's concurrency limits."""
+        with prefect_slot(train, launch, run, self.publisher):
+            yield
+
+    def training(self, records: Sequence[dict[str, Any]], steps: int) -> None:
+        """Publish the progress, loss curve and last metrics of the training."""
+        if not records:
+            return
+        if warning := self._loss_scale.check(records):
+            log.warning(warning)
+        so_far, step = tuple(records), records[-1]["step"]
+        text = f"training: {artifacts.training_summary(so_far, steps)}"
+        self.publisher.publish("training-progress", lambda: 100.0 * step / steps, text, kind="progress")
+        if len(so_far) > 1:  # one point is no curve
+            self.publisher.publish("training", lambda: artifacts.training(so_far, steps), text, seconds=CURVE_SECONDS)
+
+    def step_started(self, name: str) -> artifacts.StepRow:
+        """Add a running step to the overview and return its row."""
+        row = artifacts.StepRow(name)
+        self._steps.append(row)
+        self._publish_steps()
+        return row
+
+    def step_finished(self, row: artifacts.StepRow, manifest: Manifest, seconds: float | None) -> None:
+        """Show a step as finished, or as cached if `seconds` is None."""
+        row.state, row.manifest, row.seconds = "cached" if seconds is None else "done", manifest, seconds
+        self._publish_steps()
+        if seconds is not None:
+            text = f"{row.name}: rows in and out, files"
+            self.publisher.publish(f"{row.name}-counts", lambda: artifacts.counts(manifest), text)
+            if warning := near_limit(manifest, self.limits):
+                log.warning(warning)
+
+    def step_failed(self, row: artifacts.StepRow, seconds: float, state: str) -> None:
+        """Show a step as failed or stopped."""
+        row.state, row.seconds = state, seconds
+        self._publish_steps()
+
+    def _publish_steps(self) -> None:
+        rows = self._steps
+        self.publisher.publish(
+            "steps", lambda: artifacts.steps_table(rows), artifacts.steps_summary(rows), of_step=False
+        )
+
+
+def _run_work(work: Work) -> Outcomes:
+    try:
+        return work()
+    except Exception as error:
+        if (redacted := redact_error(error)) is not error:
+            raise redacted from None
+        raise
+
+
+class LocalCall:
+    """Call that stays in this process and pickles as an empty one.
+
+    A batch sent to a cluster carries the surrounding task as its context. The arguments of the step's call, such as the
+    runner, are not needed there and do not pickle.
+    """
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[type["LocalCall"], tuple[None]]:
+        return LocalCall, (None,)
+
+
+def run_step(
+    function: Callable[..., Manifest],
+    *arguments: Any,
+    runner: Runner,
+    retries: Retries = Retries(),  # noqa: B008 - frozen
+    **options: Any,
+) -> Manifest:
+    """Run a step function as a Prefect task of the same name; a finished step ends in the state `Cached`.
+
+    Logs one line about the step and publishes its counts on the run page. Transient failures are retried; each attempt
+    resumes from the batches that are committed.
+
+    Args:
+        function: step function; it takes `runner` and returns a manifest.
+        *arguments: positional arguments of the function.
+        runner: runner of the step's batches. A `DryRunner` records the step instead of running it.
+        retries: number and delays of the retries.
+        **options: keyword arguments of the function.
+
+    Returns:
+        The manifest of the step.
+    """
+    name = function.__name__.strip("_").replace("_", "-")
+    if isinstance(runner, DryRunner):
+        return runner.look(name, function, arguments, options)
+    display = runner if isinstance(runner, PrefectRunner) else None
+
+    def step() -> Any:  # a manifest, or a state that holds one
+        started = time.monotonic()
+        row = display.step_started(name) if display else None
+        try:
+            manifest = function(*arguments, runner=runner, **options)
+        except BaseException as error:
+            if display and row:
+                display.step_failed(
+                    row, time.monotonic() - started, "failed" if isinstance(error, Exception) else "stopped"
+                )
+            if isinstance(error, Exception) and (redacted := redact_error(error)) is not error:
+                raise redacted from None  # its message becomes the message of the task run's state
+            raise
+        cached = manifest.step in runner.skipped
+        seconds = None if cached else time.monotonic() - started
+        log.info(step_line(manifest, seconds))
+        if display and row:
+            display.step_finished(row, manifest, seconds)
+        if cached:
+            return Completed(name="Cached", message=f"done before: fingerprint {manifest.fingerprint}", data=manifest)
+        return manifest
+
+    # `return_state`: without it the call would return the `Completed` state itself instead of the manifest.
+    call = LocalCall(step)
+    options_of_task = retry_options(name, retries)
+    state = task(name=name, task_run_name=name, cache_policy=NO_CACHE, **options_of_task)(lambda: call.call())(
+        return_state=True
+    )
+    manifest: Manifest = state.result()
+    return manifest

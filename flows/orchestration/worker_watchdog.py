@@ -1,0 +1,112 @@
+"""Watchdog that ends a flow run gracefully when the Prefect worker that started it dies.
+
+Prefect's process worker puts each flow run into a session of its own, so that `kill -9` of the worker leaves the flow
+running with no way to cancel it. Here the flow checks every second that its worker lives. When the worker is gone the
+flow sends itself SIGTERM: the training saves a checkpoint, Prefect's engine reports the run as crashed, all processes
+end. A flow that does not end on the signal is killed after a grace period, and its children end with it. A worker that
+is asked to stop kills its flows before it ends; `crash_reporter` covers that case.
+"""
+
+import itertools
+import logging
+import os
+import signal
+import threading
+import time
+
+import psutil
+import rich.console
+from prefect.context import FlowRunContext
+
+from flows.orchestration.crash_reporter import start_crash_reporter
+from gpt2train.errors import RunError
+from gpt2train.monitoring.rank_logs import quietly
+
+log = logging.getLogger("gpt2train")
+
+POLL_SECONDS = 1.0
+REPORT_SECONDS = 15.0  # to report the end of the run to the server, in addition to the time for the checkpoint
+FLOW_RUN_ID = "PREFECT__FLOW_RUN_ID"  # environment variable of a process that was started for one flow run
+
+
+def watch_worker(grace: float) -> None:
+    """End this flow run when the worker that started it dies. No-op for a flow started from the command line.
+
+    Args:
+        grace: seconds for a training to save a checkpoint.
+
+    Raises:
+        RunError: the worker is already gone.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or str(context.flow_run.id) != os.environ.get(FLOW_RUN_ID):
+        return
+    watched = supervisors()
+    if not watched:
+        raise RunError("the worker that started this run is gone; start a worker, and run again")
+    start_crash_reporter(str(context.flow_run.id), context.flow_run.run_count, watched[-1])
+    terminate_with(watched, grace + REPORT_SECONDS)
+
+
+def terminate_with(watched: list[psutil.Process], seconds: float) -> None:
+    """Send this process SIGTERM when one of the watched processes ends, and SIGKILL if it still runs after a time.
+
+    Log lines in between must not end the process: its standard output is a pipe to the worker, and rich, which Prefect
+    logs with, raises SystemExit on a broken pipe. The process would then not report how it ended.
+
+    Args:
+        watched: processes whose end terminates this one.
+        seconds: time between SIGTERM and SIGKILL.
+    """
+    rich.console.Console.on_broken_pipe = _drop_output  # type: ignore[assignment]  # also for existing consoles
+    threading.Thread(target=_watch, args=(watched, seconds), daemon=True).start()
+
+
+def _drop_output(console: rich.console.Console) -> None:
+    """Discard all further output of a console, and of everything else that writes to stdout and stderr."""
+    console.quiet = True
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(devnull, descriptor)
+    os.close(devnull)
+
+
+def supervisors() -> list[psutil.Process]:
+    """Return the processes from this one's parent up to its worker, the worker last; empty if this one is orphaned.
+
+    Without a worker among the ancestors (`serve()`, a container of its own) it is the parent alone.
+    """
+    parents = psutil.Process().parents()
+    for index, parent in enumerate(parents):
+        if is_worker(parent):
+            return parents[: index + 1]
+    # A worker makes its child a session leader. A session leader whose parent is process 1 was reparented: an orphan.
+    if os.getppid() == 1 and os.getsid(0) == os.getpid():
+        return []
+    return parents[:1]
+
+
+def is_worker(process: psutil.Process) -> bool:
+    """Return True if a process is `prefect worker start …`."""
+    try:
+        arguments = process.cmdline()
+    except psutil.Error:
+        return False
+    return any(pair == ("worker", "start") for pair in itertools.pairwise(arguments))
+
+
+def _watch(watched: list[psutil.Process], seconds: float) -> None:
+    parent = os.getppid()
+    while os.getppid() == parent and all(map(_is_running, watched)):
+        time.sleep(POLL_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    quietly(log.warning)("the worker that started this run is gone; the run saves its state and ends")
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
