@@ -1,0 +1,164 @@
+"""Plan of a flow before it starts: the output of `--dry-run`, and the plan on the run page.
+
+The list of finished and pending steps comes from the recipe itself, executed by the dry runner. Memory and time come
+from the arithmetic of `gpt2train plan`; each figure states its basis.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from flows.dry_run.cached_steps import cached_steps
+from flows.dry_run.resources import MissingResourcesError, RunEstimate, estimate_run, vocabulary_note, vocabulary_of
+from flows.settings import (
+    DataprepSettings,
+    OutputSettings,
+    PretrainSettings,
+    usable_cores,
+)
+from gpt2train.errors import RunError, UserError, redact
+from gpt2train.io.files import size_words
+from gpt2train.plan.fit import ResourceEstimate, duration
+from gpt2train.settings import Settings
+from tasks.cloze.step import missing_words
+from tasks.core.input_files import InputFile
+from tasks.core.step import read_manifest
+from tasks.core.storage import Folder
+from tasks.train.step import too_few_to_validate
+
+Rows = list[tuple[str, str]]
+S = TypeVar("S", bound=Settings)
+
+
+def dry_run(settings: S, check: Callable[[S], None], show: Callable[[str], object]) -> str:
+    """Show the plan of a run, and raise the error with which the run would refuse to start.
+
+    Args:
+        settings: settings of the run.
+        check: check of the flow.
+        show: callback that gets the plan. It is also called if this machine lacks resources or if an earlier step is
+            not finished.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UserError: the run would refuse these settings. The plan is shown only if the machine lacks resources.
+        RunError: an earlier step that the run needs is not finished.
+    """
+    problem: UserError | RunError | None = None
+    try:
+        check(settings)
+    except (MissingResourcesError, RunError) as error:
+        problem = error
+    try:
+        text = redact(show_dry_run(settings, estimate_run(settings)))
+    except (UserError, RunError) as error:
+        raise problem or error from None
+    show(text)
+    if problem is not None:
+        raise problem
+    return text
+
+
+def show_dry_run(settings: Settings, estimate: RunEstimate) -> str:
+    """Format the whole plan as text: steps, sources, training, disk."""
+    rows = [*_step_rows(settings), *plan_rows(settings, estimate)]
+    return "\n".join(f"{name:<12}{text}".rstrip() for name, text in rows)
+
+
+def plan_page(settings: Settings) -> str:
+    """Format the plan as Markdown, without the steps: the run page has an artifact of its own for them."""
+    rows = "".join(f"| {name} | {text} |\n" for name, text in plan_rows(settings, estimate_run(settings)))
+    return f"| | |\n|---|---|\n{rows}"
+
+
+def plan_rows(settings: Settings, estimate: RunEstimate) -> Rows:
+    """Return the rows of the plan without the steps: sources, needed resources, missing resources."""
+    rows: Rows = _source_rows(settings, estimate) if isinstance(settings, DataprepSettings) else []
+    if isinstance(settings, PretrainSettings) and estimate.fit is not None:
+        rows += _training_rows(settings, estimate.fit, estimate.trained)
+        if note := vocabulary_note(settings):
+            rows.append(("warning", note))
+    if isinstance(settings, OutputSettings):
+        rows.append(("disk", _disk_text(settings.output, estimate.needed, estimate.free)))
+    return [*rows, ("missing", "; ".join(estimate.missing) or "nothing")]
+
+
+def _step_rows(settings: Settings) -> Rows:
+    rows: Rows = []
+    any_pending = False
+    for name, done in cached_steps(settings, verify=getattr(settings, "verify", False)):
+        text = "to run"
+        if done is not None:
+            outcome = done.outcome
+            text = f"cached: {outcome.seen:,} in, {outcome.kept:,} kept" if outcome.seen else "cached"
+            if name == "cloze" and not done.outputs:
+                text = f"cached: {missing_words(done)}"
+        elif name == "cloze" and isinstance(settings, DataprepSettings) and not settings.clean.split.test:
+            text = "to run; clean.split.test is 0, so it finds no passage and the run has no LAMBADA score"
+        elif any_pending:
+            text = "to run, unless the steps above give the same output as before"
+        any_pending = any_pending or done is None
+        rows.append(("" if rows else "steps", f"{name:<14}{text}"))
+    return rows
+
+
+def _source_rows(settings: DataprepSettings, estimate: RunEstimate) -> Rows:
+    rows: Rows = []
+    if not settings.has_source:
+        return [("sources", "the embedded demo: some hundred pages of Python's documentation")]
+    if settings.urls:
+        count = f", {estimate.urls:,} URLs" if estimate.urls is not None else ""
+        rows.append(("sources", _files_text(estimate.lists, "URL list") + count))
+    if settings.warcs:
+        rows.append(("sources", _files_text(estimate.archives, "web archive")))
+    if settings.documents:
+        from flows.sources import find_document_files
+
+        files = find_document_files(settings)
+        kinds = ((files.pages, "page"), (files.texts, "text file"))
+        rows += [("sources", _files_text(found, kind)) for found, kind in kinds if found]
+    return [(name if not number else "", text) for number, (name, text) in enumerate(rows)]
+
+
+def _files_text(files: Sequence[InputFile], kind: str) -> str:
+    size = sum(item.bytes or 0 for item in files)
+    return f"{len(files):,} {kind}{'s' * (len(files) > 1)}, {size_words(size)}"
+
+
+def _training_rows(settings: PretrainSettings, fit: ResourceEstimate, trained: bool) -> Rows:
+    train, model, layout = settings.train, settings.train.model, fit.layout
+    tokens = read_manifest(Folder(settings.data or settings.output) / "tokens")
+    available = tokens.outcome.facts.get("train_tokens", 0) if tokens else 0
+    epochs = "number available not known yet"
+    if available:
+        epochs = f"{available:,} available, {fit.tokens / available:,.1f} epochs"
+        epochs += f"; {few}" if tokens and (few := too_few_to_validate(tokens.outcome.facts, train)) else ""
+    devices = f"{usable_cores()} CPU cores"
+    if fit.on_gpu:
+        devices = " + ".join(sorted({gpu.name for gpu in fit.found[: fit.wanted]}))
+    launcher = settings.launch.launcher
+    launcher_note = "" if launcher == "torchrun" else f" (by {launcher}; estimated for this machine)"
+    return [
+        (
+            "model",
+            f"{settings.preset}: {fit.parameters:,} parameters, {model.layers} layers, {model.heads} heads, width "
+            f"{model.hidden}, context {model.context}, vocabulary {vocabulary_of(settings):,}",
+        ),
+        (
+            "layout",
+            f"{layout}, ZeRO {train.parallel.zero}; {layout.global_batch} samples per step = micro-batch "
+            f"{layout.micro_batch} x {layout.accumulation} x {layout.data}",
+        ),
+        (
+            "memory",
+            f"{fit.memory:.2f} of {fit.room:.1f} GB per process ({fit.wanted} on {devices}){launcher_note}",
+        ),
+        ("tokens", f"{fit.tokens:,} to train on in {train.steps:,} steps; {epochs}"),
+        ("time", "none: already trained" if trained else f"about {duration(fit.hours)} of training, by {fit.basis}"),
+    ]
+
+
+def _disk_text(output: str, needed: int, free: int | None) -> str:
+    free_text = "free space unknown" if free is None else f"{size_words(free)} free"
+    return f"{size_words(needed)} more in {output}, {free_text}"
