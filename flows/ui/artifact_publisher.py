@@ -1,10 +1,10 @@
-"""The artifacts of a run page: each is one row that is written in place, seldom, and by a thread of its own.
+"""Publisher of a flow run's artifacts: a thread that creates each one once and then updates it in place.
 
-Prefect keeps every version of an artifact that is created, and every event with what it carries. A loss curve of
-100 kB every ten seconds would leave 0.9 GB a day behind. So an artifact is created once a flow run and key and written
-over from then on, without an event: a run of a week leaves one curve.
+Prefect keeps every version of a created artifact, and every event with its payload. A loss curve of 100 kB every ten
+seconds would add 0.9 GB per day. So an artifact is created once per flow run and key and updated in place from then on,
+without an event: a run of a week leaves one curve.
 
-Steps never wait for the server here, and go on when it does not answer: what a page shows is no reason to stop.
+Steps never wait for the server here and continue when it does not answer: a failed update must not stop a run.
 """
 
 import contextvars
@@ -22,14 +22,16 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run, task_run
 
+from gpt2train.errors import redact, redact_values
+
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 log = logging.getLogger("gpt2train")
 
-LOOK_SECONDS = 0.5
-UPDATE_SECONDS = 2.0  # least time between two versions: each is a call of 20-50 ms
-SHARE = 20  # what takes a second of a core to make is made at most every 20 s
+POLL_SECONDS = 0.5
+UPDATE_SECONDS = 2.0  # minimum time between two updates; each is a request of 20-50 ms
+MIN_INTERVAL_FACTOR = 20  # minimum interval = 20 x render time, so rendering takes at most 5 % of a core
 RETRY_SECONDS = 30.0
 
 Kind = Literal["markdown", "progress", "table"]
@@ -40,7 +42,7 @@ class _Entry:
     kind: Kind
     flow_run_id: UUID
     task_run_id: UUID | None
-    make: Callable[[], Any]
+    render: Callable[[], Any]
     description: str
     changed: bool = True
     due: float = 0.0
@@ -48,8 +50,8 @@ class _Entry:
     id: UUID | None = None
 
 
-class Page:
-    """What the page of one flow run shows; `put` from any thread that knows its run, `close` at the end."""
+class ArtifactPublisher:
+    """Artifacts of one flow run. Call `publish` from any thread with the run's context, and `close` at the end."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
@@ -57,57 +59,61 @@ class Page:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def put(
+    def publish(
         self,
         key: str,
-        make: Callable[[], Any],
+        render: Callable[[], Any],
         description: str,
         *,
         kind: Kind = "markdown",
         of_step: bool = True,
         seconds: float = UPDATE_SECONDS,
     ) -> None:
-        """Show something, or show it anew, in place of what the key showed so far.
+        """Create the artifact of a key, or replace its content. No-op outside a flow run.
 
         Args:
-            key: lower-case letters, digits and dashes; one artifact each.
-            make: makes the data when it is due; called in the page's thread, the newest one alone.
-            description: one line.
-            of_step: belongs to the step that is running; False: to the whole flow run.
-            seconds: least time between two versions.
+            key: key of the artifact: lower-case letters, digits and dashes.
+            render: function that returns the data. It is called in the publisher's thread when the next update is
+                due; only the newest one is called.
+            description: one line of text.
+            kind: type of the artifact in Prefect.
+            of_step: True attaches the artifact to the running step, False to the whole flow run.
+            seconds: minimum time between two updates.
         """
         run = flow_run.id
-        if run is None:  # a step that is run without a flow
+        if run is None:  # a step outside a flow
             return
         step = task_run.id if of_step else None
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
-                self._entries[key] = _Entry(kind, UUID(str(run)), UUID(str(step)) if step else None, make, description)
+                self._entries[key] = _Entry(
+                    kind, UUID(str(run)), UUID(str(step)) if step else None, render, description
+                )
                 self._entries[key].seconds = seconds
             else:
-                entry.make, entry.description, entry.changed = make, description, True
+                entry.render, entry.description, entry.changed = render, description, True
             if self._thread is None:
                 self._stop.clear()
-                # In a copy of this context, by which Prefect's client finds its settings.
-                work = contextvars.copy_context().run
-                self._thread = threading.Thread(target=work, args=(self._publish,), daemon=True)
+                # Prefect's client finds its settings in the context variables.
+                run_in_context = contextvars.copy_context().run
+                self._thread = threading.Thread(target=run_in_context, args=(self._run,), daemon=True)
                 self._thread.start()
 
-    def shows(self, key: str) -> bool:
-        """Whether there is something under this key."""
+    def has(self, key: str) -> bool:
+        """Return True if the key has an artifact."""
         return key in self._entries
 
     def close(self) -> None:
-        """Write what has changed, and end."""
+        """Write all changed artifacts and end the thread."""
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
             self._thread = None
 
-    def _publish(self) -> None:
+    def _run(self) -> None:
         with get_client(sync_client=True) as client:
-            while not self._stop.wait(LOOK_SECONDS):
+            while not self._stop.wait(POLL_SECONDS):
                 self._write_due(client, time.monotonic())
             self._write_due(client, float("inf"))
 
@@ -116,17 +122,20 @@ class Page:
             due = [(key, entry) for key, entry in self._entries.items() if entry.changed and entry.due <= now]
         for key, entry in due:
             with self._lock:
-                make, description, entry.changed = entry.make, entry.description, False
-            began, first = time.thread_time(), entry.id is None  # the first time also imports what draws
+                render, description, entry.changed = entry.render, entry.description, False
+            start, first = time.thread_time(), entry.id is None  # the first rendering also imports the plot library
             try:
-                self._write(client, key, entry, make(), description)
-                wait = entry.seconds if first else max(entry.seconds, SHARE * (time.thread_time() - began))
-            except (httpx.HTTPError, PrefectException, OSError, ValueError) as error:  # not worth a training
+                self._write(client, key, entry, render(), description)
+                wait = (
+                    entry.seconds if first else max(entry.seconds, MIN_INTERVAL_FACTOR * (time.thread_time() - start))
+                )
+            except (httpx.HTTPError, PrefectException, OSError, ValueError) as error:  # must not stop a training
                 log.debug("the artifact %s was not written: %s", key, error)
                 entry.changed, wait = True, RETRY_SECONDS
             entry.due = time.monotonic() + wait
 
     def _write(self, client: "SyncPrefectClient", key: str, entry: _Entry, data: Any, description: str) -> None:
+        data, description = redact_values(data), redact(description)
         if entry.id is None:
             created = ArtifactCreate(
                 key=key,
@@ -139,5 +148,5 @@ class Page:
             entry.id = client.create_artifact(created).id
             return
         update = ArtifactUpdate(data=data, description=description).model_dump(mode="json", exclude_unset=True)
-        # Not `update_artifact`, which sends an event with the whole data besides.
+        # Not `update_artifact`: it also sends an event that contains the data.
         client.request("PATCH", "/artifacts/{id}", json=update, path_params={"id": entry.id})

@@ -1,40 +1,41 @@
-"""What a run page shows at the end: where the rows went, the scores, and where everything lies."""
+"""Result artifact of a flow run: row counts, scores, paths of the outputs and the next commands."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from flows.show.artifacts import as_table
-from flows.show.page import Page
-from tasks.report import REPORT, gather, summary
-from tasks.steps import Manifest
-from tasks.storage import Folder
+from flows.ui.artifact_publisher import ArtifactPublisher
+from flows.ui.artifacts import as_table
+from tasks.core.step import Manifest
+from tasks.core.storage import Folder
+from tasks.report.step import REPORT, gather, summary
 
 
-def show_result(page: Page, root: Folder, manifests: Sequence[Manifest]) -> None:
-    """Leave the result of a flow on its page.
+def show_result(publisher: ArtifactPublisher, root: Folder, manifests: Sequence[Manifest]) -> None:
+    """Publish the result of a flow on its run page.
 
     Args:
-        root: the output URL.
-        manifests: of all its steps, the report among them where it wrote one.
+        publisher: publisher of the run page.
+        root: output folder.
+        manifests: manifests of all steps, including the report if there is one.
     """
     steps = list(manifests)
-    page.put("result", lambda: result(root, steps), "what came of it, and where it lies", of_step=False)
+    publisher.publish("result", lambda: result(root, steps), "results and their paths", of_step=False)
 
 
 def result(root: Folder, manifests: Sequence[Manifest]) -> str:
-    """The funnel, the training, the scores, then paths and the commands that go on from there; Markdown."""
+    """Format the result as Markdown: row counts by step, training, scores, paths, next commands."""
     parts = [
         summary(gather(root, manifests)).rstrip() + "\n",
-        "## Where it lies\n",
-        as_table(places(root, manifests)) + "\n",
+        "## Paths\n",
+        as_table(output_paths(root, manifests)) + "\n",
     ]
-    if todo := commands(root, manifests):
-        parts += ["## What to do with it\n", as_table(todo) + "\n"]
+    if todo := next_commands(root, manifests):
+        parts += ["## Next steps\n", as_table(todo) + "\n"]
     return "\n".join(parts)
 
 
-def places(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str, Any]]:
-    """Files and folders that a person asks for, those of the last steps first."""
+def output_paths(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str, Any]]:
+    """List the output files and folders of a run, those of the last steps first."""
     by_step = {manifest.step: root / manifest.folder for manifest in manifests}
     found: list[tuple[str, str]] = []
     if report := by_step.get("report"):
@@ -56,13 +57,13 @@ def places(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str, Any]]:
     return [{"what": what, "where": f"`{where}`"} for what, where in found]
 
 
-def commands(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str, Any]]:
-    """What a person can do next with what is there."""
+def next_commands(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str, Any]]:
+    """List the commands that use the outputs of a run."""
     by_step = {manifest.step: (root / manifest.folder).path() for manifest in manifests}
     found = []
     if model := by_step.get("merge"):
         found += [("serve it", f"gpt2train serve --model {model}")]
-        found += [("let it write", f"gpt2train generate --model {model} --prompt 'The'")]
+        found += [("generate text", f"gpt2train generate --model {model} --prompt 'The'")]
     elif run := by_step.get("train"):
         found += [("score it", f"python -m flows.evaluate --run {run}")]
     elif "tokenize" in by_step:
@@ -70,5 +71,5 @@ def commands(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str, Any]
     for manifest in manifests:
         if manifest.step == "download" and (pages := manifest.outcome.facts.get("retryable")):
             again = "the same, with --retry-failed, or --param retry_failed=true"
-            found += [(f"ask again for {pages:,} pages that failed for a reason that may pass", again)]
+            found += [(f"retry {pages:,} pages that failed for a transient reason", again)]
     return [{"to": what, "command": f"`{command}`"} for what, command in found]

@@ -1,22 +1,22 @@
-"""How far a stage has come, how fast it goes, and how long it still takes."""
+"""Progress of a stage: batches and rows done, rate, and time left."""
 
 import time
 from dataclasses import dataclass, field
 
-UNITS = {"blacklist": "URLs", "download": "pages", "extract": "pages"}  # what other steps count is documents
+UNITS = {"blacklist": "URLs", "download": "pages", "extract": "pages"}  # all other steps count documents
 
 
 @dataclass
-class Pace:
-    """Batches done of a total, and the rows in them.
+class StageProgress:
+    """Batches and rows done of a stage.
 
     Attributes:
-        unit: name of a row.
-        total: batches.
-        done: batches that have ended.
-        rows: done, those of batches in flight among them where these tell; 0 where a stage counts none.
-        all_rows: to be done; 0 where that is not known.
-        started: by the monotonic clock, in seconds.
+        unit: name of the rows, in the plural.
+        total: number of batches.
+        done: number of finished batches.
+        rows: number of rows done, including those of batches in flight that report them; 0 if the stage counts none.
+        all_rows: total number of rows; 0 if unknown.
+        started: start on the monotonic clock, in seconds.
     """
 
     unit: str
@@ -27,7 +27,7 @@ class Pace:
     started: float = field(default_factory=time.monotonic)
 
     def rate(self, now: float) -> str:
-        """Rows a second, `1,234 pages/s`; empty as long as there is nothing to say."""
+        """Format the rows per second as `1,234 pages/s`; empty before any row is done."""
         seconds = now - self.started
         if not self.rows or seconds <= 0:
             return ""
@@ -36,15 +36,15 @@ class Pace:
 
     @property
     def share(self) -> float:
-        """Done of all, 0 to 1: rows where they are known, else batches."""
+        """Fraction done, 0 to 1: of the rows if their total is known, else of the batches."""
         return self.rows / self.all_rows if self.all_rows else self.done / self.total
 
     def left(self, now: float) -> float | None:
-        """Seconds until the end at the pace so far; None before anything is done."""
+        """Estimate the seconds until the end at the average rate so far; None before anything is done."""
         return (now - self.started) * (1 - self.share) / self.share if self.share else None
 
-    def words(self, now: float) -> str:
-        """Done of total, rate and time left in one line."""
+    def summary(self, now: float) -> str:
+        """Summarize done of total, rate and time left in one line."""
         parts = [f"{self.done:,} of {self.total:,} batches"]
         if self.all_rows:
             parts.append(f"{self.rows:,} of {self.all_rows:,} {self.unit}")
@@ -53,14 +53,14 @@ class Pace:
         parts += filter(None, [self.rate(now)])
         left = self.left(now)
         if self.done == self.total:
-            parts.append(f"took {clock(now - self.started)}")
+            parts.append(f"took {format_duration(now - self.started)}")
         elif left is not None:
-            parts.append(f"{clock(left)} left")
+            parts.append(f"{format_duration(left)} left")
         return ", ".join(parts)
 
 
-def clock(seconds: float) -> str:
-    """A duration as 1:05 or 2:03:04."""
+def format_duration(seconds: float) -> str:
+    """Format a duration as 1:05 or 2:03:04."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

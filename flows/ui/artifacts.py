@@ -1,13 +1,13 @@
-"""What the artifacts of a run page say, in Markdown: the steps so far, a step's counts, the training."""
+"""Markdown of the run page's artifacts: overview of the steps, counts of a step, training."""
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.show.pace import clock
+from flows.ui.progress import format_duration
+from tasks.core.step import Manifest
 from tasks.report.pictures import data_uri, loss_curve
-from tasks.steps import Manifest
 
 COLUMNS = {
     "step": "step",
@@ -21,18 +21,19 @@ COLUMNS = {
     "loss_scale": "loss scale",
     "skipped": "skipped",
 }
-ROWS = 10  # of the metrics
-FILES = 20  # named of a step
+MAX_METRIC_ROWS = 10
+MAX_FILES = 20  # listed per step
 
 
 @dataclass
 class StepRow:
-    """A step in the overview.
+    """Row of a step in the overview.
 
     Attributes:
-        state: running, done, cached, failed, stopped.
-        manifest: None until it ends well.
-        seconds: None while it runs, and of what was done before.
+        name: name of the step.
+        state: running, done, cached, failed or stopped.
+        manifest: manifest of the step; None until it succeeds.
+        seconds: duration; None while the step runs, and for a cached one.
     """
 
     name: str
@@ -42,7 +43,7 @@ class StepRow:
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as a Markdown table; columns of numbers are aligned at the right."""
+    """Format rows as a Markdown table; columns of numbers are right-aligned."""
     if not rows:
         return ""
     names = list(rows[0])
@@ -66,7 +67,7 @@ def _is_number(value: Any) -> bool:
 
 
 def steps_table(rows: Sequence[StepRow]) -> str:
-    """One line a step: state, rows in and kept, share, time."""
+    """Format the overview as a table with one row per step: state, rows in and kept, share, time."""
     return as_table([_step_row(row) for row in rows]) + "\n"
 
 
@@ -80,12 +81,16 @@ def _step_row(row: StepRow) -> dict[str, str]:
         "in": f"{outcome.seen:,}" if outcome and counted else "",
         "kept": f"{outcome.kept:,}" if outcome and counted else "",
         "share": f"{outcome.kept / outcome.seen:.1%}" if outcome and counted else "",
-        "time": "" if row.seconds is None else f"{row.seconds:.1f} s" if row.seconds < 60 else clock(row.seconds),
+        "time": ""
+        if row.seconds is None
+        else f"{row.seconds:.1f} s"
+        if row.seconds < 60
+        else format_duration(row.seconds),
     }
 
 
-def steps_words(rows: Sequence[StepRow]) -> str:
-    """How many steps are in which state."""
+def steps_summary(rows: Sequence[StepRow]) -> str:
+    """Summarize the states of the steps in one line."""
     states = ("done", "cached", "failed", "stopped")
     counts = [f"{count} {state}" for state in states if (count := sum(row.state == state for row in rows))]
     running = [row.name for row in rows if row.state == "running"]
@@ -93,7 +98,7 @@ def steps_words(rows: Sequence[StepRow]) -> str:
 
 
 def counts(manifest: Manifest) -> str:
-    """What came into a step and out of it, and where its files are."""
+    """Format the rows in and out of a step, its dropped rows by reason, and its files."""
     outcome = manifest.outcome
     rows: list[dict[str, Any]] = []
     if outcome.seen:
@@ -102,19 +107,19 @@ def counts(manifest: Manifest) -> str:
     rows += [{"what": fact.replace("_", " "), "count": count} for fact, count in outcome.facts.items()]
     for row in rows:
         row["count"] = f"{row['count']:,}" if isinstance(row["count"], int) else row["count"]
-    files = [{"file": f"`{manifest.folder}/{r.name}`", "bytes": f"{r.bytes:,}"} for r in outcome.outputs[:FILES]]
+    files = [{"file": f"`{manifest.folder}/{r.name}`", "bytes": f"{r.bytes:,}"} for r in outcome.outputs[:MAX_FILES]]
     more = len(outcome.outputs) - len(files)
-    parts = [as_table(rows), as_table(files), f"and {more:,} more files" if more > 0 else ""]
-    return "\n\n".join([*filter(None, parts), f"fingerprint `{manifest.fingerprint}`"]) + "\n"
+    sections = [as_table(rows), as_table(files), f"and {more:,} more files" if more > 0 else ""]
+    return "\n\n".join([*filter(None, sections), f"fingerprint `{manifest.fingerprint}`"]) + "\n"
 
 
 def training(records: Sequence[dict[str, Any]], steps: int) -> str:
-    """The loss curve, where the training stands, and the last metrics."""
-    last = records[-ROWS:]
+    """Format the loss curve, the progress and the last metrics of a training."""
+    last = records[-MAX_METRIC_ROWS:]
     columns = {key: name for key, name in COLUMNS.items() if any(record.get(key) is not None for record in last)}
     rows = [{name: short(record.get(key)) for key, name in columns.items()} for record in last]
     picture = data_uri(loss_curve(records, steps))
-    facts = [f"**{training_words(records, steps)}**"]
+    facts = [f"**{training_summary(records, steps)}**"]
     valid = [(r["valid_loss"], r["step"]) for r in records if r.get("valid_loss") is not None]
     if valid:
         facts.append(f"validation loss {valid[-1][0]:.4f} at step {valid[-1][1]:,}")
@@ -125,20 +130,20 @@ def training(records: Sequence[dict[str, Any]], steps: int) -> str:
     return f"![loss curve]({picture})\n\n{'; '.join(facts)}\n\n{as_table(rows)}\n"
 
 
-def training_words(records: Sequence[dict[str, Any]], steps: int) -> str:
-    """Steps done of the total, speed and time left, from the metrics so far."""
+def training_summary(records: Sequence[dict[str, Any]], steps: int) -> str:
+    """Summarize steps done, speed and time left in one line."""
     last = records[-1]
-    parts = [f"step {last['step']:,} of {steps:,}"]
+    facts = [f"step {last['step']:,} of {steps:,}"]
     recent = [record["seconds"] for record in records[-10:] if record.get("seconds")]
     if last.get("tokens_per_second"):
-        parts.append(f"{last['tokens_per_second']:,.0f} tokens/s")
+        facts.append(f"{last['tokens_per_second']:,.0f} tokens/s")
     if recent and last["step"] < steps:
-        parts.append(f"{clock(statistics.median(recent) * (steps - last['step']))} left")
-    return ", ".join(parts)
+        facts.append(f"{format_duration(statistics.median(recent) * (steps - last['step']))} left")
+    return ", ".join(facts)
 
 
 def short(value: Any) -> str:
-    """A number as a table cell."""
+    """Format a number as a table cell; empty for None."""
     if isinstance(value, float) and value >= 1000:
         return f"{value:,.0f}"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

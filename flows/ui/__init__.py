@@ -1,0 +1,1 @@
+"""User interface of a run: console, artifacts of the Prefect UI, log filters, help pages."""

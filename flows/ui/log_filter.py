@@ -1,0 +1,48 @@
+"""Log filters: one line instead of a traceback for expected errors, and redaction of secrets.
+
+Prefect's engine logs each exception twice, with a traceback of 40 to 100 lines that are almost all Prefect's own. For
+an expected error, whose message names the thing, the place and the remedy, the traceback only hides the remedy. Any
+other exception is a bug in this program and keeps its traceback.
+"""
+
+import logging
+
+from prefect.exceptions import SignatureMismatchError
+
+from gpt2train.errors import RunError, UserError, redact, redacted_traceback
+
+# SignatureMismatchError: a request to the API with a parameter that the flow does not have. Prefect's UI and commands
+# reject such a parameter themselves.
+EXPECTED_ERRORS = (UserError, RunError, SignatureMismatchError)
+LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
+
+
+def drop_expected_traceback(record: logging.LogRecord) -> bool:
+    """Replace the record of an expected error by the error's one-line message. Returns True: the record is kept."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, EXPECTED_ERRORS):
+        record.msg, record.args, record.exc_info = str(error), (), None
+    return True
+
+
+def redact_record(record: logging.LogRecord) -> bool:
+    """Remove the secrets of URLs from a record and its traceback: handlers send both to the server's database."""
+    message = record.getMessage()
+    if (redacted := redact(message)) != message:
+        record.msg, record.args = redacted, ()
+    if record.exc_info and record.exc_info[1] is not None:
+        record.exc_text = redacted_traceback(record.exc_info[1])  # formatters use it unchanged
+    return True
+
+
+def install() -> None:
+    """Add the filters to Prefect's loggers and to `gpt2train`, and set the level of `gpt2train` to INFO if unset."""
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(drop_expected_traceback)  # adding a filter twice has no effect
+    for name in (*LOGGERS, "gpt2train"):
+        logging.getLogger(name).addFilter(redact_record)
+    # A worker loads the flow after Prefect has configured logging: `gpt2train` has a handler and no level, so the
+    # root's level, WARNING, would suppress the lines of the steps and of the ranks.
+    logger = logging.getLogger("gpt2train")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
