@@ -1,4 +1,4 @@
-"""The commands `python -m flows.*`: flags from a settings model, one embedded server, one line for an error."""
+"""Command-line entry points `python -m flows.*`: flags from a settings model, embedded server, one-line errors."""
 
 import gc
 import sys
@@ -6,83 +6,83 @@ from typing import Annotated, Any, TypeVar
 
 import cyclopts
 
-from flows.offer import Offer
-from flows.server import prefect_server
+from flows.orchestration.flow import SettingsFlow
+from flows.orchestration.server import key_file, prefect_server
 from flows.settings import resolve
-from flows.show.console import console
-from gpt2train.command import HELP_DEBUG, run_command
-from gpt2train.errors import UserError
+from flows.ui.console import console
+from flows.ui.help import ALL_FLAG, flow_app
+from gpt2train.io.command_line import run_command
 from gpt2train.settings import Settings
 
 S = TypeVar("S", bound=Settings)
 
 
-def command(flow: Offer[S], result: str) -> None:
-    """Do what the command line of this process says, and exit; the arguments are those of `app_of`."""
+def command(flow: SettingsFlow[S], result: str) -> None:
+    """Run the command line of this process and exit with its status.
+
+    Args:
+        flow: the flow to run; it returns a path.
+        result: name of that path in the last line of output.
+    """
     sys.exit(run_command(app_of(flow, result)))
 
 
-def app_of(flow: Offer[S], result: str) -> cyclopts.App:
-    """A command that parses the flags of a flow's settings, checks them, runs it and prints where the result lies.
+def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
+    """Command-line app that parses a flow's settings from flags, checks them, runs the flow and prints its result.
 
     Args:
-        flow: returns a path; every field of its settings is a flag.
-        result: what the path is, for the last line.
+        flow: the flow to run; it returns a path, and every field of its settings is a flag.
+        result: name of that path in the last line of output.
     """
-    app = cyclopts.App(name=f"python -m {flow.__module__}", help=f"{flow.__doc__} {HELP_DEBUG}", version_flags=[])
+    app = flow_app(flow.name, flow.model, flow.__doc__ or "")
 
     @app.default
     def main(
         *,
         config: str | None = None,
         settings: Annotated[flow.model | None, cyclopts.Parameter(name="*")] = None,  # type: ignore[name-defined]
+        help_all: Annotated[bool, cyclopts.Parameter(name=ALL_FLAG, negative="", show=False)] = False,
     ) -> None:
         """Run the flow.
 
         Args:
-            config: TOML file of settings, or a deployment's name; flags win over it, it wins over the preset.
-            settings: Every setting, as a flag.
+            config: TOML file of settings, or a deployment's name. Flags override it; it overrides the preset.
+            settings: All settings, one flag each.
+            help_all: Show every setting.
         """
+        if help_all:
+            app.print_all()
+            return
         flags: dict[str, Any] = {} if settings is None else settings.model_dump(exclude_unset=True)
         resolved = resolve(flow.model, config, flags)
-        flow.check(resolved)
         if getattr(resolved, "dry_run", False):
-            tell_plan(resolved)
+            from flows.dry_run.plan import dry_run  # here: it imports the flows, which import this module
+
+            dry_run(resolved, flow.check, print)
             return
-        with prefect_server() as address:
+        flow.check(resolved)
+        with prefect_server(console.print) as address:
             if address:
-                console.print(f"while it runs: {address}")
-            take_up_environment()
-            # What is there now stays to the end: the collector, off since `flows/__init__.py`, need not look at it.
+                console.print(f"while it runs: {address} (the password is in {key_file()})")
+            refresh_prefect_settings()
+            from flows.orchestration.cancellation import cancellable
+
+            # All objects so far live until the end. `flows/__init__.py` disabled the collector; freeze them for it.
             gc.freeze()
             gc.enable()
-            path = flow(config=None, **resolved.model_dump(mode="json"))
+            with cancellable():
+                path = flow(config=None, **resolved.model_dump(mode="json"))
         print(f"{result}: {path}")
 
     return app
 
 
-def tell_plan(settings: Any) -> None:
-    """Print what a run with these settings would do and take.
-
-    Raises:
-        UserError: this machine lacks something for it.
-    """
-    from flows.ahead.fit import outlook
-    from flows.ahead.preview import preview  # which knows the flows, and those this module
-
-    ahead = outlook(settings)
-    print(preview(settings, ahead))
-    if ahead.missing:
-        raise UserError(f"missing: {', '.join(ahead.missing)}")
-
-
-def take_up_environment() -> None:
-    """Let Prefect see the server that the environment names by now, and keep this module out of the workers."""
+def refresh_prefect_settings() -> None:
+    """Make Prefect read the server address from the environment, and keep worker processes from importing __main__."""
     from prefect.context import refresh_global_settings_context
 
     refresh_global_settings_context()
-    # Worker processes are spawned, and would import the program's main module, and Prefect with it (1-3 s each).
+    # Spawned worker processes would import the main module, and with it Prefect (1-3 s each).
     main = sys.modules["__main__"]
     main.__spec__ = None
     vars(main).pop("__file__", None)

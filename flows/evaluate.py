@@ -1,50 +1,59 @@
-"""Checkpoint -> merged model and scores. Run it with `python -m flows.evaluate --run out/runs/NAME`."""
+"""Evaluation flow: checkpoint -> merged model and scores. Run it with `python -m flows.evaluate --run RUN_FOLDER`."""
 
+import logging
 from pathlib import PurePosixPath
 
 from flows.command import command
-from flows.offer import offer
-from flows.run.orchestrate import run_step
-from flows.settings import JudgeSettings, OutputSettings, ScoreSettings
-from flows.show.result import show_result
-from flows.workplace import workplace
+from flows.orchestration.flow import settings_flow
+from flows.orchestration.run_context import run_context
+from flows.orchestration.task_runner import run_step
+from flows.settings import EvaluateFlowSettings, MergeAndScoreSettings, OutputSettings
+from flows.ui.result import show_result
 from gpt2train.errors import UserError
 from gpt2train.evaluate.files import decode
 from gpt2train.evaluate.passages import read_passages
-from tasks.cloze import cloze_file
-from tasks.lambada import evaluate
-from tasks.merge import merge
-from tasks.runner import Runner
-from tasks.steps import Manifest, need_manifest, read_manifest
-from tasks.storage import Folder, read_any
+from tasks.cloze.step import cloze_file, missing_words
+from tasks.core.dry_runner import DryRunner
+from tasks.core.runner import Runner
+from tasks.core.step import Manifest, need_manifest, read_manifest
+from tasks.core.storage import Folder, read_any
+from tasks.evaluate.step import evaluate as evaluate_model
+from tasks.merge.step import merge, write_card
+
+log = logging.getLogger("gpt2train")
 
 
-def check(settings: ScoreSettings) -> None:
-    """Find before anything starts what would stop the flow later.
+def check(settings: EvaluateFlowSettings) -> None:
+    """Check inputs and output before the flow starts.
 
     Raises:
-        RunError: the run is not finished or not there.
-        UserError: an input is missing or malformed.
+        RunError: the run is missing or unfinished.
+        UserError: an input is missing or malformed, or the output cannot be written.
     """
-    need_manifest(Folder(settings.run))
+    root, *_ = inputs_of(settings)
+    root.check_writable(leave=not settings.dry_run)
     if settings.lambada:
         read_passages(read_any(settings.lambada), settings.lambada)
     check_wikitext(settings)
 
 
-@offer("evaluate", ScoreSettings, check)
-def score(settings: ScoreSettings) -> str:
-    """From the last checkpoint of a run to a merged model and its scores. Returns the folder of the scores."""
+@settings_flow("evaluate", EvaluateFlowSettings, check)
+def evaluate(settings: EvaluateFlowSettings) -> str:
+    """Merge the last checkpoint of a run and score the model. Returns the folder of the scores."""
     root, training, bpe, documents, lambada = inputs_of(settings)
-    place = OutputSettings(output=root.url, workers=settings.workers, verify=settings.verify)
-    with workplace(place) as (root, runner):
-        model, scores = judge(root, training, bpe, lambada, documents, settings, runner)
-        show_result(runner.page, root, [training, model, scores])
+    output = OutputSettings(output=root.url, workers=settings.workers, verify=settings.verify)
+    with run_context(output) as (root, runner):
+        model, scores = merge_and_score(root, training, bpe, lambada, documents, settings, runner)
+        show_result(runner.publisher, root, [training, model, scores])
         return (root / scores.folder).url
 
 
-def inputs_of(settings: ScoreSettings) -> tuple[Folder, Manifest, Manifest, Manifest, str]:
-    """The output folder of a run; its training, tokenizer and documents; the evaluation set.
+def inputs_of(settings: EvaluateFlowSettings) -> tuple[Folder, Manifest, Manifest, Manifest, str | None]:
+    """Find the inputs of an evaluation from a run folder.
+
+    Returns:
+        The output folder that holds the run, the manifests of training, tokenizer and shuffled documents, and the path
+        of the evaluation set; None if the data flow found no cloze passage.
 
     Raises:
         RunError: the run is not finished.
@@ -53,47 +62,65 @@ def inputs_of(settings: ScoreSettings) -> tuple[Folder, Manifest, Manifest, Mani
     run = Folder(settings.run)
     root = Folder(str(PurePosixPath(run.path()).parent.parent))
     training, bpe, documents = (need_manifest(folder) for folder in (run, root / "tokenizer", root / "shuffled"))
-    return root, training, bpe, documents, settings.lambada or _drawn(root)
+    return root, training, bpe, documents, settings.lambada or _cloze_file(root)
 
 
-def judge(
+def merge_and_score(
     root: Folder,
     training: Manifest,
     bpe: Manifest,
-    lambada: str,
+    lambada: str | None,
     documents: Manifest,
-    settings: JudgeSettings,
+    settings: MergeAndScoreSettings,
     runner: Runner,
 ) -> tuple[Manifest, Manifest]:
-    """Merge the checkpoint, then score the merged model; the manifests of both."""
+    """Merge the checkpoint, score the merged model and write its model card.
+
+    Args:
+        root: output folder.
+        training: manifest of the training.
+        bpe: manifest of the tokenizer.
+        lambada: path of the evaluation set; None skips the LAMBADA score.
+        documents: manifest of the shuffled documents, for the perplexity.
+        settings: settings of both steps.
+        runner: runner of both steps.
+
+    Returns:
+        The manifests of the merge and of the scores.
+    """
     model = run_step(merge, root, training, bpe, settings.merge, runner=runner)
     scores = run_step(
-        evaluate, root, model, lambada, documents, settings.evaluate, runner=runner, wikitext=settings.wikitext
+        evaluate_model, root, model, lambada, documents, settings.evaluate, runner=runner, wikitext=settings.wikitext
     )
+    if not isinstance(runner, DryRunner):
+        write_card(root, training, settings.merge, scores)
     return model, scores
 
 
-def _drawn(root: Folder) -> str:
-    """The cloze set that the data flow drew.
+def _cloze_file(root: Folder) -> str | None:
+    """Path of the cloze set that the data flow drew; None if it found no passage.
 
     Raises:
-        UserError: it drew none.
+        UserError: the data flow used a given set and drew none.
     """
     manifest = read_manifest(root / "evalset")
     if manifest is None:
-        raise UserError(f"{root.url} holds no evaluation set of its own; give --lambada FILE")
-    return cloze_file(root, manifest)
+        raise UserError(f"{root.url} holds no cloze set of its own; give --lambada FILE")
+    found = cloze_file(root, manifest)
+    if found is None:
+        log.warning(missing_words(manifest))
+    return found
 
 
-def check_wikitext(settings: JudgeSettings) -> None:
-    """See that WikiText, where it is given, is there and is text.
+def check_wikitext(settings: MergeAndScoreSettings) -> None:
+    """Check that the WikiText file, if given, exists and is text.
 
     Raises:
-        UserError: it is not.
+        UserError: the file is missing or is not text.
     """
     if settings.wikitext:
         decode(read_any(settings.wikitext), settings.wikitext)
 
 
 if __name__ == "__main__":
-    command(score, "scores")
+    command(evaluate, "scores")

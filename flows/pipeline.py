@@ -1,31 +1,32 @@
-"""The main job: URLs, archives or texts -> tokens -> checkpoints -> a merged and scored model -> a report.
+"""Main flow: URLs, archives or texts -> tokens -> checkpoints -> merged and scored model -> report.
 
 Run it with `python -m flows.pipeline`; without any source it runs the embedded demo.
 """
 
 from flows import dataprep
-from flows.ahead.fit import check_fit
 from flows.command import command
 from flows.dataprep import prepare
-from flows.evaluate import check_wikitext, judge
-from flows.offer import offer
-from flows.pretrain import check_local, learn
-from flows.run.orchestrate import run_step
+from flows.dry_run.resources import check_resources
+from flows.evaluate import check_wikitext, merge_and_score
+from flows.orchestration.flow import settings_flow
+from flows.orchestration.run_context import run_context
+from flows.orchestration.task_runner import run_step
+from flows.pretrain import check_local, train_on_tokens
 from flows.settings import PipelineSettings
-from flows.show.result import show_result
-from flows.workplace import workplace
+from flows.ui.result import show_result
 from gpt2train.parallel.layout import Layout
-from tasks.launch import check_launcher
-from tasks.report import REPORT, report
-from tasks.storage import Folder
-from tasks.train import check_corpora
+from tasks.core.storage import Folder
+from tasks.report.step import REPORT, report
+from tasks.train.launch.launchers import check_launcher
+from tasks.train.step import check_corpora
 
 
 def check(settings: PipelineSettings) -> None:
-    """Find before anything starts what would stop the flow later.
+    """Check inputs, output, parallel layout and this machine's resources before the flow starts.
 
     Raises:
-        UserError: an input is missing, the output cannot be written, or the batch does not divide.
+        UserError: an input is missing, the output cannot be written, the batch does not divide over the processes, or
+            this machine lacks resources for the run.
     """
     check_local(settings.output)
     dataprep.check(settings)
@@ -33,20 +34,20 @@ def check(settings: PipelineSettings) -> None:
     Layout.of(settings.train, settings.launch.world)
     check_launcher(settings.launch, Folder(settings.output).path())
     check_corpora(settings.train)
-    check_fit(settings)
+    check_resources(settings)
 
 
-@offer("pipeline", PipelineSettings, check)
+@settings_flow("pipeline", PipelineSettings, check)
 def pipeline(settings: PipelineSettings) -> str:
-    """From lists of URLs, web archives or texts to an evaluated model. Returns the path of the report."""
-    with workplace(settings) as (root, runner):
+    """Prepare data, train, merge, score and report. Returns the path of the report."""
+    with run_context(settings) as (root, runner):
         data = prepare(root, settings, runner)
-        training = learn(root, root, data.tokenize, data.tokenizer, settings, runner)
-        model, scores = judge(root, training, data.tokenizer, data.lambada, data.shuffle, settings, runner)
+        training = train_on_tokens(root, root, data.tokenize, data.tokenizer, settings, runner)
+        model, scores = merge_and_score(root, training, data.tokenizer, data.lambada, data.shuffle, settings, runner)
         manifests = [*data.manifests(), training, model, scores]
-        page = run_step(report, root, manifests, settings.report, runner=runner)
-        show_result(runner.page, root, [*manifests, page])
-        return (root / page.folder).path(REPORT)
+        report_manifest = run_step(report, root, manifests, settings.report, runner=runner)
+        show_result(runner.publisher, root, [*manifests, report_manifest])
+        return (root / report_manifest.folder).path(REPORT)
 
 
 if __name__ == "__main__":

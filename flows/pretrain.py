@@ -1,59 +1,69 @@
-"""Token shards -> checkpoints, by one torchrun job. Run it with `python -m flows.pretrain`."""
+"""Pretraining flow: token shards -> checkpoints, in one torchrun job. Run it with `python -m flows.pretrain`."""
 
-from flows.ahead.fit import check_fit
 from flows.command import command
-from flows.offer import offer
-from flows.run.orchestrate import run_step
-from flows.run.retry import Retries
+from flows.dry_run.resources import check_resources
+from flows.orchestration.flow import settings_flow
+from flows.orchestration.retries import Retries
+from flows.orchestration.run_context import check_output, run_context
+from flows.orchestration.task_runner import run_step
 from flows.settings import PretrainSettings
-from flows.show.result import show_result
-from flows.workplace import check_place, workplace
+from flows.ui.result import show_result
 from gpt2train.errors import UserError
 from gpt2train.parallel.layout import Layout
-from tasks.fetch import on_local_disk
-from tasks.launch import check_launcher
-from tasks.runner import Runner
-from tasks.steps import Manifest, need_manifest, read_manifest
-from tasks.storage import Folder
-from tasks.train import check_corpora, train
+from tasks.core.runner import Runner
+from tasks.core.stage_inputs import on_local_disk
+from tasks.core.step import Manifest, need_manifest
+from tasks.core.storage import Folder
+from tasks.train.launch.launchers import check_launcher
+from tasks.train.step import check_corpora, train
 
 
 def check(settings: PretrainSettings) -> None:
-    """Find before anything starts what would stop the flow later.
+    """Check inputs, output, parallel layout and this machine's resources before the flow starts.
 
     Raises:
         UserError: the output cannot be written or is not local, the batch does not divide over the processes, a
-            corpus to mix in is missing, or this machine lacks something for the run.
+            corpus of the mixture is missing, or this machine lacks resources for the run.
         RunError: there are no tokens.
     """
     check_local(settings.output)
     Layout.of(settings.train, settings.launch.world)
     check_launcher(settings.launch, Folder(settings.output).path())
     check_corpora(settings.train)
-    check_fit(settings)
-    check_place(settings)
-    if settings.dry_run and read_manifest(Folder(settings.data or settings.output) / "tokens") is None:
-        return  # the plan tells it among all that is missing
+    check_resources(settings)
+    check_output(settings)
     for step in ("tokens", "tokenizer"):
         need_manifest(Folder(settings.data or settings.output) / step)
 
 
-@offer("pretrain", PretrainSettings, check)
+@settings_flow("pretrain", PretrainSettings, check)
 def pretrain(settings: PretrainSettings) -> str:
-    """From token shards to checkpoints. Returns the run folder."""
+    """Train on token shards and write checkpoints. Returns the run folder."""
     data = Folder(settings.data or settings.output)
     tokens, bpe = need_manifest(data / "tokens"), need_manifest(data / "tokenizer")
-    with workplace(settings) as (root, runner):
+    with run_context(settings) as (root, runner):
         data = on_local_disk(data, [tokens, bpe], root)
-        training = learn(root, data, tokens, bpe, settings, runner)
-        show_result(runner.page, root, [training])
+        training = train_on_tokens(root, data, tokens, bpe, settings, runner)
+        show_result(runner.publisher, root, [training])
         return (root / training.folder).url
 
 
-def learn(
+def train_on_tokens(
     root: Folder, data: Folder, tokens: Manifest, bpe: Manifest, settings: PretrainSettings, runner: Runner
 ) -> Manifest:
-    """The training step."""
+    """Run the training step with the retries of the launch settings.
+
+    Args:
+        root: output folder.
+        data: local folder that holds the tokens and the tokenizer.
+        tokens: manifest of the token shards.
+        bpe: manifest of the tokenizer.
+        settings: settings of the run.
+        runner: runner of the step.
+
+    Returns:
+        The manifest of the training.
+    """
     launch = settings.launch
     retries = Retries(launch.retries, launch.retry_delay)
     return run_step(
@@ -62,7 +72,7 @@ def learn(
 
 
 def check_local(output: str) -> None:
-    """Training maps tokens into memory and renames checkpoints: it needs a disk.
+    """Check that the output is on a local disk: training memory-maps tokens and renames checkpoints.
 
     Raises:
         UserError: the output is in an object store.

@@ -1,7 +1,7 @@
-"""The settings of the flows: what each room declares, put together, and nothing declared twice.
+"""Settings of the flows, composed from the settings of each step.
 
-Precedence: defaults < preset < `--config FILE.toml` < flags, or the parameters of a deployment's run. Without any
-source the embedded demo runs, with the preset `deployments/demo.toml`.
+Precedence: defaults < preset < `--config FILE.toml` < flags (or the parameters of a deployment's run). Without any
+source the embedded demo runs, with the settings of `deployments/demo.toml` as its preset.
 """
 
 import importlib.resources
@@ -16,43 +16,44 @@ from pydantic import Field, PositiveInt, field_validator
 from gpt2train.config import TrainSettings, preset, presets
 from gpt2train.errors import UserError
 from gpt2train.settings import Settings, build, layer, nearest, read_toml
-from tasks.blacklist import BlacklistSettings
-from tasks.clean import CleanSettings
-from tasks.cloze import ClozeSettings
-from tasks.decontaminate import DecontaminateSettings
-from tasks.dedup import DedupSettings
-from tasks.download import DownloadSettings
-from tasks.extract import ExtractSettings
-from tasks.lambada import EvaluateSettings
-from tasks.launch.settings import LaunchSettings
-from tasks.limits import LimitSettings
-from tasks.merge import MergeSettings
-from tasks.report import ReportSettings
-from tasks.shuffle import ShuffleSettings
+from tasks.blacklist.settings import BlacklistSettings
+from tasks.clean.settings import CleanSettings
+from tasks.cloze.settings import ClozeSettings
+from tasks.core.reject_limits import LimitSettings
+from tasks.decontaminate.settings import DecontaminateSettings
+from tasks.dedup.settings import DedupSettings
+from tasks.download.settings import DownloadSettings
+from tasks.evaluate.settings import EvaluateSettings
+from tasks.extract.settings import ExtractSettings
+from tasks.merge.step import MergeSettings
+from tasks.report.settings import ReportSettings
+from tasks.shuffle.settings import ShuffleSettings
 from tasks.sources.texts import TextsSettings
 from tasks.sources.warcs import WarcSettings
 from tasks.sources.webpages import WebpagesSettings
-from tasks.tokenize import TokenizeSettings
-from tasks.tokenizer import TokenizerSettings
+from tasks.tokenize.settings import TokenizeSettings
+from tasks.tokenizer.settings import TokenizerSettings
+from tasks.train.launch.settings import LaunchSettings
 
 S = TypeVar("S", bound=Settings)
 SOURCES = ("urls", "warcs", "documents")
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may use."""
+    """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class OutputSettings(Settings):
-    """Where the work lies and how it is run; nothing here changes a result."""
+    """Output folder and execution settings; none of them changes a result."""
 
     output: str = Field("out", min_length=1)
     """Folder, or any fsspec URL, that holds everything: pages, documents, tokens, runs, report."""
     workers: PositiveInt = Field(default_factory=usable_cores)
     """Worker processes, and batches in flight at a time. The outputs do not depend on it."""
     runner: Literal["local", "ray", "dask"] = "local"
-    """Where batches run: in processes of this machine, or in the workers of a Ray or Dask cluster (docs/scale.md)."""
+    """Executor of the batches: processes of this machine, or the workers of a Ray or Dask cluster
+    (docs/data/scale.md)."""
     cluster: str | None = None
     """Address of a running cluster: ray://host:10001, tcp://host:8786. None starts one on this machine."""
     shared_disk: bool = False
@@ -60,60 +61,60 @@ class OutputSettings(Settings):
     verify: bool = False
     """Compare the hashes of finished outputs too, not only their names and sizes."""
     dry_run: bool = False
-    """Tell what would be done, and what it takes, and do nothing."""
+    """Show the steps that would run and the resources they need; run nothing."""
 
 
 class DataprepSettings(OutputSettings):
-    """From lists of URLs, web archives or texts to token shards."""
+    """Settings of data preparation: from lists of URLs, web archives or texts to token shards."""
 
     urls: tuple[str, ...] = ()
-    """Lists of URLs, one a line: files, globs, fsspec URLs; .gz .bz2 .xz .zst too. Without any source: the embedded
+    """Lists of URLs, one per line: files, globs, fsspec URLs; .gz .bz2 .xz .zst too. Without any source: the embedded
     demo."""
     warcs: tuple[str, ...] = ()
     """Web archives (.warc, .warc.gz, .warc.zst), as Common Crawl publishes them: files, folders, globs, fsspec URLs."""
     documents: tuple[str, ...] = ()
-    """Text of your own: JSON lines, Parquet, WET, and .txt .md .html files of one document each; files, folders, globs,
-    fsspec URLs; packed or not."""
+    """Local texts: JSON lines, Parquet, WET, and .txt .md .html files of one document each; files, folders, globs,
+    fsspec URLs; compressed or not."""
     json_key: str = Field("text", min_length=1)
-    """Name of the text in JSON lines and Parquet."""
+    """Key of the text in JSON lines, and name of its column in Parquet."""
     connect_to: dict[str, str] = {}
-    """Host pattern -> address:port that is asked instead, as curl's --connect-to: for a mirror, a proxy of your own, a
-    test. No part of any fingerprint, and no way around `download.allow_private`."""
+    """Host pattern -> address:port to connect to instead, as curl's --connect-to: for a mirror, a proxy or a test.
+    It changes no fingerprint and does not bypass `download.allow_private`."""
     retry_failed: bool = False
-    """Ask once more for the pages of a finished download that failed for a reason that may pass; keep the others."""
+    """Fetch again the pages of a finished download that failed for a transient reason; keep the others."""
     lambada: str | None = None
-    """LAMBADA test file ({"text": …} lines): kept out of the training text, and scored. None: a cloze set in
+    """LAMBADA test file ({"text": …} lines): removed from the training text, and scored. None: a cloze set in
     LAMBADA's format is drawn from the held-out test documents."""
     blacklist: BlacklistSettings = BlacklistSettings()
-    """Which URLs are not worth a request."""
+    """Rules for URLs that are not requested."""
     download: DownloadSettings = DownloadSettings()
-    """How pages are fetched."""
+    """Download of pages: rate limits, timeouts, retries."""
     warc: WarcSettings = WarcSettings()
-    """Which pages of web archives are taken."""
+    """Selection of pages from web archives."""
     webpages: WebpagesSettings = WebpagesSettings()
-    """Which HTML files are taken."""
+    """Selection of local HTML files."""
     texts: TextsSettings = TextsSettings()
-    """How texts are read from files."""
+    """Reading of texts from files."""
     extract: ExtractSettings = ExtractSettings()
-    """How the text is taken out of a page."""
+    """Extraction of text from HTML."""
     clean: CleanSettings = CleanSettings()
     """Repair, language, length, split."""
     cloze: ClozeSettings = ClozeSettings()
-    """The evaluation set that is drawn from held-out documents."""
+    """Evaluation set drawn from held-out documents."""
     decontaminate: DecontaminateSettings = DecontaminateSettings()
-    """Keeping the evaluation set out of the training text."""
+    """Removal of evaluation passages from the training text."""
     dedup: DedupSettings = DedupSettings()
-    """Exact and near duplicates."""
+    """Exact and near deduplication."""
     shuffle: ShuffleSettings = ShuffleSettings()
     """Order of the documents."""
     tokenizer: TokenizerSettings = TokenizerSettings()
-    """Which byte-level BPE."""
+    """Byte-level BPE: published, trained, or from a folder."""
     tokenize: TokenizeSettings = TokenizeSettings()
     """Documents to token shards."""
     report: ReportSettings = ReportSettings()
-    """The report."""
+    """Report of the run."""
     limits: LimitSettings = LimitSettings()
-    """Share of its rows that each step may reject before the run stops. No part of any fingerprint."""
+    """Share of its rows that each step may reject before the run stops. It changes no fingerprint."""
 
     @field_validator("connect_to")
     @classmethod
@@ -125,74 +126,74 @@ class DataprepSettings(OutputSettings):
             except ValueError:
                 address = ""
             if not address or not port.isdecimal() or not 0 < int(port) < 65536:
-                raise ValueError(f"{host!r} leads to {target!r}, expected address:port as '127.0.0.1:8080'")
+                raise ValueError(f"{host!r} maps to {target!r}, expected address:port as '127.0.0.1:8080'")
         return value
 
     @property
     def has_source(self) -> bool:
-        """Whether any source is given; without one the embedded demo runs."""
+        """True if any source is given; without one the embedded demo runs."""
         return any(getattr(self, name) for name in SOURCES)
 
 
 class PretrainSettings(OutputSettings):
-    """From token shards to checkpoints."""
+    """Settings of pretraining: from token shards to checkpoints."""
 
     data: str | None = None
-    """Output folder of a finished dataprep; from an object store the tokens are first fetched to `output`. None takes
-    `output` itself."""
+    """Output folder of a finished dataprep; tokens in an object store are first copied to `output`. None uses `output`
+    itself."""
     preset: str = Field("tiny", json_schema_extra={"enum": [*presets()]})
-    """Model and recipe: tiny, 117m, 345m, 762m, 1542m; `train` changes single values of it."""
+    """Model size and training settings: tiny, 117m, 345m, 762m, 1542m. `train` overrides single values."""
     train: TrainSettings = TrainSettings()
-    """The training run."""
+    """Training run: model, data, optimizer, parallelism, checkpoints."""
     launch: LaunchSettings = LaunchSettings()
-    """How the torchrun job is started."""
+    """Launcher, processes and restarts of the torchrun job."""
 
 
-class JudgeSettings(Settings):
-    """What is made of a finished run."""
+class MergeAndScoreSettings(Settings):
+    """Settings of the merge of a finished run and of its scores."""
 
     merge: MergeSettings = MergeSettings()
-    """The Hugging Face folder."""
+    """Hugging Face folder of the merged model."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """LAMBADA, perplexity, samples."""
     wikitext: str | None = None
-    """WikiText in its tokenised form (wiki.test.tokens), scored besides."""
+    """WikiText in its tokenised form (wiki.test.tokens), scored in addition."""
 
 
-class ScoreSettings(JudgeSettings):
-    """From the last checkpoint of a run to a merged model and its scores."""
+class EvaluateFlowSettings(MergeAndScoreSettings):
+    """Settings of evaluation: from the last checkpoint of a run to a merged model and its scores."""
 
     run: str
     """Run folder, as `out/runs/tiny-0123abcd`."""
     lambada: str | None = None
-    """LAMBADA test file; None takes the cloze set that the data flow drew."""
+    """LAMBADA test file; None uses the cloze set that the data flow drew."""
     workers: PositiveInt = Field(default_factory=usable_cores)
     """Worker processes."""
     verify: bool = False
     """Compare the hashes of finished outputs too."""
     dry_run: bool = False
-    """Tell what would be done, and do nothing."""
+    """Show the steps that would run; run nothing."""
 
 
-class PipelineSettings(DataprepSettings, PretrainSettings, JudgeSettings):
-    """The main job: from lists of URLs, web archives or texts to an evaluated model and a report."""
+class PipelineSettings(DataprepSettings, PretrainSettings, MergeAndScoreSettings):
+    """Settings of the main flow: from lists of URLs, web archives or texts to an evaluated model and a report."""
 
 
 def demo_layer() -> dict[str, Any]:
-    """The preset of the embedded demo."""
+    """Return the preset of the embedded demo, `deployments/demo.toml`."""
     with importlib.resources.as_file(importlib.resources.files("deployments") / "demo.toml") as path:
         return read_toml(path)
 
 
 def read_config(name: str) -> dict[str, Any]:
-    """The settings of a TOML file, or of a deployment by its name (`pretrain/345m`).
+    """Read the settings of a TOML file, or of a deployment by its name (`pretrain/345m`).
 
     Raises:
-        UserError: there is no such file and no such name.
+        UserError: the name is neither a file nor a deployment.
     """
     if Path(name).suffix == ".toml" or Path(name).exists():
         return read_toml(name)
-    names = deployed()
+    names = deployment_names()
     if name not in names:
         raise UserError(
             f"{name!r} is neither a settings file (NAME.toml) nor the settings of a deployment; {nearest(name, names)}"
@@ -201,42 +202,58 @@ def read_config(name: str) -> dict[str, Any]:
         return read_toml(path)
 
 
-def deployed() -> list[str]:
-    """Names of the deployments that have settings of their own, `deployments/<flow>/<name>.toml`."""
+def deployment_names() -> list[str]:
+    """Return the names of the deployments that have a settings file `deployments/<flow>/<name>.toml`."""
     folders = [entry for entry in importlib.resources.files("deployments").iterdir() if entry.is_dir()]
     files = [(folder.name, file.name) for folder in folders for file in folder.iterdir()]
     return sorted(f"{flow}/{name.removesuffix('.toml')}" for flow, name in files if name.endswith(".toml"))
 
 
 def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] | None = None) -> S:
-    """Put the layers of settings together and check them.
+    """Merge the layers of settings and validate the result.
 
     Args:
-        model: the settings of the command.
+        model: settings model of the flow.
         config: TOML file of settings, or the name of one in `deployments/`, as `pretrain/345m`.
-        flags: settings given on the command line or through the API, nested.
+        flags: nested settings from the command line or the API.
 
     Raises:
-        UserError: a wrong, unknown or contradictory setting, in one line.
+        UserError: a setting is wrong, unknown or contradicts another; the message is one line.
     """
-    given = layer(_concerning(model, read_config(config)) if config else {}, flags or {})
-    source = config if config and not flags else "settings"
-    below: dict[str, Any] = {}
+    from_file = _fields_of(model, read_config(config)) if config else {}
+    given = layer(from_file, flags or {})
+
+    def source(location: tuple[int | str, ...]) -> str:
+        in_file = config and _has_value(from_file, location) and not _has_value(flags or {}, location)
+        return config if config and (in_file or not flags) else "settings"
+
+    presets_layer: dict[str, Any] = {}
     if issubclass(model, DataprepSettings) and not any(map(given.get, SOURCES)):
-        below = _concerning(model, demo_layer())
+        presets_layer = _fields_of(model, demo_layer())
     if issubclass(model, PretrainSettings):
-        chosen = layer(below, given).get("preset", PretrainSettings.model_fields["preset"].default)
-        below = layer({"train": preset(str(chosen))}, below)
-    return build(model, below, given, source=source)
+        chosen = layer(presets_layer, given).get("preset", PretrainSettings.model_fields["preset"].default)
+        presets_layer = layer({"train": preset(str(chosen))}, presets_layer)
+    return build(model, presets_layer, given, source=source)
 
 
-def _concerning(model: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's settings without those of the pipeline's other flows: one file serves them all.
+def _has_value(values: Any, location: tuple[int | str, ...]) -> bool:
+    """Return True if nested settings have a value at this path. An item of a list counts as the list."""
+    for key in location:
+        if not isinstance(values, Mapping):
+            break
+        if key not in values:
+            return False
+        values = values[key]
+    return bool(location)
 
-    What no flow knows stays, and is refused by name.
+
+def _fields_of(model: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a file without those that only other flows of the pipeline have, so that one file serves all flows.
+
+    Keys that no flow has are kept: validation rejects them by name.
     """
-    return {key: value for key, value in values.items() if key in model.model_fields or not _of_pipeline(key)}
+    return {key: value for key, value in values.items() if key in model.model_fields or not _is_pipeline_field(key)}
 
 
-def _of_pipeline(key: str) -> bool:
+def _is_pipeline_field(key: str) -> bool:
     return key in PipelineSettings.model_fields

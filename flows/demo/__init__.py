@@ -1,8 +1,8 @@
-"""The embedded web site of the demo: real pages over real HTTP, with nothing fetched from outside.
+"""Embedded web site of the demo: real pages over real HTTP, without access to the internet.
 
-Every Python installation carries thousands of pages of English documentation; a server on 127.0.0.1 renders them with
-the standard library's pydoc. It runs in a process of its own, with an environment of its own: what it imports costs
-the flow nothing, and no page can hold anything of the user's.
+Every Python installation contains thousands of pages of English documentation; a server on 127.0.0.1 renders them with
+the standard library's pydoc. It runs in a process of its own with a clean environment: its imports cost the flow
+nothing, and no page can contain data of the user.
 """
 
 import contextlib
@@ -18,16 +18,17 @@ from pathlib import Path
 from gpt2train.errors import RunError
 
 ROOT = Path(__file__).parents[2]
-KEPT = ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV")  # what an interpreter may need
+# Environment variables that the interpreter may need.
+KEPT_VARIABLES = ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True)
 class DemoSite:
-    """A running demo site.
+    """Running demo site.
 
     Attributes:
-        url_list: address of the list of its URLs.
-        connect_to: host pattern -> `address:port` where these hosts are served, for the download.
+        url_list: address of the site's URL list.
+        connect_to: host pattern -> `address:port` that serves these hosts, for the download.
     """
 
     url_list: str
@@ -36,12 +37,12 @@ class DemoSite:
 
 @contextlib.contextmanager
 def demo_site() -> Iterator[DemoSite]:
-    """Serve the demo site until the block ends, or this process does.
+    """Serve the demo site until the block or this process ends.
 
     Call it from a thread that lives as long as the site: the kernel ends the site with the thread that started it.
 
     Raises:
-        RunError: the server did not start; the message holds the last line that it wrote.
+        RunError: the server did not start; the message contains its last line of output.
     """
     with tempfile.TemporaryDirectory(prefix="gpt2train-demo-") as home, tempfile.TemporaryFile() as errors:
         command = [sys.executable, "-m", "flows.demo", "--parent", str(os.getpid())]
@@ -52,15 +53,15 @@ def demo_site() -> Iterator[DemoSite]:
             stderr=errors,
             env=_environment(home),
             cwd=home,
-            start_new_session=True,  # Ctrl-C is for the flow, which stops the site in its turn
+            start_new_session=True,  # Ctrl-C must reach only the flow, which then stops the site
         )
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
                 errors.seek(0)
-                said = errors.read().decode(errors="replace").strip().split("\n")[-1]
-                raise RunError(f"the demo site did not start: {said[:300]}")
+                reason = errors.read().decode(errors="replace").strip().split("\n")[-1]
+                raise RunError(f"the demo site did not start: {reason[:300]}")
             address = f"127.0.0.1:{json.loads(line)['port']}"
             yield DemoSite(f"http://{address}/urls.txt", {"*.pydoc.example": address})
         finally:
@@ -69,8 +70,8 @@ def demo_site() -> Iterator[DemoSite]:
 
 
 def _environment(home: str) -> dict[str, str]:
-    """Nothing of the user's: the same on every machine, but for where the interpreter lies."""
-    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    """Environment of the server: the same on every machine except for the paths of the interpreter."""
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     return kept | {
         "PYTHONPATH": str(ROOT),
         "PYTHONHASHSEED": "0",

@@ -1,6 +1,6 @@
-"""The demo site as a process of its own: `python -m flows.demo --parent PID`.
+"""Server process of the demo site: `python -m flows.demo --parent PID`.
 
-Prints one line of JSON with its port, then serves until its parent ends or it is killed.
+It prints one line of JSON with its port, then serves until its parent ends or it is killed.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import sys
 import warnings
 
 from flows.demo.server import Server
-from gpt2train.lifeline import die_with_parent
+from gpt2train.launch.parent_death import die_with_parent
 
 
 def main() -> None:
@@ -21,11 +21,11 @@ def main() -> None:
     given = parser.parse_args()
     if given.parent is not None:
         die_with_parent(given.parent)
-    warnings.simplefilter("ignore")  # modules that are out of fashion say so on import
+    warnings.simplefilter("ignore")  # deprecated modules warn on import
     with Server() as server, contextlib.suppress(KeyboardInterrupt):
         print(json.dumps({"port": server.server_port}), flush=True)
-        with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - what modules print on import is of no interest
-            sys.stdout = nowhere
+        with open(os.devnull, "w") as devnull:  # noqa: PTH123 - discards the output of modules on import
+            sys.stdout = devnull
             server.serve_forever(poll_interval=0.1)
 
 

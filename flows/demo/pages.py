@@ -1,6 +1,6 @@
-"""The pages of the demo site: one function from (host, path) to HTML.
+"""Pages of the demo site: one function from (host, path) to HTML.
 
-A page is a pure function of its address. Modules are imported when their page is asked for, one page at a time.
+A page is a pure function of its address. A module is imported when its page is requested, one page at a time.
 """
 
 import contextlib
@@ -10,15 +10,15 @@ import re
 import threading
 from html import escape, unescape
 
-from flows.demo import catalogue
-from flows.demo.catalogue import JOURNAL, LIBRARY, MIRROR, PACKAGES, REFERENCE
+from flows.demo import site_index
 from flows.demo.render import SemanticDoc, module_article, topic_article
+from flows.demo.site_index import JOURNAL, LIBRARY, MIRROR, PACKAGES, REFERENCE
 
-QUOTED = 1200  # characters of each topic that the reading notes quote
+QUOTED_CHARS = 1200  # characters of each topic that the reading notes quote
 TAG = re.compile(r"<[^>]+>")
 BLOCK_END = re.compile(r"</(?:h\d|p|pre|ul)>\n")
 
-_rendering = threading.Lock()  # rendering is one core's work anyhow, and it imports
+_lock = threading.Lock()  # imports are not safe in parallel, and the GIL makes parallel rendering useless
 
 ABOUT = """About this site
 
@@ -35,77 +35,77 @@ cope with all of this, and it should be able to say afterwards what it did with 
 """
 
 
-class NoPage(Exception):
-    """There is nothing at this address."""
+class PageNotFoundError(Exception):
+    """No page has this address."""
 
 
-def page(host: str, path: str) -> bytes:
-    """The HTML of a page.
+def render_page(host: str, path: str) -> bytes:
+    """Render the HTML of a page.
 
     Raises:
-        NoPage: there is none at this address.
+        PageNotFoundError: no page has this address.
     """
-    with _rendering:
+    with _lock:
         html = _page(host, path)
     return html.encode("utf-8")
 
 
-def import_ahead() -> None:
-    """Import the packages whose pages will be asked for, in the background: the first page of each would take long."""
-    for name in catalogue.package_modules():
-        # One import at a time, whoever asks: two threads that import modules which import each other get half of them.
-        with _rendering, contextlib.suppress(ImportError):  # told when the page is asked for
+def import_packages() -> None:
+    """Import the packages of the listed pages; run it in a thread, since the imports would delay the first pages."""
+    for name in site_index.package_modules():
+        # One import at a time: threads that import modules which import each other can see half-initialized modules.
+        with _lock, contextlib.suppress(ImportError):  # reported when the page is requested
             importlib.import_module(name)
 
 
 def _page(host: str, path: str) -> str:
     name = path.strip("/").removesuffix(".html")
     if host in (LIBRARY, MIRROR):
-        known = catalogue.library_modules() if host == LIBRARY else catalogue.mirrored_modules()
-        links = [f"/{module}.html" for module in catalogue.library_modules()]
+        known = site_index.library_modules() if host == LIBRARY else site_index.mirrored_modules()
+        links = [f"/{module}.html" for module in site_index.library_modules()]
         return layout(name, _module(name, known), links, "The Python library")
     if host == PACKAGES:
-        links = [f"/{module}.html" for module in catalogue.package_modules()]
-        return layout(name, _module(name, catalogue.package_modules()), links, "Installed packages")
+        links = [f"/{module}.html" for module in site_index.package_modules()]
+        return layout(name, _module(name, site_index.package_modules()), links, "Installed packages")
     if host == REFERENCE:
         topic = name.removeprefix("topics/")
         if topic not in pydoc_data.topics.topics:
-            raise NoPage(path)
-        links = [f"/topics/{other}.html" for other in catalogue.topics()]
+            raise PageNotFoundError(path)
+        links = [f"/topics/{other}.html" for other in site_index.topics()]
         return layout(topic, topic_article(topic), links, "The Python language reference")
     if host == JOURNAL:
         return layout(name, _journal(name), ["/about.html"], "A reader's journal")
-    raise NoPage(host)
+    raise PageNotFoundError(host)
 
 
 def _module(name: str, known: list[str]) -> str:
     if name not in known:
-        raise NoPage(name)
+        raise PageNotFoundError(name)
     try:
         return module_article(name)
     except ImportError as error:
-        raise NoPage(f"{name}: {error}") from error
+        raise PageNotFoundError(f"{name}: {error}") from error
 
 
 def _journal(name: str) -> str:
     folder, _, rest = name.rpartition("/")
-    if folder == "essays" and rest in catalogue.LANGUAGES:
-        return essay((catalogue.HERE / "texts" / f"{rest}.txt").read_text("utf-8"))
-    if folder == "typeset" and rest in catalogue.MOJIBAKE:
-        return damage(module_article(rest))
-    if name in catalogue.SHORT:
-        return f"<p>{escape(catalogue.SHORT[name])}</p>"
+    if folder == "essays" and rest in site_index.LANGUAGES:
+        return essay((site_index.HERE / "texts" / f"{rest}.txt").read_text("utf-8"))
+    if folder == "typeset" and rest in site_index.MOJIBAKE:
+        return add_mojibake(module_article(rest))
+    if name in site_index.SHORT_PAGES:
+        return f"<p>{escape(site_index.SHORT_PAGES[name])}</p>"
     if name == "reading-notes":
         return reading_notes()
     if name in ("about", "flaky"):
         return (
             essay(ABOUT) if name == "about" else essay(ABOUT.replace("About this site", "The same, at the second try"))
         )
-    raise NoPage(name)
+    raise PageNotFoundError(name)
 
 
 def layout(title: str, article: str, links: list[str], site: str) -> str:
-    """A whole page: the article between the navigation and the footer that every page of a site repeats."""
+    """Render a complete page: the article between the navigation and the footer that all pages of a site share."""
     menu = "".join(f'<li><a href="{escape(link)}">{escape(link)}</a></li>' for link in links)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -117,7 +117,7 @@ def layout(title: str, article: str, links: list[str], site: str) -> str:
 
 
 def essay(text: str) -> str:
-    """Prose: the first line is the heading, paragraphs follow."""
+    """Render prose: the first line is the heading, the rest are paragraphs."""
     heading, _, rest = text.strip().partition("\n")
     joined = re.split(r"\n\n+", rest.strip()) if "\n\n" in rest.strip() else rest.strip().split("\n")
     paragraphs = "\n".join(f"<p>{escape(' '.join(part.split()))}</p>" for part in joined)
@@ -125,17 +125,19 @@ def essay(text: str) -> str:
 
 
 def reading_notes() -> str:
-    """One page that quotes the beginning of every topic of the reference: it holds passages of any test set that is
-    drawn from them, which decontamination has to find."""
+    """Render one page that quotes the beginning of every topic of the reference.
+
+    It contains passages of any test set that is drawn from the topics, so decontamination has to find it.
+    """
     parts = ["<h1>Reading notes</h1>", "<p>I am reading the language reference from end to end. What struck me:</p>"]
-    for topic in catalogue.topics():
+    for topic in site_index.topics():
         whole = unescape(TAG.sub("", BLOCK_END.sub("\n\n", topic_article(topic))))
-        parts.append(f"<h2>On {escape(topic)}</h2>\n{SemanticDoc().markdown(whole[:QUOTED], 3)}")
+        parts.append(f"<h2>On {escape(topic)}</h2>\n{SemanticDoc().markdown(whole[:QUOTED_CHARS], 3)}")
     return "\n".join(parts)
 
 
-def damage(article: str) -> str:
-    """Typographic punctuation in UTF-8, read by mistake as Windows-1252: the mojibake that ftfy undoes."""
+def add_mojibake(article: str) -> str:
+    """Add mojibake that ftfy repairs: typographic punctuation in UTF-8, decoded as Windows-1252."""
     typeset = re.sub(r"(?<=\w)&#x27;(?=\w)", "’", article).replace(" -- ", " — ").replace("...", "…")
     typeset = re.sub(r"(?<=[\w,.;]) (?=(?:that|which|and|but) )", " – ", typeset, count=40)
     return typeset.encode("utf-8").decode("cp1252")

@@ -1,9 +1,9 @@
-"""Pages of documentation, rendered by the standard library's pydoc in plain, semantic HTML.
+"""Documentation pages in plain, semantic HTML, rendered with the standard library's pydoc.
 
-pydoc's own layout puts everything into tables and definition lists, of which text extractors keep a fraction; here
-headings are headings, prose is paragraphs and examples are preformatted. A page depends on the Python version and the
-installed packages alone: no addresses, no paths, no values (data are shown by name, constants by type too). Some
-packages put sets into their docstrings as they are imported: the server runs with a fixed hash seed.
+pydoc's own layout puts everything into tables and definition lists, of which text extractors keep a fraction. Here
+headings are headings, prose is paragraphs and examples are preformatted. A page depends only on the Python version and
+the installed packages: it has no addresses, paths or values (data are listed by name, constants also by type). Some
+packages format sets into their docstrings on import, so the server runs with a fixed hash seed.
 """
 
 import importlib
@@ -20,21 +20,21 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 UNDERLINE = re.compile(r"([=\-~*^\"#+])\1{2,}\s*")
 BULLET = re.compile(r"(?:[-*+•]|\(?\d{1,2}[.)])\s+")
 SIMPLE = (int, float, bool, type(None), str, bytes, type, types.FunctionType, types.BuiltinFunctionType)
-LONGEST_DEFAULT = 40
-# What `object` says of its own methods is inherited by all others.
-NOTHING_SAID = frozenset(pydoc.getdoc(getattr(object, name)) for name in ("__init__", "__new__"))
+MAX_DEFAULT_CHARS = 40
+# Docstrings of `object`'s own methods, which undocumented methods inherit.
+INHERITED_DOCS = frozenset(pydoc.getdoc(getattr(object, name)) for name in ("__init__", "__new__"))
 DUNDERS = ("__init__", "__call__", "__new__")
 
 
 class SemanticDoc(pydoc.HTMLDoc):
-    """pydoc with headings and paragraphs instead of tables."""
+    """HTML formatter of pydoc with headings and paragraphs instead of tables."""
 
     def markdown(self, text: str, level: int) -> str:
-        """HTML of a docstring or a page of the reference: headings, paragraphs, lists, examples."""
+        """Render a docstring or a page of the reference: headings, paragraphs, lists, examples."""
         return "\n".join(blocks(ADDRESS.sub("", text), level))
 
     def docmodule(self, object: Any, name: str | None = None, mod: Any = None, *ignored: Any) -> str:
-        """The article of one module."""
+        """Render the article of one module."""
         public = getattr(object, "__all__", None)
         parts = [f"<h1>{escape(name or object.__name__)}</h1>", self.markdown(pydoc.getdoc(object), 2)]
         members = [
@@ -51,7 +51,7 @@ class SemanticDoc(pydoc.HTMLDoc):
             parts += ["<h2>Functions</h2>", *(self.docroutine(value, key) for key, value in routines)]
         data = [(k, v) for k, v in members if not (inspect.isclass(v) or inspect.isroutine(v) or k.startswith("__"))]
         if data:
-            # Types of constants alone: what a variable holds can depend on what was imported before.
+            # Only constants get a type: the value of a variable can depend on earlier imports.
             items = "".join(
                 f"<li><code>{escape(k)}</code>{': ' + escape(type(v).__name__) if k.isupper() else ''}</li>"
                 for k, v in data
@@ -60,7 +60,7 @@ class SemanticDoc(pydoc.HTMLDoc):
         return "\n".join(part for part in parts if part)
 
     def docclass(self, object: Any, name: str | None = None, mod: Any = None, *ignored: Any, **more: Any) -> str:
-        """One class: its bases, its text, and the methods that it defines itself."""
+        """Render one class: its bases, its text, and the methods that it defines itself."""
         bases = ", ".join(base.__name__ for base in object.__bases__ if base is not type(None))
         parts = [f"<h3>class {escape(name or object.__name__)}({escape(bases)})</h3>"]
         parts.append(self.markdown(pydoc.getdoc(object), 4))
@@ -75,29 +75,29 @@ class SemanticDoc(pydoc.HTMLDoc):
         return "\n".join(part for part in parts if part)
 
     def docroutine(self, object: Any, name: str | None = None, mod: Any = None, *ignored: Any, level: int = 3) -> str:
-        """One function or method: signature and text."""
+        """Render one function or method: signature and text; empty if it has no documentation of its own."""
         heading = f"<h{level}>{escape((name or object.__name__) + signature(object))}</h{level}>"
-        said = pydoc.getdoc(object)
-        text = "" if said in NOTHING_SAID else self.markdown(said, level + 1)
+        doc = pydoc.getdoc(object)
+        text = "" if doc in INHERITED_DOCS else self.markdown(doc, level + 1)
         return f"{heading}\n{text}" if text else ""
 
 
 def module_article(name: str) -> str:
-    """The article of a module, imported for it.
+    """Import a module and render its article.
 
     Raises:
-        ImportError: it is not installed here, or cannot be imported.
+        ImportError: the module is not installed, or cannot be imported.
     """
     return SemanticDoc().docmodule(importlib.import_module(name), name)
 
 
 def topic_article(topic: str) -> str:
-    """The article of one topic of the language reference."""
+    """Render the article of one topic of the language reference."""
     return SemanticDoc().markdown(pydoc_data.topics.topics[topic], 1)
 
 
 def signature(routine: Any) -> str:
-    """Arguments of a routine as text; default values that are not plain are left out."""
+    """Format the signature of a routine; defaults that are not simple values become `...`."""
     try:
         found = inspect.signature(routine)
     except (ValueError, TypeError):
@@ -108,8 +108,8 @@ def signature(routine: Any) -> str:
     return ADDRESS.sub("", str(found.replace(parameters=plain, return_annotation=inspect.Signature.empty)))
 
 
-class _Shown:
-    """A default value as it is to be printed."""
+class _Literal:
+    """Default value with a given representation."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -122,17 +122,22 @@ def _default(value: Any) -> Any:
     if value is inspect.Parameter.empty:
         return value
     if not isinstance(value, SIMPLE):
-        return _Shown("...")
+        return _Literal("...")
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
-        return _Shown(value.__name__)
+        return _Literal(value.__name__)
     text = repr(value)
-    return _Shown(text if len(text) <= LONGEST_DEFAULT and "/" not in text else "...")  # a slash may be a path
+    return _Literal(text if len(text) <= MAX_DEFAULT_CHARS and "/" not in text else "...")  # a slash may be a path
 
 
 def blocks(text: str, level: int) -> Iterator[str]:
-    """Cut plain documentation into HTML blocks.
+    """Convert plain documentation into HTML blocks.
 
-    Lines of one indentation make one paragraph; what is indented after `::`, or begins with a prompt, is an example.
+    Lines of one indentation form one paragraph. Text that is indented after `::`, or starts with a prompt, is an
+    example.
+
+    Args:
+        text: docstring or page of the reference.
+        level: level of its headings.
     """
     lines = [line.rstrip() for line in text.expandtabs().split("\n")]
     index, code = 0, False
@@ -173,7 +178,7 @@ def blocks(text: str, level: int) -> Iterator[str]:
             and (end == index or not BULLET.match(lines[end].lstrip()))
         ):
             end += 1
-        if BULLET.match(line.lstrip()):  # the rest of an item hangs under its text
+        if BULLET.match(line.lstrip()):  # the further lines of an item are indented
             while end < len(lines) and lines[end] and _depth(lines[end]) > depth:
                 end += 1
         paragraph = " ".join(part.strip() for part in lines[index:end])
