@@ -1,0 +1,1 @@
+"""Deployments for a Prefect server, as package data."""
