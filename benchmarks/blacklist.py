@@ -15,12 +15,13 @@ from typing import Any
 import tldextract
 
 from benchmarks.pairs import compare, machine
-from tasks.blacklist import BlacklistSettings, blacklist
 from tasks.blacklist.rules import EXTENSIONS, blocked_names
-from tasks.runner import Runner
-from tasks.steps import Outcome
-from tasks.storage import Folder
-from tasks.urls import find_url_lists
+from tasks.blacklist.settings import BlacklistSettings
+from tasks.blacklist.step import blacklist
+from tasks.core.runner import Runner
+from tasks.core.step import Outcome
+from tasks.core.storage import Folder
+from tasks.core.url_lists import find_url_lists
 
 FORM = re.compile(r"^(?:http)s?://(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,}(?::\d+)?(?:/?|[/?]\S+)$", re.I)
 SUFFIXES = ("com", "org", "net", "co.uk", "de", "blogspot.com")

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.pairs import machine
-from gpt2train.checkpoint.saver import Checkpoints
-from gpt2train.checkpoint.store import Position
+from gpt2train.checkpoint.manager import CheckpointManager
+from gpt2train.checkpoint.store import TrainState
 from gpt2train.config import RunConfig
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.parallel.mesh import join
@@ -58,9 +58,9 @@ def _measure(folder: Path, rounds: int) -> None:
         seconds.setdefault(name, []).append(time.perf_counter() - began)
 
     for turn in range(rounds + 1):
-        for name, asynchronous in (("at once", False), ("background", True)):
-            with Checkpoints(_config(folder, asynchronous)) as checkpoints:
-                position = Position(step=turn + 1, samples=0, updates=0, skipped=0)
+        for name, async_save in (("at once", False), ("background", True)):
+            with CheckpointManager(_config(folder, async_save)) as checkpoints:
+                position = TrainState(step=turn + 1, samples=0, updates=0, skipped=0)
                 timed(f"{name}: stands still", lambda c=checkpoints, p=position: c.save(state, p))  # type: ignore[misc]
                 timed(f"{name}: until it is there", checkpoints.wait)
         timed("a copy in memory", lambda: {key: value.clone() for key, value in state.items()})
@@ -73,8 +73,8 @@ def _measure(folder: Path, rounds: int) -> None:
     print(f"  training stands still {ratio:.1f}x shorter")
 
 
-def _config(folder: Path, asynchronous: bool) -> RunConfig:
-    checkpoints = {"asynchronous": asynchronous, "keep": 1}
+def _config(folder: Path, async_save: bool) -> RunConfig:
+    checkpoints = {"async_save": async_save, "keep": 1}
     return build(
         RunConfig,
         {"data": {"train": "unused"}, "vocab": 50257, "output": str(folder / "run"), "checkpoints": checkpoints},

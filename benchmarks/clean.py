@@ -21,14 +21,14 @@ from langdetect import DetectorFactory, LangDetectException
 from benchmarks.corpora import DATA, texts
 from benchmarks.pairs import compare, machine
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, read_tables, save_tokenizer
-from tasks.clean import CleanSettings
-from tasks.clean.counting import TokenizerFile
 from tasks.clean.repair import fix_text
-from tasks.clean.split import split_of
+from tasks.clean.settings import CleanSettings
+from tasks.clean.splits import split_of
 from tasks.clean.step import clean_part
+from tasks.clean.token_counts import TokenizerFile
+from tasks.core.shards import CLEAN, DOCUMENT, commit_rows, read_rows, rejected_row, write_rows
+from tasks.core.storage import Folder
 from tasks.decontaminate.ngrams import NgramIndex
-from tasks.shards import CLEAN, DOCUMENT, commit_rows, read_rows, rejected_row, write_rows
-from tasks.storage import Folder
 
 SETTINGS = CleanSettings()
 

@@ -31,8 +31,8 @@ from warcio.warcwriter import WARCWriter
 
 from benchmarks.pairs import machine
 from gpt2train.data.tokenizer import build_tokenizer, read_tables
-from tasks.steps import need_manifest
-from tasks.storage import Folder
+from tasks.core.step import need_manifest
+from tasks.core.storage import Folder
 
 DATA = Path(os.environ.get("GPT2TRAIN_TEST_DATA", "../shared/data")).resolve()
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -106,7 +106,7 @@ def theirs(python: str, warcs: Path, output: Path, workers: int, lambada: Path, 
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of what its children leave behind, so that its CPU time is told (Linux)."""
+    """Make this process the parent of what its children leave behind, so that its CPU time is counted (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

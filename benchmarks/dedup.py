@@ -16,10 +16,11 @@ import pyarrow.parquet as pq
 
 from benchmarks.pairs import machine
 from benchmarks.synthetic import COPIES, HUNDRED, ORIGINALS, SIMILARITIES, documents, mix, plan
-from tasks.dedup import DedupSettings, dedup
-from tasks.runner import Runner
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import Folder
+from tasks.core.runner import Runner
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
+from tasks.dedup.settings import DedupSettings
+from tasks.dedup.step import dedup
 
 GIGA = 2**30
 
@@ -142,7 +143,7 @@ def recall(folder: Folder, manifest: Manifest, count: int, settings: DedupSettin
     for level, similarity in enumerate(SIMILARITIES):
         copies = numbers[numbers % HUNDRED == ORIGINALS + COPIES + level]
         copies = copies[stays[originals[copies]]]
-        curve = 1 - (1 - similarity**settings.rows) ** settings.bands
+        curve = 1 - (1 - similarity**settings.rows_per_band) ** settings.num_bands
         shares[similarity] = float(found[copies].mean())
         share = f"{shares[similarity]:.4f} of {len(copies):,}"
         print(f"  Jaccard {similarity:.2f}: {share} compared, S-curve {curve:.4f}")

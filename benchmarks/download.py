@@ -1,6 +1,6 @@
 """Pages a second of the download from a server on this machine, against a bare client that checks and writes nothing.
 
-The server is a process of its own and takes its share of the cores. Ours is the whole step: guard, robots.txt, lanes,
+The server is a process of its own and takes its share of the cores. Ours is the whole step: guard, robots.txt, queues,
 limits, journal, WARC, ledger. `python -m benchmarks.download [--pages 3000] [--kilobytes 20]`
 """
 
@@ -19,12 +19,13 @@ import urllib3
 from aiohttp import web
 
 from benchmarks.pairs import compare, machine
-from tasks.blacklist import URLS
-from tasks.download import DownloadSettings, download
-from tasks.runner import Runner
-from tasks.shards import write_rows
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import Folder
+from tasks.blacklist.step import URLS
+from tasks.core.runner import Runner
+from tasks.core.shards import write_rows
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
+from tasks.download.settings import DownloadSettings
+from tasks.download.step import download
 
 HOSTS = 64
 AT_ONCE = 64
@@ -32,7 +33,7 @@ WORDS = [f"word{number}" for number in range(5000)]
 
 
 def serve(size: int, ready: Connection) -> None:
-    """Answer every path with a page of `size` bytes of words, and tell the port."""
+    """Answer every path with a page of `size` bytes of words, and print the port."""
     draw = random.Random(0)
     pages = [f"<html><body><p>{' '.join(draw.choices(WORDS, k=size // 9))}</p></body></html>" for _ in range(100)]
     bodies = [page[:size].encode() for page in pages]

@@ -20,23 +20,24 @@ from typing import Any
 import trafilatura
 from trafilatura.meta import reset_caches
 
-from benchmarks.gold import documentation_pages, fit, gold_pages
+from benchmarks.gold_pages import documentation_pages, fit, gold_pages
 from benchmarks.pairs import compare, machine
 from gpt2train.data.tokenizer import build_tokenizer, read_tables
-from tasks.clean import CleanSettings
 from tasks.clean.repair import repair
-from tasks.clean.step import judge
+from tasks.clean.settings import CleanSettings
+from tasks.clean.step import check_text
+from tasks.core.worker_pool import WorkerPool
 from tasks.download.warc import Page
-from tasks.extract import GROUP, ExtractSettings, extracted
-from tasks.html.decode import decode, storable
-from tasks.html.early import Wanted, early_reason
-from tasks.html.page import Compare, Extracted, Recipe, extract_pages
-from tasks.html.shortcuts import forget
-from tasks.pool import WorkerPool
+from tasks.extract.decode import decode, strip_unstorable
+from tasks.extract.page import Compare, ExtractOptions, ExtractResult, extract_pages
+from tasks.extract.prefilter import PrefilterRules, prefilter_reason
+from tasks.extract.settings import ExtractSettings
+from tasks.extract.step import GROUP_PAGES, extracted
+from tasks.extract.trafilatura_patches import clear_caches
 
 DATA = Path(os.environ.get("GPT2TRAIN_TEST_DATA", "../shared/data")).resolve()
 CLEAN = CleanSettings()
-WANTED = Wanted(CLEAN.min_tokens, CLEAN.language.keep, ExtractSettings().early_share)
+WANTED = PrefilterRules(CLEAN.min_tokens, CLEAN.language.keep, ExtractSettings().prefilter_min_prob)
 
 
 def as_page(url: str, body: bytes) -> Page:
@@ -49,26 +50,30 @@ def theirs(pages: Sequence[Page], *, fast: bool = False, fresh: bool = True) -> 
     if fresh:
         reset_caches()
     return [
-        storable(
+        strip_unstorable(
             trafilatura.extract(decode(page.body)[0], include_comments=False, include_tables=True, fast=fast) or ""
         ).strip()
         for page in pages
     ]
 
 
-def ours(pages: Sequence[Page], recipe: Recipe) -> list[Extracted]:
+def ours(pages: Sequence[Page], options: ExtractOptions) -> list[ExtractResult]:
     """Ours, in this process."""
     reset_caches()
-    forget()
-    return extract_pages(pages, recipe)
+    clear_caches()
+    return extract_pages(pages, options)
 
 
-def in_groups(pages: Sequence[Page], compared: Compare = "doubtful") -> list[Extracted]:
+def in_groups(pages: Sequence[Page], compared: Compare = "doubtful") -> list[ExtractResult]:
     """Ours as the step does it: with the early look and the limits, group by group."""
     reset_caches()
-    forget()
-    recipe = Recipe(compared, wanted=WANTED, memory_mb=2048, worn_mb=1024)
-    return [one for start in range(0, len(pages), GROUP) for one in extract_pages(pages[start : start + GROUP], recipe)]
+    clear_caches()
+    options = ExtractOptions(compared, wanted=WANTED, memory_mb=2048, worker_recycle_mb=1024)
+    return [
+        one
+        for start in range(0, len(pages), GROUP_PAGES)
+        for one in extract_pages(pages[start : start + GROUP_PAGES], options)
+    ]
 
 
 def in_turn(pages: Sequence[Page]) -> tuple[list[str], float, float]:
@@ -77,18 +82,18 @@ def in_turn(pages: Sequence[Page]) -> tuple[list[str], float, float]:
     Processor time, because a machine that others use gives each side its own share of the wall clock.
     """
     reset_caches()
-    forget()
-    recipe = Recipe(wanted=WANTED, memory_mb=2048, worn_mb=1024)
+    clear_caches()
+    options = ExtractOptions(wanted=WANTED, memory_mb=2048, worker_recycle_mb=1024)
     texts: list[str] = []
     seconds = [0.0, 0.0]
-    for start in range(0, len(pages), GROUP):
-        group = pages[start : start + GROUP]
-        for side in (0, 1) if start // GROUP % 2 else (1, 0):  # who comes second finds trafilatura's caches warm
+    for start in range(0, len(pages), GROUP_PAGES):
+        group = pages[start : start + GROUP_PAGES]
+        for side in (0, 1) if start // GROUP_PAGES % 2 else (1, 0):  # who comes second finds trafilatura's caches warm
             began = time.process_time()
             if side:
                 texts += theirs(group, fresh=False)
             else:
-                extract_pages(group, recipe)
+                extract_pages(group, options)
             seconds[side] += time.process_time() - began
     return texts, seconds[0], seconds[1]
 
@@ -98,30 +103,33 @@ def kept_by_cleaning(texts: Sequence[str]) -> set[int]:
     tokenizer = build_tokenizer(*read_tables(DATA / "bpe"))
     repaired = [repair(text, straight_quotes=CLEAN.straight_quotes) for text in texts]
     encoded = tokenizer.encode_batch_fast(repaired, add_special_tokens=False)
-    judged = zip(repaired, encoded, strict=True)
-    return {number for number, (text, one) in enumerate(judged) if judge(text, len(one.ids), CLEAN)[1] is None}
+    checked = zip(repaired, encoded, strict=True)
+    return {number for number, (text, one) in enumerate(checked) if check_text(text, len(one.ids), CLEAN)[1] is None}
 
 
-def echo(pages: Sequence[Page], _recipe: Recipe) -> list[Extracted]:
+def echo(pages: Sequence[Page], _recipe: ExtractOptions) -> list[ExtractResult]:
     """What a worker would do that has nothing to do."""
-    return [Extracted(text="x" * 4000) for _ in pages]
+    return [ExtractResult(text="x" * 4000) for _ in pages]
 
 
 class EchoPool(WorkerPool):
     """A pool whose workers have nothing to do."""
 
-    def submit(self, function: Any, *args: Any, timeout: float | None = None) -> "Future[Any]":
+    def submit(
+        self, function: Any, *args: Any, timeout: float | None = None, cpu_seconds: float | None = None
+    ) -> "Future[Any]":
         """Send the same arguments, and call `echo` instead of the extraction."""
-        return super().submit(echo if function is extract_pages else function, *args, timeout=timeout)
+        called = echo if function is extract_pages else function
+        return super().submit(called, *args, timeout=timeout, cpu_seconds=cpu_seconds)
 
 
 def messages(pages: Sequence[Page]) -> float:
     """Seconds of processor time a page, of both processes, that the way to a worker and back takes."""
     pool = EchoPool(1)
     try:
-        list(extracted(pool, pages[:100], Recipe(), 30))
+        list(extracted(pool, pages[:100], ExtractOptions(), 30))
         began = time.process_time() + pool.call(time.process_time)
-        list(extracted(pool, pages, Recipe(), 30))
+        list(extracted(pool, pages, ExtractOptions(), 30))
         return (time.process_time() + pool.call(time.process_time) - began) / len(pages)
     finally:
         pool.close()
@@ -153,9 +161,9 @@ def main() -> None:
         f"the way to a worker and back: {way * 1e6:,.0f} µs a page, {way * len(pages) / ours_took:.2%} of it",
         flush=True,
     )
-    mine = ours(pages, Recipe())
+    mine = ours(pages, ExtractOptions())
     flags = Counter(one.reason for one in mine if one.reason not in (None, "no_text"))
-    for compared, extracts in (("doubtful", mine), ("always", ours(pages, Recipe(compare="always")))):
+    for compared, extracts in (("doubtful", mine), ("always", ours(pages, ExtractOptions(fallbacks="always")))):
         same = sum(a == b.text for a, b in zip(plain, extracts, strict=True))
         print(f"same text as trafilatura, compare = {compared}: {same:,} of {len(pages):,} pages")
     print(f"flags on real content: {dict(flags)}")
@@ -169,7 +177,7 @@ def main() -> None:
     print(
         f"cleaning keeps {len(kept):,} texts of trafilatura, {len(ours_kept):,} of ours, {len(kept & ours_kept):,} both"
     )
-    early = {i: early_reason(decode(page.body)[0], WANTED) for i, page in enumerate(pages)}
+    early = {i: prefilter_reason(decode(page.body)[0], WANTED) for i, page in enumerate(pages)}
     dropped = {i for i, reason in early.items() if reason}
     print(f"the early look drops {len(dropped):,} of the {len(pages) - len(kept):,} others")
     print(f"  {dict(Counter(reason[0] for reason in early.values() if reason))}")
@@ -185,7 +193,7 @@ def main() -> None:
         len(pages),
         {
             "ours": lambda: in_groups(pages),
-            "ours, early = false": lambda: ours(pages, Recipe()),
+            "ours, early = false": lambda: ours(pages, ExtractOptions()),
             "ours, compare = always": lambda: in_groups(pages, "always"),
             "trafilatura": lambda: theirs(pages),
             "trafilatura, fast": lambda: theirs(pages, fast=True),

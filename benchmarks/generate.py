@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from benchmarks.pairs import compare, machine
-from gpt2train.checkpoint.huggingface import DTYPES, to_huggingface
-from gpt2train.generate.continuation import continue_tokens
-from gpt2train.generate.settings import SamplingSettings
+from gpt2train.convert.huggingface import DTYPES, to_huggingface
+from gpt2train.inference.generate import continue_tokens
+from gpt2train.inference.settings import SamplingSettings
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape

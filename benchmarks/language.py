@@ -13,10 +13,18 @@ from collections.abc import Callable
 
 from benchmarks.corpora import pages, texts
 from benchmarks.pairs import compare, machine
-from tasks.clean.language import LanguageSettings, decided, detect, langdetected, ranking
+from tasks.clean.language import (
+    LanguageSettings,
+    decide,
+    detect,
+    detect_by_windows,
+    detect_with_langdetect,
+    ranking,
+    sample_text,
+)
 
 FAST = LanguageSettings()
-WHOLE = LanguageSettings(detector="langdetect", head=10_000)  # langdetect itself reads no more
+WHOLE = LanguageSettings(detector="langdetect", sample=10_000)  # langdetect itself reads no more
 LONG = 500
 
 
@@ -45,7 +53,7 @@ def main() -> None:
         long = [text for text in chosen if len(text) >= LONG]
         calls: dict[str, Callable[[], object]] = {
             "ours": lambda long=long: [detect(text, FAST) for text in long],  # type: ignore[misc]
-            "langdetect, whole text": lambda long=long: [langdetected(text, WHOLE) for text in long],  # type: ignore[misc]
+            "langdetect, whole text": lambda long=long: [detect_with_langdetect(text, WHOLE) for text in long],  # type: ignore[misc]
         }
         compare(f"Language of a text, {name}", "texts", len(long), calls, rounds=3, clock=time.process_time)
 
@@ -56,16 +64,15 @@ def agreement(corpora: dict[str, list[str]], shown: int) -> None:
     for name, corpus in corpora.items():
         counts: Counter[str] = Counter()
         for text in corpus:
-            guesses = ranking(text, FAST.fast_head)
-            sure = decided(guesses, FAST) or decided(ranking(text, FAST.head), FAST, again=True)
-            ours, theirs = detect(text, FAST), langdetected(text, WHOLE)
+            sure = detect_by_windows(text, FAST) or decide(ranking(sample_text(text, FAST)), FAST, final=True)
+            ours, theirs = detect(text, FAST), detect_with_langdetect(text, WHOLE)
             for size in ("all", "long") if len(text) >= LONG else ("all",):
                 counts[f"{size}"] += 1
                 counts[f"{size} asked"] += sure is None
                 counts[f"{size} equal"] += (ours == "en") == (theirs == "en")
             if (ours == "en") != (theirs == "en") and shown > 0:
                 shown -= 1
-                print(f"  {name}: {guesses[0]}, langdetect {theirs}: {text[:100]!r}")
+                print(f"  {name}: {sure}, langdetect {theirs}: {text[:100]!r}")
         _print(name, counts)
         if name != "pages":
             total += counts

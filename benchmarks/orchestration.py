@@ -33,9 +33,9 @@ from typing import Any
 import flows  # noqa: F401 - settles Prefect's environment
 from benchmarks.pairs import machine
 from benchmarks.runner import direct, in_flow, measure
-from flows.server import prefect_server
-from tasks.runner import Runner
-from tasks.steps import Manifest
+from flows.orchestration.server import prefect_server
+from tasks.core.runner import Runner
+from tasks.core.step import Manifest
 
 PARTS = ("job", "batches", "start")
 WITH_STEPS = ("flows.dataprep", "flows.evaluate", "flows.pipeline", "flows.pretrain", "flows.sources")
@@ -101,7 +101,7 @@ def run_job(kind: str, config: str | None, output: str) -> dict[str, float]:
     if kind == "plain":
         for name in WITH_STEPS:
             vars(importlib.import_module(name))["run_step"] = plain_step
-        workplaces = importlib.import_module("flows.workplace")
+        workplaces = importlib.import_module("flows.orchestration.run_context")
         vars(workplaces)["runner_of"] = lambda settings: PlainRunner(settings.workers, limits=settings.limits)
         call = functools.partial(inspect.unwrap(pipeline.fn), settings)
     before, began = _cpu(), time.perf_counter()
@@ -109,17 +109,17 @@ def run_job(kind: str, config: str | None, output: str) -> dict[str, float]:
     return {"wall": time.perf_counter() - began, "cpu": _cpu() - before}
 
 
-class NoPage:
-    """Where a flow without Prefect shows what it has to show: nowhere."""
+class NullPublisher:
+    """Publisher that drops the artifacts of a flow without Prefect."""
 
-    def put(self, *arguments: Any, **options: Any) -> None:
-        """Let it pass."""
+    def publish(self, *arguments: Any, **options: Any) -> None:
+        """Drop an artifact."""
 
 
 class PlainRunner(Runner):
-    """The runner that needs no orchestrator, in the place of the flows' own."""
+    """Plain runner with the publisher that the flows expect."""
 
-    page = NoPage()
+    publisher = NullPublisher()
 
 
 def plain_step(
@@ -131,10 +131,10 @@ def plain_step(
 
 def batches(place: Path, rounds: int, count: int) -> None:
     """Milliseconds a batch, in turn; the floor is one that is called directly."""
-    from flows.command import take_up_environment
-    from flows.run.orchestrate import PrefectRunner
+    from flows.command import refresh_prefect_settings
+    from flows.orchestration.task_runner import PrefectRunner
 
-    take_up_environment()
+    refresh_prefect_settings()
     found: dict[str, list[float]] = {"called directly": [], "plain runner": [], "Prefect": []}
     for turn in range(rounds):
         found["called directly"].append(direct(place / f"direct-{turn}", count))
@@ -161,16 +161,16 @@ def start(place: Path, rounds: int) -> None:
     taken: dict[str, list[tuple[float, float]]] = {"without a server": [], "with a server": []}
     for _ in range(rounds):
         taken["without a server"].append(_seconds_to_step(command, {}))
-    with prefect_server() as address:
-        there = {"PREFECT_API_URL": f"{address}/api"}
+    with prefect_server():
+        there = {name: os.environ[name] for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")}
         _seconds_to_step(command, there)  # a server that has just begun is busy with itself
         for _ in range(rounds):
             taken["with a server"].append(_seconds_to_step(command, there))
     print(f"from the command to its first step, {rounds} rounds")
     for name, pairs in taken.items():
         walls, cpus = zip(*pairs, strict=True)
-        told = f"{statistics.median(walls):5.1f} s  ({min(walls):.1f}–{max(walls):.1f})"
-        print(f"  {name:<18} {told}   CPU of the whole command {statistics.median(cpus):.1f} s")
+        shown = f"{statistics.median(walls):5.1f} s  ({min(walls):.1f}–{max(walls):.1f})"
+        print(f"  {name:<18} {shown}   CPU of the whole command {statistics.median(cpus):.1f} s")
 
 
 def _seconds_to_step(command: list[str], environment: dict[str, str]) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 
-from gpt2train.checkpoint.huggingface import write_model
+from gpt2train.convert.huggingface import write_model
 from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise

@@ -12,10 +12,10 @@ from typing import Any
 
 import flows  # noqa: F401 - settles Prefect's environment
 from benchmarks.pairs import machine
-from flows.server import prefect_server
-from tasks.runner import Group, Runner
-from tasks.steps import Outcome, Step
-from tasks.storage import Folder
+from flows.orchestration.server import prefect_server
+from tasks.core.runner import Group, Runner
+from tasks.core.step import Outcome, Step
+from tasks.core.storage import Folder
 
 
 def touch(folder: Folder, name: str, item: int) -> Outcome:
@@ -41,9 +41,9 @@ def in_flow(runner: Runner, place: Path, batches: int) -> tuple[float, float]:
     """The same within a flow run, which travels to the workers as the context of each batch: the runner stays here."""
     from prefect import flow
 
-    from flows.run.orchestrate import Held
+    from flows.orchestration.task_runner import LocalCall
 
-    held = Held(lambda: measure(runner, place, batches))
+    held = LocalCall(lambda: measure(runner, place, batches))
 
     @flow(name="measure")
     def measured() -> Any:
@@ -69,11 +69,11 @@ def main() -> None:
     given = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder, prefect_server():
-        from flows.command import take_up_environment
-        from flows.run.cluster import ClusterRunner
-        from flows.run.orchestrate import PrefectRunner
+        from flows.command import refresh_prefect_settings
+        from flows.orchestration.cluster_runner import ClusterRunner
+        from flows.orchestration.task_runner import PrefectRunner
 
-        take_up_environment()
+        refresh_prefect_settings()
         place = Path(folder)
         print(f"{'called directly':<28}{'':>12}{direct(place / 'direct', given.batches):>10.1f} ms a batch")
         show("plain runner", measure(Runner(given.workers), place / "plain", given.batches))

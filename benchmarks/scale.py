@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from tasks.blacklist import BlacklistSettings
-from tasks.steps import Manifest, read_manifest, read_timings
-from tasks.storage import Folder
+from tasks.blacklist.settings import BlacklistSettings
+from tasks.core.step import Manifest, read_manifest, read_timings
+from tasks.core.storage import Folder
 
 
 @dataclass(frozen=True)

@@ -69,21 +69,21 @@ def measure(address: str, pid: int, clients: int, requests: int, tokens: int) ->
     command = [sys.executable, "-m", "benchmarks.load", address, *map(str, (clients, requests, tokens))]
     process = psutil.Process(pid)
     before = process.cpu_times()
-    told = dict(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
+    result = dict(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
     after = process.cpu_times()
-    return told | {"cpu": after.user + after.system - before.user - before.system}
+    return result | {"cpu": after.user + after.system - before.user - before.system}
 
 
 def show(clients: int, requests: int, seen: dict[str, list[dict[str, Any]]]) -> None:
     """Print a row for each server."""
     print(f"{clients} clients, {requests} requests")
     for name, rounds in seen.items():
-        rate = statistics.median(requests / told["seconds"] for told in rounds)
-        waits = [1000 * wait for told in rounds for wait in told["latencies"]]
+        rate = statistics.median(requests / result["seconds"] for result in rounds)
+        waits = [1000 * wait for result in rounds for wait in result["latencies"]]
         p50, p99 = (statistics.quantiles(waits, n=100, method="inclusive")[i] for i in (49, 98))
         ratio = statistics.median(b["seconds"] / a["seconds"] for a, b in zip(seen[OURS], rounds, strict=True))
         same = "" if rounds[0]["digest"] == seen[OURS][0]["digest"] else "   OTHER TEXTS"
-        cpu = statistics.median(1000 * told["cpu"] / requests for told in rounds)
+        cpu = statistics.median(1000 * result["cpu"] / requests for result in rounds)
         cpu_ratio = statistics.median(b["cpu"] / a["cpu"] for a, b in zip(seen[OURS], rounds, strict=True))
         tail = "" if name == OURS else f"   ours = {ratio:.2f}x, {cpu_ratio:.2f}x by CPU{same}"
         waited = f"p50 {p50:>7,.0f} ms   p99 {p99:>7,.0f} ms"
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of a server's matrix products")
     parser.add_argument("--peers", nargs="+", default=["transformers", "gpt2train"])
-    parser.add_argument("--flags", default="", help="more flags for gpt2train serve, for example '--rows 64'")
+    parser.add_argument("--flags", default="", help="more flags for gpt2train serve, for example '--max-batch-size 64'")
     options = parser.parse_args()
 
     print(f"{options.shape}, {options.tokens} tokens an answer, {options.threads} thread(s): {machine()}")

@@ -42,7 +42,7 @@ def main() -> None:
 def write(folder: Path, tokenizer: Path, layers: int, hidden: int) -> None:
     """A model folder with its first values, written by a process of its own: nothing of it stays in this one."""
     script = (
-        "import sys; from pathlib import Path; from gpt2train.checkpoint.huggingface import write_model\n"
+        "import sys; from pathlib import Path; from gpt2train.convert.huggingface import write_model\n"
         "from gpt2train.data.tokenizer import load_tokenizer; from gpt2train.model.gpt2 import GPT2\n"
         "from gpt2train.model.init import initialise; from gpt2train.model.shape import Shape\n"
         "place, tables, layers, hidden = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])\n"
@@ -54,7 +54,18 @@ def write(folder: Path, tokenizer: Path, layers: int, hidden: int) -> None:
 
 def measure(model: Path, tp: int, pp: int) -> str:
     """A line of the table."""
-    command = [sys.executable, "-m", "gpt2train", "serve", "--model", str(model), "--port", "0", "--rows", "4"]
+    command = [
+        sys.executable,
+        "-m",
+        "gpt2train",
+        "serve",
+        "--model",
+        str(model),
+        "--port",
+        "0",
+        "--max-batch-size",
+        "4",
+    ]
     command += ["--tp", str(tp), "--pp", str(pp)]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE)
     assert job.stdout is not None

@@ -22,14 +22,14 @@ from rensa import RMinHash, RMinHashDigestMatrix
 
 from benchmarks.pairs import compare, machine
 from benchmarks.synthetic import shard
-from tasks.dedup import DedupSettings
-from tasks.dedup.plain import normalise
+from tasks.dedup.minhash import minhash, sign, sketch_texts
+from tasks.dedup.reference import normalise
+from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingles import folded
-from tasks.dedup.sketch import minhash, sign, sketch_texts
 
 WORD = re.compile(r"\w+")
 SETTINGS = DedupSettings()
-COUNT = SETTINGS.bands * SETTINGS.rows
+COUNT = SETTINGS.num_bands * SETTINGS.rows_per_band
 
 
 def shingles_of(text: str) -> list[bytes]:

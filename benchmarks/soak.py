@@ -2,10 +2,10 @@
 
     python -m benchmarks.soak [--seconds 600] [--shape nano] [--clients 12]
 
-Clients do at random what `benchmarks/mischief.py` lists: proper requests of all kinds, connections dropped at any
-moment, bodies that are too large, no JSON, wrong fields, readers and writers that are slow, bursts beyond the queue.
-Every answer is compared with what the model gives when it is called directly; every refusal must be the right one. At
-the end no row may be taken, and memory, open files and threads must be where they were. Exit code 1 where not.
+Clients do at random what `benchmarks/adversarial_clients.py` lists: proper requests of all kinds, connections dropped
+at any moment, bodies that are too large, no JSON, wrong fields, readers and writers that are slow, bursts beyond the
+queue. Every answer is compared with what the model gives when it is called directly; every refusal must be the right
+one. At the end no row may be taken, and memory, open files and threads must be where they were. Exit code 1 where not.
 """
 
 import argparse
@@ -23,15 +23,20 @@ from pathlib import Path
 import aiohttp
 import psutil
 
+from benchmarks.adversarial_clients import KINDS, Expected, Target
 from benchmarks.load import prompt
-from benchmarks.mischief import KINDS, Expected, Target
 from benchmarks.pairs import machine
 from benchmarks.random_model import SHAPES, write_random_model
 from benchmarks.serve import OURS, server
 
 PROMPTS = 48
 ROWS, QUEUE, MAX_BODY, BODY_SECONDS = 4, 12, 65_536, 3
-FLAGS = ["--rows", str(ROWS), "--queue", str(QUEUE), "--max-body", str(MAX_BODY), "--body-seconds", str(BODY_SECONDS)]
+FLAGS = [
+    *("--max-batch-size", str(ROWS)),
+    *("--max-queued", str(QUEUE)),
+    *("--max-body", str(MAX_BODY)),
+    *("--body-seconds", str(BODY_SECONDS)),
+]
 HANG_SECONDS = 60.0
 LEAK_MIB, LEAK_FILES, LEAK_THREADS = 24.0, 4, 2
 
@@ -61,10 +66,10 @@ class Findings:
 
 def expected(model: Path) -> list[Expected]:
     """Requests, and what the model answers when it is called directly."""
-    from gpt2train.checkpoint.huggingface import read_model
+    from gpt2train.convert.huggingface import read_model
     from gpt2train.data.tokenizer import load_tokenizer
-    from gpt2train.generate.continuation import generate
-    from gpt2train.generate.settings import SamplingSettings
+    from gpt2train.inference.generate import generate
+    from gpt2train.inference.settings import SamplingSettings
 
     loaded, tokenizer = read_model(model), load_tokenizer(model)
     result = []
@@ -128,7 +133,9 @@ async def _settle(session: aiohttp.ClientSession, found: Findings) -> None:
         await asyncio.sleep(0.2)
 
 
-def judge(found: Findings, before: tuple[float, float, int, int], after: tuple[float, float, int, int]) -> list[str]:
+def find_failures(
+    found: Findings, before: tuple[float, float, int, int], after: tuple[float, float, int, int]
+) -> list[str]:
     """What is not as it must be; nothing where all is well."""
     wrong = list(found.wrong)
     if found.growth() > LEAK_MIB:
@@ -154,7 +161,7 @@ def run(folder: Path, shape: str, seconds: float, clients: int, seed: int = 1) -
         log.seek(0)  # a request that nobody waits for, yet still runs, is cancelled at the end with a word
         found.wrong += [f"the server says: {line.rstrip()}" for line in log]
     found.wrong += warm.wrong
-    return found, judge(found, before, after)
+    return found, find_failures(found, before, after)
 
 
 def _idle(process: psutil.Process) -> tuple[float, float, int, int]:

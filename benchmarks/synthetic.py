@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.runner import Runner
-from tasks.shards import CLEAN, write_table
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import Folder
+from tasks.core.runner import Runner
+from tasks.core.shards import CLEAN, write_table
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
 
 WORDS = 300
 NGRAM = 5

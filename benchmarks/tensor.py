@@ -25,9 +25,9 @@ from benchmarks.peers import torch_tensor_parallel
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
+from gpt2train.parallel.grad_norm import align_grad_placements
 from gpt2train.parallel.mesh import join
-from gpt2train.parallel.norm import canonicalise
-from gpt2train.parallel.tensor import apply_tensor_parallel
+from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
 
 # Sizes, and samples of a step: overheads show in one, products fill the other.
 SIZES = {
@@ -73,7 +73,7 @@ def run(shape: Shape, samples: int, rounds: int) -> None:
 
         def step() -> None:
             backward(model, tokens[:, :-1], tokens[:, 1:])
-            canonicalise(list(model.parameters()))
+            align_grad_placements(list(model.parameters()))
             optimizer.step()
             optimizer.zero_grad()
 

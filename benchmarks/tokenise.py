@@ -21,12 +21,14 @@ import numpy as np
 from benchmarks.pairs import compare, machine
 from gpt2train.data.encoder import FastEncoder, PlainEncoder, Texts, disagreement, with_end
 from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer
-from tasks.runner import Runner
-from tasks.shards import CLEAN, commit_rows
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import Folder
-from tasks.tokenize import TokenizeSettings, tokenize
-from tasks.tokenizer import TokenizerSettings, tokenizer
+from tasks.core.runner import Runner
+from tasks.core.shards import CLEAN, commit_rows
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
+from tasks.tokenize.settings import TokenizeSettings
+from tasks.tokenize.step import tokenize
+from tasks.tokenizer.settings import TokenizerSettings
+from tasks.tokenizer.step import tokenizer
 
 FILES = ("text/imdb_dev.jsonl.gz", "text/reuters_dev.jsonl.gz", "text/speeches_dev.jsonl.gz")
 ROUNDS = 8  # the first warms up

@@ -20,8 +20,8 @@ from typing import IO, cast
 
 from benchmarks.pairs import compare, machine, table
 from benchmarks.trainer import CONTESTANTS, DEFAULT, Task
-from gpt2train.metrics import PEAKS, flops_per_token, parameter_count
 from gpt2train.model.shape import Shape
+from gpt2train.monitoring.metrics import PEAKS, flops_per_token, parameter_count
 
 # Published shapes; the number beside each is the micro-batch on a CPU and on a GPU.
 SHAPES = {
@@ -44,7 +44,7 @@ class Contestant:
         self.name, self.steps, self.rounds = name, steps, list[dict[str, float]]()
 
     def __call__(self) -> None:
-        """Make some steps and keep what the process tells of them."""
+        """Make some steps and keep the figures that the process prints for them."""
         ask, answer = cast(IO[str], self.process.stdin), cast(IO[str], self.process.stdout)
         try:
             print(self.steps, file=ask, flush=True)
@@ -54,7 +54,7 @@ class Contestant:
 
     def spent(self, clock: str) -> float:
         """Seconds so far, by `wall` or `cpu`."""
-        return sum(told[clock] for told in self.rounds)
+        return sum(result[clock] for result in self.rounds)
 
     def close(self) -> None:
         """End the process."""
@@ -114,7 +114,7 @@ def summary(task: Task, steps: int, contestants: dict[str, Contestant], clock: s
     print(f"{flops / 1e9:.4g} GFLOP a token (6N + 12LHQT)")
     for name, contestant in contestants.items():
         last, peak = contestant.rounds[-1], contestant.rounds[-1]["peak"]
-        rate = flops * steps * task.tokens / statistics.median(told[clock] for told in contestant.rounds[1:])
+        rate = flops * steps * task.tokens / statistics.median(result[clock] for result in contestant.rounds[1:])
         use = f", MFU {rate / PEAKS['H200']:.1%} of 989 TFLOP/s" if task.device == "cuda" else ""
         ratio = f" (ours = {first.rounds[-1]['peak'] / peak:.2f}x)" if contestant is not first else ""
         print(

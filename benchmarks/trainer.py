@@ -1,4 +1,4 @@
-"""One contestant of benchmarks/train.py, in a process of its own: how its peak memory can be told from the others'.
+"""One contestant of benchmarks/train.py, in a process of its own: so that its peak memory is its own.
 
     python -m benchmarks.trainer NAME SETTINGS.json
 
@@ -21,8 +21,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gpt2train.metrics import flops_per_token
 from gpt2train.model.shape import Shape
+from gpt2train.monitoring.metrics import flops_per_token
 
 kernels = contextlib.ExitStack()  # preferred by ours until the process ends
 Step = Callable[[list[Tensor]], Tensor]  # micro-batches of tokens [batch, context + 1] -> mean loss, on the device
@@ -57,10 +57,10 @@ def ours(task: Task, speed: dict[str, Any] | None = None, **parallel: Any) -> St
     """A step of the engine, as gpt2train.train runs it on one process."""
     from gpt2train.config import RunConfig
     from gpt2train.data.batch import Batch
-    from gpt2train.engine import Engine
     from gpt2train.parallel.mesh import join
     from gpt2train.settings import build
-    from gpt2train.speed import fast_kernels
+    from gpt2train.training.engine import Engine
+    from gpt2train.training.performance import fast_kernels
 
     shape = task.shape
     sizes = {key: getattr(shape, key) for key in ("layers", "heads", "hidden", "context")}
@@ -69,9 +69,9 @@ def ours(task: Task, speed: dict[str, Any] | None = None, **parallel: Any) -> St
         {
             "model": sizes | {"dropout": 0.0},
             "batch": {"micro_batch": task.micro_batch, "global_batch": task.micro_batch * task.accumulation},
-            "optimizer": {"lr": task.lr, "clip": task.clip},
+            "optimizer": {"lr": task.lr, "max_grad_norm": task.clip},
             "parallel": parallel,
-            "speed": {"compile": "on" if task.compile else "off"} | (speed or {}),
+            "performance": {"compile": "on" if task.compile else "off"} | (speed or {}),
             "precision": "bf16" if task.device == "cuda" else "fp32",
             "device": task.device,
             "vocab": shape.vocab,
@@ -79,7 +79,7 @@ def ours(task: Task, speed: dict[str, Any] | None = None, **parallel: Any) -> St
             "output": "nowhere",
         },
     )
-    kernels.enter_context(fast_kernels(config.speed, torch.device(task.device)))
+    kernels.enter_context(fast_kernels(config.performance, torch.device(task.device)))
     engine = Engine(config, join(task.device))
     steps = itertools.count(1)
 
@@ -163,8 +163,8 @@ CONTESTANTS: dict[str, Callable[[Task], Step]] = {
     "ours, offload": partial(ours, offload=True),
     "ours, selective": partial(ours, activation_checkpointing="selective"),
     "ours, full": partial(ours, activation_checkpointing="full"),
-    "ours, flash": partial(ours, speed={"attention": "flash"}),
-    "ours, autotuned": partial(ours, speed={"max_autotune": True}),
+    "ours, flash": partial(ours, performance={"attention": "flash"}),
+    "ours, autotuned": partial(ours, performance={"max_autotune": True}),
     "transformers": transformers,
     "products": products,
 }
@@ -189,10 +189,14 @@ def main() -> None:
                     for _ in range(task.accumulation)
                 ]
             )
-        told = {"loss": loss.item()}  # also waits for the device
-        told |= {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "peak": peak_bytes(task.device)}
+        result = {"loss": loss.item()}  # also waits for the device
+        result |= {
+            "wall": time.perf_counter() - wall,
+            "cpu": time.process_time() - cpu,
+            "peak": peak_bytes(task.device),
+        }
         gc.collect()
-        print(json.dumps(told), flush=True)
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m benchmarks.peers.plain_server MODEL PORT transformers|gpt2train
 
 It answers `POST /v1/completions` with greedy text, as far as `benchmarks.serve` asks for it. `transformers` generates
-with its own `generate`; `gpt2train` with ours, so that what batching gives can be told from what our steps give.
+with its own `generate`; `gpt2train` with ours, so that what batching gives can be separated from what our steps give.
 """
 
 import sys
@@ -44,10 +44,10 @@ def by_transformers(model_folder: str) -> Complete:
 
 def by_gpt2train(model_folder: str) -> Complete:
     """Continue a prompt by our `generate`."""
-    from gpt2train.checkpoint.huggingface import read_model
+    from gpt2train.convert.huggingface import read_model
     from gpt2train.data.tokenizer import load_tokenizer
-    from gpt2train.generate.continuation import generate
-    from gpt2train.generate.settings import SamplingSettings
+    from gpt2train.inference.generate import generate
+    from gpt2train.inference.settings import SamplingSettings
 
     model, tokenizer = read_model(Path(model_folder)), load_tokenizer(model_folder)
 
