@@ -1,7 +1,8 @@
-"""What the tests share: where the real data lies, and how they are divided among pytest's workers."""
+"""Shared fixtures and rules: test data, the `unit` marker, the groups of pytest's workers."""
 
 import atexit
 import fcntl
+import lzma
 import os
 import shutil
 import tempfile
@@ -12,10 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.inner_loop import is_unit_file, is_unit_test
+
 if TYPE_CHECKING:
     from tests.trained_run import TrainedRun
 
 ROOT = Path(__file__).parent.parent
+OPEN_DATA = ROOT / "tests" / "data"
+NO_REAL_DATA = "real data not found at"
 
 # Set before torch is imported. Its threads spin while they wait: on two busy cores the tests of the evaluation took
 # 86 s with two threads and 14 s with one.
@@ -38,60 +43,108 @@ if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:
 settings.register_profile("here", deadline=None)
 settings.load_profile("here")
 
-# What takes longest begins first: at the end no worker waits for the other.
-LONGEST = ("the main job", "tests/gpt2train/test_train", "tests/tasks/test_kills", "tests/gpt2train/", "tests/flows/")
-
+# Groups of tests in the order in which they start: with a long group at the end one worker would wait for the other.
+LONGEST_FIRST = (
+    "the main job",
+    "tests/gpt2train/test_train",
+    "tests/tasks/test_kills",
+    "tests/gpt2train/",
+    "tests/flows/",
+)
 
 SLOW_SECONDS = 900.0  # until a slow test counts as hung: some drive eight processes on two cores
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file without a unit test in `pytest -m unit`."""
+    is_test = collection_path.name.startswith("test_") and ROOT / "tests" in collection_path.parents
+    if config.option.markexpr == "unit" and is_test and not is_unit_file(collection_path):
+        return True
+    return None
+
+
+def is_long(item: pytest.Item) -> bool:
+    """True if a test is marked slow or exhaustive."""
+    return any(item.get_closest_marker(name) for name in ("slow", "exhaustive"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests stay in one worker, those that share a costly fixture, and put the longest first."""
-
-    def long(item: pytest.Item) -> bool:
-        return any(item.get_closest_marker(name) for name in ("slow", "exhaustive"))
+    """Mark the unit tests, group tests that share a costly fixture in one worker, and start the longest group first."""
 
     def group(item: pytest.Item) -> str:
         file = item.nodeid.partition("::")[0]
-        if "finished" in getattr(item, "fixturenames", ()) and not long(item):
+        if "finished" in getattr(item, "fixturenames", ()) and not is_long(item):
             return "the main job"
-        return (
-            item.nodeid if long(item) and file == "tests/tasks/test_kills.py" else file
-        )  # nine minutes for one worker
+        if is_long(item) and file == "tests/tasks/test_kills.py":  # nine minutes: too long for one worker
+            return item.nodeid
+        return file
 
-    def turn(item: pytest.Item) -> int:
+    def position(item: pytest.Item) -> int:
         if item.get_closest_marker("alone"):
             return -1
-        return next((n for n, start in enumerate(LONGEST) if group(item).startswith(start)), len(LONGEST))
+        return next((n for n, start in enumerate(LONGEST_FIRST) if group(item).startswith(start)), len(LONGEST_FIRST))
 
     for item in items:
-        if long(item) and not item.get_closest_marker("timeout"):
+        if is_long(item) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
+        if is_unit(item):
+            item.add_marker(pytest.mark.unit)
         item.add_marker(pytest.mark.xdist_group(group(item)))
-    items.sort(key=turn)
+    items.sort(key=position)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # around the timeout: to wait for one's turn is no hang
+def is_unit(item: pytest.Item) -> bool:
+    """True if a test belongs to the inner loop: fast, beside others, and not listed in tests/inner_loop.py."""
+    if is_long(item) or item.get_closest_marker("alone"):
+        return False
+    return is_unit_test(item.path, getattr(item, "originalname", item.name), getattr(item, "fixturenames", ()))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around the timeout: waiting for the lock is no hang
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Run no test beside one that is marked `alone`, in whatever worker."""
-    with (ROOT / "pyproject.toml").open() as door, Path(__file__).open() as room:
-        fcntl.flock(door, fcntl.LOCK_EX)  # who waits for an empty room lets nobody else in
-        fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
-        fcntl.flock(door, fcntl.LOCK_UN)
+    """Run no test at the same time as one that is marked `alone`, in any worker."""
+    with (ROOT / "pyproject.toml").open() as entry, Path(__file__).open() as running:
+        fcntl.flock(entry, fcntl.LOCK_EX)  # while a test waits to run alone, no other one starts
+        fcntl.flock(running, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(entry, fcntl.LOCK_UN)
         try:
             return (yield)
         finally:
-            fcntl.flock(room, fcntl.LOCK_UN)  # a forked process may hold the file open
+            fcntl.flock(running, fcntl.LOCK_UN)  # a forked process may hold the file open
+
+
+@pytest.fixture(scope="session")
+def open_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The test files of `tests/data/`, unpacked: each has the path that it has in the whole set."""
+    folder = tmp_path_factory.mktemp("open-data")
+    for source in OPEN_DATA.rglob("*"):
+        if source.is_file() and source.parent != OPEN_DATA:
+            target = folder / source.relative_to(OPEN_DATA)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.suffix == ".xz" and ".tar" not in source.suffixes:
+                target.with_suffix("").write_bytes(lzma.decompress(source.read_bytes()))
+            else:
+                shutil.copyfile(source, target)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Folder of real test files; the test is skipped with a reason where they are absent."""
+    """Folder of the whole set of test files; the test is skipped with a reason where it is absent."""
     folder = Path(os.environ.get("GPT2TRAIN_TEST_DATA", ROOT.parent / "shared" / "data"))
     if not folder.is_dir():
-        pytest.skip(f"real data not found at {folder}; set GPT2TRAIN_TEST_DATA")
+        pytest.skip(f"{NO_REAL_DATA} {folder}; see tests/data/README.md")
     return folder
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count the tests that were skipped for missing data, in one line at the end."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in skipped if isinstance(report.longrepr, tuple)]
+    missing = [reason for reason in reasons if reason.startswith(NO_REAL_DATA)]
+    if missing:
+        terminalreporter.write_line(f"{len(missing)} tests skipped: {missing[0]}", yellow=True)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpt2train.launch import UNFINISHED
+from gpt2train.launch.torchrun import UNFINISHED
 
 FOLDER = Path(__file__).parents[1] / "deployments" / "kubernetes"
 FILES = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
@@ -19,7 +19,7 @@ PODS = {key: one["spec"]["template"] for key, one in RESOURCES.items() if "templ
 
 def test_each_manifest_fits_its_schema() -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the extra `peers` carries the schemas")
-    assert len(RESOURCES) == 7
+    assert len(RESOURCES) >= 10
     for one in RESOURCES.values():
         kubernetes_validate.validate(one, "1.33", strict=True)
 
@@ -28,6 +28,24 @@ def test_kustomize_takes_what_stands_beside_it() -> None:
     kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
     assert {*kustomization["resources"], "training.yaml"} == {path.name for path in FILES}
     assert all((FOLDER / name).exists() for name in kustomization["resources"])
+
+
+def test_the_server_takes_the_worker_alone_and_both_have_the_key() -> None:
+    [policy] = [
+        one["spec"] for (kind, name), one in RESOURCES.items() if (kind, name) == ("NetworkPolicy", "prefect-server")
+    ]
+    assert policy["podSelector"]["matchLabels"] == PODS["Deployment", "prefect-server"]["metadata"]["labels"]
+    worker = PODS["Deployment", "gpt2train-worker"]["metadata"]["labels"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": worker}}], "ports": [{"port": "http"}]}]
+    closed = RESOURCES["NetworkPolicy", "gpt2train-worker"]["spec"]
+    assert closed["podSelector"]["matchLabels"] == worker and closed["ingress"] == []
+    keys = {}
+    for name, variable in (("prefect-server", "SERVER_API"), ("gpt2train-worker", "API")):
+        [container] = PODS["Deployment", name]["spec"]["containers"]
+        [entry] = [each for each in container["env"] if each["name"] == f"PREFECT_{variable}_AUTH_STRING"]
+        keys[name] = entry["valueFrom"]["secretKeyRef"]  # never a value in the file
+    assert keys["prefect-server"] == keys["gpt2train-worker"] == {"name": "gpt2train-api", "key": "key"}
 
 
 @pytest.mark.parametrize("key", PODS, ids=lambda key: key[1])
@@ -60,6 +78,15 @@ def test_each_service_leads_to_its_pod(name: str) -> None:
         [worker] = PODS["Deployment", "gpt2train-worker"]["spec"]["containers"]
         [address] = [each["value"] for each in worker["env"] if each["name"] == "PREFECT_API_URL"]
         assert address == f"http://{name}:{port['port']}/api"
+
+
+def test_the_pods_of_a_training_are_reached_by_each_other_alone() -> None:
+    policy = RESOURCES["NetworkPolicy", "gpt2train-training"]["spec"]
+    labels = PODS["Job", "gpt2train-training"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"] == labels
+    assert policy["policyTypes"] == ["Ingress"]
+    # All ports: gloo and NCCL choose theirs. No `namespaceSelector`, so pods of this namespace alone.
+    assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]
 
 
 def test_the_pods_of_a_training_start_what_torchrun_understands() -> None:

@@ -1,13 +1,15 @@
-"""The commands of the flows up to where one would start: in this process, as a new one takes 3 s of a core."""
+"""Flow commands run in this process up to the start of the flow; a new process takes 3 s of a core."""
 
 import flows.dataprep
+import flows.evaluate
 import flows.pipeline
 import flows.pretrain
 from flows.command import app_of
-from gpt2train.command import run_command
+from gpt2train.io.command_line import run_command
 
 APPS = {
     "dataprep": app_of(flows.dataprep.dataprep, "tokens"),
+    "evaluate": app_of(flows.evaluate.evaluate, "scores"),
     "pipeline": app_of(flows.pipeline.pipeline, "report"),
     "pretrain": app_of(flows.pretrain.pretrain, "run"),
 }

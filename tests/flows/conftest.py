@@ -1,17 +1,21 @@
 """The demo site, once for all tests of the flows, and one finished small run of the main job."""
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from flows.demo import DemoSite, demo_site
-from flows.server import prefect_server
-from tests.flows.mini import Mini
-from tests.flows.watch import Watch
+from flows.orchestration.server import prefect_server
+from tests.flows.mini_pipeline import Mini
+from tests.flows.network_audit import Watch
+from tests.listening_sockets import Sampler, sampled
 
 
 @dataclass
@@ -23,6 +27,7 @@ class Finished:
     run: Path  # of its training; tests add others beside it
     stdout: str
     stderr: str
+    sockets: Sampler
 
 
 @dataclass
@@ -31,6 +36,21 @@ class Server:
 
     environment: dict[str, str]  # by which a command finds it
     home: Path
+
+    def ask(self, method: str, path: str, **json: Any) -> Any:
+        """Ask its API: `ask("POST", "flow_runs/filter", limit=5)`. The answer, or its error."""
+        key = self.environment.get("PREFECT_API_AUTH_STRING", "")
+        user, _, password = key.partition(":")
+        answer = httpx.request(
+            method,
+            f"{self.environment['PREFECT_API_URL']}/{path}",
+            json=json or None,
+            auth=(user, password) if key else None,
+            timeout=60,
+            trust_env=False,
+        )
+        answer.raise_for_status()
+        return answer.json() if answer.content else None
 
 
 @pytest.fixture(scope="session")
@@ -49,10 +69,11 @@ def mini(site: DemoSite, tmp_path_factory: pytest.TempPathFactory) -> Mini:
 def finished(mini: Mini) -> Finished:
     """The main job, run once from nothing."""
     output = mini.folder / "out"
-    done = mini.run("pipeline", "--output", str(output))
+    with sampled(os.getpid(), seconds=0.5) as sockets:
+        done = mini.run("pipeline", "--output", str(output))
     assert done.returncode == 0, done.stdout + done.stderr
     [run] = (output / "runs").iterdir()
-    return Finished(mini, output, run, done.stdout, done.stderr)
+    return Finished(mini, output, run, done.stdout, done.stderr, sockets)
 
 
 @pytest.fixture(scope="session")
@@ -65,4 +86,5 @@ def server(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Iter
             patch.setenv("PREFECT_API_URL", "")  # and away again, so that other commands start their own
             patch.setenv("PREFECT_HOME", str(home))
             address = stack.enter_context(prefect_server())
-        yield Server({"PREFECT_API_URL": f"{address}/api"}, home)
+            key = os.environ["PREFECT_API_AUTH_STRING"]
+        yield Server({"PREFECT_API_URL": f"{address}/api", "PREFECT_API_AUTH_STRING": key}, home)

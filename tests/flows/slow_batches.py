@@ -1,16 +1,16 @@
-"""A flow of batches that take their time in worker processes, to be cancelled."""
+"""A flow with slow batches in worker processes, for the tests of cancellation."""
 
 import time
 from typing import Any
 
 from prefect import flow
 
-from flows.run.orchestrate import run_step
+from flows.orchestration.run_context import run_context
+from flows.orchestration.task_runner import run_step
 from flows.settings import OutputSettings
-from flows.workplace import workplace
-from tasks.runner import Runner
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import Folder
+from tasks.core.runner import Runner
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
 
 BATCHES = 40
 
@@ -33,5 +33,5 @@ def nap(folder: Folder, name: str, seconds: float) -> Outcome:
 @flow(name="slow-batches")
 def slow_batches(settings: dict[str, Any], seconds: float) -> str:
     """Nap in two processes."""
-    with workplace(OutputSettings(**settings)) as (root, runner):
+    with run_context(OutputSettings(**settings)) as (root, runner):
         return run_step(naps, root, seconds, runner=runner).folder

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.dataprep import check
+from flows.dry_run.plan import dry_run
 from flows.settings import DataprepSettings, resolve
 from gpt2train.errors import UserError
 from tests.flows.commands import run
@@ -46,10 +47,13 @@ def test_a_list_that_is_not_there(tmp_path: Path) -> None:
         ("pipeline", ["--output", "{}/file/out"], ["file/out", "--output"]),
         ("pipeline", ["--lambada", "{}/lambada.jsonl", "--output", "{}/out"], ["lambada.jsonl line 2"]),
         ("pipeline", ["--wikitext", "{}/none.tokens", "--output", "{}/out"], ["none.tokens", "check the path"]),
-        ("pipeline", ["--urls", "{}/urls.txt", "--output", "{}/out"], ["urls.txt", "holds no URL", "one a line"]),
+        ("pipeline", ["--urls", "{}/urls.txt", "--output", "{}/out"], ["urls.txt", "holds no URL", "one per line"]),
+        ("pipeline", ["--urls", "{}/a.warc.gz", "--output", "{}/out"], ["a.warc.gz", "web archive", "--warcs"]),
         ("dataprep", ["--output", "{}/out", "--cluster", "tcp://127.0.0.1:1"], ["tcp://127.0.0.1:1 needs --runner"]),
         ("pipeline", ["--output", "memory://out"], ["a local disk, not to memory://out; run flows.dataprep"]),
         ("pretrain", ["--output", "memory://out"], ["a local disk, not to memory://out; run flows.dataprep"]),
+        ("pretrain", ["--output", "{}/file/out", "--launch.skip-resource-check"], ["file/out", "--output"]),
+        ("evaluate", ["--run", "{}/none", "--config", "{}/open.toml"], ["open.toml", "line 1"]),
     ],
 )
 def test_a_command_line_that_is_refused(
@@ -58,10 +62,14 @@ def test_a_command_line_that_is_refused(
     (tmp_path / "unknown.toml").write_text("[dedup]\ntreshold = 0.7\n")
     (tmp_path / "open.toml").write_text("[dedup\n")
     (tmp_path / "file").write_text("")
+    (tmp_path / "a.warc.gz").write_bytes(gzip.compress(b"WARC/1.0\r\nWARC-Type: response\r\n\r\n"))
     (tmp_path / "lambada.jsonl").write_text('{"text": "a b"}\n{"words": 1}\n')
     (tmp_path / "urls.txt").write_text("\n# nothing yet\n")
-    assert run(flow, *(flag.replace("{}", str(tmp_path)) for flag in flags)) == 2
-    check_line(capsys.readouterr().err, *said)
+    for more in ([], ["--dry-run"]):  # a dry run says what the run would say
+        assert run(flow, *(flag.replace("{}", str(tmp_path)) for flag in flags), *more) == 2
+        told = capsys.readouterr()
+        check_line(told.err, *said)
+        assert told.out == ""
 
 
 @pytest.mark.parametrize(("name", "said"), [("none.jsonl", "No such file"), ("bad.jsonl", "row 1 (KeyError)")])
@@ -74,15 +82,22 @@ def test_an_evaluation_set_that_is_none(tmp_path: Path, name: str, said: str) ->
 
 
 def test_training_without_tokens_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("pretrain", "--output", str(tmp_path / "out")) == 1
-    check_line(capsys.readouterr().err, "tokens")
+    for flags in (["--output", str(tmp_path / "out")], ["--data", str(tmp_path / "none"), "--output", str(tmp_path)]):
+        assert run("pretrain", *flags) == 1
+        error = capsys.readouterr().err
+        check_line(error, "/tokens holds no finished step")
+        # A dry run ends alike; before it does, its plan says what is missing.
+        assert run("pretrain", *flags, "--dry-run") == 1
+        told = capsys.readouterr()
+        assert told.err == error and "missing     tokens (none in" in told.out
 
 
-def test_help_shows_defaults_and_bounds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    assert run("pipeline", "--help") == 0
-    said = capsys.readouterr().out
-    assert "--dedup.threshold" in said and "[default: 0.8]" in said
+def test_scoring_without_a_run_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ([], ["--dry-run"]):
+        assert run("evaluate", "--run", str(tmp_path / "runs/none"), *more) == 1
+        told = capsys.readouterr()
+        check_line(told.err, "runs/none holds no finished step")
+        assert told.out == ""
 
 
 def test_a_list_whose_every_url_is_rejected(finished: Finished, server: Server, tmp_path: Path) -> None:
@@ -135,9 +150,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"urls": ["{}/cut.txt.gz"]}, ["cut.txt.gz", "not a whole .gz file", "fetch it again"]),
-        ({"urls": ["{}/plain.txt.gz"]}, ["plain.txt.gz", "not a whole .gz file", "rename it"]),
-        ({"urls": ["{}/no.parquet"]}, ["no.parquet", "no Parquet file"]),
+        ({"urls": ["{}/cut.txt.gz"]}, ["cut.txt.gz", "not a complete .gz file", "fetch it again"]),
+        ({"urls": ["{}/plain.txt.gz"]}, ["plain.txt.gz", "not a complete .gz file", "rename it"]),
+        ({"urls": ["{}/no.parquet"]}, ["no.parquet", "not a readable Parquet file"]),
         ({"urls": ["{}/other.parquet"]}, ["other.parquet", "no column 'url'", "address"]),
         ({"urls": ["{}/numbers.parquet"]}, ["numbers.parquet", "int64"]),
         ({"urls": ["{}/empty"]}, ["empty", ".txt", "--urls"]),
@@ -146,11 +161,11 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"urls": ["http://127.0.0.1:1/urls.txt"]}, ["127.0.0.1:1", "cannot read"]),
         ({"lambada": "{}/none"}, ["none", "check the path"]),
         ({"lambada": "{}/empty"}, ["empty", "directory"]),
-        ({"lambada": "{}/none.jsonl"}, ["none.jsonl", "holds no passage", '{"text"']),
-        ({"lambada": "{}/broken.jsonl"}, ["broken.jsonl line 2", '{"text"', "mend or remove"]),
-        ({"lambada": "{}/number.jsonl"}, ["number.jsonl line 3", "no string", "mend or remove"]),
-        ({"lambada": "{}/binary.jsonl"}, ["binary.jsonl line 1", "mend or remove"]),
-        ({"lambada": "{}/latin.jsonl"}, ["latin.jsonl line 1", "mend or remove"]),
+        ({"lambada": "{}/none.jsonl"}, ["none.jsonl", "contains no passage", '{"text"']),
+        ({"lambada": "{}/broken.jsonl"}, ["broken.jsonl line 2", '{"text"', "correct or remove"]),
+        ({"lambada": "{}/number.jsonl"}, ["number.jsonl line 3", "not a string", "correct or remove"]),
+        ({"lambada": "{}/binary.jsonl"}, ["binary.jsonl line 1", "correct or remove"]),
+        ({"lambada": "{}/latin.jsonl"}, ["latin.jsonl line 1", "correct or remove"]),
         ({"config": "{}/type.toml"}, ["workers", "two"]),
         ({"config": "{}/binary.toml"}, ["binary.toml", "not valid TOML"]),
         ({"config": "{}/empty"}, ["empty", "directory"]),
@@ -167,7 +182,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"connect_to": {"a.test": "127.0.0.1:x"}}, ["connect_to", "address:port"]),
         ({"download": {"allow_private": ["home"]}}, ["allow_private", "home"]),
         ({"clean": {"language": {"keep": ["zh-cn"]}}}, ["keep", "zh-cn"]),
-        ({"clean": {"split": {"valid": 0.7, "test": 0.6}}}, ["0.7", "0.6", "less than 1"]),
+        ({"clean": {"split": {"valid": 0.7, "test": 0.6}}}, ["0.7", "0.6", "below 1"]),
         ({"limits": {"clena": 0.5}}, ["limits.clena", "'limits.clean'"]),
         ({"limits": {"clean": 1.5}}, ["limits.clean", "less than or equal to 1"]),
     ],
@@ -180,11 +195,15 @@ def test_found_before_anything_starts(inputs: Path, tmp_path: Path, flags: dict[
 
     given = {"urls": ["{}/urls.txt"], "output": str(tmp_path / "out"), **flags}
     given = {name: filled(value) for name, value in given.items()}
+    config = given.pop("config", None)
     with pytest.raises(UserError) as raised:
-        check(resolve(DataprepSettings, given.pop("config", None), given))
+        check(resolve(DataprepSettings, config, given))
     for part in said:
         assert part in str(raised.value)
     assert "\n" not in str(raised.value)
+    with pytest.raises(UserError) as dry:
+        dry_run(resolve(DataprepSettings, config, {**given, "dry_run": True}), check, print)
+    assert str(dry.value) == str(raised.value)
 
 
 def test_good_input_passes(inputs: Path, tmp_path: Path) -> None:

@@ -15,19 +15,21 @@ import ftfy
 import pytest
 import trafilatura
 
-from flows.demo import catalogue, demo_site
-from flows.demo.catalogue import BAD, JOURNAL, LIBRARY, MIRROR, PACKAGES, REFERENCE, REPEATED
-from flows.demo.pages import NoPage, damage, page
+from flows.demo import demo_site, site_index
+from flows.demo.pages import PageNotFoundError, add_mojibake, render_page
 from flows.demo.render import blocks, module_article, topic_article
+from flows.demo.site_index import BAD_URLS, DUPLICATE_URLS, JOURNAL, LIBRARY, MIRROR, PACKAGES, REFERENCE
 from gpt2train.errors import RunError
-from tasks.blacklist import URLS, BlacklistSettings, blacklist
-from tasks.download import DownloadSettings, download
+from tasks.blacklist.settings import BlacklistSettings
+from tasks.blacklist.step import URLS, blacklist
+from tasks.core.runner import Runner
+from tasks.core.shards import read_rows, write_rows
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
+from tasks.core.url_lists import find_url_lists
 from tasks.download.ledger import ledgers_of
-from tasks.runner import Runner
-from tasks.shards import read_rows, write_rows
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import Folder
-from tasks.urls import find_url_lists
+from tasks.download.settings import DownloadSettings
+from tasks.download.step import download
 from tests.processes import GONE_SECONDS, wait_for
 
 SAMPLE = (
@@ -37,14 +39,14 @@ SAMPLE = (
     (PACKAGES, "/fsspec.asyn.html"),
     (LIBRARY, "/asyncio.html"),
     (REFERENCE, "/topics/with.html"),
-    (MIRROR, f"/{catalogue.mirrored_modules()[0]}.html"),
+    (MIRROR, f"/{site_index.mirrored_modules()[0]}.html"),
     (JOURNAL, "/reading-notes.html"),
     (JOURNAL, "/typeset/cmd.html"),
 )
 RENDER = """
 import hashlib, json, sys
-from flows.demo.pages import page
-print(json.dumps([hashlib.sha256(page(*address)).hexdigest() for address in json.loads(sys.argv[1])]))
+from flows.demo.pages import render_page
+print(json.dumps([hashlib.sha256(render_page(*address)).hexdigest() for address in json.loads(sys.argv[1])]))
 """
 
 
@@ -64,14 +66,16 @@ def render(addresses: list[tuple[str, str]], **environment: str) -> list[str]:
 
 
 def test_the_list_is_made_without_importing_what_it_lists() -> None:
-    code = "import sys; from flows.demo.catalogue import url_list; print(url_list()); assert 'numpy' not in sys.modules"
+    code = (
+        "import sys; from flows.demo.site_index import url_list; print(url_list()); assert 'numpy' not in sys.modules"
+    )
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert listed.strip() == catalogue.url_list().strip()
+    assert listed.strip() == site_index.url_list().strip()
     urls = listed.split("\n")
     good = [url for url in urls if re.match(rf"http://({LIBRARY}|{PACKAGES}|{REFERENCE})/", url)]
     assert len(set(good)) >= 400
     assert not re.search(r"127\.0\.0\.1|localhost", listed)
-    assert set(BAD) | set(REPEATED) <= set(urls)
+    assert set(BAD_URLS) | set(DUPLICATE_URLS) <= set(urls)
 
 
 def test_pages_do_not_depend_on_order_or_environment() -> None:
@@ -82,15 +86,15 @@ def test_pages_do_not_depend_on_order_or_environment() -> None:
 
 @pytest.mark.parametrize(("host", "path"), SAMPLE)
 def test_a_page_holds_nothing_of_this_machine(host: str, path: str) -> None:
-    text = page(host, path).decode()
+    text = render_page(host, path).decode()
     assert not re.search(r" at 0x[0-9a-f]{6}", text)
     for place in (sys.prefix, sys.base_prefix, str(Path.home()), str(Path.cwd())):
         assert len(place) < 3 or place not in text
 
 
 def test_a_mirrored_page_is_the_same_to_the_byte() -> None:
-    path = f"/{catalogue.mirrored_modules()[1]}.html"
-    assert page(MIRROR, path) == page(LIBRARY, path)
+    path = f"/{site_index.mirrored_modules()[1]}.html"
+    assert render_page(MIRROR, path) == render_page(LIBRARY, path)
 
 
 def test_what_is_not_listed_is_not_there() -> None:
@@ -100,8 +104,8 @@ def test_what_is_not_listed_is_not_there() -> None:
         (PACKAGES, "/os.html"),
         ("x.test", "/"),
     ):
-        with pytest.raises(NoPage):
-            page(host, path)
+        with pytest.raises(PageNotFoundError):
+            render_page(host, path)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,7 @@ def test_what_is_not_listed_is_not_there() -> None:
 )
 def test_the_text_survives_extraction_and_the_navigation_does_not(host: str, path: str, article: object) -> None:
     assert callable(article)
-    found, expected = words(extract(page(host, path))), words(article())
+    found, expected = words(extract(render_page(host, path))), words(article())
     assert 0.9 * len(expected) <= len(found) <= 1.02 * len(expected)
 
 
@@ -140,10 +144,10 @@ def test_docstrings_become_headings_paragraphs_lists_and_examples() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", catalogue.MOJIBAKE)
+@pytest.mark.parametrize("name", site_index.MOJIBAKE)
 def test_mojibake_can_be_repaired(name: str) -> None:
     article = module_article(name)
-    damaged = damage(article)
+    damaged = add_mojibake(article)
     assert "â€" in damaged
     repaired = ftfy.fix_text(damaged)
     assert "â€" not in repaired
@@ -151,14 +155,14 @@ def test_mojibake_can_be_repaired(name: str) -> None:
 
 
 def test_reading_notes_quote_every_topic() -> None:
-    notes = " ".join(words(page(JOURNAL, "/reading-notes.html").decode()))
-    for topic in catalogue.topics():
+    notes = " ".join(words(render_page(JOURNAL, "/reading-notes.html").decode()))
+    for topic in site_index.topics():
         assert " ".join(words(topic_article(topic))[:60]) in notes, topic
 
 
-@pytest.mark.parametrize("language", catalogue.LANGUAGES)
+@pytest.mark.parametrize("language", site_index.LANGUAGES)
 def test_essays_are_long_enough_to_be_known_by_their_language(language: str) -> None:
-    assert len(extract(page(JOURNAL, f"/essays/{language}.html")).split()) >= 150
+    assert len(extract(render_page(JOURNAL, f"/essays/{language}.html")).split()) >= 150
 
 
 def few(root: Folder, urls: Manifest) -> Manifest:

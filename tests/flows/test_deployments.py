@@ -1,4 +1,4 @@
-"""The lines of docs/operate.md, as they stand there: from no server at all to a finished training."""
+"""The lines of docs/operate/server.md, as they stand there: from no server at all to a finished training."""
 
 import dataclasses
 import json
@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.settings import deployed
-from tests.flows.house import ROOT, House, house
-from tests.flows.tokens import TRAIN, prepare_tokens
+from flows.settings import deployment_names
+from tests.flows.prefect_server import ROOT, PrefectServer, running_server
+from tests.flows.small_tokens import TRAIN, prepare_tokens
 from tests.processes import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-PAGE = (ROOT / "docs/operate.md").read_text()
+PAGE = (ROOT / "docs/operate/server.md").read_text()
 [LINES] = re.findall(r"## Five lines.*?```\n(.*?)```", PAGE, re.S)
 SERVER, POOL, DEPLOY, WORKER, RUN = LINES.splitlines()
 
@@ -31,12 +31,12 @@ def arguments(line: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[House, Path]]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PrefectServer, Path]]:
     """The first three lines, and a folder to work in that holds tokens."""
     folder = tmp_path_factory.mktemp("operate")
     prepare_tokens(folder / "out/demo")
     assert SERVER == "prefect server start"
-    with house(folder / "prefect") as running:
+    with running_server(folder / "prefect") as running:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         home = dataclasses.replace(running, environment={**running.environment, "PYTHONPATH": path})
         missing = home.prefect(*arguments(DEPLOY)[:1], "--name", "tiny", *arguments(DEPLOY)[2:])
@@ -47,7 +47,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[House, Pat
         yield home, folder
 
 
-def ask_run(home: House, deployment: str, **parameters: Any) -> Any:
+def ask_run(home: PrefectServer, deployment: str, **parameters: Any) -> Any:
     """A run asked for over the API, or the refusal's words."""
     try:
         found = home.ask("GET", f"deployments/name/{deployment}")
@@ -56,15 +56,15 @@ def ask_run(home: House, deployment: str, **parameters: Any) -> Any:
         return error.response.json()["detail"]
 
 
-def test_every_deployment_is_offered(place: tuple[House, Path]) -> None:
+def test_every_deployment_is_offered(place: tuple[PrefectServer, Path]) -> None:
     home, _ = place
     found = home.ask("POST", "deployments/filter", limit=50)
     flows = {flow["id"]: flow["name"] for flow in home.ask("POST", "flows/filter", limit=50)}
-    assert sorted(f"{flows[one['flow_id']]}/{one['name']}" for one in found) == deployed()
+    assert sorted(f"{flows[one['flow_id']]}/{one['name']}" for one in found) == deployment_names()
     assert all(one["enforce_parameter_schema"] and one["description"] for one in found)
 
 
-def test_a_wrong_parameter_is_refused_by_name(place: tuple[House, Path]) -> None:
+def test_a_wrong_parameter_is_refused_by_name(place: tuple[PrefectServer, Path]) -> None:
     home, _ = place
     unknown = home.prefect(*arguments(RUN), "--param", "stepz=3")
     assert unknown.returncode == 1 and "not found on the deployment: 'stepz'" in unknown.stdout
@@ -74,7 +74,7 @@ def test_a_wrong_parameter_is_refused_by_name(place: tuple[House, Path]) -> None
     assert home.ask("POST", "flow_runs/filter", limit=5) == []
 
 
-def fill_the_pool(home: House) -> str:
+def fill_the_pool(home: PrefectServer) -> str:
     """Let one run be all that the pool takes, and make one that counts as running; its id."""
     assert home.prefect("work-pool", "set-concurrency-limit", "gpt2train", "1").returncode == 0
     busy: str = ask_run(home, "pretrain/tiny")["id"]
@@ -83,7 +83,7 @@ def fill_the_pool(home: House) -> str:
     return busy
 
 
-def test_down_to_a_finished_training(place: tuple[House, Path]) -> None:
+def test_down_to_a_finished_training(place: tuple[PrefectServer, Path]) -> None:
     """The last two lines, with a smaller deployment; before them nobody is there to take a run."""
     home, folder = place
     wrong = ask_run(home, "pretrain/tiny", train={"schedule": {"warmup": 7000}})

@@ -11,16 +11,16 @@ import psutil
 import pytest
 
 from flows.demo import DemoSite
-from flows.server import prefect_server
+from flows.orchestration.server import prefect_server
 from gpt2train.checkpoint import store
 from gpt2train.errors import RunError
-from gpt2train.metrics import read_metrics
-from tests.disks import fill, free, small_disk
-from tests.flows.deployed import ENDLESS, SECONDS, Deployed, deploy, only, straight_losses
-from tests.flows.house import House, house
-from tests.flows.mini import Mini
-from tests.flows.tokens import prepare_tokens
+from gpt2train.monitoring.metrics import read_metrics
+from tests.flows.deployed_run import ENDLESS, SECONDS, Deployed, deploy, only, straight_losses
+from tests.flows.mini_pipeline import Mini
+from tests.flows.prefect_server import PrefectServer, running_server
+from tests.flows.small_tokens import prepare_tokens
 from tests.processes import wait_for
+from tests.small_disk import fill, free, small_disk
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800), pytest.mark.xdist_group("full disk")]
 STEPS = 1500
@@ -28,16 +28,16 @@ ROOM = 400_000  # bytes: for the metrics of some hundred steps, for no checkpoin
 TRAIN: dict[str, Any] = {
     **ENDLESS,
     "model": {**ENDLESS["model"], "hidden": 64},
-    "validation": {"every": 100, "samples": 4},
-    "checkpoints": {"every": 100, "keep": 2},
-    "logging": {"every": 50},  # with TensorBoard's curves, as a deployment has them
+    "validation": {"interval": 100, "samples": 4},
+    "checkpoints": {"interval": 100, "keep": 2},
+    "logging": {"interval": 50},  # with TensorBoard's curves, as a deployment has them
     "steps": STEPS,
 }
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with house(tmp_path_factory.mktemp("full") / "prefect") as running:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    with running_server(tmp_path_factory.mktemp("full") / "prefect") as running:
         yield running
 
 
@@ -62,7 +62,7 @@ class Watched:
         assert str(self.deployed.output) in message
         assert "free some" in message and "\n" not in message
         assert max([task["run_count"] for task in self.deployed.task_runs(run)], default=1) == 1
-        logs = self.deployed.house.ask("POST", "logs/filter", logs={"flow_run_id": {"any_": [run]}})
+        logs = self.deployed.server.ask("POST", "logs/filter", logs={"flow_run_id": {"any_": [run]}})
         assert [line["message"] for line in logs if "Traceback" in line["message"]] == []
         wait_for(lambda: only(self.deployed, self.worker), SECONDS, "the end of all processes")
 
@@ -73,7 +73,7 @@ class Watched:
         wait_for(lambda: self.deployed.state(run)["type"] not in ("FAILED", "SCHEDULED"), SECONDS, "the retry")
 
 
-def test_training_goes_on_from_its_last_checkpoint(place: House, disk: Path, tmp_path: Path) -> None:
+def test_training_goes_on_from_its_last_checkpoint(place: PrefectServer, disk: Path, tmp_path: Path) -> None:
     output = prepare_tokens(disk / "out")
     parameters = {"config": "pretrain/tiny", "output": str(output), "train": TRAIN, "launch": {"processes": 2}}
     training = deploy(place, "full", "flows/pretrain.py:pretrain", parameters, output, tmp_path / "worker.log")
@@ -101,7 +101,9 @@ def test_training_goes_on_from_its_last_checkpoint(place: House, disk: Path, tmp
     np.testing.assert_array_equal(losses, straight_losses(training, tmp_path, STEPS))
 
 
-def test_data_steps_go_on_from_what_is_committed(place: House, disk: Path, tmp_path: Path, site: DemoSite) -> None:
+def test_data_steps_go_on_from_what_is_committed(
+    place: PrefectServer, disk: Path, tmp_path: Path, site: DemoSite
+) -> None:
     config = str(Mini(tmp_path / "mini", site.connect_to).folder / "mini.toml")
 
     def data(name: str, output: Path) -> Deployed:

@@ -10,13 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.shards import read_rows
-from tasks.steps import read_manifest
-from tasks.storage import Folder
-from tests.flows.mini import Mini
-from tests.flows.watch import SITECUSTOMIZE, Watch, is_here
-from tests.tasks.hostile import KEPT, SECRET, Case, answers, article, bodies, html, write_archive, write_lines
-from tests.tasks.site import running_site
+from tasks.core.shards import read_rows
+from tasks.core.step import read_manifest
+from tasks.core.storage import Folder
+from tests.flows.mini_pipeline import Mini
+from tests.flows.network_audit import SITECUSTOMIZE, Watch, is_here
+from tests.tasks.hostile_pages import KEPT, SECRET, Case, answers, article, bodies, html, write_archive, write_lines
+from tests.tasks.web_server import running_site
 
 GOOD = 24
 MEGABYTES = 2000  # all processes of the flow together, Prefect's server (250) among them

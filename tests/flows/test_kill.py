@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.flows.conftest import Finished
-from tests.flows.mini import Mini, hashes
+from tests.flows.mini_pipeline import Mini, hashes
 from tests.processes import has_ended, wait_for
-from tests.tasks.deaths import FOLDERS
+from tests.tasks.kill_points import FOLDERS
 
 
 def is_training(output: Path, lines: int = 1) -> bool:
@@ -21,7 +21,7 @@ def is_training(output: Path, lines: int = 1) -> bool:
 
 
 def long_training() -> list[str]:
-    return ["--train.steps", "2000", "--train.checkpoints.every", "5"]
+    return ["--train.steps", "2000", "--train.checkpoints.interval", "5"]
 
 
 # tests/tasks/test_kills.py kills each step at each instant, in a tenth of the time
@@ -67,7 +67,7 @@ def test_kill_9_of_the_flow_in_training_leaves_no_rank_and_loses_no_step(finishe
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(finished: Finished, tmp_path: Path) -> None:
     mini, output = finished.mini, finished.output
-    flags = ["--output", str(output), "--train.steps", "1500", "--train.checkpoints.every", "700"]
+    flags = ["--output", str(output), "--train.steps", "1500", "--train.checkpoints.interval", "700"]
     before = set(output.glob("runs/*"))
     process = mini.start("pretrain", *flags)
     wait_for(lambda: any(is_training_run(run, 20) for run in set(output.glob("runs/*")) - before), 90, "some steps")
@@ -81,7 +81,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(finished: Finished, tmp_path:
     assert 20 <= saved < 700
 
     on = mini.start("pretrain", *flags)
-    wait_for(lambda: f"going on from step {saved}" in (mini.folder / "started.log").read_text(), 60, "the resume")
+    wait_for(lambda: f"resuming from step {saved}" in (mini.folder / "started.log").read_text(), 60, "the resume")
     on.send_signal(signal.SIGINT)
     on.wait(60)
     mini.wait_for_the_end()
@@ -93,6 +93,7 @@ def is_training_run(run: Path, rows: int) -> bool:
     return path.exists() and len(path.read_text().splitlines()) >= rows
 
 
+@pytest.mark.slow
 def test_a_lost_rank_fails_the_run_in_one_line(finished: Finished, tmp_path: Path) -> None:
     mini, output = finished.mini, finished.output
     before = set(output.glob("runs/*"))

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.flows.mini import Mini
+from tests.flows.mini_pipeline import Mini
 
-SECONDS = 360
+SECONDS = 600  # 200-290 s on two quiet cores; 398 s were seen beside another demo
 BYTES = 6e9
 # Every kind of dirt in the demo's list, by the step that must name it.
 DIRT = {
@@ -24,7 +24,7 @@ DIRT = {
 
 
 @pytest.mark.slow
-@pytest.mark.alone  # 360 s and 6 GB
+@pytest.mark.alone  # time and memory are bounded
 @pytest.mark.timeout(900)
 def test_the_demo_from_nothing(tmp_path: Path) -> None:
     mini = Mini(tmp_path / "mini", {})

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.conftest import Finished
-from tests.flows.mini import hashes
+from tests.flows.mini_pipeline import hashes
 from tests.object_stores import KEY, SECRET, store_server
 from tests.processes import wait_for
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.server import NOWHERE
-from tests.flows.house import house
-from tests.flows.watch import Watch
+from flows.orchestration.server import NO_SERVER
+from tests.flows.network_audit import Watch
+from tests.flows.prefect_server import running_server
 
 FLOW = """
 import flows
@@ -53,10 +53,10 @@ for ask in (lambda: socket.getaddrinfo("elsewhere.invalid", 80), lambda: socket.
 def test_server_worker_and_run_speak_to_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(tmp_path)
     # By the proxy that is none, a server of Prefect finds its list of worker types beside it instead of outside.
-    for name, value in {**watch.environment(), "HTTPS_PROXY": NOWHERE, "NO_PROXY": "127.0.0.1"}.items():
+    for name, value in {**watch.environment(), "HTTPS_PROXY": NO_SERVER, "NO_PROXY": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "small.py").write_text(FLOW.format(folder=str(tmp_path)))
-    with house(tmp_path / "home") as home:
+    with running_server(tmp_path / "home") as home:
         assert home.prefect("work-pool", "create", "outside", "--type", "process").returncode == 0
         deployed = subprocess.run(
             [sys.executable, str(tmp_path / "small.py")],

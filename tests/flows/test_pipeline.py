@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tasks.steps import read_manifest
-from tasks.storage import Folder
-from tests.disks import small_disk
+from tasks.core.step import read_manifest
+from tasks.core.storage import Folder
 from tests.flows.conftest import Finished, Server
-from tests.flows.mini import STEPS, lines_of
-from tests.flows.watch import Watch
+from tests.flows.mini_pipeline import STEPS, lines_of
+from tests.flows.network_audit import Watch
+from tests.small_disk import small_disk
 
 
 def cached(stderr: str) -> list[str]:
@@ -76,6 +76,12 @@ def test_it_spoke_to_this_machine_only(finished: Finished) -> None:
     assert watch.outside() == []
 
 
+def test_other_machines_reach_no_port_of_it(finished: Finished) -> None:
+    owners = " ".join(finished.sockets.found.values())
+    assert "flows.orchestration.server" in owners, "the embedded server's port, on loopback, must be among those found"
+    assert finished.sockets.outside == {}
+
+
 def test_nothing_is_left_running(finished: Finished) -> None:
     finished.mini.wait_for_the_end()
     assert finished.mini.children() == []
@@ -122,10 +128,11 @@ def test_another_dedup_threshold_repeats_dedup_and_what_follows(finished: Finish
     page = finished.output / "data-report" / "report.html"
     assert f"report: {page}" in back.stderr
     said = page.read_text()
-    assert "Where the rows went" in said and "Hosts that failed most" in said and "<h2>Training" not in said
+    assert "Rows per step" in said and "Hosts with the most failures" in said and "<h2>Training" not in said
     assert (finished.output / "report" / "report.html").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_evaluate_takes_up_a_run(finished: Finished, server: Server) -> None:
     command = [*finished.mini.command("evaluate")[:3], "--run", str(finished.run)]
     environment = finished.mini.environ(**server.environment)

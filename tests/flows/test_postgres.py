@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.house import house
+from tests.flows.prefect_server import running_server
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
 PASSWORD = "open-sesame"
@@ -85,7 +85,7 @@ def test_the_server_keeps_its_state_in_postgres(postgres: str, tmp_path: Path, m
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", postgres)
     script = tmp_path / "small.py"
     script.write_text(FLOW)
-    with house(tmp_path / "first") as first:
+    with running_server(tmp_path / "first") as first:
         first.ask("POST", "v2/concurrency_limits/", name="gpt2train-gpu", limit=1)
         first.ask("POST", "work_pools/", name="gpt2train", type="process")
         command = [sys.executable, str(script)]
@@ -99,7 +99,7 @@ def test_the_server_keeps_its_state_in_postgres(postgres: str, tmp_path: Path, m
         assert earlier[1] <= later[0]  # the limit of one let them in one after the other
     assert not list((tmp_path / "first").rglob("*.db"))  # no SQLite beside it
 
-    with house(tmp_path / "second") as second:
+    with running_server(tmp_path / "second") as second:
         runs = second.ask("POST", "flow_runs/filter", limit=9)
         assert [run["state_type"] for run in runs] == ["COMPLETED"] * 2
         limit = second.ask("GET", "v2/concurrency_limits/gpt2train-gpu")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.server import names_a_server, prefect_server
+from flows.orchestration.server import has_configured_server, prefect_server
 from gpt2train.errors import UserError
 
 
@@ -28,9 +28,9 @@ def test_also_when_the_profile_names_it(nobody: str, monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("PREFECT_PROFILE", raising=False)
     profiles = tmp_path / "profiles.toml"
     monkeypatch.setenv("PREFECT_PROFILES_PATH", str(profiles))
-    assert not names_a_server()
+    assert not has_configured_server()
     profiles.write_text(f'active = "site"\n[profiles.site]\nPREFECT_API_URL = "{nobody}"\n')
-    assert names_a_server()
+    assert has_configured_server()
     with pytest.raises(UserError, match=f"no Prefect server answers at {nobody}"):
         prefect_server().__enter__()
 

@@ -11,12 +11,12 @@ import pytest
 from flows.dataprep import check
 from flows.settings import DataprepSettings, PipelineSettings, resolve
 from gpt2train.errors import UserError
-from tasks.shards import read_rows
-from tasks.steps import need_manifest
-from tasks.storage import Folder
-from tests.flows.mini import SETTINGS, Mini, lines_of
-from tests.flows.watch import Watch
-from tests.tasks.corpus import read_jsonl
+from tasks.core.shards import read_rows
+from tasks.core.step import need_manifest
+from tasks.core.storage import Folder
+from tests.flows.mini_pipeline import SETTINGS, Mini, lines_of
+from tests.flows.network_audit import Watch
+from tests.tasks.corpus import pieces_of_novels
 from tests.tasks.sources.archives import members, response
 
 AFTER = ["clean", "cloze", "decontaminate", "dedup", "shuffle", "tokenizer", "tokenize"]
@@ -42,7 +42,7 @@ def test_mistakes_are_found_before_anything_starts(tmp_path: Path) -> None:
         ({"documents": [f"{tmp_path}/*.parquet"]}, ["no file matches", "*.parquet", "--documents"]),
         ({"documents": [f"{tmp_path}/b.docx"]}, ["b.docx", ".jsonl", ".parquet", ".html", "rename"]),
         ({"documents": [f"{tmp_path}/empty"]}, ["no file in", "--documents"]),
-        ({"warcs": [f"{tmp_path}/c.warc"]}, ["c.warc is no WARC", "WARC/1.0", "--urls"]),
+        ({"warcs": [f"{tmp_path}/c.warc"]}, ["c.warc is not a WARC", "WARC/1.0", "--urls"]),
         ({"warcs": [f"{tmp_path}/*.warc.gz"]}, ["no file matches", "--warcs"]),
         ({"warcs": [f"{tmp_path}/c.warc"], "documents": [f"{tmp_path}/a.jsonl"], "json_key": "body"}, ["c.warc"]),
     ):
@@ -66,12 +66,12 @@ def steps_of(stderr: str) -> list[str]:
 
 
 @pytest.mark.exhaustive
-def test_the_main_job_from_a_file_of_texts(mini: Mini, real_data: Path, tmp_path: Path) -> None:
+def test_the_main_job_from_a_file_of_texts(mini: Mini, open_data: Path, tmp_path: Path) -> None:
     """As Megatron's tools wrote it: one {"text": …, "url": …} a line; no connection leaves the machine."""
-    rows = list(read_jsonl(real_data / "text" / "imdb_dev.jsonl.gz"))[:300]
+    texts = pieces_of_novels(open_data, 300)
     with (tmp_path / "raw.json").open("w") as file:
-        for number, row in enumerate(rows):
-            file.write(json.dumps({"text": row["text"], "url": f"http://a.example/{number}"}) + "\n")
+        for number, text in enumerate(texts):
+            file.write(json.dumps({"text": text, "url": f"http://a.example/{number}"}) + "\n")
         file.write('{"text": "cut off\n')
     (tmp_path / "small.toml").write_text(SETTINGS.replace("[connect_to]", ""))
     command = [sys.executable, "-m", "flows.pipeline", "--config", str(tmp_path / "small.toml")]
@@ -87,8 +87,8 @@ def test_the_main_job_from_a_file_of_texts(mini: Mini, real_data: Path, tmp_path
 
 
 @pytest.mark.exhaustive
-def test_lists_archives_and_texts_together(mini: Mini, real_data: Path, tmp_path: Path) -> None:
-    reviews = [row["text"] for row in read_jsonl(real_data / "text" / "imdb_dev.jsonl.gz")][:60]
+def test_lists_archives_and_texts_together(mini: Mini, open_data: Path, tmp_path: Path) -> None:
+    reviews = pieces_of_novels(open_data, 60)
     pages = [response(n, f"<html><body><p>{escape(text)}</p></body></html>".encode()) for n, text in enumerate(reviews)]
     (tmp_path / "a.warc.gz").write_bytes(members([*pages[:30], b"broken\r\n\r\n"]))
     (tmp_path / "b.warc").write_bytes(b"".join(pages[30:40]))

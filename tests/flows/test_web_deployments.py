@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.flows.house import ROOT, House, house
-from tests.flows.mini import MARK
+from tests.flows.mini_pipeline import MARK
+from tests.flows.prefect_server import ROOT, PrefectServer, running_server
 from tests.processes import environment_of, has_ended, wait_for
-from tests.tasks.site import Handler, Site, running_site
 from tests.tasks.sources.archives import members, record, response
+from tests.tasks.web_server import Handler, Site, running_site
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 SECONDS = 240.0
@@ -36,15 +36,15 @@ def real_pages(real_data: Path) -> list[bytes]:
 
 
 @dataclass
-class Desk:
-    """An operator's place: a worker in a folder of its own, all deployments, and a site that all hosts lead to.
+class Operator:
+    """An operator of deployments: a worker in a folder of its own, all deployments, and a site that all hosts lead to.
 
     Attributes:
         bpe: GPT-2's published vocabulary.
         pages: of the site, at /page/NUMBER.
     """
 
-    house: House
+    server: PrefectServer
     folder: Path
     site: Site
     worker: psutil.Process
@@ -60,7 +60,7 @@ class Desk:
             **parameters,
         }
         flags = [part for name, value in given.items() for part in ("--param", f"{name}={json.dumps(value)}")]
-        return self.house.prefect("deployment", "run", f"dataprep/{deployment}", *flags, *watch, seconds=SECONDS)
+        return self.server.prefect("deployment", "run", f"dataprep/{deployment}", *flags, *watch, seconds=SECONDS)
 
     def run(self, deployment: str, **parameters: Any) -> tuple[str, dict[str, Any]]:
         """Run a deployment and wait for its end as an operator does; the run's id and its last state."""
@@ -71,27 +71,27 @@ class Desk:
         return run, state
 
     def state(self, run: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.house.ask("GET", f"flow_runs/{run}")["state"]
+        found: dict[str, Any] = self.server.ask("GET", f"flow_runs/{run}")["state"]
         return found
 
     def shown(self, run: str) -> dict[str, Any]:
         """The artifacts of a run's page: their words and data by their keys."""
-        found = self.house.ask("POST", "artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}})
+        found = self.server.ask("POST", "artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}})
         return {one["key"]: f"{one['description']}\n{one['data']}" for one in found}
 
     def lines(self, run: str) -> list[str]:
         """The log on the run's page."""
-        found = self.house.ask("POST", "logs/filter", logs={"flow_run_id": {"any_": [run]}}, sort="TIMESTAMP_ASC")
+        found = self.server.ask("POST", "logs/filter", logs={"flow_run_id": {"any_": [run]}}, sort="TIMESTAMP_ASC")
         return [one["message"] for one in found]
 
     def cached(self, run: str) -> set[str]:
         """The steps that a run found done."""
-        found = self.house.ask("POST", "task_runs/filter", flow_runs={"id": {"any_": [run]}})
+        found = self.server.ask("POST", "task_runs/filter", flow_runs={"id": {"any_": [run]}})
         return {one["name"] for one in found if one["state"]["name"] == "Cached"}
 
     def processes(self) -> list[psutil.Process]:
         """What the worker has started and is still there."""
-        mark = self.house.environment[MARK]
+        mark = self.server.environment[MARK]
         found = [one for one in psutil.process_iter() if environment_of(one).get(MARK) == mark and not has_ended(one)]
         return [one for one in found if one.pid != self.worker.pid]
 
@@ -107,9 +107,9 @@ def id_of(started: "subprocess.CompletedProcess[str]") -> str:
 
 
 @pytest.fixture(scope="module")
-def desk(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    folder = tmp_path_factory.mktemp("desk")
-    with house(folder / "prefect") as home, running_site() as site:
+def operator(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    folder = tmp_path_factory.mktemp("operator")
+    with running_server(folder / "prefect") as home, running_site() as site:
         pages = real_pages(real_data)
         assert len(pages) == LISTED
         for number, page in enumerate(pages):
@@ -121,12 +121,12 @@ def desk(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         work = folder / "work"
         work.mkdir()
         with home.worker("gpt2train", folder / "worker.log", work) as worker:
-            yield Desk(home, work, site, worker, real_data / "bpe", pages)
+            yield Operator(home, work, site, worker, real_data / "bpe", pages)
 
 
-def write_lists(desk: Desk) -> None:
+def write_lists(operator: Operator) -> None:
     """The folder that dataprep/openwebtext takes its lists from."""
-    lists = desk.folder / "urls/openwebtext"
+    lists = operator.folder / "urls/openwebtext"
     lists.mkdir(parents=True, exist_ok=True)
     urls = [f"http://host{number}.example.org/page/{number}" for number in range(LISTED)]
     dirt = ["http://www.youtube.com/watch?v=1", f"{urls[0]}#top", "http://a.example.org/a.pdf", "http://"]
@@ -135,51 +135,53 @@ def write_lists(desk: Desk) -> None:
     (lists / "RS_2015-06.txt").write_text("\n".join(urls[60:] + odd) + "\n")
 
 
-def test_openwebtext(desk: Desk) -> None:
-    asked = desk.pages_asked()
-    _, missing = desk.run("openwebtext")
+def test_openwebtext(operator: Operator) -> None:
+    asked = operator.pages_asked()
+    _, missing = operator.run("openwebtext")
     assert missing["name"] == "Failed" and "no file matches urls/openwebtext/*" in missing["message"]
-    assert missing["message"].endswith(f"which begins in {desk.folder}")
-    write_lists(desk)
-    _, wrong = desk.run("openwebtext", tokenizer={"folder": "/nowhere"})
+    assert missing["message"].endswith(f"relative to {operator.folder}")
+    write_lists(operator)
+    _, wrong = operator.run("openwebtext", tokenizer={"folder": "/nowhere"})
     assert wrong["name"] == "Failed" and "give tokenizer.folder with GPT-2's files" in wrong["message"]
-    assert desk.pages_asked() == asked  # it was told before the crawl
+    assert operator.pages_asked() == asked  # it was told before the crawl
 
     # Cancelled while pages come: each that came is kept, and asked for no second time.
-    slow = {f"/page/{number}": desk.site.handlers[f"/page/{number}"] for number in range(LISTED)}
+    slow = {f"/page/{number}": operator.site.handlers[f"/page/{number}"] for number in range(LISTED)}
     for path, answer in slow.items():
-        desk.site.handlers[path] = slowly(answer)
-    run = id_of(desk.start("openwebtext"))
+        operator.site.handlers[path] = slowly(answer)
+    run = id_of(operator.start("openwebtext"))
     came = r"download part: 0 of 1 batches, ([1-9]\d*) of 123 pages"
-    wait_for(lambda: re.search(came, desk.shown(run).get("download-progress", "")), SECONDS, "the progress of pages")
-    assert desk.house.prefect("flow-run", "cancel", run).returncode == 0
-    wait_for(lambda: desk.state(run)["type"] == "CANCELLED", SECONDS, "the run to be cancelled")
-    wait_for(lambda: not desk.processes(), SECONDS, "the end of all processes")
-    assert "| download | **stopped** |" in desk.shown(run)["steps"]
-    desk.site.handlers.update(slow)
+    wait_for(
+        lambda: re.search(came, operator.shown(run).get("download-progress", "")), SECONDS, "the progress of pages"
+    )
+    assert operator.server.prefect("flow-run", "cancel", run).returncode == 0
+    wait_for(lambda: operator.state(run)["type"] == "CANCELLED", SECONDS, "the run to be cancelled")
+    wait_for(lambda: not operator.processes(), SECONDS, "the end of all processes")
+    assert "| download | **stopped** |" in operator.shown(run)["steps"]
+    operator.site.handlers.update(slow)
 
     # The site fails for one page, and then is back.
-    desk.site.handlers[f"/page/{LISTED - 1}"] = lambda h: h.answer(b"", status=503)
-    run, state = desk.run("openwebtext")
+    operator.site.handlers[f"/page/{LISTED - 1}"] = lambda h: h.answer(b"", status=503)
+    run, state = operator.run("openwebtext")
     assert state["name"] == "Completed", state["message"]
-    hits = [desk.site.hits[f"host{number}.example.org", f"/page/{number}"] for number in range(LISTED - 1)]
+    hits = [operator.site.hits[f"host{number}.example.org", f"/page/{number}"] for number in range(LISTED - 1)]
     assert min(hits) == 1 and max(hits) <= 2 and hits.count(2) <= CONCURRENCY  # what was in flight alone
-    shown, log = desk.shown(run), desk.lines(run)
+    shown, log = operator.shown(run), operator.lines(run)
     assert "| blacklist | 127 | 123 | " in shown["result"] and "| tokens |" in shown["result"]
-    assert "| download | 123 | 119 | " in shown["result"] and "ask again for 1 pages" in shown["result"]
+    assert "| download | 123 | 119 | " in shown["result"] and "retry 1 pages" in shown["result"]
     for reason in ("http error | 1", "not found | 1", "content type | 1", "not public address | 1", "retryable | 1"):
         assert reason in shown["download-counts"]
     assert "steps: 9 done, 2 cached" in shown["steps"]
     assert any(re.match(r"download +123 -> +119 ", line) for line in log)
 
-    desk.site.handlers.update(slow)
-    asked = desk.pages_asked()
-    run, state = desk.run("openwebtext", retry_failed=True)
-    assert state["name"] == "Completed" and desk.pages_asked() == asked + 1
-    assert "| download | 123 | 120 | " in desk.shown(run)["result"]
-    run, state = desk.run("openwebtext")
-    assert state["name"] == "Completed" and desk.pages_asked() == asked + 1
-    assert len(desk.cached(run)) == 11 and "steps: 11 cached" in desk.shown(run)["steps"]
+    operator.site.handlers.update(slow)
+    asked = operator.pages_asked()
+    run, state = operator.run("openwebtext", retry_failed=True)
+    assert state["name"] == "Completed" and operator.pages_asked() == asked + 1
+    assert "| download | 123 | 120 | " in operator.shown(run)["result"]
+    run, state = operator.run("openwebtext")
+    assert state["name"] == "Completed" and operator.pages_asked() == asked + 1
+    assert len(operator.cached(run)) == 11 and "steps: 11 cached" in operator.shown(run)["steps"]
 
 
 def slowly(answer: Any) -> Any:
@@ -190,38 +192,38 @@ def slowly(answer: Any) -> Any:
     return handler
 
 
-def test_commoncrawl(desk: Desk) -> None:
-    _, missing = desk.run("commoncrawl")
+def test_commoncrawl(operator: Operator) -> None:
+    _, missing = operator.run("commoncrawl")
     assert missing["name"] == "Failed" and "no file matches warcs/*.warc.gz" in missing["message"]
-    folder = desk.folder / "warcs"
+    folder = operator.folder / "warcs"
     folder.mkdir()
     for archive in range(2):
         records = [record("warcinfo", 0, b"software: none\r\n")]
-        records += [response(number, desk.pages[number]) for number in range(archive * 60, archive * 60 + 60)]
-        records += [response(90, desk.pages[0]), response(91, b"%PDF", content_type="application/pdf")]
-        records += [response(92, desk.pages[1], status="404 Not Found")]
+        records += [response(number, operator.pages[number]) for number in range(archive * 60, archive * 60 + 60)]
+        records += [response(90, operator.pages[0]), response(91, b"%PDF", content_type="application/pdf")]
+        records += [response(92, operator.pages[1], status="404 Not Found")]
         (folder / f"CC-MAIN-{archive}.warc.gz").write_bytes(members(records))
-    run, state = desk.run("commoncrawl")
+    run, state = operator.run("commoncrawl")
     assert state["name"] == "Completed", state["message"]
-    result = desk.shown(run)["result"]
+    result = operator.shown(run)["result"]
     assert "| warcs | 126 | 122 | content type 2, http status 2 |" in result
     assert re.search(r"\| dedup \| \d+ \| \d+ \| exact duplicate 2\b", result)
-    tokens = desk.folder / "out/commoncrawl/tokens/train/tokens.bin"
+    tokens = operator.folder / "out/commoncrawl/tokens/train/tokens.bin"
     assert tokens.stat().st_size > 0
-    again, state = desk.run("commoncrawl")
-    assert state["name"] == "Completed" and len(desk.cached(again)) == 10
+    again, state = operator.run("commoncrawl")
+    assert state["name"] == "Completed" and len(operator.cached(again)) == 10
 
     # The same archive at an address: other hosts may have what is asked for, or not.
     packed = (folder / "CC-MAIN-0.warc.gz").read_bytes()
-    desk.site.handlers["/CC-MAIN-0.warc.gz"] = lambda h: h.answer(packed, "application/octet-stream")
-    place = f"http://{desk.site.address}"
-    run, state = desk.run("commoncrawl", warcs=[f"{place}/CC-MAIN-0.warc.gz"], output="out/away")
+    operator.site.handlers["/CC-MAIN-0.warc.gz"] = lambda h: h.answer(packed, "application/octet-stream")
+    place = f"http://{operator.site.address}"
+    run, state = operator.run("commoncrawl", warcs=[f"{place}/CC-MAIN-0.warc.gz"], output="out/away")
     assert state["name"] == "Completed", state["message"]
-    assert "| warcs | 63 | 61 |" in desk.shown(run)["result"]
-    _, gone = desk.run("commoncrawl", warcs=[f"{place}/gone"], output="out/away")
+    assert "| warcs | 63 | 61 |" in operator.shown(run)["result"]
+    _, gone = operator.run("commoncrawl", warcs=[f"{place}/gone"], output="out/away")
     assert gone["name"] == "Failed" and gone["message"].startswith(f"cannot read {place}/gone: no such file")
 
-    refused = desk.start("commoncrawl", "--watch", warcz=["a"])
+    refused = operator.start("commoncrawl", "--watch", warcz=["a"])
     assert refused.returncode == 1 and "not found on the deployment: 'warcz'" in refused.stdout
-    refused = desk.start("commoncrawl", "--watch", warcs="warcs/*")
+    refused = operator.start("commoncrawl", "--watch", warcs="warcs/*")
     assert refused.returncode == 1 and "field 'warcs'" in refused.stdout

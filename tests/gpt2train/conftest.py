@@ -1,4 +1,4 @@
-"""What the tests of the engine share: small data, and a process group of the test's own process."""
+"""Fixtures of the engine's tests: small token files, and a process group of one process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpt2train.parallel.mesh import Place, join
+from gpt2train.parallel.mesh import DistContext, join
 from tests.gpt2train.jobs import write_tokens
 
 
@@ -18,7 +18,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[Place]:
+def alone() -> Iterator[DistContext]:
     """A process group of this process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,18 +1,24 @@
-"""Run by torchrun in test_train.py: the second rank fails while the first waits for it."""
+"""Program for torchrun: the second rank fails while the first waits for it.
+
+failing_rank.py raise|die LOGS
+"""
 
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from gpt2train.launch.rank_process import follow_launcher, install_excepthook
+from gpt2train.monitoring.rank_logs import log_to
 from gpt2train.parallel.mesh import join
-from gpt2train.rank import end_at_once_on_bugs, follow_launcher
 
 follow_launcher()
-end_at_once_on_bugs(int(os.environ["RANK"]), debug=False)  # before the process group, as the training does
+log_to(Path(sys.argv[2]), int(os.environ["RANK"]))
+install_excepthook(int(os.environ["RANK"]), debug=False)  # before the process group, as the training does
 place = join("cpu")
 dist.all_reduce(torch.ones(1))
 if place.rank == 1:

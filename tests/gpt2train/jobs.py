@@ -15,7 +15,7 @@ import torch
 from gpt2train.checkpoint import store
 from gpt2train.config import DataSettings, RunConfig, to_toml
 from gpt2train.data.indexed import IndexedWriter
-from gpt2train.metrics import read_metrics
+from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import build
 
 VOCAB = 300
@@ -39,11 +39,11 @@ def make(tokens: Path, output: Path, **changes: Any) -> RunConfig:
     base = {
         "model": {"layers": 2, "heads": 2, "hidden": 32, "context": 16, "dropout": 0.0},
         "batch": {"micro_batch": 2, "global_batch": 8},
-        "optimizer": {"lr": 1e-2, "clip": 0.5},
+        "optimizer": {"lr": 1e-2, "max_grad_norm": 0.5},
         "schedule": {"warmup": 3, "min_lr": 1e-3},
-        "validation": {"every": 10, "samples": 7},
-        "checkpoints": {"every": 10, "keep": 9},
-        "logging": {"every": 5, "tensorboard": False},
+        "validation": {"interval": 10, "samples": 7},
+        "checkpoints": {"interval": 10, "keep": 9},
+        "logging": {"interval": 5, "tensorboard": False},
         "precision": "fp32",
         "device": "cpu",
         "steps": STEPS,
@@ -52,6 +52,11 @@ def make(tokens: Path, output: Path, **changes: Any) -> RunConfig:
         "data": DataSettings(train=str(tokens / "train"), valid=str(tokens / "valid")).model_dump(),
     }
     return build(RunConfig, base, changes)
+
+
+def with_lr(config: RunConfig, lr: float) -> RunConfig:
+    """A run with a learning rate that its settings would refuse."""
+    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"lr": lr})})
 
 
 def write(config: RunConfig) -> str:

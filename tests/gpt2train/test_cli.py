@@ -10,12 +10,12 @@ import pytest
 import torch
 from cyclopts import App
 
-from gpt2train.checkpoint.huggingface import read_model
-from gpt2train.checkpoint.merge import find_source, merge
 from gpt2train.checkpoint.store import load_weights
 from gpt2train.cli import app
-from gpt2train.command import run_command
+from gpt2train.convert.huggingface import read_model
+from gpt2train.convert.merge import find_source, merge
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.command_line import run_command
 from tests.trained_run import VOCAB, TrainedRun
 
 LICENSE = (Path(__file__).parents[2] / "LICENSE").read_text()
@@ -68,12 +68,12 @@ def test_lambada(model: Path, tmp_path: Path) -> None:
     assert result["passages"] == len(passages)
     assert result["data"] == "set.jsonl"
     assert set(result["definitions"]) == {"lambada_openai", "last_token", "megatron_strict"}
-    assert "note: not one of" in done.stdout
+    assert "note: none of" in done.stdout
 
 
-def test_wikitext(model: Path, tmp_path: Path, real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wikitext(model: Path, tmp_path: Path, open_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "wiki.test.tokens"
-    data.write_text((real_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")[:3000], encoding="utf-8")
+    data.write_text((open_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")[:3000], encoding="utf-8")
     out = tmp_path / "w.json"
     flags = ["--model", str(model), "--data", str(data), "--stride", "64", "--output", str(out)]
     assert run_command(app, ["evaluate", "wikitext", *flags]) == 0
@@ -102,7 +102,7 @@ def test_generate(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "--prompt", "x"], "--model"),
         (["generate", "--model", "m", "--prompt", "x", "--top-p", "2"], "--top-p: input should be less than or equal"),
         (["generate", "--model", "m", "--prompt", "x", "--device", "tpu"], "tpu"),
-        (["generate", "--model", "nowhere", "--prompt", "x"], "nowhere is not a model folder"),
+        (["generate", "--model", "nowhere", "--prompt", "x"], "there is no folder nowhere"),
         (["merge", "nowhere", "--output", "m"], "no folder nowhere"),
         (["merge", ".", "--output", "m"], "config.toml"),
         (["evaluate", "lambada", "--model", "m", "--data", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
@@ -146,9 +146,9 @@ def test_a_damaged_checkpoint_exits_1(
     assert not (tmp_path / "m").exists()
 
 
-def test_a_wrong_tokenizer_is_refused(trained_run: TrainedRun, tmp_path: Path, real_data: Path) -> None:
+def test_a_wrong_tokenizer_is_refused(trained_run: TrainedRun, tmp_path: Path, open_data: Path) -> None:
     with pytest.raises(UserError, match="not the one"):
-        merge(trained_run.run, tmp_path / "m", real_data / "bpe")
+        merge(trained_run.run, tmp_path / "m", open_data / "bpe")
 
 
 def test_a_run_without_a_checkpoint(trained_run: TrainedRun, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_run_without_a_checkpoint(trained_run: TrainedRun, tmp_path: Path) -> 
     [
         (UserError("a b\nc"), 2, "error: a b c\n"),
         (RunError("full"), 1, "error: full\n"),
-        (KeyError("k"), 1, "error: KeyError: 'k' (--debug shows where)\n"),
+        (KeyError("k"), 1, "error: KeyError: 'k' (--debug shows the traceback)\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
     ],
 )
@@ -183,7 +183,7 @@ def test_every_error_is_one_line(
 
 def test_help_is_quick_because_torch_stays_out() -> None:
     code = (
-        "import sys; from gpt2train.cli import app; from gpt2train.command import run_command\n"
+        "import sys; from gpt2train.cli import app; from gpt2train.io.command_line import run_command\n"
         "run_command(app, ['--help']); run_command(app, ['generate', '--help']); sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

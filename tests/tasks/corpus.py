@@ -8,10 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tasks.runner import Runner
-from tasks.shards import CLEAN, commit_rows, read_rows
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import Folder
+from tasks.core.runner import Runner
+from tasks.core.shards import CLEAN, commit_rows, read_rows
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
 
 
 class Inline(Runner):
@@ -70,3 +70,18 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 def texts_of(path: Path, count: int) -> list[str]:
     """The first texts of a .jsonl file."""
     return [found["text"] for found in islice(read_jsonl(path), count)]
+
+
+def real_texts(open_data: Path) -> list[str]:
+    """251 texts of up to 1,000 characters: 100 news articles, 100 speeches, 51 passages in as many languages."""
+    texts = texts_of(open_data / "neardup/minhash_articles_100.jsonl", 100)
+    texts += texts_of(open_data / "text/speeches_dev.jsonl.gz", 100)
+    texts += texts_of(open_data / "lang/udhr_lang_dev.jsonl.gz", 700)[::14]
+    return [text[:1000] for text in texts]
+
+
+def pieces_of_novels(open_data: Path, count: int) -> list[str]:
+    """The first pieces of 1,500 characters of five novels, one after the other."""
+    novels = texts_of(open_data / "text/novels_dev.jsonl.gz", 5)
+    pieces = [text[start : start + 1500] for text in novels for start in range(0, 99_000, 1500)]
+    return pieces[:count]

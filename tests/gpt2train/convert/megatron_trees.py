@@ -5,8 +5,9 @@ places every row of the fused projection by the order that the version's documen
 """
 
 from argparse import Namespace
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -75,6 +76,37 @@ def rank_layers(model: Model, layers: list[int], heads: int, tp: int, rank: int,
     return found
 
 
+def core_names(state: dict[str, Any], fused_norms: bool) -> Model:
+    """One rank's model under the names of Megatron-Core (2023 on), flat.
+
+    Args:
+        fused_norms: as the modules of Transformer Engine have them, with their `_extra_state`; else the local ones.
+    """
+    language = state["language_model"]
+    found: Model = {}
+    for part, value in language.get("embedding", {}).items():
+        found[f"embedding.{part}.weight"] = value["weight"]
+    if "word_embeddings_for_head" in state:
+        found["output_layer.weight"] = state["word_embeddings_for_head"]["weight"]
+    norms = {
+        "input_layernorm.": "self_attention.linear_qkv.layer_norm_" if fused_norms else "input_layernorm.",
+        "post_attention_layernorm.": "mlp.linear_fc1.layer_norm_" if fused_norms else "pre_mlp_layernorm.",
+    }
+    linears = {
+        "self_attention.query_key_value.": "self_attention.linear_qkv.",
+        "self_attention.dense.": "self_attention.linear_proj.",
+        "mlp.dense_h_to_4h.": "mlp.linear_fc1.",
+        "mlp.dense_4h_to_h.": "mlp.linear_fc2.",
+    }
+    for name, tensor in language["encoder"].items():
+        for old, new in (norms | linears).items():
+            name = name.replace(old, new)
+        found[f"decoder.{name}"] = tensor
+        if fused_norms and "linear" in name:
+            found[f"decoder.{name.rpartition('.')[0]}._extra_state"] = BytesIO(b"state")  # type: ignore[assignment]
+    return found
+
+
 def write_tree(
     root: Path,
     model: Model,
@@ -85,6 +117,7 @@ def write_tree(
     virtual: int = 1,
     version: float = 3.0,
     old: bool = False,
+    core: Literal["local", "te"] | None = None,
     tracker: str = "500",
     said: dict[str, Any] | None = None,
     **more: Any,
@@ -119,6 +152,9 @@ def write_tree(
                 state["model" if virtual == 1 else f"model{piece}"] = {"language_model": language} | (
                     {"word_embeddings_for_head": {"weight": table[rank].clone()}} if last and pp > 1 else {}
                 )
+            if core:
+                for key in [key for key in state if key.startswith("model")]:
+                    state[key] = core_names(state[key], core == "te")
             folder = step / (f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pp > 1 else ""))
             folder.mkdir(parents=True)
             torch.save(state, folder / "model_optim_rng.pt")

@@ -7,17 +7,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gpt2train.checkpoint.huggingface import read_model, to_huggingface, write_model
 from gpt2train.cli import app
-from gpt2train.command import run_command
+from gpt2train.convert.huggingface import read_model, to_huggingface, write_model
+from gpt2train.data.tokenizer import save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
+from gpt2train.io.command_line import run_command
 from gpt2train.model.shape import Shape
+from tests.gpt2train.convert.malicious_pickle import Mischief
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
-from tests.gpt2train.convert.mischief import Mischief
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
-from tests.gpt2train.test_huggingface import make_model as make_ours
-from tests.gpt2train.test_huggingface import weights_of
+from tests.gpt2train.convert.test_huggingface import make_model as make_ours
+from tests.gpt2train.convert.test_huggingface import weights_of
 
 SHAPE = Shape(130, 4, 4, 16, 8)
 
@@ -61,7 +64,7 @@ def test_what_megatron_left_out_is_said(here: Path, capsys: pytest.CaptureFixtur
     code, out = run(capsys, "m", "c", "--to", "gpt2train", "--heads", "4")
     assert code == 2 and "give --tokenizer DIR or --vocab N" in out
     code, out = run(capsys, "m", "c", "--to", "gpt2train", "--heads", "4", "--vocab", "130")
-    assert code == 0 and "note: the optimizer's state" in out and "note: no tokenizer" in out
+    assert code == 0 and "note: the optimizer's state" in out and "note: the source has no tokenizer" in out
     code, out = run(capsys, "m", "h", "--to", "huggingface", "--heads", "4", "--vocab", "130")
     assert code == 2 and "give --tokenizer DIR" in out
 
@@ -71,20 +74,33 @@ def test_what_megatron_left_out_is_said(here: Path, capsys: pytest.CaptureFixtur
     [
         (["hf", "x", "--to", "onnx"], "onnx"),
         (["nowhere", "x", "--to", "megatron"], "no folder nowhere"),
-        (["bpe", "x", "--to", "megatron"], "bpe is no run or checkpoint"),
+        (["bpe", "x", "--to", "megatron"], "bpe is not a run or checkpoint"),
+        (["m.zip", "x", "--to", "huggingface"], "m.zip is an archive, but a folder is needed; unpack it"),
+        (["m.tar.gz", "x", "--to", "huggingface"], "m.tar.gz is an archive"),
+        (["m.tgz", "x", "--from", "megatron", "--to", "huggingface"], "m.tgz is an archive"),
+        (
+            ["hf/config.json", "x", "--to", "megatron"],
+            "is a file, but a folder is needed; give the folder that contains it",
+        ),
+        (["gpt2", "x", "--to", "megatron"], "hf download gpt2 --local-dir"),
+        (["openai-community/gpt2", "x", "--to", "megatron"], "hf download openai-community/gpt2"),
+        (["./no/such/place", "x", "--to", "megatron"], "no folder no/such/place; check the path"),
+        (["hf", "x", "--to", "huggingface", "--tokenizer", "m.zip"], "m.zip is an archive"),
         (["hf", "x", "--to", "gpt2train", "--tp", "2"], "--tp is for --to megatron"),
         (["hf", "x", "--to", "gpt2train", "--dtype", "float16"], "--dtype float16"),
         (["hf", "x", "--to", "megatron", "--tp", "3"], "--tp must divide 4 heads"),
         (["hf", "x", "--to", "megatron", "--pp", "0"], "--pp"),
-        (["hf", "x", "--from", "megatron", "--to", "gpt2train"], "no Megatron-LM checkpoint"),
-        (["hf", "bpe", "--to", "megatron"], "bpe is there already"),
-        (["hf", "bpe", "--to", "gpt2train"], "bpe is there already"),
-        (["hf", "bpe", "--to", "huggingface"], "bpe is there already"),
+        (["hf", "x", "--from", "megatron", "--to", "gpt2train"], "not a Megatron-LM checkpoint"),
+        (["hf", "bpe", "--to", "megatron"], "bpe already exists"),
+        (["hf", "bpe", "--to", "gpt2train"], "bpe already exists"),
+        (["hf", "bpe", "--to", "huggingface"], "bpe already exists"),
     ],
 )
 def test_mistakes_are_one_line(
     here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
+    for name in ("m.zip", "m.tar.gz", "m.tgz"):
+        (here / name).write_bytes(b"PK")
     before = sorted(str(file) for file in here.rglob("*"))
     code, error = run(capsys, *arguments)
     assert code == 2 and message in error and error.count("\n") == 1, error
@@ -121,11 +137,51 @@ def test_pickled_weights_are_read(here: Path, shards: int, archive: bool) -> Non
     assert torch.equal(read_model(here / "old")(tokens)[..., :130], model(tokens)[..., :130])
 
 
+@pytest.mark.parametrize("command", [["generate", "--prompt", "a", "--model"], ["serve", "--port", "0", "--model"]])
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("m.zip", "unpack it"),
+        ("hf/model.safetensors", "give the folder that contains it"),
+        ("gpt2", "hf download gpt2"),
+    ],
+)
+def test_a_model_that_is_no_folder_is_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], command: list[str], model: str, message: str
+) -> None:
+    (here / "m.zip").write_bytes(b"PK")
+    assert run_command(app, [*command, model]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_folder_that_transformers_saved_is_converted_and_served(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers 5 writes tokenizer.json without vocab.json and merges.txt."""
+    letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    (here / "bytes").mkdir()
+    save_tokenizer(here / "bytes", letters | {"<|endoftext|>": 256}, [])
+    shape = Shape(257, 2, 2, 16, 8)
+    write_model(here / "ours", weights_of(make_ours(shape)), shape, here / "bytes")
+    AutoModelForCausalLM.from_pretrained(here / "ours").save_pretrained(here / "theirs")
+    AutoTokenizer.from_pretrained(here / "ours").save_pretrained(here / "theirs")
+    assert not (here / "theirs/vocab.json").exists()
+    code, out = run(capsys, "theirs", "ckpt", "--to", "gpt2train")
+    assert code == 0 and "no tokenizer" not in out, out
+    code, out = run(capsys, "theirs", "back", "--to", "huggingface")
+    assert code == 0, out
+    for name in ("model.safetensors", "vocab.json", "merges.txt", "tokenizer.json", "config.json"):
+        assert (here / "back" / name).read_bytes() == (here / "ours" / name).read_bytes(), name
+    assert tokenizer_hash(here / "theirs") == tokenizer_hash(here / "ours")
+    assert run_command(app, ["generate", "--model", "theirs", "--prompt", "a", "--max-new-tokens", "2"]) == 0
+
+
 @pytest.mark.parametrize("archive", [True, False])
 def test_pickled_code_is_refused_and_not_run(here: Path, archive: bool) -> None:
     tensors: dict[str, Any] = {"wte.weight": Mischief(here / "mark")}
     pickled(here / "bad", tensors, 1, archive)
-    with pytest.raises(UserError, match=r"pytorch_model\.bin is not read: a pickle can run code, .* posix\.mkdir"):
+    with pytest.raises(UserError, match=r"pytorch_model\.bin is refused, as a pickle can run code: .* posix\.mkdir"):
         read_model(here / "bad")
     assert not (here / "mark").exists()
     torch.load(here / "bad/pytorch_model.bin", weights_only=False)  # to see that it would have run
@@ -135,5 +191,5 @@ def test_pickled_code_is_refused_and_not_run(here: Path, archive: bool) -> None:
 def test_a_missing_shard_is_named(here: Path) -> None:
     pickled(here / "old", to_huggingface(weights_of(make_ours(SHAPE)), SHAPE), 3, True)
     (here / "old/pytorch_model-2-of-3.bin").unlink()
-    with pytest.raises(UserError, match=r"pytorch_model-2-of-3\.bin: it is not there"):
+    with pytest.raises(UserError, match=r"pytorch_model-2-of-3\.bin: it does not exist"):
         read_model(here / "old")

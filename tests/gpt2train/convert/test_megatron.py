@@ -1,9 +1,13 @@
 """Megatron-LM's checkpoints: read from trees that the tests write themselves, written, and read back."""
 
 import argparse
+import enum
+import json
 import pickle
 import random
+import sys
 import tempfile
+import types
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +17,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2train.checkpoint.huggingface import from_huggingface, to_huggingface
-from gpt2train.checkpoint.megatron import open_megatron
-from gpt2train.checkpoint.megatron_names import rows_from, rows_to
-from gpt2train.checkpoint.megatron_write import write_megatron
-from gpt2train.checkpoint.weights import Weights, in_memory
+from gpt2train.convert.detect import detect
+from gpt2train.convert.huggingface import from_huggingface, to_huggingface
+from gpt2train.convert.megatron import open_megatron
+from gpt2train.convert.megatron_names import rows_from, rows_to
+from gpt2train.convert.megatron_write import write_megatron
+from gpt2train.convert.weights import LazyWeights, in_memory
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
+from tests.gpt2train.convert.malicious_pickle import Mischief
 from tests.gpt2train.convert.megatron_trees import Model, fused, make_model, write_tree
-from tests.gpt2train.convert.mischief import Mischief
 
 VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT = 130, 4, 4, 8, 6
 SHAPE = Shape(VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT)
@@ -29,15 +34,15 @@ MODEL = make_model(VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT)
 ARGS = {"num_attention_heads": HEADS, "hidden_size": HIDDEN, "ffn_hidden_size": 4 * HIDDEN, "swiglu": False}
 
 
-def same(weights: Weights, model: Model, shape: Shape = SHAPE) -> bool:
+def same(weights: LazyWeights, model: Model, shape: Shape = SHAPE) -> bool:
     assert weights.shape == shape
     theirs = to_huggingface(weights.read(), shape)
     assert {name.removeprefix("transformer.") for name in theirs} == model.keys()
     return all(torch.equal(theirs[f"transformer.{name}"], model[name]) for name in model)
 
 
-def ours(model: Model, shape: Shape) -> Weights:
-    return Weights(shape, in_memory(from_huggingface(model, shape)))
+def ours(model: Model, shape: Shape) -> LazyWeights:
+    return LazyWeights(shape, in_memory(from_huggingface(model, shape)))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,49 @@ def test_every_layout_version_and_naming_is_read(tmp_path: Path, layout: Any, ve
     assert same(open_megatron(step, VOCAB).weights, MODEL)  # named without the tracker
 
 
+@pytest.mark.parametrize("spec", ["local", "te"])
+@pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}, {"pp": 2, "virtual": 2}])
+def test_the_names_of_megatron_core_are_read(tmp_path: Path, layout: Any, spec: Any) -> None:
+    """Of both of its layer specifications, with the padded copy of the embedding on the last stage."""
+    write_tree(tmp_path, MODEL, HEADS, core=spec, said=ARGS | {"vocab_size": VOCAB}, **layout)
+    opened = open_megatron(tmp_path)
+    assert same(opened.weights, MODEL) and opened.notes == ()
+
+
+def test_args_with_objects_of_megatron_are_read_without_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each release puts other enums beside the weights."""
+    modules = [types.ModuleType(name) for name in ("megatron", "megatron.core", "megatron.core.of_tomorrow")]
+    with monkeypatch.context() as patch:
+        for module in modules:
+            patch.setitem(sys.modules, module.__name__, module)
+        kind = enum.Enum("Backend", {"flash": 1}, module=modules[-1].__name__)
+        modules[-1].Backend = kind  # type: ignore[attr-defined]
+        said = ARGS | {"backend": kind["flash"]}
+        write_tree(tmp_path, MODEL, HEADS, core="te", said=said, rerun={"mode": kind["flash"]})
+    assert same(open_megatron(tmp_path, VOCAB).weights, MODEL)
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.parametrize("backend", ["torch_dist", "fsdp_dtensor", None])
+def test_a_distributed_checkpoint_of_megatron_is_named_with_the_remedy(
+    tmp_path: Path, tracked: bool, backend: str | None
+) -> None:
+    step = tmp_path / "iter_0000100"
+    step.mkdir()
+    for name in (".metadata", "__0_0.distcp", "common.pt"):
+        (step / name).write_bytes(b"x")
+    if backend:
+        (step / "metadata.json").write_text(json.dumps({"sharded_backend": backend, "sharded_backend_version": 1}))
+    if tracked:
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text("100")
+    place = tmp_path if tracked else step
+    assert detect(place) == "megatron"
+    with pytest.raises(UserError, match=f"distributed format {backend or 'torch_dist'}, .* --ckpt-format torch"):
+        open_megatron(place)
+
+
 @settings(max_examples=12)
 @given(
     tp=st.sampled_from([1, 2, 3]),
@@ -84,7 +132,7 @@ def test_round_trips_are_exact(
     weights = from_huggingface(make_model(vocab, shape.layers, shape.heads, shape.hidden, 3), shape)
     weights["wte.weight"][vocab:] = torch.randn(shape.padded_vocab - vocab, shape.hidden)
     with tempfile.TemporaryDirectory() as folder:
-        source = Weights(shape, in_memory(weights))
+        source = LazyWeights(shape, in_memory(weights))
         write_megatron(Path(folder) / "m", source, tp=tp, pp=pp, version=version, names=names)
         opened = open_megatron(Path(folder) / "m")
         back = opened.weights.read()
@@ -139,7 +187,7 @@ def test_what_stands_beside_the_model_is_left_out_with_a_word(tmp_path: Path) ->
     write_tree(tmp_path, MODEL, HEADS, tp=2, said=said, rng_state=rng, optimizer=optimizer)
     opened = open_megatron(tmp_path)  # the vocabulary is in its args
     assert same(opened.weights, MODEL)
-    assert "optimizer" in opened.notes[0] and "left out" in opened.notes[0]
+    assert "optimizer" in opened.notes[0] and "not converted" in opened.notes[0]
     assert "exact GELU" in opened.notes[1]
 
 
@@ -157,7 +205,7 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, archive:
     state = {"model": {"language_model": {"w": torch.ones(2)}}, "args": Mischief(mark)}
     file = folder / "model_optim_rng.pt"
     torch.save(state, file, _use_new_zipfile_serialization=archive)
-    with pytest.raises(UserError, match=r"is not read: a pickle can run code, .*asks for posix\.mkdir"):
+    with pytest.raises(UserError, match=r"is refused, as a pickle can run code: it names posix\.mkdir"):
         open_megatron(tmp_path / "c", 10)
     assert not mark.exists()
     file.write_bytes(pickle.dumps(state))
@@ -172,7 +220,7 @@ def test_what_is_missing_is_asked_for(tmp_path: Path) -> None:
     write_tree(tmp_path / "a", MODEL, HEADS)
     with pytest.raises(UserError, match="give --heads"):
         open_megatron(tmp_path / "a", VOCAB)
-    with pytest.raises(UserError, match=r"256 rows .* give --tokenizer DIR or --vocab N"):
+    with pytest.raises(UserError, match=r"256 embedding rows .* give --tokenizer DIR or --vocab N"):
         open_megatron(tmp_path / "a", heads=HEADS)
     assert same(open_megatron(tmp_path / "a", VOCAB, HEADS).weights, MODEL)
     with pytest.raises(UserError, match="fewer than the vocabulary of 50,257"):
@@ -186,8 +234,8 @@ def test_what_is_missing_is_asked_for(tmp_path: Path) -> None:
     [
         ({"swiglu": True}, "swiglu is True"),
         ({"untie_embeddings_and_output_weights": True}, "untie"),
-        ({"ffn_hidden_size": 20}, r"ffn_hidden_size is 20; only a plain GPT-2 \(32\)"),
-        ({"tensor_model_parallel_size": 8}, "tensor_model_parallel_size 8, but 2 are here"),
+        ({"ffn_hidden_size": 20}, r"ffn_hidden_size is 20; only 32, as in GPT-2"),
+        ({"tensor_model_parallel_size": 8}, "tensor_model_parallel_size 8, but has 2"),
         ({"layernorm_epsilon": 1e-6}, "layernorm_epsilon"),
     ],
 )
@@ -198,8 +246,12 @@ def test_another_architecture_is_refused(tmp_path: Path, args: dict[str, Any], m
 
 
 def test_broken_trees_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no Megatron-LM checkpoint"):
+    with pytest.raises(UserError, match=r"not a Megatron-LM checkpoint"):
         open_megatron(tmp_path)
+    (tmp_path / "empty/iter_0000007").mkdir(parents=True)
+    (tmp_path / "empty/latest_checkpointed_iteration.txt").write_text("7")
+    with pytest.raises(UserError, match="iter_0000007 has no mp_rank_"):
+        open_megatron(tmp_path / "empty")
     tree = write_tree(tmp_path / "t", MODEL, HEADS, tp=2, pp=2, said=ARGS)
     rank = tree / "iter_0000500/mp_rank_01_001"
     rank.rename(tmp_path / "aside")
@@ -213,7 +265,7 @@ def test_broken_trees_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"mp_rank_01_001/model_optim_rng\.pt"):
         open_megatron(tree, VOCAB)
     (tree / "latest_checkpointed_iteration.txt").write_text("600")
-    with pytest.raises(UserError, match="iter_0000600, which is not there"):
+    with pytest.raises(UserError, match="iter_0000600, which does not exist"):
         open_megatron(tree, VOCAB)
     (tree / "latest_checkpointed_iteration.txt").write_text("../../etc")
     with pytest.raises(UserError, match="expected a number or release"):
@@ -226,7 +278,7 @@ def test_an_untied_head_is_refused(tmp_path: Path) -> None:
     state = torch.load(file, weights_only=False)
     state["model"]["word_embeddings_for_head"]["weight"][3, 3] += 1
     torch.save(state, file)
-    with pytest.raises(UserError, match="only a tied GPT-2"):
+    with pytest.raises(UserError, match="only tied embeddings"):
         open_megatron(tree, VOCAB)
 
 
@@ -238,6 +290,6 @@ def test_nothing_is_written_over_and_the_layout_must_divide(tmp_path: Path) -> N
         write_megatron(tmp_path / "m", weights, pp=3)
     (tmp_path / "m").mkdir()
     (tmp_path / "m/letter.txt").write_text("dear")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         write_megatron(tmp_path / "m", weights)
     assert [file.name for file in (tmp_path / "m").iterdir()] == ["letter.txt"]

@@ -1,6 +1,6 @@
 """A checkpoint of any layout becomes one model folder, which says what the model said while it was trained.
 
-The layouts of a number of processes share one torchrun job (`merging.py`).
+The layouts of a number of processes share one torchrun job (`logits_before_merge.py`).
 """
 
 import subprocess
@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2train.checkpoint.merge import merge
+from gpt2train.convert.merge import merge
 from gpt2train.errors import UserError
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.jobs import VOCAB, finish, make, start, write
 
-MERGING = Path(__file__).parent / "merging.py"
+MERGING = Path(__file__).parent / "logits_before_merge.py"
 SECONDS = 900.0
 
 TWO: dict[str, dict[str, Any]] = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "dp2-zero3": {"zero": 3}}
@@ -26,8 +26,8 @@ FOUR: dict[str, dict[str, Any]] = {
     "pp4": {"pp": 4},
     "dp4-zero1": {"zero": 1},
     "dp4-zero3": {"zero": 3},
-    "hybrid": {"zero": 3, "shard": 2},
-    "offload": {"zero": 2, "offload": True},
+    "hybrid": {"zero": 3, "dp_shard_degree": 2},
+    "offload": {"zero": 2, "cpu_offload": True},
     "tp2-dp2-zero3": {"tp": 2, "zero": 3, "sequence_parallel": False},
 }
 
@@ -86,15 +86,15 @@ def test_a_checkpoint_of_any_layout_is_the_model_it_was_trained_as(
 
 def test_what_is_not_ours_is_not_replaced(tmp_path: Path) -> None:
     """A config.json alone does not make a folder a model of ours: any program has one."""
-    from gpt2train.checkpoint.huggingface import check_free
+    from gpt2train.convert.huggingface import check_free
 
     (tmp_path / "app").mkdir()
     check_free(tmp_path / "app")
     (tmp_path / "app/config.json").write_text('{"theme": "dark"}')
-    with pytest.raises(UserError, match="is there already and is not a model folder"):
+    with pytest.raises(UserError, match="already exists and is not a model folder"):
         check_free(tmp_path / "app")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         check_free(tmp_path / "file")
 
 
@@ -102,7 +102,7 @@ MEASURE = """
 import sys, threading, time
 from pathlib import Path
 import psutil, torch
-from gpt2train.checkpoint import merge
+from gpt2train.convert import merge
 
 folder, dtype = Path(sys.argv[1]), sys.argv[2]
 merge.merge(folder / "small", folder / "warm", dtype=dtype)  # what is imported and kept the first time
@@ -128,8 +128,8 @@ print((peak - before) / size)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory_is_below_one_and_a_half_models(tmp_path: Path, dtype: str) -> None:
     """117m in proportion: a third of the weights is the embedding, in one piece, as one process saves it."""
-    from gpt2train.checkpoint.native import write_checkpoint
-    from gpt2train.checkpoint.weights import Weights, in_memory, sizes
+    from gpt2train.convert.from_weights import write_checkpoint
+    from gpt2train.convert.weights import LazyWeights, in_memory, sizes
     from gpt2train.model.shape import Shape
 
     entries = 40_000
@@ -137,7 +137,7 @@ def test_memory_is_below_one_and_a_half_models(tmp_path: Path, dtype: str) -> No
     for name, layers in (("small", 1), ("large", 12)):
         shape = Shape(entries, layers, 8, 512, 1024)
         weights = {key: torch.full(size, 0.5) for key, size in sizes(shape).items()}
-        write_checkpoint(tmp_path / name, Weights(shape, in_memory(weights)), tokenizer)
+        write_checkpoint(tmp_path / name, LazyWeights(shape, in_memory(weights)), tokenizer)
     command = [sys.executable, "-c", MEASURE, str(tmp_path), dtype]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

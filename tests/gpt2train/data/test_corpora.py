@@ -9,17 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2train.config import SampleSettings
-from gpt2train.data.corpora import Corpora
+from gpt2train.config import DocumentSettings
 from gpt2train.data.indexed import IndexedWriter
 from gpt2train.data.samples import Samples
+from gpt2train.data.training_data import TrainingData
 from gpt2train.errors import UserError
 from gpt2train.model.gpt2 import document_mask
 from gpt2train.model.loss import IGNORE
 
 END = 99
-ALL = SampleSettings(reset_positions=True, mask_documents=True, eod_mask_loss=True)
-NONE = SampleSettings()
+ALL = DocumentSettings(reset_positions=True, mask_documents=True, eod_mask_loss=True)
+NONE = DocumentSettings()
 # Lengths without the end token, so that a document may be nothing but that token.
 CORPUS = st.lists(st.integers(0, 20), min_size=4, max_size=15).filter(lambda lengths: sum(lengths) > 10)
 
@@ -54,7 +54,7 @@ def test_marks_are_megatrons(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], context: int, wanted: list[int]
 ) -> None:
     samples = corpus(tmp_path_factory.mktemp("b") / "c", lengths, context)
-    data = Corpora([samples], [1.0], ALL)
+    data = TrainingData([samples], [1.0], ALL)
     batch, plain = data.batch(wanted), samples.batch(wanted)
     assert batch.positions is not None and batch.documents is not None
     masks = document_mask(batch.documents)
@@ -69,7 +69,7 @@ def test_marks_are_megatrons(
 
 
 def test_off_as_published(tmp_path: Path) -> None:
-    data = Corpora([corpus(tmp_path / "c", [5, 9, 3], 4)], [1.0], NONE)
+    data = TrainingData([corpus(tmp_path / "c", [5, 9, 3], 4)], [1.0], NONE)
     batch = data.batch(range(6))
     assert batch.marks == {} and (batch.targets != IGNORE).all()
     assert (batch.tokens[:, 1:] == batch.targets[:, :-1]).all()
@@ -89,10 +89,10 @@ def test_a_global_batch_is_the_same_however_it_is_cut(
     # Corpora of a few samples: a batch of sixty crosses several epochs of both.
     folder = tmp_path_factory.mktemp("b")
     parts = [corpus(folder / "one", first, 4), corpus(folder / "two", second, 4, first=50)]
-    data = Corpora(parts, weights, ALL)
+    data = TrainingData(parts, weights, ALL)
     whole = data.batch(range(start, start + size))
     pieces = [
-        Corpora(parts, weights, ALL).batch([index]) for index in range(start, start + size)
+        TrainingData(parts, weights, ALL).batch([index]) for index in range(start, start + size)
     ]  # as after a restart before each sample
     for name in ("tokens", "targets", "positions", "documents"):
         assert torch.equal(getattr(whole, name), torch.cat([getattr(piece, name) for piece in pieces]))
@@ -103,7 +103,7 @@ def test_a_global_batch_is_the_same_however_it_is_cut(
 
 def test_each_corpus_has_its_own_epochs(tmp_path: Path) -> None:
     parts = [corpus(tmp_path / "one", [30] * 4, 4), corpus(tmp_path / "two", [6] * 3, 4, first=50)]
-    data = Corpora(parts, [1, 1], NONE)
+    data = TrainingData(parts, [1, 1], NONE)
     rounds = 3 * parts[1].per_epoch
     batch = data.batch(range(2 * rounds)).tokens.numpy()
     # Every other sample is of the small corpus, which is gone through three times, shuffled anew each time.
@@ -117,7 +117,7 @@ def test_each_corpus_has_its_own_epochs(tmp_path: Path) -> None:
 
 
 def test_samples_beyond_a_fixed_set_count_nothing(tmp_path: Path) -> None:
-    data = Corpora([corpus(tmp_path / "c", [30] * 4, 4, seed=None)], [1.0], NONE)
+    data = TrainingData([corpus(tmp_path / "c", [30] * 4, 4, seed=None)], [1.0], NONE)
     batch = data.batch(range(2, 6), until=4)
     assert (batch.targets[:2] != IGNORE).all() and (batch.targets[2:] == IGNORE).all()
     assert torch.equal(batch.tokens[3], batch.tokens[1])
@@ -127,5 +127,5 @@ def test_samples_beyond_a_fixed_set_count_nothing(tmp_path: Path) -> None:
 def test_a_token_outside_the_vocabulary_names_its_corpus(tmp_path: Path) -> None:
     good, bad = corpus(tmp_path / "one", [30] * 4, 4), corpus(tmp_path / "two", [30] * 4, 4)
     bad.vocab = 50
-    with pytest.raises(UserError, match=r"two/t\.bin holds the token 99"):
-        Corpora([good, bad], [1, 1], NONE).check_vocabulary()
+    with pytest.raises(UserError, match=r"two/t\.bin contains the token id 99"):
+        TrainingData([good, bad], [1, 1], NONE).check_vocabulary()

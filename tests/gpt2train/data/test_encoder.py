@@ -19,7 +19,7 @@ from gpt2train.data.tokenizer import (
     parse_tokenizer,
 )
 from gpt2train.errors import UserError
-from tasks.tokenizer import train_bpe
+from tasks.tokenizer.step import train_bpe
 from tests.tasks.corpus import texts_of
 
 LICENSE = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")
@@ -40,8 +40,8 @@ LONG = {"one word": "aXq9" * 2_500_000, "no words": "=-" * 5_000_000}
 
 
 @pytest.fixture(scope="module")
-def published(real_data: Path) -> Tokenizer:
-    return load_tokenizer(real_data / "bpe")
+def published(open_data: Path) -> Tokenizer:
+    return load_tokenizer(open_data / "bpe")
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,14 @@ def test_ten_megabytes_without_a_space(published: Tokenizer, name: str) -> None:
     assert differing(published, [LONG[name]]) == []
 
 
-@pytest.mark.parametrize("file", ["text/imdb_dev.jsonl.gz", "lang/udhr_lang_dev.jsonl.gz", "text/reuters_dev.jsonl.gz"])
-def test_real_texts(published: Tokenizer, real_data: Path, file: str) -> None:
-    assert differing(published, texts_of(real_data / file, 400)) == []
+@pytest.mark.parametrize("name", ["lang/udhr_lang", "text/novels", "text/speeches"])
+def test_real_texts(published: Tokenizer, open_data: Path, name: str) -> None:
+    assert differing(published, texts_of(open_data / f"{name}_dev.jsonl.gz", 400)) == []
+
+
+@pytest.mark.parametrize("name", ["imdb", "reuters"])
+def test_reviews_and_news(published: Tokenizer, real_data: Path, name: str) -> None:
+    assert differing(published, texts_of(real_data / f"text/{name}_dev.jsonl.gz", 400)) == []
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)

@@ -107,7 +107,7 @@ def test_only_a_large_corpus_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     small = Samples(tmp_path / "t", 4, 9, seed=1, cache=tmp_path / "cache")
     expected = small.batch(range(30))  # three epochs
     assert not (tmp_path / "cache").exists()
-    monkeypatch.setattr(samples, "WORTH_KEEPING", 10)
+    monkeypatch.setattr(samples, "MIN_CACHED_DOCUMENTS", 10)
     large = Samples(tmp_path / "t", 4, 9, seed=1, cache=tmp_path / "cache")
     assert np.array_equal(large.batch(range(30)), expected)
     assert len(files(tmp_path / "cache")) == 3

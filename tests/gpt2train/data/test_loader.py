@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2train.config import SampleSettings
-from gpt2train.data.corpora import Corpora
+from gpt2train.config import DocumentSettings
 from gpt2train.data.indexed import IndexedWriter
 from gpt2train.data.loader import prefetch, step_batches
 from gpt2train.data.samples import Samples
+from gpt2train.data.training_data import TrainingData
 from gpt2train.errors import UserError
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Corpora:
+def data(tmp_path: Path) -> TrainingData:
     with IndexedWriter(tmp_path / "t", "<u2") as writer:
         writer.add_all([[number] * 9 for number in range(80)])
-    choices = SampleSettings(reset_positions=True, mask_documents=True)
-    return Corpora([Samples(tmp_path / "t", 4, 100, seed=1)], [1.0], choices)
+    choices = DocumentSettings(reset_positions=True, mask_documents=True)
+    return TrainingData([Samples(tmp_path / "t", 4, 100, seed=1)], [1.0], choices)
 
 
 def threads() -> list[str]:
@@ -65,9 +65,9 @@ def test_whatever_ends_the_loop_ends_the_thread(error: type[BaseException]) -> N
     assert threads() == []
 
 
-def test_the_ranks_of_a_step_share_its_samples(data: Corpora) -> None:
+def test_the_ranks_of_a_step_share_its_samples(data: TrainingData) -> None:
     whole = data.batch(range(100, 124))
-    parts = [step_batches(data, 100, micro=3, turns=2, rank=rank, ranks=4) for rank in range(4)]
+    parts = [step_batches(data, 100, micro=3, accumulation=2, rank=rank, ranks=4) for rank in range(4)]
     in_order = [parts[rank][turn] for turn in range(2) for rank in range(4)]
     for name in ("tokens", "targets", "positions", "documents"):
         assert torch.equal(getattr(whole, name), torch.cat([getattr(batch, name) for batch in in_order]))

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2train.data.mixture import LONGEST, Mixture, interleave, shares
+from gpt2train.data.mixture import MAX_PERIOD, Mixture, interleave, shares
 
 COUNTS = st.lists(st.integers(1, 60), min_size=1, max_size=8)
 WEIGHTS = st.lists(st.integers(1, 999).map(lambda n: n / 100), min_size=1, max_size=5)
@@ -38,9 +38,9 @@ def test_shares_are_exact_as_written() -> None:
 @given(st.lists(st.floats(1e-7, 1e7), min_size=2, max_size=9))
 def test_any_weights_give_a_period_of_bounded_length(weights: list[float]) -> None:
     counts, whole = shares(weights), sum(map(Fraction, weights))
-    assert sum(counts) <= LONGEST and min(counts) >= 1
+    assert sum(counts) <= MAX_PERIOD and min(counts) >= 1
     for count, weight in zip(counts, weights, strict=True):
-        assert abs(count / sum(counts) - float(Fraction(weight) / whole)) < len(weights) / LONGEST
+        assert abs(count / sum(counts) - float(Fraction(weight) / whole)) < len(weights) / MAX_PERIOD
 
 
 @settings(max_examples=50)

@@ -37,7 +37,7 @@ def test_a_token_outside_the_vocabulary_is_an_error(tmp_path: Path) -> None:
     prefix = write(tmp_path / "t", [[1, 2, 3, 99], [4] * 20])
     samples = Samples(prefix, 4, 99, seed=0)
     samples.check_vocabulary(1, 2)  # the second half of the file is fine
-    with pytest.raises(UserError, match=r"t\.bin holds the token 99, but the vocabulary has 99"):
+    with pytest.raises(UserError, match=r"t\.bin contains the token id 99, but the vocabulary has 99"):
         samples.check_vocabulary(0, 2)
     with pytest.raises(UserError, match="another tokenizer"):
         samples.batch(range(samples.per_epoch))

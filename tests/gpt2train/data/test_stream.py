@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpt2train.data.indexed import IndexedDataset, IndexedWriter, shard_name
 from gpt2train.data.samples import Samples
-from gpt2train.data.stream import Joined, open_tokens, shard_prefixes
+from gpt2train.data.sharded_dataset import ConcatenatedArrays, open_tokens, shard_prefixes
 from gpt2train.errors import RunError, UserError
 
 DOCUMENTS = [[number] * (number % 7 + 1) for number in range(60)]
@@ -47,7 +47,7 @@ def test_many_files_are_one_stream(tmp_path: Path) -> None:
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=5), data=st.data())
 def test_joined_arrays(sizes: list[int], data: st.DataObject) -> None:
     whole = np.arange(sum(sizes), dtype=np.uint16)
-    joined = Joined(np.split(whole, np.cumsum(sizes)[:-1]))
+    joined = ConcatenatedArrays(np.split(whole, np.cumsum(sizes)[:-1]))
     start, stop = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 30))
     assert joined[start:stop].tolist() == whole[start:stop].tolist()
     if len(whole):
@@ -68,7 +68,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 
 def test_two_sets_under_one_name_are_refused(tmp_path: Path) -> None:
     shards(tmp_path, [20, 40])
-    with pytest.raises(UserError, match=r"shards of 2 data sets"):
+    with pytest.raises(UserError, match=r"shards of 2 datasets"):
         open_tokens(shards(tmp_path, [20]))
 
 

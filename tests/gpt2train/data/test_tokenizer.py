@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
-from transformers import GPT2TokenizerFast
+from transformers import AutoTokenizer, GPT2TokenizerFast
 
 from gpt2train.data.tokenizer import (
     END_OF_TEXT,
@@ -90,7 +90,7 @@ def test_hash_sees_one_changed_merge(small: Path, tmp_path: Path) -> None:
         ("tokenizer.json", "{", "not a tokenizer"),
         ("vocab.json", "[]", "no <|endoftext|> token"),
         ("vocab.json", "{", "no GPT-2 tokenizer"),
-        ("merges.txt", "#version: 0.2\na b c\n", "is no pair"),
+        ("merges.txt", "#version: 0.2\na b c\n", "is not a pair"),
         ("merges.txt", None, "merges.txt"),
     ],
 )
@@ -104,15 +104,100 @@ def test_bad_folder_is_one_line(small: Path, tmp_path: Path, name: str, content:
     assert "\n" not in str(caught.value)
 
 
-def test_published_files_give_the_ids_of_transformers(real_data: Path, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(real_data / "bpe")
+def test_published_files_give_the_ids_of_transformers(open_data: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(open_data / "bpe")
     assert tokenizer.get_vocab_size() == 50257
     assert end_of_text_id(tokenizer) == 50256
-    save_tokenizer(tmp_path, *read_tables(real_data / "bpe"))
-    assert json.loads((tmp_path / "vocab.json").read_text()) == json.loads((real_data / "bpe/vocab.json").read_text())
+    save_tokenizer(tmp_path, *read_tables(open_data / "bpe"))
+    assert json.loads((tmp_path / "vocab.json").read_text()) == json.loads((open_data / "bpe/vocab.json").read_text())
     reference = GPT2TokenizerFast.from_pretrained(tmp_path)
-    with (real_data / "lambada/lambada_test.jsonl").open() as file:
+    with (open_data / "lambada/lambada_test.jsonl").open() as file:
         passages = [json.loads(line)["text"] for line, _ in zip(file, range(300), strict=False)]
     texts = [*passages, *(text for text in HARD if END_OF_TEXT not in text)]
     assert encode_ordinary(tokenizer, texts) == [reference.encode(text) for text in texts]
     assert reference.eos_token_id == 50256
+
+
+def save_as_transformers(folder: Path, target: Path) -> None:
+    """As today's transformers saves a tokenizer: `tokenizer.json` and its config, without the two tables."""
+    AutoTokenizer.from_pretrained(folder).save_pretrained(target)
+    assert not (target / "vocab.json").exists() and (target / "tokenizer.json").exists()
+
+
+def test_tokenizer_json_alone_gives_the_same_tables(small: Path, tmp_path: Path) -> None:
+    save_as_transformers(small, tmp_path)
+    assert read_tables(tmp_path) == small_tables()
+    assert tokenizer_hash(tmp_path) == tokenizer_hash(small)
+    # Older files write a merge as one string; added tokens need not be in the model's own vocabulary.
+    plain = json.loads((tmp_path / "tokenizer.json").read_text())
+    plain["model"]["merges"] = [" ".join(pair) for pair in plain["model"]["merges"]]
+    del plain["model"]["vocab"][END_OF_TEXT]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(plain))
+    assert read_tables(tmp_path) == small_tables()
+
+
+def test_the_published_vocabulary_from_tokenizer_json(open_data: Path, tmp_path: Path) -> None:
+    tables = read_tables(open_data / "bpe")
+    (tmp_path / "tokenizer.json").write_text(build_tokenizer(*tables).to_str())
+    assert read_tables(tmp_path) == tables
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("model", "type"), "WordPiece", "has the model WordPiece"),
+        (("pre_tokenizer",), {"type": "Metaspace"}, "the pre-tokenizer Metaspace"),
+        (("pre_tokenizer",), None, "the pre-tokenizer None"),
+        (("pre_tokenizer", "add_prefix_space"), True, "sets add_prefix_space"),
+        (("pre_tokenizer", "use_regex"), False, "sets use_regex"),
+        (("normalizer",), {"type": "NFC"}, "sets normalizer"),
+        (("model", "dropout"), 0.1, "sets dropout"),
+        (("model", "ignore_merges"), True, "sets ignore_merges"),
+        (("model", "vocab"), [1], "no vocabulary"),
+        (("model", "merges"), None, "no list of merges"),
+        (("model", "merges"), ["a b c"], "is not a pair"),
+        (("model", "merges"), [["a", 3]], "is not a pair"),
+        (("model", "merges"), [["a", "b"]], "needs 'ab', not in"),
+        (("model",), None, "no model"),
+        (("added_tokens",), [{"id": 3, "content": END_OF_TEXT}], "two ids"),
+        (("added_tokens",), [{"id": 9999, "content": "<pad>"}], "ids in tokenizer.json are not the numbers"),
+        (("added_tokens",), ["x"], "without content"),
+    ],
+)
+def test_another_tokenizer_json_is_refused_by_name(
+    small: Path, tmp_path: Path, place: tuple[str, ...], value: object, message: str
+) -> None:
+    plain = json.loads((small / "tokenizer.json").read_text())
+    inner = plain
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (tmp_path / "tokenizer.json").write_text(json.dumps(plain))
+    with pytest.raises(UserError, match=message) as caught:
+        read_tables(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "merges", "message"),
+    [
+        ('{"a": 0, "<|endoftext|>": 2}', "", "not the numbers from 0 to 1"),
+        ('{"a": 0, "<|endoftext|>": "1"}', "", "not the numbers"),
+        ('{"a": 0, "<|endoftext|>": true}', "", "not the numbers"),
+        ('{"a": 0, "<|endoftext|>": 1}', "a b\n", "needs 'b', not in vocab.json"),
+        ("[" * 100_000, "", "nested too deeply|not JSON"),
+        ("", "", "vocab.json is not JSON"),
+        ("[]", "", "not a JSON object"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(tmp_path: Path, vocab: str, merges: str, message: str) -> None:
+    (tmp_path / "vocab.json").write_text(vocab)
+    (tmp_path / "merges.txt").write_text(merges)
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(tmp_path)
+
+
+def test_merges_with_the_line_ends_of_windows_are_read(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_bytes((small / "vocab.json").read_bytes())
+    (tmp_path / "merges.txt").write_bytes((small / "merges.txt").read_bytes().replace(b"\n", b"\r\n"))
+    assert read_tables(tmp_path) == small_tables()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpt2train.checkpoint.merge import merge
 from gpt2train.cli import app
-from gpt2train.command import run_command
+from gpt2train.convert.merge import merge
 from gpt2train.evaluate import curve
+from gpt2train.io.command_line import run_command
 from tests.trained_run import TrainedRun
 
 Call = Callable[..., tuple[int, list[str], str]]
@@ -131,13 +131,17 @@ def test_without_data_the_validation_losses_make_the_curve(call: Call, run: Path
     ("arguments", "message"),
     [
         (["lambada", "--model", "{run}", "--model", "{run}", "--data", "{data}"], "is given twice"),
-        (["lambada", "--model", "{data}", "--data", "{data}"], "is not a model folder (no config.json), no run"),
-        (["lambada", "--model", "{run}", "--data", "{data}", "--output", "{data}"], "holds no scores"),
+        (["lambada", "--model", "{data}", "--data", "{data}"], "is a file, but a folder is needed"),
+        (
+            ["lambada", "--model", "{run}/logs", "--data", "{data}"],
+            "is neither a model folder (no config.json) nor a run",
+        ),
+        (["lambada", "--model", "{run}", "--data", "{data}", "--output", "{data}"], "contains no scores"),
         (["lambada", "--model", "{run}", "--data", "{data}", "--tp", "2"], "which --tp and --pp need"),
-        (["lambada", "--model", "{run}", "--model", "b", "--data", "{data}", "--pp", "2"], "give one --model"),
+        (["lambada", "--model", "{run}", "--model", "b", "--data", "{data}", "--pp", "2"], "need one --model"),
         (["lambada", "--model", "{run}", "--data", "{data}", "--batch-tokens", "0"], "--batch-tokens"),
         (["wikitext", "--model", "{run}", "--data", "{data}", "--stride", "65"], "stride 65 does not fit"),
-        (["curve", "{run}/checkpoints"], "is no run folder"),
+        (["curve", "{run}/checkpoints"], "is not a run folder"),
         (["curve", "{run}", "--data", "{run}/config.toml"], "config.toml line 1"),
     ],
 )

@@ -17,7 +17,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.evaluate.lambada import evaluate_lambada, last_token_pairs, openai_pairs, strict_pairs
 from gpt2train.evaluate.passages import read_passages, unigram_perplexity
 from gpt2train.evaluate.scoring import score
-from gpt2train.evaluate.span import Span
+from gpt2train.evaluate.scoring_request import ScoringRequest
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
@@ -41,13 +41,13 @@ class Oracle(GPT2):
 
 
 @pytest.fixture(scope="module")
-def tokenizer(real_data: Path) -> Tokenizer:
-    return load_tokenizer(real_data / "bpe")
+def tokenizer(open_data: Path) -> Tokenizer:
+    return load_tokenizer(open_data / "bpe")
 
 
 @pytest.fixture(scope="module")
-def passages(real_data: Path) -> list[str]:
-    path = real_data / "lambada/lambada_test.jsonl"
+def passages(open_data: Path) -> list[str]:
+    path = open_data / "lambada/lambada_test.jsonl"
     return read_passages(path.read_bytes(), path.name)
 
 
@@ -166,7 +166,7 @@ def test_the_definitions_differ_on_half_a_word(tokenizer: Tokenizer) -> None:
 )
 def test_batches_and_padding_change_nothing(spans: list[list[int]], batch_tokens: int, seed: int) -> None:
     model = initialise(GPT2(Shape(vocab=100, layers=2, heads=2, hidden=16, context=16)), seed).eval()
-    asked = [Span(tuple(tokens), 1 + (len(tokens) + seed) % (len(tokens) - 1)) for tokens in spans]
+    asked = [ScoringRequest(tuple(tokens), 1 + (len(tokens) + seed) % (len(tokens) - 1)) for tokens in spans]
     for answer, span in zip(score(model, asked, batch_tokens), asked, strict=True):
         alone = score(model, [span])[0]
         assert len(answer.log_probs) == span.scored
@@ -175,10 +175,10 @@ def test_batches_and_padding_change_nothing(spans: list[list[int]], batch_tokens
 
 def test_rows_that_pad_the_vocabulary_never_count() -> None:
     model = initialise(GPT2(Shape(vocab=100, layers=1, heads=1, hidden=8, context=8)), 1).eval()
-    before = score(model, [Span((1, 2, 3), 2)])
+    before = score(model, [ScoringRequest((1, 2, 3), 2)])
     with torch.no_grad():
         model.wte.weight[100:] = 1e3
-    assert score(model, [Span((1, 2, 3), 2)]) == before
+    assert score(model, [ScoringRequest((1, 2, 3), 2)]) == before
 
 
 def test_numbers_that_are_not_finite_are_an_error() -> None:
@@ -186,7 +186,7 @@ def test_numbers_that_are_not_finite_are_an_error() -> None:
     with torch.no_grad():
         model.ln_f.weight[0] = torch.nan
     with pytest.raises(RunError, match="not finite"):
-        score(model, [Span((1, 2, 3), 2)])
+        score(model, [ScoringRequest((1, 2, 3), 2)])
 
 
 @pytest.mark.parametrize(
@@ -214,14 +214,14 @@ def test_an_empty_file_is_refused() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(texts=st.lists(st.text(min_size=1).filter(lambda text: text.strip()), min_size=1, max_size=4))
-def test_any_text_makes_pairs(texts: list[str], real_data: Path) -> None:
-    tokenizer = _cached_tokenizer(str(real_data / "bpe"))
+def test_any_text_makes_pairs(texts: list[str], open_data: Path) -> None:
+    tokenizer = _cached_tokenizer(str(open_data / "bpe"))
     usable = [text for text in texts if not any(0xD800 <= ord(letter) < 0xE000 for letter in text)]
     for make in (openai_pairs, last_token_pairs, strict_pairs):
         for pair in make(tokenizer, usable):
             assert pair.context
             assert pair.target
-            span = pair.span(4)
+            span = pair.request(4)
             assert 1 <= span.scored < len(span.tokens) <= 5
     for text, pair in zip(usable, openai_pairs(tokenizer, usable), strict=True):
         whole = pair.context + pair.target

@@ -13,7 +13,7 @@ import pytest
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.evaluate.lambada import evaluate_lambada
 from gpt2train.evaluate.passages import read_passages
-from tests.gpt2train.evaluate.learned import learn_last_words, small_bpe, write
+from tests.gpt2train.evaluate.overfitted_model import learn_last_words, small_bpe, write
 
 # The harness's own lambada_openai, but that the passages come from a file of this machine.
 TASK = """
@@ -61,7 +61,7 @@ def check_equal(harness: Harness, passages: list[str], model: Path, folder: Path
     """Hold our scores against the harness's; ours."""
     data = folder / "passages.jsonl"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in passages))
-    from gpt2train.checkpoint.huggingface import read_model
+    from gpt2train.convert.huggingface import read_model
 
     ours = evaluate_lambada(read_model(model), load_tokenizer(model), passages)
     theirs = harness(model, data)
@@ -79,9 +79,9 @@ def odd_first(passages: list[str], count: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_harness_counts_the_same(harness: Harness, real_data: Path, tmp_path: Path) -> None:
-    passages = read_passages((real_data / "lambada/lambada_test.jsonl").read_bytes(), "lambada")
-    bpe = small_bpe(real_data / "bpe", tmp_path / "bpe")
+def test_the_harness_counts_the_same(harness: Harness, open_data: Path, tmp_path: Path) -> None:
+    passages = read_passages((open_data / "lambada/lambada_test.jsonl").read_bytes(), "lambada")
+    bpe = small_bpe(open_data / "bpe", tmp_path / "bpe")
     some = odd_first(passages, 150)
     model = write(learn_last_words(some[:64], bpe, steps=50), tmp_path / "model", bpe)
     ours = check_equal(harness, some, model, tmp_path)
@@ -90,9 +90,9 @@ def test_the_harness_counts_the_same(harness: Harness, real_data: Path, tmp_path
 
 
 @pytest.mark.exhaustive
-def test_the_harness_counts_the_same_on_the_whole_set(harness: Harness, real_data: Path, tmp_path: Path) -> None:
-    passages = read_passages((real_data / "lambada/lambada_test.jsonl").read_bytes(), "lambada")
-    bpe = small_bpe(real_data / "bpe", tmp_path / "bpe")
+def test_the_harness_counts_the_same_on_the_whole_set(harness: Harness, open_data: Path, tmp_path: Path) -> None:
+    passages = read_passages((open_data / "lambada/lambada_test.jsonl").read_bytes(), "lambada")
+    bpe = small_bpe(open_data / "bpe", tmp_path / "bpe")
     model = write(learn_last_words(passages[:150], bpe), tmp_path / "model", bpe)
     ours = check_equal(harness, passages, model, tmp_path)
     assert ours["passages"] == 5153

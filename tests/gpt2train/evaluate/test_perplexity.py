@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gpt2train.checkpoint.huggingface import write_model
+from gpt2train.convert.huggingface import write_model
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id, load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.evaluate.perplexity import (
@@ -27,8 +27,8 @@ SHAPE = Shape(vocab=50257, layers=1, heads=2, hidden=16, context=32)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(real_data: Path) -> Tokenizer:
-    return load_tokenizer(real_data / "bpe")
+def tokenizer(open_data: Path) -> Tokenizer:
+    return load_tokenizer(open_data / "bpe")
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +104,8 @@ def test_no_document_is_an_error(uniform: GPT2, tokenizer: Tokenizer) -> None:
         document_perplexity(uniform, tokenizer, ["a b"], stride=33)
 
 
-def test_wikitext_equals_the_plain_twin(model: GPT2, tokenizer: Tokenizer, real_data: Path) -> None:
-    text = (real_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")[:1500]
+def test_wikitext_equals_the_plain_twin(model: GPT2, tokenizer: Tokenizer, open_data: Path) -> None:
+    text = (open_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")[:1500]
     got = wikitext_perplexity(model, tokenizer, text, stride=8)
     tokens = encode_ordinary(tokenizer, [detokenize_wikitext(text)])[0]
     words = len(text.strip().split(" "))
@@ -117,12 +117,12 @@ def test_wikitext_equals_the_plain_twin(model: GPT2, tokenizer: Tokenizer, real_
     )
 
 
-def test_wikitext_equals_transformers(model: GPT2, tokenizer: Tokenizer, real_data: Path, tmp_path: Path) -> None:
+def test_wikitext_equals_transformers(model: GPT2, tokenizer: Tokenizer, open_data: Path, tmp_path: Path) -> None:
     """Window after window by transformers' own model, labels masked: sums of its loss."""
     transformers = pytest.importorskip("transformers")
-    write_model(tmp_path / "m", dict(model.state_dict()), SHAPE, real_data / "bpe")
+    write_model(tmp_path / "m", dict(model.state_dict()), SHAPE, open_data / "bpe")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
-    text = (real_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")[:2000]
+    text = (open_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")[:2000]
     tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")(detokenize_wikitext(text))["input_ids"]
     total, done, start = 0.0, 0, 0
     while done < len(tokens) - 1:
@@ -184,8 +184,8 @@ def test_detokeniser(tokenised: str, plain: str) -> None:
     assert detokenize_wikitext(tokenised) == plain
 
 
-def test_detokeniser_on_the_real_text(real_data: Path) -> None:
-    text = (real_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")
+def test_detokeniser_on_the_real_text(open_data: Path) -> None:
+    text = (open_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")
     plain = detokenize_wikitext(text)
     assert " @-@ " not in plain
     assert " , " not in plain

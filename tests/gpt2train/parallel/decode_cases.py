@@ -1,4 +1,4 @@
-"""Cases of `test_decode.py`, on every process of a job of four: one model, whole and in parts."""
+"""Cases of distributed decoding on four processes, whole model and shards; run by `run_cases.py`."""
 
 import time
 from collections.abc import Callable
@@ -11,30 +11,30 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from gpt2train.checkpoint.huggingface import open_model, read_model, read_shape
+from gpt2train.convert.huggingface import open_model, read_model, read_shape
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.evaluate.lambada import evaluate_lambada
-from gpt2train.generate.decoder import Decoder, LocalDecoder
-from gpt2train.parallel.decode import Line, Team, follow
+from gpt2train.inference.decoder import Decoder, LocalDecoder
+from gpt2train.inference.distributed_decoder import CommandChannel, DistributedModel, follow
+from gpt2train.inference.model_shard import ModelShard
 from gpt2train.parallel.layout import Layout
-from gpt2train.parallel.mesh import Place
-from gpt2train.parallel.part import Part
+from gpt2train.parallel.mesh import DistContext
 
 LIMIT = timedelta(seconds=60)
 PROMPTS = [[5, 1, 279, 7], [8], [3, 3, 3, 200, 100, 4, 17], [250, 251]]
 
 
-def with_team(folder: str, tp: int, pp: int, work: Callable[[Team], Any], limit: timedelta = LIMIT) -> Any:
+def with_team(folder: str, tp: int, pp: int, work: Callable[[DistributedModel], Any], limit: timedelta = LIMIT) -> Any:
     """Take a part each; the first process does the work, the others follow it. What the work found, there."""
-    place = Place(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), limit)
-    part = Part(read_shape(Path(folder)), Layout.of_model(read_shape(Path(folder)), tp, pp, place.world), place)
+    place = DistContext(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), limit)
+    part = ModelShard(read_shape(Path(folder)), Layout.of_model(read_shape(Path(folder)), tp, pp, place.world), place)
     part.read(open_model(Path(folder)))
-    line = Line(limit)
+    line = CommandChannel(limit)
     sizes = {"parameters": sum(p.numel() for p in part.model.parameters())}
     if place.rank:
         follow(part, line)
         return sizes
-    team = Team(part, line, limit)
+    team = DistributedModel(part, line, limit)
     try:
         return sizes | work(team)
     finally:
@@ -59,7 +59,7 @@ def drive(decoder: Decoder) -> list[torch.Tensor]:
 def equal(folder: str, tp: int, pp: int) -> dict[str, Any]:
     """The logits of every call, against the decoder of the whole model."""
 
-    def work(team: Team) -> dict[str, Any]:
+    def work(team: DistributedModel) -> dict[str, Any]:
         whole, parts = LocalDecoder(read_model(Path(folder)), 5), team.decoder(5)
         expected, found = drive(whole), drive(parts)
         return {
@@ -76,7 +76,7 @@ def equal(folder: str, tp: int, pp: int) -> dict[str, Any]:
 def scored(folder: str, tp: int, pp: int) -> dict[str, Any]:
     """Log-probabilities of targets without their logits, against the logits of the whole model."""
 
-    def work(team: Team) -> dict[str, Any]:
+    def work(team: DistributedModel) -> dict[str, Any]:
         model = read_model(Path(folder))
         rows = [row for row, prompt in enumerate(PROMPTS) for _ in prompt]
         places = [place for prompt in PROMPTS for place in range(len(prompt))]
@@ -102,7 +102,7 @@ def lambada(folder: str, tp: int, pp: int) -> dict[str, Any]:
         if len(line.split()) > 8
     ]
 
-    def work(team: Team) -> dict[str, Any]:
+    def work(team: DistributedModel) -> dict[str, Any]:
         tokenizer = load_tokenizer(Path(folder))
         of_one = evaluate_lambada(read_model(Path(folder)), tokenizer, lines)
         of_all = evaluate_lambada(team, tokenizer, lines)
@@ -121,7 +121,7 @@ def idle(folder: str, tp: int, pp: int) -> dict[str, Any]:
     """Nobody asks for three times as long as a process may be silent; then somebody does."""
     before = psutil.Process().cpu_times()
 
-    def work(team: Team) -> dict[str, Any]:
+    def work(team: DistributedModel) -> dict[str, Any]:
         decoder = team.decoder(1)
         time.sleep(6)
         return {"answers": list(decoder.add([[1, 2]]).shape)}
@@ -134,7 +134,7 @@ def idle(folder: str, tp: int, pp: int) -> dict[str, Any]:
 def over(folder: str, tp: int, pp: int) -> dict[str, Any]:
     """A decoder of which the keys and values are gone."""
 
-    def work(team: Team) -> dict[str, Any]:
+    def work(team: DistributedModel) -> dict[str, Any]:
         first, second = team.decoder(2), team.decoder(3)
         second.add([[1]])
         try:

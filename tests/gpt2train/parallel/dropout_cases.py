@@ -1,4 +1,4 @@
-"""Which processes drop the same elements, on the four processes of `ranks.py`; test_tensor.py judges."""
+"""Cases that find the processes which drop the same elements; run by `run_cases.py`, judged by a test."""
 
 import functools
 from typing import Any
@@ -8,10 +8,10 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
+from gpt2train.parallel.grad_norm import align_grad_placements
 from gpt2train.parallel.mesh import SHARD, TENSOR
-from gpt2train.parallel.norm import canonicalise
 from gpt2train.parallel.rng import dropout_seed
-from gpt2train.parallel.tensor import apply_tensor_parallel
+from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
 from tests.gpt2train.parallel.tensor_cases import alike, batch, everyone, mesh_of, noisy
 
 RATE = 0.5
@@ -76,7 +76,7 @@ def recomputed(sequence: bool) -> dict[str, Any]:
                 block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
         seeded(1, sequence)
         model(tokens, targets).backward()
-        canonicalise(list(model.parameters()))
+        align_grad_placements(list(model.parameters()))
         gradients.append([p.grad.to_local() for p in model.parameters()])
     return {"same": all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))}
 
@@ -94,7 +94,7 @@ def compiled(rate: float, sequence: bool) -> dict[str, Any]:
                 block.compile(backend="aot_eager")  # traces all, and leaves the numbers as they are
         seeded(1, sequence)
         model(*batch(1)).backward()
-        canonicalise(list(model.parameters()))
+        align_grad_placements(list(model.parameters()))
         gradients.append([p.grad.to_local() for p in model.parameters()])
     return {
         "same": all(torch.equal(a, b) for a, b in zip(*gradients, strict=True)),

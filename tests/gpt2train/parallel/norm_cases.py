@@ -1,4 +1,4 @@
-"""The norm, the vote and the update on layouts of four processes of `ranks.py`; test_norm.py judges."""
+"""Cases of the gradient norm and the update on layouts of four processes; run by `run_cases.py`."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 
 from gpt2train.config import RunConfig
-from gpt2train.engine import Engine, Measure
 from gpt2train.model.gpt2 import GPT2
-from gpt2train.parallel.mesh import TIMEOUT, Place
-from gpt2train.parallel.norm import canonicalise, local
+from gpt2train.parallel.grad_norm import align_grad_placements, local
+from gpt2train.parallel.mesh import TIMEOUT, DistContext
 from gpt2train.settings import build
+from gpt2train.training.engine import Engine, StepStats
 
 MODEL = {"layers": 4, "heads": 4, "hidden": 32, "context": 16, "dropout": 0.0}
 CLIP, SCALE = 0.5, 1024.0
@@ -21,8 +21,10 @@ CLIP, SCALE = 0.5, 1024.0
 def engine_of(layout: dict[str, Any]) -> Engine:
     rest = {"vocab": 300, "data": {"train": "none"}, "output": "none", "precision": "fp32", "device": "cpu"}
     batch = {"micro_batch": 1, "global_batch": 16}
-    config = build(RunConfig, rest, {"model": MODEL, "batch": batch, "parallel": layout, "optimizer": {"clip": CLIP}})
-    return Engine(config, Place(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), TIMEOUT))
+    config = build(
+        RunConfig, rest, {"model": MODEL, "batch": batch, "parallel": layout, "optimizer": {"max_grad_norm": CLIP}}
+    )
+    return Engine(config, DistContext(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), TIMEOUT))
 
 
 def value(name: str, size: tuple[int, ...]) -> Tensor:
@@ -41,8 +43,8 @@ def fill(engine: Engine) -> None:
             parameter.grad = whole
 
 
-def measured(engine: Engine, loss: float = 1.0) -> Measure:
-    return engine.measure(torch.tensor(loss), 4, SCALE, stop=engine.place.rank == 3)
+def measured(engine: Engine, loss: float = 1.0) -> StepStats:
+    return engine.measure(torch.tensor(loss), 4, SCALE, stop=engine.ctx.rank == 3)
 
 
 def layout(parallel: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def layout(parallel: dict[str, Any]) -> dict[str, Any]:
     before = {key: local(tensor).clone() for key, tensor in engine.state().items()}
     for kind in ("inf", "nan"):
         fill(engine)
-        if engine.place.rank == 2:  # one element of one process
+        if engine.ctx.rank == 2:  # one element of one process
             place = [p for _, p in engine.optimizer.named if local(p).numel()][-1]  # the tied one would share it
             local(place.grad).view(-1)[-1] = float(kind)
         measure = measured(engine)
@@ -74,7 +76,7 @@ def layout(parallel: dict[str, Any]) -> dict[str, Any]:
         found[kind] = [measure.bad.item(), engine.culprit(measure)]
         found[f"{kind} untouched"] = all(torch.equal(before[key], local(t)) for key, t in engine.state().items())
     fill(engine)
-    measure = measured(engine, float("inf") if engine.place.rank == 1 else 1.0)
+    measure = measured(engine, float("inf") if engine.ctx.rank == 1 else 1.0)
     found["loss"] = engine.culprit(measure)
     return found
 
@@ -85,5 +87,5 @@ def partial() -> dict[str, Any]:
     mesh = next(p for _, p in engine.optimizer.named).device_mesh
     parameter = torch.nn.Parameter(distribute_tensor(torch.zeros(6), mesh))
     parameter.grad = DTensor.from_local(torch.ones(6), mesh, [Partial()] * mesh.ndim)
-    canonicalise([parameter])
+    align_grad_placements([parameter])
     return {"same": parameter.grad.placements == parameter.placements, "sum": local(parameter.grad).tolist()}

@@ -1,4 +1,4 @@
-"""Scoring by several processes: what each of them is given, and what it finds."""
+"""Cases of distributed scoring: the part of each process and its result; run by `run_cases.py`."""
 
 import dataclasses
 import math
@@ -7,9 +7,9 @@ from typing import Any
 import torch.distributed as dist
 
 from gpt2train.errors import RunError
+from gpt2train.evaluate.distributed_scoring import gather, share
 from gpt2train.evaluate.scoring import batches, score
-from gpt2train.evaluate.share import gather, share
-from gpt2train.evaluate.span import Score, Span
+from gpt2train.evaluate.scoring_request import Score, ScoringRequest
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
@@ -19,10 +19,10 @@ def _model() -> GPT2:
     return initialise(GPT2(Shape(vocab=300, layers=2, heads=2, hidden=32, context=16)), 3).eval()
 
 
-def _spans(count: int) -> list[Span]:
+def _spans(count: int) -> list[ScoringRequest]:
     sizes = [2 + 7 * number % 15 for number in range(count)]
     return [
-        Span(tuple((number + 3 * place) % 300 for place in range(size)), 1 + number % (size - 1))
+        ScoringRequest(tuple((number + 3 * place) % 300 for place in range(size)), 1 + number % (size - 1))
         for number, size in enumerate(sizes)
     ]
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism measured against the plain model, on the four processes of `ranks.py`; test_tensor.py judges."""
+"""Tensor parallelism against the plain model on four processes; run by `run_cases.py`."""
 
 import dataclasses
 from typing import Any
@@ -16,12 +16,12 @@ from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.loss import IGNORE, plain_cross_entropy
 from gpt2train.model.shape import Shape
-from gpt2train.parallel import vocabulary
-from gpt2train.parallel.fsdp import accumulate, materialise, shard
+from gpt2train.parallel import vocab_parallel
+from gpt2train.parallel.fsdp import accumulate, init_weights, shard
+from gpt2train.parallel.grad_norm import align_grad_placements
 from gpt2train.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR
-from gpt2train.parallel.norm import canonicalise
-from gpt2train.parallel.regions import Region
-from gpt2train.parallel.tensor import apply_tensor_parallel
+from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
+from gpt2train.parallel.tp_collectives import Region
 
 # A vocabulary that 2 and 4 do not divide into whole parts before it is padded to 384.
 SHAPE = Shape(vocab=299, layers=2, heads=4, hidden=32, context=16)
@@ -95,7 +95,7 @@ def equal(tp: int, sequence: bool) -> dict[str, Any]:
     expected.backward()
     loss.backward()
     partial = [n for n, p in model.named_parameters() if p.grad.placements != p.placements]
-    canonicalise(list(model.parameters()))
+    align_grad_placements(list(model.parameters()))
     return {
         "logits": float((model(tokens) - plain(tokens)).detach().abs().max()),
         "loss": off(loss, expected),
@@ -129,7 +129,7 @@ def steps(tp: int, sequence: bool) -> dict[str, Any]:
         for m, optimizer in ((plain, theirs), (model, ours)):
             loss = m(tokens, targets) / count
             loss.backward()
-            canonicalise(list(m.parameters())) if m is model else None
+            align_grad_placements(list(m.parameters())) if m is model else None
             nn.utils.clip_grad_norm_(m.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
@@ -150,7 +150,7 @@ def zero(stage: int, sequence: bool) -> dict[str, Any]:
         model = GPT2(SHAPE)
     apply_tensor_parallel(model, mesh[TENSOR], sequence)
     shard(model, mesh, ParallelSettings(zero=stage))
-    materialise(model, torch.device("cpu"), 5)
+    init_weights(model, torch.device("cpu"), 5)
     plain = initialise(GPT2(SHAPE), 5)
     first = all(torch.equal(whole(p), q) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
     tokens, targets = batch(1)
@@ -192,13 +192,13 @@ def loss(tp: int) -> dict[str, Any]:
     targets[:6] = torch.tensor([0, 64 // tp - 1, 64 // tp, vocab - 1, IGNORE, IGNORE])
     part = weight.detach().chunk(tp)[mesh.get_local_rank()].clone().requires_grad_()
     entered = hidden.detach().clone().requires_grad_()
-    value = vocabulary.cross_entropy(region.enter(entered), part, targets, region, vocab)
+    value = vocab_parallel.cross_entropy(region.enter(entered), part, targets, region, vocab)
     (value * 0.5).backward()
     expected = plain_cross_entropy(hidden, weight, targets, vocab)
     (expected * 0.5).backward()
     mine = weight.grad.chunk(tp)[mesh.get_local_rank()]
     with torch.no_grad():
-        again = vocabulary.cross_entropy(hidden, part, targets, region, vocab)
+        again = vocab_parallel.cross_entropy(hidden, part, targets, region, vocab)
     return {
         "loss": off(value, expected),
         "without gradient": torch.equal(again, value.detach()),
@@ -256,7 +256,7 @@ def documents(tp: int, sequence: bool) -> dict[str, Any]:
     loss, expected = model(tokens, targets, **more), plain(tokens, targets, **more)
     loss.backward()
     expected.backward()
-    canonicalise(list(model.parameters()))
+    align_grad_placements(list(model.parameters()))
     unmasked = plain(tokens, targets)
     return {
         "loss": off(loss, expected),

@@ -55,8 +55,8 @@ def trained(folder: Path, rows: list[tuple[str, str, float]]) -> dict[tuple[str,
             model={"layers": 4, "heads": 4},
             batch={"micro_batch": 1, "global_batch": 8},
             scaler={"initial": scale, "window": 5 if scale == OVERFLOWING else 1000},
-            optimizer={"lr": 2e-3, "clip": 0.5},
-            checkpoints={"every": 20},
+            optimizer={"lr": 2e-3, "max_grad_norm": 0.5},
+            checkpoints={"interval": 20},
             parallel=LAYOUTS.get(name, {}),
             precision=precision,
         )
@@ -64,7 +64,7 @@ def trained(folder: Path, rows: list[tuple[str, str, float]]) -> dict[tuple[str,
     }
     for processes in (1, 4):
         paths = [write(config) for (_, name, _), config in found.items() if (name == "one") == (processes == 1)]
-        code, _, err = finish(start(str(HERE / "ranks.py"), *paths, processes=processes), SECONDS)
+        code, _, err = finish(start(str(HERE / "train_runs.py"), *paths, processes=processes), SECONDS)
         assert code == 0, err
     return {key: Path(config.output) for key, config in found.items()}
 

@@ -4,7 +4,7 @@ import pytest
 
 from gpt2train.config import TrainSettings, preset
 from gpt2train.plan.devices import Gpu
-from gpt2train.plan.fit import duration, lacking, weigh
+from gpt2train.plan.fit import duration, estimate_resources, missing_resources
 from gpt2train.settings import build
 
 H200 = tuple(Gpu(n, f"GPU-{n}", "NVIDIA H200", 150.8) for n in range(8))
@@ -17,42 +17,42 @@ def settings_of(name: str, **changes: object) -> TrainSettings:
 
 def test_a_large_model_on_a_cpu_lacks_everything_at_once() -> None:
     settings = settings_of("345m")
-    fit = weigh(settings, 50257, (), processes=8, cores=2)
-    gpus, time, memory = lacking(fit, settings)
+    fit = estimate_resources(settings, 50257, (), processes=8, cores=2)
+    gpus, time, memory = missing_resources(fit, settings)
     assert gpus == "8 GPUs (none found)"
     assert "years on this CPU" in time
     assert memory.startswith("memory (")
     forced = settings_of("345m", device="cpu")
-    assert lacking(weigh(forced, 50257, (), processes=8, cores=2), forced) == []
+    assert missing_resources(estimate_resources(forced, 50257, (), processes=8, cores=2), forced) == []
 
 
 def test_a_small_one_fits() -> None:
     settings = settings_of("tiny")
-    fit = weigh(settings, 4096, (), processes=2, cores=2)
-    assert lacking(fit, settings) == []
+    fit = estimate_resources(settings, 4096, (), processes=2, cores=2)
+    assert missing_resources(fit, settings) == []
     assert not fit.on_gpu
-    # Measured on two quiet cores: 3,783 tokens/s a core (docs/benchmarks.md).
+    # Measured on two quiet cores: 3,783 tokens/s a core (docs/develop/benchmarks.md).
     assert fit.tokens / fit.hours / 3600 == pytest.approx(2 * 3783, rel=0.25)
     assert fit.checkpoints == 4 * 12 * fit.parameters  # two kept, the best, the one that is written
 
 
 def test_gpus_that_are_too_few_or_too_small() -> None:
     settings = settings_of("345m")
-    assert lacking(weigh(settings, 50257, H200, processes=8, cores=64), settings) == []
-    gpus, _time, *_ = lacking(weigh(settings, 50257, H200[:4], processes=8, cores=2), settings)
+    assert missing_resources(estimate_resources(settings, 50257, H200, processes=8, cores=64), settings) == []
+    gpus, _time, *_ = missing_resources(estimate_resources(settings, 50257, H200[:4], processes=8, cores=2), settings)
     assert gpus == "8 GPUs (4 found)"
-    [memory] = lacking(weigh(settings, 50257, SMALL, processes=2, cores=2), settings)
-    assert memory.startswith("GPU memory (") and memory.endswith("7.4 GB can be had)")
+    [memory] = missing_resources(estimate_resources(settings, 50257, SMALL, processes=2, cores=2), settings)
+    assert memory.startswith("GPU memory (") and memory.endswith("7.4 GB available)")
 
 
 def test_the_time_on_gpus_is_that_of_the_plan() -> None:
     settings = settings_of("345m")
-    one = weigh(settings, 50257, H200[:1], processes=1, cores=16)
-    eight = weigh(settings, 50257, H200, processes=8, cores=16)
+    one = estimate_resources(settings, 50257, H200[:1], processes=1, cores=16)
+    eight = estimate_resources(settings, 50257, H200, processes=8, cores=16)
     assert 6 < one.hours / eight.hours < 8.5
     assert one.tokens == 20_000 * 512 * 1024
     assert "989 TFLOP/s" in one.basis
-    guessed = weigh(settings, 50257, (Gpu(0, "x", "Something New", 80.0),), processes=1, cores=16)
+    guessed = estimate_resources(settings, 50257, (Gpu(0, "x", "Something New", 80.0),), processes=1, cores=16)
     assert "a guess" in guessed.basis
 
 

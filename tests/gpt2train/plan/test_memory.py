@@ -22,6 +22,8 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "short context": {"model": {"context": 64}},
         "large vocabulary": {"vocab": 4000},
         "bf16": {"precision": "bf16"},
+        "offload": {"parallel": {"cpu_offload": True}, "model": {"layers": 8}},
+        "zero 3 offload": {"parallel": {"cpu_offload": True, "zero": 3}, "model": {"layers": 8}},
         "selective": {"parallel": {"activation_checkpointing": "selective"}},
         "full": {
             "parallel": {"activation_checkpointing": "full"},
@@ -34,14 +36,16 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "dp 2 zero 1": {"parallel": {"zero": 1}},
         "dp 2 zero 2": {"parallel": {"zero": 2}},
         "dp 2 zero 3": {"parallel": {"zero": 3}},
-        "dp 2 zero 3 offload": {"parallel": {"zero": 3, "offload": True}},
+        "dp 2 offload": {"parallel": {"cpu_offload": True}},
+        "dp 2 zero 1 offload": {"parallel": {"zero": 1, "cpu_offload": True}},
+        "dp 2 zero 3 offload": {"parallel": {"zero": 3, "cpu_offload": True}},
         "dp 2 zero 1, no accumulation": {"parallel": {"zero": 1}, "batch": {"micro_batch": 8}},
         "dp 2 zero 1, bf16": {"parallel": {"zero": 1}, "precision": "bf16"},
         "tp 2": {"parallel": {"tp": 2}},
         "tp 2, whole sequence": {"parallel": {"tp": 2, "sequence_parallel": False}},
         "pp 2": {"parallel": {"pp": 2}},
         "pp 2 gpipe": {"parallel": {"pp": 2, "schedule": "gpipe"}},
-        "pp 2 interleaved": {"parallel": {"pp": 2, "schedule": "interleaved", "stages": 2}},
+        "pp 2 interleaved": {"parallel": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2}},
     },
 }
 
@@ -66,7 +70,7 @@ def compare(folder: Path, processes: int) -> dict[str, list[float]]:
     runs = {name: run(folder / f"{i}", changes) for i, (name, changes) in enumerate(LAYOUTS[processes].items())}
     report = folder / "peaks.json"
     code, _, err = finish(
-        start(str(HERE / "ranks.py"), str(report), *map(write, runs.values()), processes=processes), 240
+        start(str(HERE / "measure_peak.py"), str(report), *map(write, runs.values()), processes=processes), 240
     )
     assert code == 0, err
     peaks = json.loads(report.read_text())

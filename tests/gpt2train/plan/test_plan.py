@@ -1,14 +1,17 @@
 """Planning: counts of the reference, what fits where, and the command."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.cli import app
-from gpt2train.command import run_command
 from gpt2train.config import ParallelSettings, TrainSettings, preset
-from gpt2train.metrics import parameter_count
+from gpt2train.io.command_line import run_command
+from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
+from gpt2train.monitoring.metrics import parameter_count
+from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.parameters import Piece, parameters, pieces
 from gpt2train.plan.search import search
@@ -18,7 +21,7 @@ M345 = Shape(50257, 24, 16, 1024, 1024)
 
 
 def test_parameters_of_each_rank_are_those_of_the_tutorial() -> None:
-    """Megatron-LM's layouts of the 345M model: even stages, the vocabulary padded to a multiple of 128 x tp."""
+    """With Megatron-LM's padding (to a multiple of 128 x tp) and its even stages, which are not the engine's."""
 
     def counts(tp: int, pp: int) -> list[int]:
         parts = [Piece(24 // pp, rank == 0, rank == pp - 1) for rank in range(pp)]
@@ -30,12 +33,38 @@ def test_parameters_of_each_rank_are_those_of_the_tutorial() -> None:
     assert counts(1, 4) == [128_137_216, 75_577_344, 75_577_344, 127_090_688]
 
 
+@pytest.mark.parametrize(
+    ("tp", "pp", "expected"),
+    [
+        (1, 1, [354_871_296]),
+        (4, 1, [89_616_384]),  # the vocabulary is padded to a multiple of 128 on every layout
+        (
+            1,
+            4,
+            [140_733_440, 88_173_568, 88_173_568, 89_302_016],
+        ),  # the head weighs as layers: the last stage has fewer
+        (2, 2, [115_020_800, 88_769_536]),
+    ],
+)
+def test_parameters_of_each_rank_of_the_engine(tp: int, pp: int, expected: list[int]) -> None:
+    """By the arithmetic of the plan, and by the model that the engine builds."""
+    settings = build(TrainSettings, preset("345m"), {"parallel": {"tp": tp, "pp": pp}})
+    planned = [parameters(piece, M345, tp) for piece in pieces(settings, M345)]
+    assert planned == expected
+    with torch.device("meta"):
+        built = [GPT2(M345).keep_only(layers) for layers in stage_layers(M345, pp)]
+    if tp == 1:
+        assert [sum(p.numel() for p in part.parameters()) for part in built] == expected
+
+
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 4), st.integers(12, 24), st.integers(2, 60_000), st.integers(1, 3))
 def test_the_ranks_hold_the_model_once_and_the_tied_embedding_twice(
     tp: int, pp: int, layers: int, vocab: int, stages: int
 ) -> None:
     shape = Shape(vocab, layers, 8, 64, 128)
-    parallel = ParallelSettings(tp=tp, pp=pp, stages=stages, schedule="interleaved" if stages > 1 else "1f1b")
+    parallel = ParallelSettings(
+        tp=tp, pp=pp, virtual_pipeline_stages=stages, schedule="interleaved" if stages > 1 else "1f1b"
+    )
     settings = build(
         TrainSettings, {"model": {"layers": layers, "heads": 8, "hidden": 64}, "parallel": parallel.model_dump()}
     )
@@ -49,10 +78,10 @@ def test_a_small_model_on_large_gpus_is_data_parallel() -> None:
     settings = build(TrainSettings, preset("345m"))
     found = search(settings, M345, Hardware(gpus=8, memory=80))
     best = found.fits[0].settings.parallel
-    assert (best.tp, best.pp, best.offload, best.activation_checkpointing) == (1, 1, False, "none")
+    assert (best.tp, best.pp, best.cpu_offload, best.activation_checkpointing) == (1, 1, False, "none")
     assert [one.duration.total for one in found.fits] == sorted(one.duration.total for one in found.fits)
     assert all(one.memory.device <= 80e9 for one in found.fits)
-    assert len({(p.tp, p.pp, p.zero, p.offload) for p in (one.settings.parallel for one in found.fits)}) == len(
+    assert len({(p.tp, p.pp, p.zero, p.cpu_offload) for p in (one.settings.parallel for one in found.fits)}) == len(
         found.fits
     )
 
@@ -61,7 +90,13 @@ def test_a_model_that_does_not_fit_is_offloaded_and_the_reasons_are_told() -> No
     settings = build(TrainSettings, preset("1542m"))
     shape = Shape(50257, 48, 25, 1600, 1024)
     found = search(settings, shape, Hardware(gpus=1, memory=24))
-    assert found.fits and all(one.settings.parallel.offload for one in found.fits)
+    assert found.fits and all(
+        one.settings.parallel.cpu_offload and one.settings.parallel.zero == 3 for one in found.fits
+    )
+    best = found.fits[0]
+    whole = 4 * best.parameters[0]
+    assert best.memory.gathered < 0.6 * whole  # two blocks, the embeddings, and the half-precision copies
+    assert best.memory.on_cpu == 4 * whole  # weights, gradients, both moments
     assert any("ZeRO 0: more than 22.1 GB" in reason for reason, _ in found.refused)
     found = search(settings, shape, Hardware(gpus=4, memory=24))
     assert any("parallel.tp 2 does not divide model.heads 25" in reason for reason, _ in found.refused)
@@ -87,7 +122,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "best: " in out and "--train.batch.micro-batch" in out
     for flags, message in (
         (["--memory", "0.1GB"], "no layout fits 8 x 0.1 GB; give more GPUs or more memory"),
-        (["--memory", "plenty"], "--memory 'plenty' is no amount of memory; write 80GB"),
+        (["--memory", "plenty"], "--memory 'plenty' is not an amount of memory; write it as 80GB"),
         (["--preset", "345"], "did you mean '345m'?"),
         (["--memory", "0GB"], "greater than 0"),
     ):

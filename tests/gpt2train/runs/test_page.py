@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpt2train.runs.page import MARK, POINTS, curves, render, thinned
+from gpt2train.runs.page import MARK, POINTS, curves, downsample, render
 from gpt2train.runs.reading import read_run, read_runs
-from tests.gpt2train.runs.made import make_run
+from tests.gpt2train.runs.fake_runs import make_run
 
 HOSTILE = "</script><script>document.title='bad'</script><img src=x onerror=alert(1)>"
 
@@ -33,7 +33,7 @@ def test_nothing_from_elsewhere_and_text_stays_text(tmp_path: Path) -> None:
 
 def test_a_long_run_is_thinned_and_keeps_its_ends_and_its_mean(tmp_path: Path) -> None:
     points = [[float(step), step * 10.0, step / 3600, math.sin(step)] for step in range(1, 50_001)]
-    found = thinned(points)
+    found = downsample(points)
     assert len(found) == POINTS and found[0][0] == 1 and found[-1][0] == 50_000
     assert [point[0] for point in found] == sorted(point[0] for point in found)
     inner = found[1:-1]

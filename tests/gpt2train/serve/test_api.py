@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpt2train.generate.beam import beam_search
-from gpt2train.generate.continuation import generate_tokens
-from gpt2train.generate.decoder import LocalDecoder
-from gpt2train.generate.settings import BeamSettings, SamplingSettings
+from gpt2train.inference.beam_search import beam_search
+from gpt2train.inference.decoder import LocalDecoder
+from gpt2train.inference.generate import generate_tokens
+from gpt2train.inference.settings import BeamSettings, SamplingSettings
 from gpt2train.serve.settings import ServeSettings
-from tests.gpt2train.serve.servers import Running, running, small_model, tokenizer
+from tests.gpt2train.serve.local_server import Running, running, small_model, tokenizer
 
 END = "<|endoftext|>"
 
@@ -146,7 +146,7 @@ def test_beams(server: Running) -> None:
         ({"no_log": 1}, "no_log"),
         ({"beam_width": 0}, "beam_width"),
         ({"beam_width": 2, "prompts": ["a", "b"]}, "beam_width"),
-        ({"beam_width": 2, "stop_token": 1.0}, "stop_token"),
+        ({"beam_width": 2, "stop_token": 1.5}, "stop_token"),
         ({"beam_width": 2, "length_penalty": "1"}, "length_penalty"),
         ({"wrong": 1}, "wrong"),
     ],

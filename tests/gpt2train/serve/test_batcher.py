@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpt2train.generate.continuation import generate_tokens
-from gpt2train.generate.decoder import LocalDecoder
-from gpt2train.generate.sequence import TokenSequence
-from gpt2train.generate.settings import SamplingSettings
-from gpt2train.serve.batcher import Batcher, Broken, Busy, Expired, Ticket
-from gpt2train.serve.jobs import Continuation, advance, arrange
-from tests.gpt2train.serve.servers import SHAPE, Gate, small_model
+from gpt2train.inference.decoder import LocalDecoder
+from gpt2train.inference.generate import generate_tokens
+from gpt2train.inference.sequence import TokenSequence
+from gpt2train.inference.settings import SamplingSettings
+from gpt2train.serve.batcher import Batcher, DeadlineExceededError, QueueFullError, ServerFailedError, Ticket
+from gpt2train.serve.decode_jobs import Continuation, advance, arrange
+from tests.gpt2train.serve.local_server import SHAPE, Gate, small_model
 
 SECONDS = 60.0
 
@@ -84,10 +84,10 @@ async def test_who_leaves_frees_the_row_for_who_waits() -> None:
     for one in (first, second, third):
         batcher.submit(one)
     await asyncio.wait_for(first.events.get(), SECONDS)
-    with pytest.raises(Busy):
+    with pytest.raises(QueueFullError):
         batcher.submit(ticket(job([4], 1)))
-    batcher.leave(second)  # in the queue
-    batcher.leave(first)  # in the decoder
+    batcher.cancel(second)  # in the queue
+    batcher.cancel(first)  # in the decoder
     gate.let(1)  # the step that may have begun
     await ended(third)
     assert len(first.jobs[0].sequence.tokens) <= 2
@@ -107,7 +107,7 @@ async def test_the_time_of_a_request_ends() -> None:
     await asyncio.sleep(0.4)
     gate.let(1)
     for one in (runs, waits):
-        with pytest.raises(Expired):
+        with pytest.raises(DeadlineExceededError):
             await ended(one)
     assert (batcher.rows, batcher.waiting) == (0, 0)
     batcher.close()
@@ -125,9 +125,9 @@ async def test_a_failing_decoder_is_heard_by_all() -> None:
     gate.failure = RuntimeError("no more memory")
     gate.let(1)
     for one in (runs, waits):
-        with pytest.raises(Broken, match="failed"):
+        with pytest.raises(ServerFailedError, match="failed"):
             await ended(one)
-    with pytest.raises(Broken):
+    with pytest.raises(ServerFailedError):
         batcher.submit(ticket(job([3], 1)))
     batcher.close()
     assert told == [True]
@@ -195,7 +195,7 @@ class Doubler:
     def __init__(self, prompt: Sequence[int], steps: int) -> None:
         self.prompt, self.steps, self.made = prompt, steps, [[], []]
 
-    def take(self, logits: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+    def advance(self, logits: Tensor) -> tuple[Sequence[int], Sequence[int]]:
         order = logits.topk(2, 1).indices
         tokens = order[0].tolist() if len(logits) == 1 else order[:, 0].tolist()
         for row, token in zip(self.made, tokens, strict=True):

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.serve import OURS, server
 from gpt2train.errors import RunError, UserError
 from gpt2train.serve.client import ASK_PROMPT, ASK_TOKENS, base_of, complete
-from tests.gpt2train.serve.reciting import write_reciting_model
+from tests.gpt2train.serve.fixed_text_model import write_reciting_model
 
 KEY = "open sesame"
 TEXT = "sesame \x1b[31m opens.\n"
@@ -46,7 +46,7 @@ def test_conversation(address: str, tmp_path: Path) -> None:
     out, err = client.communicate("\n".join([*typed, ""]), timeout=60)
     assert (client.returncode, err) == (0, "")
     assert not spoil.exists()
-    assert out.count("is no number of tokens; type a whole number of 1 or more") == 5
+    assert out.count("is not a number of tokens; type a whole number of 1 or more") == 5
     begun = "Open" + (TEXT * 9)[4:][:33].replace("\x1b", "\ufffd")  # a terminal obeys no model
     assert f"{ASK_TOKENS}{begun}\n{ASK_PROMPT}" in out
     assert "error: tokens_to_generate: length of prompt (4 tokens) + tokens_to_generate (100000) is longer" in out
@@ -73,7 +73,7 @@ def test_nobody_there() -> None:
     client = start("127.0.0.1:1")
     out, err = client.communicate("Open\n3\n", timeout=60)
     assert (client.returncode, out) == (1, "")
-    assert err.startswith("error: nobody answers at http://127.0.0.1:1: Connection refused; check the address")
+    assert err.startswith("error: no server responds at http://127.0.0.1:1: Connection refused; check the address")
     with pytest.raises(RunError, match="is the server still running"):
         complete("http://127.0.0.1:1", "Open", 3)
 

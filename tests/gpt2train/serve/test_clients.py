@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gpt2train.checkpoint.huggingface import write_model
-from gpt2train.generate.decoder import LocalDecoder
+from gpt2train.convert.huggingface import write_model
+from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.serve.settings import ServeSettings
-from tests.gpt2train.serve.servers import SHAPE, Gate, Running, running, small_model, write_tokenizer
+from tests.gpt2train.serve.local_server import SHAPE, Gate, Running, running, small_model, write_tokenizer
 from tests.processes import wait_for
 
 SECONDS = 120.0
@@ -63,7 +63,7 @@ def test_openai_gets_the_error_in_a_stream() -> None:
     openai = pytest.importorskip("openai", reason="OpenAI's client is the peer; extra peers")
     gate = Gate(LocalDecoder(small_model(), 1))
     gate.failure = RuntimeError("gone")
-    with running(gate, ServeSettings(rows=1)) as one:
+    with running(gate, ServeSettings(max_batch_size=1)) as one:
         client = openai.OpenAI(base_url=f"{one.url}/v1", api_key="any", max_retries=0)
         stream = client.completions.create(model="small", prompt="a", stream=True)
         gate.let(1)
@@ -174,14 +174,14 @@ def test_the_command_answers_curl_and_stops_when_it_is_told(model: Path, tmp_pat
 
 def test_a_wrong_start(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from gpt2train.cli import app
-    from gpt2train.command import run_command
+    from gpt2train.io.command_line import run_command
 
     (tmp_path / "empty").write_text("\n")
     for flags, said in (
         (["--model", str(tmp_path / "nothing")], "nothing"),
         (["--model", str(model), "--host", "203.0.113.7"], "--port"),
         (["--model", str(model), "--key-file", str(tmp_path / "empty")], "--key-file"),
-        (["--model", str(model), "--rows", "0"], "--rows"),
+        (["--model", str(model), "--max-batch-size", "0"], "--max-batch-size"),
     ):
         assert run_command(app, ["serve", *flags]) == 2
         assert said in capsys.readouterr().err

@@ -7,16 +7,18 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from gpt2train.generate.continuation import generate_tokens
-from gpt2train.generate.decoder import LocalDecoder
-from gpt2train.generate.settings import SamplingSettings
+from gpt2train.inference.decoder import LocalDecoder
+from gpt2train.inference.generate import generate_tokens
+from gpt2train.inference.settings import SamplingSettings
+from gpt2train.serve.service import name_of
 from gpt2train.serve.settings import ServeSettings
-from tests.gpt2train.serve.servers import Gate, Running, running, small_model, tokenizer
+from tests.gpt2train.serve.local_server import Gate, Running, running, small_model, tokenizer
 from tests.processes import wait_for
 
 KEY = "a key that nobody may see"
@@ -155,6 +157,21 @@ def test_names(server: Running) -> None:
     assert "message" in server.client.get("/nothing").json()
 
 
+def test_a_model_has_the_name_of_its_run(server: Running, tmp_path: Path) -> None:
+    for folder, name in (("small-1/model", "small-1"), ("small-1", "small-1"), ("model/other", "other")):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        assert name_of(tmp_path / folder) == name
+    assert name_of(Path("/model")) == "model"
+    (tmp_path / "link").symlink_to(tmp_path / "small-1" / "model")
+    assert name_of(tmp_path / "link") == "small-1"
+    [model] = server.client.get("/v1/models").json()["data"]
+    assert (model["id"], model["max_model_len"]) == ("small", 128)
+    assert model["parameters"] == sum(one.numel() for one in small_model().parameters()) - (384 - 257) * 32
+    body = {"prompt": "a", "max_tokens": 1, "model": "model"}  # what every model was once called
+    assert server.client.post("/v1/completions", json=body).json()["model"] == "small"
+    assert server.client.get("/v1/models/model").json()["id"] == "small"
+
+
 def test_pages_and_counters(server: Running) -> None:
     assert server.client.get("/health").json()["status"] == "ok"
     assert server.client.get("/").status_code == 200
@@ -162,6 +179,7 @@ def test_pages_and_counters(server: Running) -> None:
     assert "random_seed" in manual
     assert "max_tokens" in manual
     assert "http" not in manual  # nothing from elsewhere
+    assert "<td>None" not in manual and "<td>False" not in manual  # as JSON has it
     assert set(server.client.get("/openapi.json").json()["paths"]["/api"]) == {"put", "post"}
     before = server.client.get("/metrics").text
     server.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
@@ -182,7 +200,7 @@ def test_answers_do_not_depend_on_who_else_is_served() -> None:
         {"prompt": "word " * i + "a", "max_tokens": 10 + i, "seed": i, "logprobs": 1, **kind}
         for i, kind in enumerate([{}, {"temperature": 0}, {"top_p": 0.8}, {"top_k": 9}, {"n": 2}, {"echo": True}] * 2)
     ]
-    with running(settings=ServeSettings(rows=5)) as server:
+    with running(settings=ServeSettings(max_batch_size=5)) as server:
 
         def choices(body: dict[str, Any]) -> Any:
             return server.client.post("/v1/completions", json=body).json()["choices"]
@@ -199,7 +217,10 @@ def test_answers_do_not_depend_on_who_else_is_served() -> None:
 
 def test_a_full_queue_and_a_body_too_large() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
-    with running(gate, ServeSettings(rows=1, queue=1, max_body=2000)) as server, ThreadPoolExecutor(2) as pool:
+    with (
+        running(gate, ServeSettings(max_batch_size=1, max_queued=1, max_body=2000)) as server,
+        ThreadPoolExecutor(2) as pool,
+    ):
         body = {"prompt": "a", "max_tokens": 4, "temperature": 0}
         waiting = [pool.submit(server.client.post, "/v1/completions", json=body) for _ in range(2)]
         batcher = server.server.service.batcher
@@ -219,7 +240,7 @@ def test_a_full_queue_and_a_body_too_large() -> None:
 
 def test_who_leaves_frees_the_row() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
-    with running(gate, ServeSettings(rows=1)) as server:
+    with running(gate, ServeSettings(max_batch_size=1)) as server:
         batcher = server.server.service.batcher
         body = {"prompt": "a", "max_tokens": 100, "temperature": 0}
         for streams in (False, True):
@@ -234,7 +255,9 @@ def test_who_leaves_frees_the_row() -> None:
             assert connection.sock
             connection.sock.shutdown(socket.SHUT_RDWR)
             connection.close()
-            wait_for(lambda: all(place.ticket.left for place in list(batcher._running)), 30, "the server to notice")
+            wait_for(
+                lambda: all(place.ticket.cancelled for place in list(batcher._running)), 30, "the server to notice"
+            )
             gate.let(1)
             wait_for(lambda: batcher.rows == 0, 30, "the row to be free")
         assert len(gate.rows_seen) < 10
@@ -243,7 +266,7 @@ def test_who_leaves_frees_the_row() -> None:
 
 def test_the_time_of_a_request_ends() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
-    with running(gate, ServeSettings(rows=1, deadline=0.4)) as server, ThreadPoolExecutor(1) as pool:
+    with running(gate, ServeSettings(max_batch_size=1, deadline=0.4)) as server, ThreadPoolExecutor(1) as pool:
         late = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 9})
         time.sleep(0.6)
         gate.let(1)
@@ -257,9 +280,9 @@ def test_the_time_of_a_request_ends() -> None:
 
 
 def test_a_decoder_that_hangs_is_no_hang_for_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpt2train.serve.service.LATE_SECONDS", 0.2)
+    monkeypatch.setattr("gpt2train.serve.service.DEADLINE_MARGIN_SECONDS", 0.2)
     gate = Gate(LocalDecoder(small_model(), 1))
-    with running(gate, ServeSettings(rows=1, deadline=0.3)) as server:
+    with running(gate, ServeSettings(max_batch_size=1, deadline=0.3)) as server:
         assert server.client.post("/v1/completions", json={"prompt": "a"}).status_code == 504
         health = server.client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "stuck")
@@ -269,13 +292,13 @@ def test_a_decoder_that_hangs_is_no_hang_for_its_clients(monkeypatch: pytest.Mon
 
 def test_what_outlasts_the_grace_is_cut_off() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
-    with running(gate, ServeSettings(rows=1, grace=1)) as server, ThreadPoolExecutor(1) as pool:
+    with running(gate, ServeSettings(max_batch_size=1, shutdown_timeout=1)) as server, ThreadPoolExecutor(1) as pool:
         batcher = server.server.service.batcher
         late = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 100})
         wait_for(lambda: batcher.rows == 1, 30, "the row to be taken")
         [place] = batcher._running
         server.server.http.should_exit = True
-        wait_for(lambda: place.ticket.left, 30, "the server to give it up")
+        wait_for(lambda: place.ticket.cancelled, 30, "the server to give it up")
         gate.let(1)
         server.thread.join(30)
         assert not server.thread.is_alive()
@@ -288,7 +311,7 @@ def test_what_outlasts_the_grace_is_cut_off() -> None:
 def test_a_failing_decoder_ends_the_service() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     gate.failure = RuntimeError("a rank is gone")
-    with running(gate, ServeSettings(rows=1)) as server:
+    with running(gate, ServeSettings(max_batch_size=1)) as server:
         gate.let(1)
         with contextlib.closing(httpx.Client(base_url=server.url, timeout=60, trust_env=False)) as client:
             answer = client.post("/v1/completions", json={"prompt": "a"})

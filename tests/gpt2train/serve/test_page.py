@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks.serve import OURS, server
-from tests.gpt2train.serve.reciting import write_reciting_model
+from gpt2train.model.gpt2 import GPT2
+from tests.gpt2train.serve.fixed_text_model import SHAPE, write_reciting_model
 
 webdriver = pytest.importorskip(
     "selenium.webdriver", reason="selenium is not installed: pip install 'gpt2train[peers]'"
@@ -40,7 +41,7 @@ class Page:
     def at(self, name: str) -> Any:
         return self.driver.find_element(By.ID, name)
 
-    def open(self, key: str = KEY, name: str = "model") -> None:
+    def open(self, key: str = KEY, name: str = "page") -> None:
         self.driver.get(self.address + "/")
         self.until(lambda: self.at("key").is_displayed(), "the field for the key")
         self.fill(key=key + Keys.TAB)
@@ -64,8 +65,9 @@ class Page:
                                               ".map((one) => one.textContent).join('')"))  # fmt: skip
 
     def complaints(self) -> list[Any]:
-        """What the browser found wrong, beyond that the server first asked for a key."""
-        return [one for one in self.driver.get_log("browser") if " 401 " not in one["message"]]
+        """Warnings and errors of the browser's console, but for the answer 401 that asks for a key."""
+        lines = self.driver.get_log("browser")
+        return [line for line in lines if line["level"] not in ("INFO", "DEBUG") and " 401 " not in line["message"]]
 
     def ask(self, path: str, body: object = None) -> str:
         """What the server answers without the page."""
@@ -109,6 +111,17 @@ def test_nothing_from_elsewhere(page: Page) -> None:
     assert len(loaded) >= 3
     assert all(name.startswith(page.address + "/") for name in loaded)
     assert page.complaints() == []
+
+
+def test_the_heading_names_run_and_size(page: Page) -> None:
+    """The run's name where the folder is called `model`, as all are that a merge writes."""
+    page.open()
+    [served] = json.loads(page.ask("/v1/models"))["data"]
+    weights = sum(tensor.numel() for tensor in GPT2(SHAPE).parameters()) - (SHAPE.padded_vocab - SHAPE.vocab) * 64
+    assert served["parameters"] == weights
+    assert page.at("model").text == f"{served['id']} · {weights:,} parameters · context 4,096 tokens"
+    assert served["id"].startswith("page")
+    assert page.driver.title == f"{served['id']} · gpt2train"
 
 
 def test_text_comes_as_text(page: Page) -> None:
@@ -187,7 +200,7 @@ def test_settings_reach_the_server(page: Page) -> None:
     page.open()
     page.go(prompt="Gr", temperature=0, max_tokens=90, stop_text=".\\n")
     assert page.text() == TEXT[2:-2]
-    assert "the text came to its end" in page.at("status").text
+    assert "end of the text" in page.at("status").text
     texts = []
     for seed in (1, 2, 1):
         page.go(temperature=50, top_p=1, max_tokens=60, seed=seed, stop_text="\ue003")
@@ -230,7 +243,7 @@ def test_wrong_key_and_no_server(page: Page) -> None:
     page.driver.set_network_conditions(offline=True, latency=0, throughput=0)
     try:
         page.go()
-        assert page.at("error").text == "No answer from the server: it may have been stopped."
+        assert page.at("error").text == "No response from the server; it may have been stopped."
         assert page.text() == ""
     finally:
         page.driver.delete_network_conditions()

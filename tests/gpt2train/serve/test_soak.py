@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mischief import KINDS
+from benchmarks.adversarial_clients import KINDS
 from benchmarks.soak import run
 
 

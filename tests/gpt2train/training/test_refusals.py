@@ -17,24 +17,24 @@ import pytest
 from gpt2train.checkpoint import store
 from gpt2train.config import RunConfig, to_toml
 from gpt2train.data.indexed import IndexedWriter
-from gpt2train.rank import only_job_in
-from tests.disks import small_disk
+from gpt2train.launch.rank_process import lock_run_folder
 from tests.gpt2train.jobs import finish, make, start, write_tokens
+from tests.small_disk import small_disk
 
 HERE = Path(__file__).parent
 REFUSED = {
     "preset": (2, r"unknown preset '346m'; did you mean '345m'\?"),
-    "vocabulary": (2, r"train\.bin holds the token \d+, but the vocabulary has 250"),
-    "truncated": (1, r"train\.bin .* bytes, but its \.idx tells of"),
-    "index": (1, r"train\.bin .* bytes, but its \.idx tells of"),
-    "layout": (2, r"tp 3 x pp 1 = 3 processes, but 2 were given"),
+    "vocabulary": (2, r"train\.bin contains the token id \d+, but the vocabulary has 250"),
+    "truncated": (1, r"train\.bin .* bytes, but its \.idx has"),
+    "index": (1, r"train\.bin .* bytes, but its \.idx has"),
+    "layout": (2, r"tp 3 x pp 1 = 3 does not divide the 2 processes"),
     "batch": (2, r"global_batch 9 is not a multiple"),
-    "two-jobs": (2, r"another training job works in .*two-jobs"),
+    "two-jobs": (2, r"another training job uses .*two-jobs"),
     "elsewhere": (2, r"cannot write .*elsewhere"),
     "file-limit": (1, r"cannot save .*step-00000006"),
     "full-disk": (1, r"no space left while saving .*step-0000000\d"),
 }
-SAVING: dict[str, Any] = {"checkpoints": {"every": 2, "keep": 99}, "schedule": {"warmup": 1}}
+SAVING: dict[str, Any] = {"checkpoints": {"interval": 2, "keep": 99}, "schedule": {"warmup": 1}}
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Endi
     }
     more = {"preset": {"arguments": ["--preset", "346m"]}, "file-limit": {"file_limit": 100_000}}
     # Two checkpoints of some 470 KB fit on the disk, with the logs.
-    with small_disk(folder / "disk", "1400k") as mounted, only_job_in(folder / "two-jobs"):
+    with small_disk(folder / "disk", "1400k") as mounted, lock_run_folder(folder / "two-jobs"):
         if not mounted:
             del configs["full-disk"]
         cases = []
@@ -96,7 +96,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Endi
         (folder / "cases.json").write_text(json.dumps(cases))
         out = folder / "out"
         out.mkdir()
-        code, _, err = finish(start(str(HERE / "cases.py"), str(folder / "cases.json"), str(out)), 270)
+        code, _, err = finish(start(str(HERE / "command_cases.py"), str(folder / "cases.json"), str(out)), 270)
         assert code == 0, err
         yield {name: ending(out, name, config.output) for name, config in configs.items()}
 

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
-from tasks.blacklist import BlacklistSettings, blacklist
-from tasks.blacklist.repeats import KeyWriter, cells_of, repeats
-from tasks.shards import read_rows
-from tasks.steps import Manifest
-from tasks.storage import Folder
-from tasks.urls import find_url_lists
+from tasks.blacklist.duplicate_urls import KeyWriter, cells_of, duplicate_positions
+from tasks.blacklist.settings import BlacklistSettings
+from tasks.blacklist.step import blacklist
+from tasks.core.shards import read_rows
+from tasks.core.step import Manifest
+from tasks.core.storage import Folder
+from tasks.core.url_lists import find_url_lists, without_credentials
 from tests.tasks.corpus import Inline, rejected_of
 
 
@@ -32,11 +33,11 @@ def test_repeats_are_those_of_a_set(tmp_path_factory: pytest.TempPathFactory, nu
         for row, number in enumerate(numbers):
             writer.add([bytes([number // 2 * 50]) * 8 + bytes([number % 2]) * 8], [row])
     entries = np.fromfile(path, dtype="<u8").reshape(-1, 3)
-    assert repeats(entries).tolist() == expected
+    assert duplicate_positions(entries).tolist() == expected
     found = []
     for cell in range(cells):  # each cell by itself finds its part
         parts = [entries[starts[cell] : starts[cell + 1]] for starts in writer.index] or [entries[:0]]
-        found += repeats(np.concatenate(parts)).tolist()
+        found += duplicate_positions(np.concatenate(parts)).tolist()
     assert sorted(found) == expected
 
 
@@ -55,6 +56,41 @@ def run(root: Folder, places: list[str], **settings: object) -> Manifest:
 
 def urls_of(root: Folder, manifest: Manifest) -> list[str]:
     return [str(row["url"]) for record in manifest.outputs for row in read_rows(root / manifest.folder, record.name)]
+
+
+SECRETS = ("hunter2", "s3cret", "tok3n")
+
+
+@pytest.mark.parametrize("credentials", ["strip", "reject"])
+def test_no_password_of_a_listed_url_is_written(tmp_path: Path, credentials: str) -> None:
+    urls = [
+        "http://me:hunter2@a.example/page?x=1#part",
+        "https://s3cret@b.example:8443/",
+        "http://me:hunter2@me:hunter2@c.example/",  # two of them
+        "http://me:hunter2@d.example/file.pdf",  # dropped for another reason
+        "http://me:hunter2@[broken/",  # no URL at all
+        "me:hunter2@e.example/page",
+        "ftp://me:hunter2@f.example/",
+        "http:\\\\me:hunter2@g.example\\",
+        "http://h.example/@me/post?mail=me@h.example",
+    ]
+    root = Folder(tmp_path / "out")
+    manifest = run(root, [write(tmp_path / "list.txt", urls)], credentials=credentials)
+    written = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
+    rows = [*urls_of(root, manifest), *(f"{row}" for row in rejected_of(root, manifest))]
+    assert not [secret for secret in SECRETS if secret.encode() in written or secret in f"{rows}"]
+    plain = urls[-1]
+    if credentials == "reject":
+        assert urls_of(root, manifest) == [plain] and manifest.outcome.reasons["credentials"] == len(urls) - 1
+    else:
+        kept = ["http://a.example/page?x=1#part", "https://b.example:8443/", "http://c.example/", plain]
+        assert urls_of(root, manifest) == kept
+
+
+@given(st.text(max_size=40), st.text("abc:%~!$", max_size=20))
+def test_a_url_loses_its_credentials_and_nothing_else(rest: str, secret: str) -> None:
+    assert without_credentials(f"http://{secret}@host.example/{rest}") == f"http://host.example/{rest}"
+    assert without_credentials(f"http://host.example/{rest}") == f"http://host.example/{rest}"
 
 
 def test_parity_of_the_step(tmp_path: Path) -> None:
@@ -85,7 +121,7 @@ def test_order_is_kept_and_shards_are_full(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tasks.blacklist.step.cells_of", lambda _: 4 if many else 1)
         patch.setattr("tasks.blacklist.step.BLOCK_ROWS", 5)
-        patch.setattr("tasks.blacklist.repeats.SEGMENT", 3)
+        patch.setattr("tasks.blacklist.duplicate_urls.SEGMENT", 3)
         if not expected:
             with pytest.raises(UserError, match=r"every one of the \d+ URLs was rejected"):
                 run(root, places, shard_rows=2)
@@ -131,10 +167,11 @@ def test_bytes_do_not_depend_on_the_hash_seed_or_workers(tmp_path: Path) -> None
     write(tmp_path / "m.txt", [f"http://{name}.example/{n}" for n in range(120) for name in ("a", "c")])
     code = """if True:
         import sys
-        from tasks.blacklist import BlacklistSettings, blacklist
-        from tasks.runner import Runner
-        from tasks.storage import Folder
-        from tasks.urls import find_url_lists
+        from tasks.blacklist.settings import BlacklistSettings
+        from tasks.blacklist.step import blacklist
+        from tasks.core.runner import Runner
+        from tasks.core.storage import Folder
+        from tasks.core.url_lists import find_url_lists, without_credentials
         out, workers, *lists = sys.argv[1:]
         with Runner(int(workers)) as runner:
             print(blacklist(Folder(out), find_url_lists(lists), BlacklistSettings(), runner).identity)
@@ -155,9 +192,10 @@ def test_bytes_do_not_depend_on_the_hash_seed_or_workers(tmp_path: Path) -> None
 MEASURED = """if True:
     import resource, sys, time
     from pathlib import Path
-    from tasks.blacklist import BlacklistSettings, blacklist
-    from tasks.storage import Folder
-    from tasks.urls import find_url_lists
+    from tasks.blacklist.settings import BlacklistSettings
+    from tasks.blacklist.step import blacklist
+    from tasks.core.storage import Folder
+    from tasks.core.url_lists import find_url_lists, without_credentials
     from tests.tasks.corpus import Inline
     path, count = Path(sys.argv[1]), int(sys.argv[2])
     with path.open("w") as file:

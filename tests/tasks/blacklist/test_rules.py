@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
-from tasks.blacklist.listed import Listed, check_listed, pack, read_listed
-from tasks.blacklist.parity import MegatronJudge
-from tasks.blacklist.rules import EXTENSIONS, PLAIN, Judge, Rules, blocked_names, site_name
+from tasks.blacklist.blocklists import Blocklists, check_blocklists, pack, read_blocklists
+from tasks.blacklist.megatron_rules import MegatronClassifier
+from tasks.blacklist.rules import EXTENSIONS, PLAIN, Rules, UrlClassifier, blocked_names, site_name
 
-LISTED = Listed(
+LISTED = Blocklists(
     pack([("bad.example", "test"), ("cdn.good.example", "test")]),
     {"good.example/bad": "test", "good.example/dir/": "test", "good.example/q?id=1": "test"},
     frozenset(["good.example"]),
@@ -23,11 +23,11 @@ RULES = Rules(blocked_names(), EXTENSIONS, LISTED, 9)
 
 
 def reason(url: str) -> str | None:
-    return Judge(RULES)(url)[0] or None
+    return UrlClassifier(RULES)(url)[0] or None
 
 
 def key(url: str) -> bytes:
-    return Judge(RULES)(url)[2]
+    return UrlClassifier(RULES)(url)[2]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_differs_is_kept(other: str) -> None:
 
 @given(st.text() | st.text().map("http://{}".format) | st.text(st.sampled_from("htp:/.[]@?#%a1é\u202e")))
 def test_any_text_gets_a_verdict(url: str) -> None:
-    judge = Judge(RULES)
+    judge = UrlClassifier(RULES)
     found, _, digest = verdict = judge(url)
     assert len(digest) == (0 if found else 16)
     assert judge(url) == verdict  # what it remembers of the host changes nothing
@@ -160,7 +160,7 @@ def test_any_text_gets_a_verdict(url: str) -> None:
     ],
 )
 def test_parity_has_the_faults_of_the_recipe(url: str, expected: str) -> None:
-    judge = MegatronJudge(Rules(blocked_names(), EXTENSIONS))
+    judge = MegatronClassifier(Rules(blocked_names(), EXTENSIONS))
     assert judge(url)[0] == expected
     assert judge(url)[2] != judge(url + "#x")[2] or expected
 
@@ -176,7 +176,7 @@ PARTS = st.sampled_from([*WORDS.split(), " ", "\t", "\x00", "a" * 64, "abcd." * 
     | st.lists(PARTS, max_size=6).map(lambda p: "http://good.example" + "".join(p))
 )
 def test_the_short_way_is_the_long_way(url: str) -> None:
-    assert Judge(RULES)(url) == Judge(RULES).judge_any(url)
+    assert UrlClassifier(RULES)(url) == UrlClassifier(RULES).classify_any(url)
 
 
 def test_the_short_way_is_taken() -> None:
@@ -195,20 +195,20 @@ def test_lists_in_both_layouts_of_ut1(tmp_path: Path) -> None:
     (tmp_path / "adult" / "urls").write_text("www.three.example/~x\n")
     (tmp_path / "adult" / "usage").write_text("black\n")
     (tmp_path / "ads.txt.gz").write_bytes(gzip.compress(b".two.example\none.example\n"))
-    listed = read_listed([str(tmp_path)])
+    listed = read_blocklists([str(tmp_path)])
     assert [listed.domains[n] for n in range(len(listed.domains))] == [b"one.example", b"two.example"]
     assert listed.domains.find("a.one.example") == ("one.example", "ads")  # the first list that names it
     assert listed.urls == {"three.example/~x": "adult"}
-    assert read_listed([str(tmp_path / "ads.txt.gz")]).domains.find("two.example") == ("two.example", "ads")
-    assert read_listed([str(tmp_path / "adult")]).domains.find("one.example") == ("one.example", "adult")
-    assert listed.digest != read_listed([str(tmp_path / "adult")]).digest
-    check_listed([str(tmp_path)])
-    for look in (read_listed, check_listed):
+    assert read_blocklists([str(tmp_path / "ads.txt.gz")]).domains.find("two.example") == ("two.example", "ads")
+    assert read_blocklists([str(tmp_path / "adult")]).domains.find("one.example") == ("one.example", "adult")
+    assert listed.digest != read_blocklists([str(tmp_path / "adult")]).digest
+    check_blocklists([str(tmp_path)])
+    for look in (read_blocklists, check_blocklists):
         with pytest.raises(UserError, match=r"cannot read .*none.txt"):
             look([str(tmp_path / "none.txt")])
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no list in .*domain-lists"):
-        read_listed([str(tmp_path / "empty")])
+        read_blocklists([str(tmp_path / "empty")])
 
 
 @given(st.dictionaries(st.text(st.sampled_from("ab."), min_size=1, max_size=6), st.sampled_from("xyz")), st.text("ab."))
@@ -225,7 +225,7 @@ def test_the_real_list_with_its_reference_decisions(real_data: Path) -> None:
         rows = [row.split("\t", 2) for row in file.read().split("\n")[1:] if row.count("\t") >= 2]
     counts = json.loads((real_data / "urls" / "expected_counts.json").read_text())["counts"]
     assert len(rows) == counts["total"]
-    judge = Judge(Rules(listed=read_listed([str(real_data / "urls" / "blacklists")])))
+    judge = UrlClassifier(Rules(listed=read_blocklists([str(real_data / "urls" / "blacklists")])))
     seen: set[bytes] = set()
     pairs: Counter[tuple[str, str]] = Counter()
     for decision, category, url in rows:

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from gpt2train.settings import build
-from tasks.clean import CleanSettings, clean
-from tasks.clean.counting import count_tokens, tokenizer_file
 from tasks.clean.language import LanguageSettings, detect
-from tasks.runner import Runner
-from tasks.shards import DOCUMENT, read_rows, write_rows
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import Folder
+from tasks.clean.settings import CleanSettings
+from tasks.clean.step import clean
+from tasks.clean.token_counts import count_tokens, tokenizer_file
+from tasks.core.runner import Runner
+from tasks.core.shards import DOCUMENT, read_rows, write_rows
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
 
 ENGLISH = "The library waits for the reply of the server, and gives up when the reply does not come in time. " * 8
 GERMAN = "Die Bibliothek wartet auf die Antwort des Servers und gibt auf, wenn sie nicht rechtzeitig eintrifft. " * 12
@@ -74,7 +75,11 @@ def test_filters_count_by_reason_and_tokens_are_those_of_the_text_that_stays(tmp
     prose = "\n".join(sentences * 2)
     menu = "\n".join(["home", "shop", "about us and the rest"] * 30)
     short = "\n".join([*sentences[:6], *(f"no end {a} {b} {c}" for a, b, c in NAMES)])
-    filters = {"c4": {"use": True}, "fineweb": {"use": True, "max_repeated_characters": 1}, "pii": {"emails": True}}
+    filters = {
+        "c4": {"enabled": True},
+        "fineweb": {"enabled": True, "max_repeated_characters": 1},
+        "pii": {"emails": True},
+    }
     settings = build(CleanSettings, {"filters": filters, "language": {"keep": ["any"]}})
     texts = [prose + "\nWrite to tom@there.org for more.\nlast line", menu, short]
     manifest = clean(root, documents(root, texts), settings, runner)
@@ -95,18 +100,18 @@ def test_the_language_is_asked_for_a_task_that_needs_it(tmp_path: Path, runner: 
     assert manifest.outcome.reasons == {"short_not_english": 1}
 
 
-def test_tokens_of_the_published_tokenizer(tmp_path: Path, runner: Runner, real_data: Path) -> None:
+def test_tokens_of_the_published_tokenizer(tmp_path: Path, runner: Runner, open_data: Path) -> None:
     from gpt2train.data.tokenizer import load_tokenizer, read_tables, save_tokenizer
 
     root = Folder(tmp_path)
     step = Step(root, "tokenizer", version=1, parameters={}, inputs={})
     Path(step.folder.path()).mkdir()
-    save_tokenizer(step.folder.path(), *read_tables(real_data / "bpe"))
+    save_tokenizer(step.folder.path(), *read_tables(open_data / "bpe"))
     tokenizer = step.commit(Outcome(outputs=tuple(step.folder.record(name) for name in step.folder.files())))
     text = ENGLISH + "<|endoftext|> antidisestablishmentarianism"
     manifest = clean(root, documents(root, [text]), CleanSettings(), runner, tokenizer)
     [row] = rows_of(root, manifest)
-    ids = load_tokenizer(real_data / "bpe").encode(row["text"], add_special_tokens=False).ids
+    ids = load_tokenizer(open_data / "bpe").encode(row["text"], add_special_tokens=False).ids
     assert row["tokens"] == len(ids)
     assert count_tokens([text]) < count_tokens([text], tokenizer_file(root, tokenizer))
 
@@ -119,11 +124,11 @@ def test_the_end_of_a_text_is_no_token(tmp_path: Path, runner: Runner) -> None:
     assert manifest.outcome.reasons == {"too_short": 1}
 
 
-def test_the_head_decides_as_the_whole_text(real_data: Path) -> None:
-    with gzip.open(real_data / "lang" / "udhr_lang_dev.jsonl.gz", "rt", encoding="utf-8") as file:
+def test_a_sample_decides_as_the_whole_text(open_data: Path) -> None:
+    with gzip.open(open_data / "lang" / "udhr_lang_dev.jsonl.gz", "rt", encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file][::12]
     settings = LanguageSettings(detector="langdetect")
-    whole = LanguageSettings(detector="langdetect", head=10_000)
+    whole = LanguageSettings(detector="langdetect", sample=10_000)
     assert all((detect(t, settings) == "en") == (detect(t, whole) == "en") for t in texts)
 
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
 from gpt2train.settings import build
-from tasks.decontaminate import DecontaminateSettings, decontaminate
+from tasks.core.runner import Runner
+from tasks.core.shards import CLEAN, read_rows, write_rows
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
 from tasks.decontaminate.ngrams import NgramIndex, word_spans, words_of
-from tasks.decontaminate.step import plan_cuts, remove
-from tasks.runner import Runner
-from tasks.shards import CLEAN, read_rows, write_rows
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import Folder
-from tests.tasks.corpus import texts_of
+from tasks.decontaminate.settings import DecontaminateSettings
+from tasks.decontaminate.step import decontaminate, plan_cuts, remove
+from tests.tasks.corpus import real_texts, texts_of
 
 FILLER = " ".join(f"Sentence number {n} says something about topic {n * 7}." for n in range(40))
 PASSAGE = "She walked down to the old harbour at night and waited there until the last boat came in."
@@ -219,8 +219,8 @@ def test_short_pieces_go() -> None:
     assert left == f"{FILLER}\n\n{FILLER}"
 
 
-def test_real_lambada_against_planted_passages(real_data: Path) -> None:
-    with (real_data / "lambada" / "lambada_test.jsonl").open(encoding="utf-8") as file:
+def test_real_lambada_against_planted_passages(open_data: Path) -> None:
+    with (open_data / "lambada" / "lambada_test.jsonl").open(encoding="utf-8") as file:
         passages = [json.loads(line)["text"] for line in file]
     index = NgramIndex(passages)
     assert len(passages) == 5153
@@ -237,16 +237,15 @@ def test_real_lambada_against_planted_passages(real_data: Path) -> None:
 
 
 def test_no_ngram_of_lambada_and_wikitext_survives_in_real_texts(
-    tmp_path: Path, real_data: Path, runner: Runner
+    tmp_path: Path, open_data: Path, runner: Runner
 ) -> None:
-    """Passages planted in reviews, news and novels; the twin counts what is left by tuples in a Python set."""
+    """Passages planted in news, speeches and novels; the twin counts what is left by tuples in a Python set."""
     root = Folder(tmp_path)
-    lambada, wikitext = real_data / "lambada" / "lambada_test.jsonl", real_data / "wikitext" / "wiki.test.head20.raw"
+    lambada, wikitext = open_data / "lambada" / "lambada_test.jsonl", open_data / "wikitext" / "wiki.test.head20.raw"
     passages = [json.loads(line)["text"] for line in lambada.open(encoding="utf-8")]
     paragraphs = [line for line in wikitext.read_text(encoding="utf-8").split("\n") if len(words_of(line)) >= 13]
-    texts = texts_of(real_data / "text" / "imdb_dev.jsonl.gz", 150)
-    texts += texts_of(real_data / "text" / "reuters_dev.jsonl.gz", 150)
-    texts += [text[50_000:90_000] for text in texts_of(real_data / "text" / "novels_dev.jsonl.gz", 5)]
+    texts = real_texts(open_data)
+    texts += [text[50_000:90_000] for text in texts_of(open_data / "text" / "novels_dev.jsonl.gz", 5)]
     draw = random.Random(1)
     for number in draw.sample(range(len(texts)), 60):
         at = draw.randrange(len(texts[number]))
@@ -306,7 +305,7 @@ def test_the_user_s_sets(tmp_path: Path, runner: Runner) -> None:
 
 
 def test_contradicting_lengths_are_refused() -> None:
-    with pytest.raises(UserError, match="shortest 9 is more than longest 8; give at most as much"):
+    with pytest.raises(UserError, match="shortest 9 is more than longest 8; give at most that value"):
         build(DecontaminateSettings, {"longest": 8, "shortest": 9})
 
 

@@ -14,14 +14,17 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tasks.dedup import DedupSettings, dedup, largest_clusters, plain
-from tasks.dedup.candidates import pair_up_all, pair_with_pivots
-from tasks.dedup.clusters import Edges, components_of, keepers
-from tasks.dedup.sketch import band_name, sketch_texts
-from tasks.runner import Runner
-from tasks.shards import in_groups, read_rows
-from tasks.steps import Manifest
-from tasks.storage import FileRecord, Folder
+from tasks.core.runner import Runner
+from tasks.core.shards import in_groups, read_rows
+from tasks.core.step import Manifest
+from tasks.core.storage import FileRecord, Folder
+from tasks.dedup import reference
+from tasks.dedup.cluster_report import largest_clusters
+from tasks.dedup.clusters import Edges, choose_survivors, components_of
+from tasks.dedup.lsh import pair_up_all, pair_with_pivots
+from tasks.dedup.minhash import band_name, sketch_texts
+from tasks.dedup.settings import DedupSettings
+from tasks.dedup.step import dedup
 from tests.tasks.corpus import Inline, content_of, documents_of, read_jsonl, rejected_of, row, rows_of
 
 TEXT = " ".join(f"word{i:02d}" for i in range(100))
@@ -69,12 +72,12 @@ def check_pairs(
     # Exact copies go before pairs are made: a pair with one of them cannot be found, and need not.
     best: dict[str, str] = {}
     for document in sorted(documents, key=lambda d: (-len(d["text"]), d["id"])):
-        best.setdefault(plain.folded(document["text"]) if settings.normalise else document["text"], document["id"])
+        best.setdefault(reference.folded(document["text"]) if settings.normalise else document["text"], document["id"])
     copies = {document["id"] for document in documents} - set(best.values())
     expected = {pair: j for pair, j in exact.items() if j >= settings.threshold and not pair & copies}
     assert found.keys() <= exact.keys()
     assert all(exact[pair] > settings.threshold - 1e-5 and abs(exact[pair] - j) < 1e-5 for pair, j in found.items())
-    promised = sum(1 - (1 - j**settings.rows) ** settings.bands for j in expected.values()) / len(expected)
+    promised = sum(1 - (1 - j**settings.rows_per_band) ** settings.num_bands for j in expected.values()) / len(expected)
     assert len(found.keys() & expected.keys()) / len(expected) >= promised - slack
     rejected = [p["jaccard"] for p in pairs if not p["accepted"]]
     assert rejected and max(rejected) < settings.threshold
@@ -108,11 +111,11 @@ def test_candidates_follow_the_s_curve(
         rows = [row for row in csv.DictReader(file, delimiter="\t") if float(row["jaccard"]) < 1]
     one, other = (np.array([places[row[name]] for row in rows]) for name in ("id_a", "id_b"))
     exact = np.array([float(row["jaccard"]) for row in rows])
-    promised = 1 - (1 - exact**settings.rows) ** settings.bands
+    promised = 1 - (1 - exact**settings.rows_per_band) ** settings.num_bands
     shares = []
     for seed in range(1, 7):
         sketch = sketch_texts(texts, settings.model_copy(update={"seed": seed}))
-        bands = np.stack([sketch[band_name(band)].to_numpy(zero_copy_only=False) for band in range(settings.bands)])
+        bands = np.stack([sketch[band_name(band)].to_numpy(zero_copy_only=False) for band in range(settings.num_bands)])
         shares.append((bands[:, one] == bands[:, other]).any(axis=0))
     found = np.mean(shares, axis=0)
     assert abs(found.mean() - promised.mean()) < 0.01
@@ -150,8 +153,8 @@ def test_every_dropped_document_is_verified_against_a_kept_one(
         members[member["cluster"]].add(member["id"])
         assert (member["reason"] is None) == (member["id"] in kept)
         assert member["kept_id"] in kept
-        sets = [plain.shingle_hashes(plain.folded(texts[member[name]]), True, 5) for name in ("id", "kept_id")]
-        assert plain.jaccard(*sets) == member["jaccard"]
+        sets = [reference.shingle_hashes(reference.folded(texts[member[name]]), True, 5) for name in ("id", "kept_id")]
+        assert reference.jaccard(*sets) == member["jaccard"]
         if member["reason"]:
             assert member["jaccard"] >= 0.8
             assert len(texts[member["kept_id"]]) >= len(texts[member["id"]])
@@ -195,13 +198,20 @@ def test_other_shards_and_workers_keep_the_same(
     assert fates[0] == fates[1]
 
 
-@pytest.mark.parametrize("size", [100, 1000])
-def test_articles_with_known_pairs(real_data: Path, tmp_path: Path, size: int) -> None:
-    folder = real_data / "neardup"
-    articles = list(read_jsonl(folder / f"minhash_articles_{size}.jsonl"))
-    pairs = [line.split() for line in (folder / f"minhash_articles_{size}.truth.tsv").read_text().splitlines()[1:]]
+def test_articles_with_known_pairs(open_data: Path, tmp_path: Path) -> None:
+    check_articles(open_data / "neardup/minhash_articles_100", tmp_path)
+
+
+def test_a_thousand_articles_with_known_pairs(real_data: Path, tmp_path: Path) -> None:
+    check_articles(real_data / "neardup/minhash_articles_1000", tmp_path)
+
+
+def check_articles(name: Path, tmp_path: Path) -> None:
+    """The clusters are exactly the planted pairs."""
+    articles = list(read_jsonl(name.with_suffix(".jsonl")))
+    pairs = [line.split() for line in name.with_suffix(".truth.tsv").read_text().splitlines()[1:]]
     # These are planted at character-5-gram similarity >= 0.5: at a low threshold of words all must be found.
-    settings = DedupSettings(threshold=0.5, bands=32, rows=4)
+    settings = DedupSettings(threshold=0.5, num_bands=32, rows_per_band=4)
     root, manifest = run(tmp_path, [row(a["text"], document_id=a["id"]) for a in articles], settings)
     clusters = defaultdict(set)
     for member in audit(root, manifest, "clusters/"):
@@ -241,7 +251,7 @@ def test_a_chain(tmp_path: Path, policy: Any, kept: list[str]) -> None:
     """a ~ b ~ c, but a and c are too different: greedy keeps both ends, connected only the best."""
     words = TEXT.split()
     texts = {key: " ".join(words[start : start + 91]) for key, start in (("a", 0), ("b", 4), ("c", 8))}
-    settings = DedupSettings(policy=policy, threshold=0.9, bands=64, rows=2)
+    settings = DedupSettings(policy=policy, threshold=0.9, num_bands=64, rows_per_band=2)
     rows = [row(text, document_id=key) for key, text in texts.items()]
     root, manifest = run(tmp_path, rows, settings)
     assert [r["id"] for r in rows_of(root, manifest)] == kept
@@ -262,7 +272,7 @@ def test_the_threshold_is_inclusive(tmp_path: Path) -> None:
     """8 common 1-grams of 10 are 0.8 exactly."""
     rows = [row("a1 a2 a3 a4 a5 a6 a7 a8 b1", document_id="x"), row("a1 a2 a3 a4 a5 a6 a7 a8 c1", document_id="y")]
     for threshold, kept in ((0.8, ["x"]), (0.800001, ["x", "y"])):
-        settings = DedupSettings(ngram=1, threshold=threshold, bands=64, rows=1)
+        settings = DedupSettings(ngram=1, threshold=threshold, num_bands=64, rows_per_band=1)
         root, manifest = run(tmp_path / str(threshold), rows, settings)
         assert [r["id"] for r in rows_of(root, manifest)] == kept
 
@@ -306,12 +316,12 @@ def test_keepers(graph: list[tuple[int, int]], fixed: int) -> None:
     better, worse = np.array(graph, dtype=np.int64).reshape(-1, 2).T
     edges = Edges(better, worse, np.array(list(weight.values()), dtype=np.float64))
     components = components_of(10, better, worse)
-    chosen, similarity = (column.tolist() for column in keepers(edges, components, "greedy", fixed))
+    chosen, similarity = (column.tolist() for column in choose_survivors(edges, components, "greedy", fixed))
     for node in range(10):
         options = [(-weight[a, b], a) for a, b in graph if b == node and chosen[a] == a]
         assert (-similarity[node], chosen[node]) == min(options, default=(-1.0, node))
     assert chosen[:fixed] == list(range(fixed))
-    chosen, similarity = (column.tolist() for column in keepers(edges, components, "connected", fixed))
+    chosen, similarity = (column.tolist() for column in choose_survivors(edges, components, "connected", fixed))
     same = components.tolist()
     assert chosen == [node if node < fixed else same.index(same[node]) for node in range(10)]
     assert all(same[a] == same[b] for a, b in graph)
@@ -345,10 +355,10 @@ def test_small_groups_ranges_and_pieces_give_the_same(
     """What a hundred million documents would do to the files: many groups, ranges of hashes, sets in pieces."""
     settings = DedupSettings(policy=policy)
     expected = run(tmp_path / "expected", planted, settings, 200)
-    monkeypatch.setattr("tasks.dedup.groups.GROUP_ROWS", 400)
-    monkeypatch.setattr("tasks.dedup.step.KEYS_AT_ONCE", 1000)
-    monkeypatch.setattr("tasks.dedup.collect.MOST_HASHES", 3000)
-    monkeypatch.setattr("tasks.dedup.verify.MOST_HASHES", 3000)
+    monkeypatch.setattr("tasks.dedup.document_index.GROUP_ROWS", 400)
+    monkeypatch.setattr("tasks.dedup.step.MAX_KEYS", 1000)
+    monkeypatch.setattr("tasks.dedup.shingle_exchange.MAX_HASHES", 3000)
+    monkeypatch.setattr("tasks.dedup.verify.MAX_HASHES", 3000)
     done = run(tmp_path / "small", planted, settings, 200)
     assert len([r for r in done[1].outcome.audit if r.name.startswith("sketch/")]) == 8
     assert rejected_of(*done) == rejected_of(*expected)
@@ -361,17 +371,22 @@ def test_boilerplate_in_a_hot_bucket(tmp_path: Path) -> None:
     """3,000 pages that differ in one word of two hundred: one stays, and the pairs are linear in their number."""
     words = " ".join(f"word{number:03d}" for number in range(200))
     rows = [row(f"{words} page{number:05d}", document_id=f"{number:05d}") for number in range(3000)]
-    root, manifest = run(tmp_path, rows, DedupSettings(pivots=8))
+    root, manifest = run(tmp_path, rows, DedupSettings(bucket_pivots=8))
     assert [r["id"] for r in rows_of(root, manifest)] == ["00000"]
     assert manifest.outcome.facts["hot_buckets"] == 16
     assert manifest.outcome.facts["candidate_pairs"] <= 2 * 8 * 3000  # not every page is in each of the buckets
 
 
 def test_parity_fills_what_is_not_given() -> None:
-    settings = DedupSettings(parity="megatron", rows=9)
-    assert (settings.shingle, settings.bands, settings.rows, settings.threshold) == ("characters", 10, 9, 0.7)
+    settings = DedupSettings(parity="megatron", rows_per_band=9)
+    assert (settings.shingle, settings.num_bands, settings.rows_per_band, settings.threshold) == (
+        "characters",
+        10,
+        9,
+        0.7,
+    )
     assert DedupSettings(**settings.model_dump()) == settings
-    assert DedupSettings().bands == 16
+    assert DedupSettings().num_bands == 16
 
 
 def test_megatron_leaves_the_last_shingle_in(tmp_path: Path) -> None:

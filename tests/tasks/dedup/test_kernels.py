@@ -6,23 +6,25 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.dedup import kernels, plain
-from tasks.dedup.alphabet import KNOWN, SPACE, TABLED, WORD, alphabet
-from tasks.dedup.collect import Numbered
+from tasks.dedup import kernels, reference
+from tasks.dedup.minhash import minhash, sign, sketch_texts
 from tasks.dedup.settings import DedupSettings
+from tasks.dedup.shingle_exchange import NumberedSets
 from tasks.dedup.shingles import Sets, Texts, content_hashes, folded, shingle_sets
-from tasks.dedup.sketch import minhash, sign, sketch_texts
+from tasks.dedup.unicode_tables import KNOWN, SPACE, TABLED, WORD, build_tables
 from tasks.dedup.verify import compare
-from tests.tasks.corpus import read_jsonl
+from tests.tasks.corpus import real_texts
 
 # Letters that change their number, fold to several, compose, reorder, are no letters, or are white space only to some.
 HARD = (
     "aZ09_ \t\n\x0b\x1c\x1f\x85\xa0é\u0301\u0327ßẞİıſﬁ½ªµ…·’“—™①Ⅷ㎏㍿ﷺ\u1680\u2003\u2028\u3000\u200b\u00ad"
     "한\u1112\u1161\u11ab語ﾊﾟ\u3099ゔ\U0001d15e𝔸𝟗😀👩\u200d🚀🅰\u0345ΐς\u1fb3\u0f73\U000e0041\ufeff\x00"
+    "\u034f\u115f\u1160\u17b4\u180e\u2060\u2066\u3164\ufe0f\uffa0\U000e0100\U00013430"
 )
 TEXTS = st.lists(st.text() | st.text(st.sampled_from(HARD)) | st.text(st.sampled_from("ab cd. ")), max_size=6)
 SHINGLES = st.sampled_from(["words", "characters"])
@@ -39,7 +41,7 @@ def strings(texts: Texts) -> list[str]:
 @given(TEXTS)
 @settings(deadline=None)
 def test_folding_equals_python(texts: list[str]) -> None:
-    assert strings(folded(column(texts), DedupSettings())) == [plain.folded(text) for text in texts]
+    assert strings(folded(column(texts), DedupSettings())) == [reference.folded(text) for text in texts]
     assert strings(folded(column(texts), DedupSettings(normalise=False))) == texts
 
 
@@ -49,11 +51,11 @@ def test_every_code_point_folds_as_python_does() -> None:
     texts = ["".join(letters[start : start + 997]) for start in range(0, len(letters), 997)]
     tabled = [chr(code) for span in TABLED for code in span]
     texts += [f"e{letter}a {letter}\u0301{letter}" for letter in tabled] + tabled
-    assert strings(folded(column(texts), DedupSettings())) == [plain.folded(text) for text in texts]
+    assert strings(folded(column(texts), DedupSettings())) == [reference.folded(text) for text in texts]
 
 
 def test_the_table_says_what_letters_are() -> None:
-    table = alphabet()
+    table = build_tables()
     for code in (*range(0x3200), *range(0xD7F0, 0xE010), *range(0x1F000, 0x20010), 0x10FFFF):
         letter, kind = chr(code), int(table.kinds[code])
         assert bool(kind & WORD) == (letter.isalnum() or letter == "_"), hex(code)
@@ -67,7 +69,7 @@ def test_the_table_says_what_letters_are() -> None:
 def test_shingles_equal_the_plain_twin(texts: list[str], ngram: int, shingle: Any) -> None:
     chosen = DedupSettings(shingle=shingle, ngram=ngram)
     sets = shingle_sets(column(texts), chosen)
-    plainly = [plain.shingle_hashes(plain.folded(text), shingle == "words", ngram) for text in texts]
+    plainly = [reference.shingle_hashes(reference.folded(text), shingle == "words", ngram) for text in texts]
     assert [some.tolist() for some in np.split(sets.values, sets.starts[1:-1])][: len(texts)] == [
         sorted(set(hashes)) for hashes in plainly
     ]
@@ -79,11 +81,11 @@ def test_texts_are_signed_as_their_shingles_are(texts: list[str], ngram: int, sh
     chosen = DedupSettings(shingle=shingle, ngram=ngram, sketch_characters=limit, seed=7)
     signed = sign(folded(column(texts), chosen), chosen)
     for text, signature, units in zip(texts, signed.signatures, signed.units, strict=True):
-        head = plain.folded(text)[:limit]
-        hashes = plain.shingle_hashes(head, shingle == "words", ngram)
-        assert units == len(plain.unit_hashes(head, shingle == "words"))
-        low = [number & plain.MASK32 for number in hashes]
-        assert signature.tolist() == (datasketch_signature(low, 128, 7) if low else [plain.MASK32] * 128)
+        head = reference.folded(text)[:limit]
+        hashes = reference.shingle_hashes(head, shingle == "words", ngram)
+        assert units == len(reference.unit_hashes(head, shingle == "words"))
+        low = [number & reference.MASK32 for number in hashes]
+        assert signature.tolist() == (datasketch_signature(low, 128, 7) if low else [reference.MASK32] * 128)
 
 
 def datasketch_signature(values: list[int], count: int, seed: int) -> list[int]:
@@ -106,12 +108,13 @@ def test_signatures_equal_datasketch(documents: list[list[int]], count: int, see
     assert ours.tolist() == [datasketch_signature(one, count, seed) for one in documents]
 
 
-def test_real_texts_are_signed_as_datasketch_does(real_data: Path) -> None:
-    texts = [found["text"] for found in read_jsonl(real_data / "neardup/planted_dev/docs.jsonl.gz")][:200]
+def test_real_texts_are_signed_as_datasketch_does(open_data: Path) -> None:
+    texts = real_texts(open_data)
+    assert len(texts) > 200
     chosen = DedupSettings()
     signed = sign(folded(column(texts), chosen), chosen)
-    shingles = [plain.shingle_hashes(plain.folded(text), True, 5) for text in texts]
-    low = [[number & plain.MASK32 for number in hashes] for hashes in shingles]
+    shingles = [reference.shingle_hashes(reference.folded(text), True, 5) for text in texts]
+    low = [[number & reference.MASK32 for number in hashes] for hashes in shingles]
     expected = MinHash.bulk(low, num_perm=128, seed=1, scheme="affine32", hashfunc=lambda value: value)
     assert signed.signatures.tolist() == [sketch.hashvalues.tolist() for sketch in expected]
 
@@ -146,14 +149,14 @@ def test_similarities_equal_sets(ones: list[set[int]], others: list[set[int]]) -
     }
     for place, (a, b) in enumerate(pairs.tolist()):
         one, other = ones[a], others[b]
-        assert by_kind["union"][place] == plain.jaccard(one, other)
+        assert by_kind["union"][place] == reference.jaccard(one, other)
         for kind, size in (("min", min(len(one), len(other))), ("max", max(len(one), len(other)))):
             assert by_kind[kind][place] == (len(one & other) / size if size else 0.0)
 
 
-def packed(sets: list[set[int]]) -> Numbered:
+def packed(sets: list[set[int]]) -> NumberedSets:
     values = np.array([value for one in sets for value in sorted(one)], dtype=np.uint64)
-    return Numbered(np.arange(len(sets)), Sets(values, np.cumsum([0, *map(len, sets)])))
+    return NumberedSets(np.arange(len(sets)), Sets(values, np.cumsum([0, *map(len, sets)])))
 
 
 def test_content_hash_ignores_case_forms_and_space() -> None:
@@ -161,6 +164,19 @@ def test_content_hash_ignores_case_forms_and_space() -> None:
     assert same[0] == same[1] and len(set(same)) == 3
     raw = content_hashes(folded(column(["A", "a", "a"]), DedupSettings(normalise=False))).to_pylist()
     assert raw[0] != raw[1] == raw[2]
+
+
+@pytest.mark.parametrize(
+    "mark", ["\u00ad", "\u200b", "\u200c", "\u200d", "\u2060", "\ufeff", "\u200e", "\u034f", "\ufe0f", "\U000e0101"]
+)
+def test_invisible_characters_count_for_nothing(mark: str) -> None:
+    plainly = "Reading a book beside the harbour, the captain waited for Ω and the 語 of 7 letters\n"
+    marked = "".join(letter + mark * (place % 3 == 0) for place, letter in enumerate(plainly)) + mark
+    for shingle in ("words", "characters"):
+        one, other = (sketch_texts(column([text]), DedupSettings(shingle=shingle)) for text in (plainly, marked))
+        assert one == other
+    kept = folded(column([marked]), DedupSettings(normalise=False))
+    assert strings(kept) == [marked]
 
 
 def test_a_slice_of_a_column_is_what_it_shows() -> None:

@@ -1,10 +1,10 @@
-"""The misbehaving site, one a test."""
+"""A fresh misbehaving site for each test."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.tasks.site import Site, running_site
+from tests.tasks.web_server import Site, running_site
 
 
 @pytest.fixture

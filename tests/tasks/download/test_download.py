@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from gpt2train.errors import RunError
-from tasks.download import download
+from tasks.core.runner import Runner, Stage
+from tasks.core.shards import read_rows
+from tasks.core.storage import Folder
+from tasks.download.host_stats import tally_hosts
 from tasks.download.ledger import ledgers_of
-from tasks.download.tally import tally_hosts
+from tasks.download.step import download
 from tasks.download.warc import read_pages
-from tasks.runner import Runner, Stage
-from tasks.shards import read_rows
-from tasks.storage import Folder
-from tests.tasks.download.fetching import make_settings, make_urls, run
-from tests.tasks.site import Site
+from tests.tasks.download.fetch_helpers import make_settings, make_urls, run
+from tests.tasks.web_server import Site
 
 
 def test_pages_stand_in_the_order_of_the_list(site: Site, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_nothing_fetched_is_an_error_and_is_not_believed_later(site: Site, tmp_p
         run(Folder(tmp_path), site, [["http://a.test/x"]])
     del site.handlers["/x"]
     assert run(Folder(tmp_path), site, [["http://a.test/x"]]).outcome.kept == 1
-    with pytest.raises(RunError, match=r"\(not_public_address 1\); download\.allow_private names networks"):
+    with pytest.raises(RunError, match=r"\(not_public_address 1\); add networks .* download\.allow_private"):
         run(Folder(tmp_path / "private"), site, [["http://a.test/x"]], allow_private=())
 
 
@@ -117,10 +117,11 @@ def test_a_stopped_download_ends_soon(site: Site, tmp_path: Path) -> None:
 
 CHILD = """
 import sys
-from tasks.download import DownloadSettings, download
-from tasks.runner import Runner
-from tasks.steps import need_manifest
-from tasks.storage import Folder
+from tasks.download.settings import DownloadSettings
+from tasks.download.step import download
+from tasks.core.runner import Runner
+from tasks.core.step import need_manifest
+from tasks.core.storage import Folder
 root, address = Folder(sys.argv[1]), sys.argv[2]
 settings = DownloadSettings(delay=0.05, allow_private=("127.0.0.0/8",))
 with Runner(1) as runner:
@@ -168,15 +169,16 @@ def test_hosts_are_told_apart(site: Site, tmp_path: Path) -> None:
         ("b.test", 2, 0, 2, "http_error"),
         ("a.test", 3, 2, 1, "not_found"),
     ]
-    bounded = tally_hosts(folder, ledgers_of(manifest.outcome.audit), known=1).to_pylist()
+    bounded = tally_hosts(folder, ledgers_of(manifest.outcome.audit), max_hosts=1).to_pylist()
     assert [(row["host"], row["urls"], row["failed"]) for row in bounded] == [("b.test", 2, 2), ("(other hosts)", 3, 1)]
 
 
 HEAVY = """
 import resource, sys
-from tasks.download import DownloadSettings, download
-from tasks.steps import need_manifest
-from tasks.storage import Folder
+from tasks.download.settings import DownloadSettings
+from tasks.download.step import download
+from tasks.core.step import need_manifest
+from tasks.core.storage import Folder
 from tests.tasks.corpus import Inline
 root, address = Folder(sys.argv[1]), sys.argv[2]
 settings = DownloadSettings(delay=0, per_host=4, allow_private=("127.0.0.0/8",))

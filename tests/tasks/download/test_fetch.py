@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
+import tasks.download.fetch as fetch_module
 from tasks.download.fetch import Fetcher, retry_after
-from tests.tasks.download.fetching import fetch, make_settings
-from tests.tasks.site import PAGE, Site, ok, running_site
+from tests.tasks.download.fetch_helpers import fetch, make_settings
+from tests.tasks.web_server import PAGE, Site, ok, running_site
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,11 @@ from tests.tasks.site import PAGE, Site, ok, running_site
         ("broken", "http_error", True, 500),
         ("later", "http_error", True, 429),
         ("cut", "connection_failed", True, 200),
-        ("nonsense", "connection_failed", True, None),
+        ("cut-chunk", "connection_failed", True, 200),
+        ("nonsense", "protocol_error", False, None),
+        ("bad-length", "protocol_error", False, None),
+        ("bad-chunk", "protocol_error", False, None),
+        ("long-header", "protocol_error", False, None),
         ("loop1", "redirect_loop", False, 302),
         ("chain", "too_many_redirects", False, 302),
         ("inside", "not_public_address", False, None),
@@ -42,7 +47,10 @@ from tests.tasks.site import PAGE, Site, ok, running_site
         ("cut-gzip", "content_encoding", True, 200),
         ("brotli", "content_encoding", False, 200),
         ("image", "content_type", False, 200),
-        ("no-type", "content_type", False, 200),
+        ("no-type", "", False, 200),
+        ("no-type-image", "content_type", False, 200),
+        ("no-type-text", "content_type", False, 200),
+        ("octets", "content_type", False, 200),
     ],
 )
 def test_each_reason(site: Site, path: str, reason: str, retryable: bool, status: int | None) -> None:
@@ -70,6 +78,33 @@ def test_attempts_are_counted_and_capped(site: Site) -> None:
     assert page.attempts == 1
 
 
+def test_what_is_no_http_is_asked_for_once(site: Site) -> None:
+    for path in ("nonsense", "bad-length", "bad-chunk", "long-header"):
+        (page,) = fetch(site, [f"http://a.test/{path}"], attempts=4)
+        assert (page.reason, page.attempts, site.hits["a.test", f"/{path}"]) == ("protocol_error", 1, 1)
+    (page,) = fetch(site, ["http://a.test/cut-chunk"], attempts=4)
+    assert (page.reason, page.attempts) == ("connection_failed", 4)
+
+
+def test_an_unforeseen_error_costs_one_page(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    parse_content_type = fetch_module.parse_content_type
+
+    def broken(value: str | None) -> tuple[str, str | None]:
+        if "xhtml" in (value or "").lower():
+            raise RuntimeError("not thought of")
+        return parse_content_type(value)
+
+    monkeypatch.setattr(fetch_module, "parse_content_type", broken)
+    with caplog.at_level("WARNING", logger="gpt2train"):
+        pages = fetch(site, ["http://a.test/xhtml", "http://a.test/page", "http://b.test/xhtml"])
+    assert [page.reason for page in pages] == ["client_error", "", "client_error"]
+    assert pages[0].detail == "RuntimeError: not thought of" and not pages[0].retryable
+    (line,) = caplog.records  # the first of its kind, with its traceback
+    assert "RuntimeError" in line.getMessage() and line.exc_info
+
+
 def test_waits_grow_from_one_attempt_to_the_next(site: Site) -> None:
     """Exponential, with jitter: 0.5 to 1.5 times 0.1 s, then twice that."""
     (page,) = fetch(site, ["http://a.test/broken"], obey_robots=False, backoff=0.1, deadline=5)
@@ -92,6 +127,9 @@ def test_retry_after() -> None:
     assert retry_after("7") == 7.0
     assert retry_after("Mon, 01 Jan 2001 00:00:00 GMT") == 0.0
     assert retry_after("soon") is None
+    assert retry_after("9" * 5000) is None
+    assert retry_after("Mon, 01 Jan 99999999999 00:00:00 GMT") is None
+    assert retry_after("Mon, 01 Jan 0001 00:00:00 +2359") in (None, 0.0)
     assert retry_after(None) is None
 
 

@@ -1,19 +1,23 @@
 """Asking again for what failed: for that alone, and the download stays whole when it is cut short."""
 
+import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.download import download
+from tasks.core.shards import read_rows
+from tasks.core.step import need_manifest
+from tasks.core.storage import Folder
 from tasks.download.ledger import ledgers_of
+from tasks.download.step import download
 from tasks.download.warc import read_pages
-from tasks.shards import read_rows
-from tasks.steps import need_manifest
-from tasks.storage import Folder
 from tests.tasks.corpus import Inline
-from tests.tasks.download.fetching import make_settings, run
-from tests.tasks.site import Site, ok
+from tests.tasks.download.fetch_helpers import make_settings, run
+from tests.tasks.web_server import Site, ok
 
 
 def test_retry_failed_asks_for_what_may_pass_and_for_nothing_else(site: Site, tmp_path: Path) -> None:
@@ -83,7 +87,7 @@ def test_a_retry_that_is_cut_short_leaves_the_download_whole(site: Site, tmp_pat
         raise Cut
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Cut):
-        patch.setattr("tasks.steps.Step.commit", cut)
+        patch.setattr("tasks.core.step.Step.commit", cut)
         download(root, urls, make_settings(), Inline(1), {"*.test": site.address}, retry_failed=True)
     assert download(root, urls, make_settings(), Inline(1), {"*.test": site.address}) == first
     site.hits.clear()
@@ -94,3 +98,59 @@ def test_a_retry_that_is_cut_short_leaves_the_download_whole(site: Site, tmp_pat
         "http://a.test/flaky",
         "http://a.test/flaky?2",
     ]
+
+
+@pytest.mark.parametrize("around", ["commit", pytest.param("everything", marks=pytest.mark.slow)])
+def test_a_retry_killed_at_any_instant_loses_no_page(site: Site, tmp_path: Path, around: str) -> None:
+    """SIGKILL at writes and before removals: no page that was fetched is asked for again."""
+    root, straight = Folder(tmp_path / "out"), tmp_path / "straight"
+    site.handlers["/flaky"] = site.handlers["/broken"]
+    pages = [f"http://a.test/{number}" for number in range(4)]
+    run(root, site, [[*pages[:2], "http://a.test/flaky"], pages[2:], ["http://b.test/flaky"]])
+    shutil.copytree(tmp_path / "out", straight)
+    site.handlers["/flaky"] = ok
+    urls = need_manifest(root / "urls")
+
+    def plain(retry_failed: bool) -> Any:
+        return download(
+            root, urls, make_settings(), Inline(1), {"*.test": site.address}, retry_failed=retry_failed
+        ).outcome
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.tasks.download.killed_retries"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    ) as driver:
+        assert driver.stdin and driver.stdout
+
+        def order(**more: Any) -> int:
+            assert driver.stdin and driver.stdout
+            shutil.rmtree(tmp_path / "out")
+            shutil.copytree(straight, tmp_path / "out")
+            driver.stdin.write(json.dumps({"root": root.url, "address": site.address, **more}) + "\n")
+            driver.stdin.flush()
+            return int(driver.stdout.readline())
+
+        assert order(record=str(tmp_path / "record")) == 0
+        counts = json.loads((tmp_path / "record").read_text())
+        assert counts["writes"] >= 8 and counts["removals"] >= 8
+        expected = set((root / "pages").files())
+        kills: list[dict[str, Any]] = [
+            {"write": number, "instant": instant}
+            for number in range(counts["writes"])
+            for instant in ("between", "after")
+        ]
+        kills += [{"removal": number} for number in range(counts["removals"])]
+        if around == "commit":  # the manifest is the last write
+            kills = [*kills[counts["writes"] * 2 - 2 : counts["writes"] * 2], {"removal": counts["removals"] // 2}]
+        for kill in kills:
+            assert order(**kill) == -9, kill
+            site.hits.clear()
+            assert plain(False).kept in (4, 6), kill
+            assert not site.hits, kill
+            assert plain(True).kept == 6, kill
+            assert {path for _, path in site.hits} <= {"/robots.txt", "/flaky"}, kill
+            assert set((root / "pages").files()) == expected, kill
+        driver.stdin.close()

@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.dedup import DedupSettings, dedup
-from tasks.report import REPORT, ReportSettings, report
+from tasks.core.shards import CLEAN, commit_rows, rejected_row, write_table
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
+from tasks.dedup.settings import DedupSettings
+from tasks.dedup.step import dedup
 from tasks.report.findings import TOP, findings, rejected_samples, word_diff
-from tasks.shards import CLEAN, commit_rows, rejected_row, write_table
-from tasks.shuffle import ShuffleSettings, shuffle
-from tasks.steps import Manifest, Outcome, Step
-from tasks.storage import Folder
+from tasks.report.settings import ReportSettings
+from tasks.report.step import REPORT, report
+from tasks.shuffle.settings import ShuffleSettings
+from tasks.shuffle.step import shuffle
 from tests.tasks.corpus import Inline, row
 
 EVIL = "<script>alert('x')</script><img src=http://evil.example/a.png>"
@@ -75,7 +78,7 @@ def test_text_of_others_stays_text(made: tuple[Folder, list[Manifest], str]) -> 
 
 def test_a_report_without_a_training(made: tuple[Folder, list[Manifest], str]) -> None:
     _, _, page = made
-    for said in ("Where the rows went", "Hosts that failed most", "Texts that repeat most", "Languages", "Lengths"):
+    for said in ("Rows per step", "Hosts with the most failures", "Largest duplicate clusters", "Languages", "Lengths"):
         assert said in page
     assert "to tokens." in page and "Training" not in page and "Scores" not in page
 
@@ -136,4 +139,4 @@ def test_a_corpus_without_repeats_and_of_no_documents(tmp_path: Path) -> None:
             shuffled = shuffle(root, unique, ShuffleSettings(), runner)
             page = report(root, [clean, unique, shuffled], ReportSettings(), runner=runner)
         shown = (root / page.folder).read_bytes(REPORT).decode()
-        assert "Texts that repeat most" not in shown and "Hosts that failed" not in shown
+        assert "Largest duplicate clusters" not in shown and "Hosts with the most" not in shown

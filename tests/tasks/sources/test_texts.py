@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,17 +20,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
-from tasks.extract import ExtractSettings, document_id, extract
-from tasks.runner import Runner
-from tasks.shards import read_rows
+from tasks.core.runner import Runner
+from tasks.core.shards import read_rows
+from tasks.core.step import Manifest
+from tasks.core.storage import Folder
+from tasks.extract.settings import ExtractSettings
+from tasks.extract.step import document_id, extract
 from tasks.sources.documents import find_documents
-from tasks.sources.rows import json_item
+from tasks.sources.merge_manifests import merge_manifests
+from tasks.sources.text_records import ROWS, json_item
 from tasks.sources.texts import TextsSettings, grouped, texts
-from tasks.sources.together import together
 from tasks.sources.warcs import WarcSettings, find_warcs, warcs
 from tasks.sources.webpages import WebpagesSettings, webpages
-from tasks.steps import Manifest
-from tasks.storage import Folder
 from tests.tasks.corpus import Inline, content_of, rejected_of, rows_of
 from tests.tasks.sources.archives import members, record, response, url
 
@@ -135,15 +138,18 @@ def test_any_text_comes_through_as_it_is(text: str) -> None:
     assert item.text == text if text.strip() else item.reason == "empty"
 
 
+# VmHWM, not ru_maxrss: that of a new process begins with the memory of the process that started it.
 MEMORY = """
-import resource, sys
+import pathlib, re, sys
 from tasks.sources.documents import find_documents
 from tasks.sources.texts import TextsSettings, texts_part
-from tasks.storage import Folder
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+from tasks.core.storage import Folder
+def peak():
+    return int(re.search("VmHWM: *\\t* *([0-9]+)", pathlib.Path("/proc/self/status").read_text()).group(1))
+before = peak()
 found = find_documents([sys.argv[1]], "text", 2**24)
 outcome = texts_part(Folder(sys.argv[2]), "part-00000", found.texts, "text", TextsSettings())
-print(outcome.kept, dict(outcome.reasons), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(outcome.kept, dict(outcome.reasons), peak() - before)
 """
 
 
@@ -159,6 +165,51 @@ def test_a_long_line_is_not_held(tmp_path: Path) -> None:
     assert done.stdout.startswith("2 {'too_large': 1} ")
     grown = int(done.stdout.split()[-1])
     assert grown < 120 * 1024, f"{grown / 1024:.0f} MB"
+
+
+def opened(path: Path, packing: str) -> Any:
+    if packing == "zst":
+        return pa.CompressedOutputStream(str(path), "zstd")
+    return {"gz": gzip, "bz2": bz2, "xz": lzma}[packing].open(path, "wb")
+
+
+FAST_BOMBS = [("gz", "jsonl"), ("zst", "txt")]  # each kind and each library once
+SLOW_BOMBS = [("gz", "txt"), ("zst", "jsonl"), ("bz2", "jsonl"), ("bz2", "txt"), ("xz", "jsonl"), ("xz", "txt")]
+
+
+@pytest.mark.parametrize(
+    ("packing", "kind"), [*FAST_BOMBS, *(pytest.param(*bomb, marks=pytest.mark.slow) for bomb in SLOW_BOMBS)]
+)
+def test_a_packed_bomb_is_a_rejected_row(tmp_path: Path, packing: str, kind: str) -> None:
+    """One line of 300 MB without an end, packed to less than 2 MB."""
+    (tmp_path / "in").mkdir()
+    bomb = tmp_path / "in" / f"bomb.{kind}.{packing}"
+    with opened(bomb, packing) as file:
+        file.write(b'{"text": "first"}\n{"text": "')
+        for _ in range(300):
+            file.write(b"x" * 10**6)
+    assert bomb.stat().st_size < 2 * 10**6
+    (tmp_path / "in" / f"good.{kind}").write_bytes(b'{"text": "good"}\n')
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "in"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{2 if kind == 'jsonl' else 1} {{'too_large': 1}} ")
+    grown = int(done.stdout.split()[-1])
+    assert grown < 150 * 1024, f"{grown / 1024:.0f} MB"
+
+
+def test_many_keys_are_not_kept(tmp_path: Path) -> None:
+    """Nine first lines of 2 MB whose keys all differ, none of them the one that is looked for."""
+    with (tmp_path / "keys.jsonl").open("w") as file:
+        for line in range(9):
+            file.write("{" + ",".join(f'"{line}-{n}":0' for n in range(200_000)) + "}\n")
+        file.write('{"text": "good"}\n')
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "keys.jsonl"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 {'no_text': 9} ")
+    grown = int(done.stdout.split()[-1])
+    assert grown < 180 * 1024, f"{grown / 1024:.0f} MB"
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -240,13 +291,13 @@ def test_extracted_texts_of_common_crawl(tmp_path: Path) -> None:
 
 
 NO_SUCH = {
-    "an array": (b'[\n{"text": "a"},\n{"text": "b"}\n]\n', "x.json", r"x\.json, row 1: .*one JSON object a line.*jq"),
-    "a page": (b"<html>\n<p>hello\n", "x.jsonl", r"x\.jsonl, row 1: broken_json .*one JSON object a line"),
+    "an array": (b'[\n{"text": "a"},\n{"text": "b"}\n]\n', "x.json", r"x\.json, row 1: .*one JSON object per line.*jq"),
+    "a page": (b"<html>\n<p>hello\n", "x.jsonl", r"x\.jsonl, row 1: broken_json .*one JSON object per line"),
     "packed": (gzip.compress(b'{"text": "a"}'), "x.jsonl", r"x\.jsonl, row 1: invalid_utf8 .*rename the file"),
     "another key": (b'{"body": "a", "u": 1}\n', "x.jsonl", r"row 1: no key 'text'; it has 'body', 'u'; .*--json-key"),
     "a wrong type": (b'{"text": {"a": 1}}\n', "x.jsonl", r"row 1: 'text' is dict, .*--json-key"),
-    "no gzip": (b'{"text": "a"}', "x.jsonl.gz", r"x\.jsonl\.gz is not a whole \.gz file .*rename"),
-    "no Parquet": (b'{"text": "a"}', "x.parquet", r"x\.parquet is no whole Parquet file"),
+    "no gzip": (b'{"text": "a"}', "x.jsonl.gz", r"x\.jsonl\.gz is not a complete \.gz file .*rename"),
+    "no Parquet": (b'{"text": "a"}', "x.parquet", r"x\.parquet is not a valid Parquet file"),
     "an unknown ending": (b"a", "x.pdf", r"x\.pdf: its ending is none of \.jsonl .*rename"),
     "an archive": (b"a", "x.warc.gz", r"x\.warc\.gz: its ending .*--warcs"),
 }
@@ -273,12 +324,12 @@ def test_a_cut_parquet_file_is_named_by_the_step(tmp_path: Path) -> None:
     data = bytearray((tmp_path / "a.parquet").read_bytes())
     data[4:60] = b"\xff" * 56  # the first page's header
     (tmp_path / "a.parquet").write_bytes(bytes(data))
-    with pytest.raises(UserError, match=r"a\.parquet is no whole Parquet file after row 0 "):
+    with pytest.raises(UserError, match=r"a\.parquet is not a valid Parquet file after row 0 "):
         find_documents([str(tmp_path)], "text", 2**20)
 
 
 def test_a_later_file_is_checked_as_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.sources.documents.LOOK", 1)
+    monkeypatch.setattr("tasks.sources.documents.CHECKED_FILES", 1)
     files = [write(tmp_path / "1.jsonl", {"text": "a"}), write(tmp_path / "2.jsonl", {"body": "a"})]
     with pytest.raises(UserError, match=r"2\.jsonl, row 1: no key 'text'; it has 'body'"):
         read(tmp_path / "out", *files)
@@ -315,17 +366,17 @@ def test_several_sources_are_one_input(tmp_path: Path) -> None:
     with Runner(workers=1) as runner:
         archives = warcs(root, find_warcs([f"{tmp_path}/*.warc.gz"]), WarcSettings(), runner)
         files = webpages(root, loose.pages, WebpagesSettings(), runner)
-        pages = together([archives, files])
+        pages = merge_manifests([archives, files])
         documents = extract(root, pages, ExtractSettings(), runner)
         assert documents.outcome.seen == 3
         words = texts(root, loose.texts, "text", TextsSettings(), runner)
-        assert extract(root, together([archives, files]), ExtractSettings(), runner) == documents
+        assert extract(root, merge_manifests([archives, files]), ExtractSettings(), runner) == documents
         assert "extract" in runner.skipped
-    both = together([documents, words])
+    both = merge_manifests([documents, words])
     rows = [row for found in both.outputs for row in read_rows(root / both.folder, found.name)]
     assert [row["url"] for row in rows] == [url(1), "page.html", "http://b.example/"]
-    assert together([words]) is words
-    assert both.identity != together([words, documents]).identity
+    assert merge_manifests([words]) is words
+    assert both.identity != merge_manifests([words, documents]).identity
 
 
 @pytest.mark.slow
@@ -347,3 +398,80 @@ def test_killed_and_run_again_the_same_bytes(tmp_path: Path) -> None:
     process.wait()
     assert not (tmp_path / "out/texts/_manifest.json").exists()
     assert read(tmp_path / "out", tmp_path / "in", **chosen) == whole
+
+
+def test_unreadable_files_of_a_folder_are_rejected_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dangling link, a FIFO, a socket's place, a loop of links, a file that goes away; the others are read."""
+    folder = tmp_path / "in"
+    (folder / "below").mkdir(parents=True)
+    (folder / "a.txt").write_text("Some text.")
+    (folder / "below" / "b.txt").write_text("Another text.")
+    (folder / "dangling.txt").symlink_to(tmp_path / "nowhere")
+    (folder / "page.html").symlink_to(tmp_path / "nowhere.html")
+    (folder / "below" / "loop").symlink_to(folder)
+    (folder / "self.txt").symlink_to(folder / "self.txt")
+    os.mkfifo(folder / "fifo.txt")
+    (folder / "gone.txt").write_text("It goes away.")
+    found = find_documents([str(folder)], "text", 1000)
+    assert [file.name for file in found.texts] == [
+        *("a.txt", "below/b.txt", "dangling.txt", "fifo.txt", "gone.txt", "self.txt")
+    ]
+    (folder / "gone.txt").unlink()
+    root = Folder(tmp_path / "out")
+    with Inline(workers=1) as runner:
+        manifest = texts(root, found.texts, "text", TextsSettings(), runner)
+    assert [row["text"] for row in rows_of(root, manifest)] == ["Some text.", "Another text."]
+    assert manifest.outcome.reasons == {"unreadable": 4}
+    details = {row["url"]: row["detail"] for row in rejected_of(root, manifest)}
+    assert "a link to a file that is not there" in details["dangling.txt"]
+    assert "no regular file" in details["fifo.txt"] and "since the run began" in details["gone.txt"]
+    assert [file.fault for file in found.pages] == ["it is a link to a file that is not there"]
+    with pytest.raises(UserError, match="nowhere"):  # what is named itself is a mistake
+        find_documents([str(tmp_path / "nowhere.txt")], "text", 1000)
+
+
+BOMB = """
+import resource, sys
+from tasks.sources.text_records import parquet_items
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = [(item.reason, len(item.text)) for item in parquet_items(sys.argv[1], "text", 2**20)]
+print(len(found), sorted({str(reason) for reason, _ in found}))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def unpacked(bomb: Path) -> tuple[str, int]:
+    """Items that another process reads from a Parquet file, and the megabytes by which it grows."""
+    assert bomb.stat().st_size < 2**17
+    command = [sys.executable, "-c", BOMB, str(bomb)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said, grown = done.stdout.splitlines()
+    return said, int(grown)
+
+
+def test_a_text_that_a_parquet_file_repeats_takes_little_memory(tmp_path: Path) -> None:
+    """One text of 16 MiB that a thousand rows repeat: 1 kB of file, 16 GB of texts."""
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["x" * 2**24]))
+    bomb, limit = tmp_path / "bomb.parquet", 2**30
+    pq.write_table(
+        pa.table({"text": column}), bomb, compression="zstd", dictionary_pagesize_limit=limit, store_schema=False
+    )
+    said, grown = unpacked(bomb)
+    assert said == "1000 ['too_large']"
+    assert grown < 600
+
+
+@pytest.mark.parametrize("megabytes", [300, pytest.param(600, marks=pytest.mark.slow)])
+def test_a_large_page_of_a_parquet_file_takes_little_memory(tmp_path: Path, megabytes: int) -> None:
+    """A text in one plain page, 10 to 60 kB of file, behind rows that can be used."""
+    bomb = tmp_path / "bomb.parquet"
+    plain = pa.schema([("text", pa.string())])
+    with pq.ParquetWriter(bomb, plain, compression="zstd", use_dictionary=False, write_statistics=False) as writer:
+        writer.write_table(pa.table({"text": ["before"] * ROWS}))
+        page = pa.py_buffer(bytes(megabytes * 2**20))
+        offsets = pa.py_buffer(np.array([0, page.size], dtype=np.int32))
+        writer.write_table(pa.table({"text": pa.StringArray.from_buffers(1, offsets, page)}))
+    said, grown = unpacked(bomb)
+    assert said == f"{ROWS + 1} ['None', 'too_large']"
+    assert grown < 600

@@ -16,17 +16,19 @@ from tokenizers import Tokenizer
 
 from gpt2train.data.encoder import Encoded, Encoder, Texts
 from gpt2train.data.indexed import IndexedDataset
-from gpt2train.data.stream import open_tokens
+from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
 from gpt2train.errors import UserError
-from tasks.runner import Runner, Stage
-from tasks.shards import read_rows
-from tasks.steps import Manifest, read_manifest
-from tasks.storage import Folder
-from tasks.tokenize import TokenizeSettings, tokenize
+from tasks.core.runner import Runner, Stage
+from tasks.core.shards import read_rows
+from tasks.core.step import Manifest, read_manifest
+from tasks.core.storage import Folder
 from tasks.tokenize import step as module
-from tasks.tokenizer import TokenizerSettings, tokenizer
-from tests.tasks.corpus import Inline, content_of, documents_of, rejected_of, row, texts_of
+from tasks.tokenize.settings import TokenizeSettings
+from tasks.tokenize.step import tokenize
+from tasks.tokenizer.settings import TokenizerSettings
+from tasks.tokenizer.step import tokenizer
+from tests.tasks.corpus import Inline, content_of, documents_of, real_texts, rejected_of, row
 
 ROOT = Path(__file__).parents[3]
 SPLITS = ("train", "valid", "test")
@@ -73,13 +75,13 @@ def finish(
 
 
 @pytest.fixture(scope="module")
-def bpe(real_data: Path) -> Path:
-    return real_data / "bpe"
+def bpe(open_data: Path) -> Path:
+    return open_data / "bpe"
 
 
 @pytest.fixture(scope="module")
-def news(real_data: Path) -> list[dict[str, Any]]:
-    return mixed(texts_of(real_data / "text/reuters_dev.jsonl.gz", 250))
+def news(open_data: Path) -> list[dict[str, Any]]:
+    return mixed(real_texts(open_data))
 
 
 def test_hard_texts_equal_the_library_one_by_one(tmp_path: Path, bpe: Path) -> None:
@@ -126,7 +128,7 @@ def test_bytes_do_not_depend_on_shards_and_workers(tmp_path: Path, bpe: Path, ne
     assert content_of(*one) == content_of(*other)
 
 
-@pytest.mark.parametrize("keep", [0, -2])
+@pytest.mark.parametrize("keep", [pytest.param(0, marks=pytest.mark.slow), -2])
 def test_torn_files_without_a_commit_are_not_trusted(
     tmp_path: Path, bpe: Path, news: list[dict[str, Any]], keep: int
 ) -> None:

@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
 from gpt2train.settings import build
-from tasks.clean.filters import FilterSettings, Found, apply
+from tasks.clean.filters import FilterSettings, Rejection, apply
 from tasks.clean.filters.c4 import C4Settings, c4
 from tasks.clean.filters.cleanup import CleanupSettings, cleanup
 from tasks.clean.filters.fineweb import FineWebSettings, fineweb
-from tasks.clean.filters.found import repeated
 from tasks.clean.filters.gopher import GopherSettings, gopher
 from tasks.clean.filters.repetition import RepetitionSettings, repeated_characters, repetition, top_characters
+from tasks.clean.filters.verdict import repeated
 
 
-def reason(found: Found | None) -> str | None:
+def reason(found: Rejection | None) -> str | None:
     return found.reason if found else None
 
 
@@ -24,7 +24,7 @@ def words(count: int, word: str = "story", stops: str = "the and") -> str:
     return " ".join([*stops.split(), *[word] * (count - len(stops.split()))])
 
 
-GOPHER = GopherSettings(use=True)
+GOPHER = GopherSettings(enabled=True)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ OFF = {"lines": 1, "paragraphs": 1, "line_characters": 1, "paragraph_characters"
     ],
 )  # fmt: skip
 def test_repetition(setting: str, limit: object, passes: str, fails: str, code: str) -> None:
-    settings = RepetitionSettings(**{**OFF, "use": True, setting: limit})  # type: ignore[arg-type]
+    settings = RepetitionSettings(**{**OFF, "enabled": True, setting: limit})  # type: ignore[arg-type]
     assert reason(repetition(passes, settings)) is None
     assert reason(repetition(fails, settings)) == code
 
@@ -142,8 +142,8 @@ SENTENCES = "\n".join(f"This is the sentence number {n}." for n in range(5))
     ],
 )  # fmt: skip
 def test_c4(passes: str, fails: str, code: str) -> None:
-    assert c4(passes, C4Settings(use=True)) == (passes, None)
-    assert reason(c4(fails, C4Settings(use=True))[1]) == code
+    assert c4(passes, C4Settings(enabled=True)) == (passes, None)
+    assert reason(c4(fails, C4Settings(enabled=True))[1]) == code
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_c4(passes: str, fails: str, code: str) -> None:
     ],
 )
 def test_lines_of_c4(line: str, stays: bool) -> None:
-    text, found = c4(f"{SENTENCES}\n{line}", C4Settings(use=True))
+    text, found = c4(f"{SENTENCES}\n{line}", C4Settings(enabled=True))
     assert found is None
     assert text == (f"{SENTENCES}\n{line}" if stays else SENTENCES)
 
@@ -199,8 +199,8 @@ def prose(count: int, end: str, start: int = 0) -> list[str]:
     ],
 )  # fmt: skip
 def test_fineweb(passes: list[str], fails: list[str], code: str) -> None:
-    assert reason(fineweb("\n".join(passes), FineWebSettings(use=True))) is None
-    assert reason(fineweb("\n".join(fails), FineWebSettings(use=True))) == code
+    assert reason(fineweb("\n".join(passes), FineWebSettings(enabled=True))) is None
+    assert reason(fineweb("\n".join(fails), FineWebSettings(enabled=True))) == code
 
 
 def test_fineweb_of_nothing() -> None:
@@ -246,7 +246,7 @@ def test_all_rules_are_off_by_default() -> None:
 
 
 def test_rules_run_in_order_and_the_first_one_ends() -> None:
-    everything = {name: {"use": True} for name in ("repetition", "gopher", "c4", "fineweb")}
+    everything = {name: {"enabled": True} for name in ("repetition", "gopher", "c4", "fineweb")}
     settings = build(FilterSettings, {**everything, "pii": {"emails": True}})
     assert reason(apply("a b c d e\n" * 30 + "{", "en", settings).found) == "gopher_repeated_lines"
     assert reason(apply("nothing but {", "en", settings).found) == "gopher_few_words"
@@ -255,6 +255,6 @@ def test_rules_run_in_order_and_the_first_one_ends() -> None:
         f"The {a} and the {b} went to town, and that was well with them."
         for a, b in zip("ABCDEF", "uvwxyz", strict=True)
     )
-    assert reason(apply(good, "en", build(FilterSettings, {"c4": {"use": True}})).found) is None
+    assert reason(apply(good, "en", build(FilterSettings, {"c4": {"enabled": True}})).found) is None
     left = apply(good + " Ask me@there.example.", "en", build(FilterSettings, {"pii": {"emails": True}}))
     assert left == (good + " Ask email@example.com.", None, 1)

@@ -1,0 +1,161 @@
+"""A deployed training run for the tests of recovery: started by a worker, stopped by any means, run again."""
+
+import json
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gpt2train.monitoring.metrics import read_metrics
+from tests.flows.mini_pipeline import MARK
+from tests.flows.prefect_server import ROOT, PrefectServer
+from tests.gpt2train import jobs
+from tests.processes import environment_of, has_ended, wait_for
+
+SECONDS = 240.0  # for what a busy machine takes a minute
+# Hours long if nobody stops it, a few milliseconds a step; a checkpoint only where something stops it.
+ENDLESS: dict[str, Any] = {
+    "model": {"layers": 1, "heads": 2, "hidden": 16, "context": 32, "dropout": 0.1},
+    "batch": {"micro_batch": 2, "global_batch": 4},
+    "schedule": {"warmup": 10},
+    "validation": {"interval": 1_000_000, "samples": 1},
+    "checkpoints": {"interval": 1_000_000},
+    "logging": {"interval": 50, "tensorboard": False},
+    "precision": "fp32",
+    "device": "cpu",
+    "steps": 1_000_000,
+}
+
+
+@dataclass
+class Deployed:
+    """A deployment of a flow on a server.
+
+    Attributes:
+        pool: its work pool.
+        output: the run's output folder.
+        log: of the worker.
+    """
+
+    server: PrefectServer
+    pool: str
+    deployment: str
+    output: Path
+    log: Path
+
+    def start(self) -> str:
+        """Ask for a run; its id."""
+        made: dict[str, Any] = self.server.ask(
+            "POST", f"deployments/{self.deployment}/create_flow_run", state={"type": "SCHEDULED"}
+        )
+        return str(made["id"])
+
+    def start_and_come_on(self) -> str:
+        """Ask for a run, and wait until it has come some steps further than those before it."""
+        before = (self.steps() or [0])[-1]
+        run = self.start()
+        self.wait_for_step(before + 20)
+        return run
+
+    def state(self, run: str) -> dict[str, Any]:
+        """A run's state: `type`, `name`, `message`."""
+        found: dict[str, Any] = self.server.ask("GET", f"flow_runs/{run}")["state"]
+        return found
+
+    def wait(self, run: str, kind: str) -> dict[str, Any]:
+        """Wait for a state of a run, and let no other end pass for it."""
+
+        def reached() -> bool:
+            state = self.state(run)
+            ended = state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+            assert not ended or state["type"] == kind, (state, self.log.read_text()[-3000:])
+            return bool(state["type"] == kind)
+
+        wait_for(reached, SECONDS, f"{kind} of {run}")
+        return self.state(run)
+
+    def set_state(self, run: str, kind: str, name: str) -> None:
+        """What the buttons of the UI do."""
+        self.server.ask("POST", f"flow_runs/{run}/set_state", state={"type": kind, "name": name}, force=False)
+
+    def task_runs(self, run: str) -> list[dict[str, Any]]:
+        """The task runs of a run."""
+        found: list[dict[str, Any]] = self.server.ask("POST", "task_runs/filter", flow_runs={"id": {"any_": [run]}})
+        return found
+
+    def processes(self) -> list[psutil.Process]:
+        """All that the workers of this server started, and they themselves."""
+        mark = self.server.environment[MARK]
+        return [one for one in psutil.process_iter() if environment_of(one).get(MARK) == mark and not has_ended(one)]
+
+    def ranks(self) -> list[psutil.Process]:
+        """The ranks of the training."""
+        return [process for process in self.processes() if "RANK" in environment_of(process)]
+
+    @property
+    def folder(self) -> Path:
+        """The run folder of the one training."""
+        (folder,) = (self.output / "runs").iterdir()
+        return folder
+
+    def steps(self) -> list[int]:
+        """The steps in the metrics, as far as there is a run."""
+        found = list(self.output.glob("runs/*/metrics.jsonl"))
+        return [row["step"] for row in read_metrics(found[0].parent)] if found else []
+
+    def saved(self) -> int:
+        """The step of the last checkpoint; 0 when there is none."""
+        found = list(self.output.glob("runs/*/checkpoints/latest"))
+        return int(found[0].read_text().split("-")[1]) if found else 0
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until the training has come so far."""
+        wait_for(lambda: (self.steps() or [0])[-1] >= step, SECONDS, f"step {step}; {self.log}")
+
+
+def deploy(
+    server: PrefectServer, pool: str, entrypoint: str, parameters: dict[str, Any], output: Path, log: Path
+) -> Deployed:
+    """Make a deployment of a flow of this repository, as `prefect deploy` does, and mark all that will run of it."""
+    server.environment[MARK] = uuid.uuid4().hex
+    flow = server.ask("POST", "flows/", name=entrypoint.rpartition(":")[2])["id"]
+    base = subprocess.run(
+        [sys.executable, "-m", "prefect", "work-pool", "get-default-base-job-template", "--type", "process"],
+        env=server.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    server.ask("POST", "work_pools/", name=pool, type="process", base_job_template=json.loads(base))
+    made = server.ask(
+        "POST",
+        "deployments/",
+        name=pool,
+        flow_id=flow,
+        work_pool_name=pool,
+        entrypoint=entrypoint,
+        parameters=parameters,
+        enforce_parameter_schema=False,
+        pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}],
+    )
+    return Deployed(server, pool, made["id"], output, log)
+
+
+def only(deployed: Deployed, worker: psutil.Process) -> bool:
+    """Whether nothing runs but the worker."""
+    return {process.pid for process in deployed.processes()} <= {worker.pid}
+
+
+def straight_losses(training: Deployed, folder: Path, steps: int) -> list[float]:
+    """The losses of the same job that nobody stops before this step."""
+    config = (training.folder / "config.toml").read_text().replace(str(training.folder), str(folder / "straight"))
+    (folder / "straight.toml").write_text(config)
+    job = jobs.start("-m", "gpt2train.train", "--config", str(folder / "straight.toml"))
+    jobs.wait_for(lambda: len(read_metrics(folder / "straight")) >= steps, job)
+    job.terminate()
+    assert jobs.finish(job)[0] == 0
+    return [row["loss"] for row in read_metrics(folder / "straight")][:steps]

@@ -1,0 +1,126 @@
+"""`--dry-run`: the plan before anything starts, and the stop where this machine lacks something."""
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+import flows.dry_run.resources
+from flows.settings import PipelineSettings, resolve
+from tests.flows.commands import run
+from tests.flows.conftest import Finished
+from tests.flows.mini_pipeline import STEPS, hashes
+
+
+def test_a_machine_without_gpus_says_all_that_is_missing_and_what_would_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: namedtuple("usage", "free")(10**9))
+    out = tmp_path / "out"
+    assert run("pretrain", "--preset", "345m", "--output", str(out)) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    disk = "disk space (21.3 GB needed"
+    for part in ("2 GPUs (none found)", "years on this CPU", "memory (", disk, "tokens (none in"):
+        assert part in line
+    assert "--preset tiny (the deployment pretrain/tiny)" in line
+    assert not out.exists()  # at once
+    assert run("pipeline", "--preset", "345m", "--output", str(out)) == 2
+    assert "2 GPUs (none found)" in capsys.readouterr().err
+    # Whoever insists is told of the tokens alone.
+    assert run("pretrain", "--preset", "345m", "--output", str(out), "--launch.skip-resource-check") == 1
+    assert "holds no finished step" in capsys.readouterr().err
+
+
+def test_the_plan_of_a_training_is_printed_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert run("pretrain", "--output", str(tmp_path / "out"), "--dry-run") == 1
+    said = capsys.readouterr().out
+    for part in (
+        "train         to run",
+        "tp 1 x pp 1 x dp 2",
+        "8 samples per step = micro-batch 4 x 1 x 2",
+        "921,600 to train on in 450 steps",
+        "60 GFLOP/s per core in fp32",
+        f"missing     tokens (none in {tmp_path / 'out'}; run flows.dataprep first)",
+    ):
+        assert part in said
+    assert list(tmp_path.iterdir()) == []
+    flags = ["--preset", "345m", "--output", str(tmp_path / "out")]
+    assert run("pretrain", *flags, "--dry-run") == 2
+    told = capsys.readouterr()
+    assert "20,000 steps" in told.out and "lacks 2 GPUs (none found), time" in told.err
+    assert run("pretrain", *flags) == 2 and capsys.readouterr().err == told.err  # what the run would say
+    assert run("pretrain", *flags, "--launch.skip-resource-check", "--dry-run") == 1
+    assert "holds no finished step" in capsys.readouterr().err
+
+
+def test_a_published_preset_with_another_vocabulary_says_its_size_and_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, open_data: Path
+) -> None:
+    """The tokenizer's default is that of the demo: 117m becomes a model of 89 million parameters."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "a.txt").write_text("a text")
+    flags = ["--documents", str(tmp_path / "a.txt"), "--output", str(tmp_path / "out"), "--preset", "117m", "--dry-run"]
+    words = ["vocabulary of 4,096 tokens has 88,988,160 parameters", "124,475,904", "give --tokenizer.name gpt2"]
+    run("pipeline", *flags)
+    said = capsys.readouterr().out
+    assert all(part in said for part in words), said
+    run("pipeline", *flags, "--tokenizer.name", "gpt2", "--tokenizer.folder", str(open_data / "bpe"))
+    said = capsys.readouterr().out
+    assert "124,475,904 parameters" in said and "--tokenizer.name" not in said
+    run("pipeline", *flags[:-3], "--preset", "tiny", "--dry-run")
+    assert "--tokenizer.name" not in capsys.readouterr().out
+    given = {"preset": "117m", "launch": {"skip_resource_check": True}, "output": str(tmp_path / "out"), "urls": ["a"]}
+    logged: list[str] = []
+    monkeypatch.setattr(flows.dry_run.resources.log, "warning", lambda text, *values: logged.append(text % values))
+    flows.dry_run.resources.check_resources(resolve(PipelineSettings, flags=given))
+    assert len(logged) == 1 and all(part in logged[0] for part in words)
+
+
+def test_the_plan_of_a_data_flow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "urls.txt").write_text("http://a.example/1\nhttp://a.example/2\n")
+    flags = ["--urls", str(tmp_path / "urls.txt"), "--output", str(tmp_path / "out"), "--dry-run"]
+    assert run("dataprep", *flags) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].split() == ["steps", "blacklist", "to", "run"]
+    assert [line.split()[0] for line in said[1:10]] == STEPS[1:10]
+    assert "sources     1 URL list, 38 bytes, 2 URLs" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["urls.txt"]
+
+
+def test_finished_steps_are_told_as_cached(
+    finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows.dry_run.resources, "find_gpus", lambda: ())
+    config = ["--config", str(finished.mini.folder / "mini.toml"), "--output", str(finished.output), "--dry-run"]
+    before = hashes(finished.output)
+    assert run("pipeline", *config) == 0
+    steps = [line for line in capsys.readouterr().out.splitlines() if "cached" in line or "to run" in line]
+    assert len(steps) == 13
+    # What another test scored with other settings is to be scored again.
+    assert [line for line in steps if "cached" not in line and line.split()[0] not in ("evaluate", "report")] == []
+    assert run("pipeline", *config, "--dedup.threshold", "0.7") == 0
+    steps = [line for line in capsys.readouterr().out.splitlines() if "cached" in line or "to run" in line]
+    where = next(number for number, line in enumerate(steps) if line.split()[0] == "dedup")
+    assert all("cached" in line for line in steps[:where])
+    assert steps[where].endswith("to run")
+    assert all("unless the steps above give the same output as before" in line for line in steps[where + 1 :])
+    assert hashes(finished.output) == before
+
+
+def test_what_is_trained_lacks_nothing_wherever_it_was_trained(
+    finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows.dry_run.resources, "missing_resources", lambda fit, train: ["2 GPUs (none found)"])
+    config = ["--config", str(finished.mini.folder / "mini.toml"), "--output", str(finished.output), "--dry-run"]
+    assert run("pipeline", *config) == 0
+    said = capsys.readouterr().out
+    assert "time        none: already trained" in said and "missing     nothing" in said
+    # Other settings of the training, or of the data before it: it would train.
+    for other in (["--train.seed", "9"], ["--dedup.threshold", "0.7"]):
+        assert run("pipeline", *config, *other) == 2
+        assert "tiny cannot be trained on this machine, which lacks 2 GPUs (none found)" in capsys.readouterr().err

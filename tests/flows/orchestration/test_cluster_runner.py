@@ -1,0 +1,239 @@
+"""The same bytes from a Ray or a Dask cluster, started here or joined, and also when a worker is lost."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+
+from flows.orchestration.cluster_runner import _require_modules, bytecode_cache, check_cluster, is_remote, start_ray
+from gpt2train.errors import UserError
+from tests.flows.conftest import Finished
+from tests.flows.mini_pipeline import Mini, hashes
+from tests.processes import command_of, wait_for
+
+# As an operator would start one: scheduler and workers apart from the command, ended from outside.
+DASK = """
+import dask, distributed, sys
+dask.config.set({"distributed.worker.daemon": False})
+if __name__ == "__main__":
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", memory_limit=0
+    )
+    print(cluster.scheduler_address, flush=True)
+    sys.stdin.read()
+    cluster.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "remote"),
+    [
+        ("ray://head.example:10001", True),
+        ("tcp://10.0.0.7:8786", True),
+        ("10.0.0.7:6379", True),
+        ("tls://[2001:db8::1]:8786", True),
+        ("tcp://127.0.0.1:8786", False),
+        ("ray://localhost:10001", False),
+        ("127.0.0.1:6379", False),
+        ("tcp://[::1]:8786", False),
+        ("auto", False),
+    ],
+)
+def test_which_addresses_are_elsewhere(address: str, remote: bool) -> None:
+    assert is_remote(address) is remote
+
+
+def test_what_a_cluster_needs_is_said_before_anything_starts() -> None:
+    pytest.importorskip("prefect_dask")
+    away = "tcp://10.0.0.7:8786"
+    with pytest.raises(UserError, match="needs --runner ray or --runner dask"):
+        check_cluster("local", away, "/out", False, True)
+    with pytest.raises(UserError, match=r"cannot write /out on this machine.*s3://.*--shared-disk"):
+        check_cluster("dask", away, "/out", False, True)
+    with pytest.raises(UserError, match="set PREFECT_API_URL"):
+        check_cluster("dask", away, None, False, False)
+    check_cluster("dask", away, "/out", True, True)
+    check_cluster("dask", away, None, False, True)
+    check_cluster("dask", None, "/out", False, False)
+    with pytest.raises(UserError, match=r"--runner ray needs .*no module nowhere_at_all.*install gpt2train\[ray\]"):
+        _require_modules("ray", "nowhere_at_all")
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_there_is_one_line(mini: Mini, tmp_path: Path) -> None:
+    pytest.importorskip("prefect_dask")
+    flags = ["--runner", "dask", "--cluster", "tcp://127.0.0.1:1"]
+    refused = mini.run("dataprep", "--output", str(tmp_path), *flags, DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="2s")
+    assert refused.returncode == 2, refused.stderr
+    assert "error: no dask cluster answers at tcp://127.0.0.1:1" in refused.stderr and "--cluster" in refused.stderr
+
+
+STARTED = "import time; time.sleep(600)"
+
+
+def test_a_start_of_ray_that_fails_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr("flows.orchestration.cluster_runner.STATUS_SECONDS", 0.2)
+    children: list[subprocess.Popen[bytes]] = []
+
+    def enter() -> str:
+        children.append(subprocess.Popen([sys.executable, "-c", STARTED]))
+        time.sleep(1)
+        if len(children) == 1:
+            raise RuntimeError("The current node timed out during startup.")
+        return "runner"
+
+    try:
+        assert start_ray(enter) == "runner"  # type: ignore[arg-type]
+        assert children[0].wait(60) == -signal.SIGKILL  # what the failed start left is gone
+        assert children[1].poll() is None
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    said = capsys.readouterr().err
+    assert "waiting for Ray to start on this machine: 0 s" in said
+    assert "Ray did not start on this machine (The current node timed out during startup.)" in said
+
+
+def test_the_last_failure_of_ray_is_the_answer() -> None:
+    pytest.importorskip("ray")
+    calls: list[int] = []
+
+    def enter() -> str:
+        calls.append(1)
+        raise RuntimeError(f"failure {len(calls)}")
+
+    with pytest.raises(RuntimeError, match="failure 3"):
+        start_ray(enter)  # type: ignore[arg-type]
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_bytecode_is_cached_where_it_is_not_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
+) -> None:
+    (tmp_path / "imported_late.py").write_text("")
+    own = ModuleType("own")
+    own.__spec__ = ModuleSpec("own", None)
+    own.__spec__.cached = str(tmp_path / "own.pyc")
+    if cached:
+        (tmp_path / "own.pyc").touch()
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    before = dict(os.environ)
+    ask = "import imported_late; print(imported_late.__cached__)"
+    with bytecode_cache(own):
+        answer = subprocess.run([sys.executable, "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
+        file = Path(answer.stdout.strip())
+        assert file.exists() is not cached
+    assert not file.exists()
+    assert dict(os.environ) == before
+    assert not (tmp_path / "__pycache__").exists()
+
+
+@contextlib.contextmanager
+def running_dask(folder: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    script = folder / "cluster.py"
+    script.write_text(DASK)
+    process = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdin is not None
+        yield process.stdout.readline().strip(), process
+        process.stdin.close()
+        process.wait(30)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def listening(processes: list[psutil.Process]) -> set[str]:
+    """Addresses at which processes accept TCP connections."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            sockets = process.net_connections("tcp")
+            found |= {here.laddr.ip.removeprefix("::ffff:") for here in sockets if here.status == psutil.CONN_LISTEN}
+    return found
+
+
+def kill_one(candidates: list[psutil.Process]) -> None:
+    """Kill -9 the youngest that is there."""
+    assert candidates
+    max(candidates, key=lambda process: process.pid).send_signal(signal.SIGKILL)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+def test_a_joined_dask_cluster_that_loses_a_worker_gives_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
+    pytest.importorskip("prefect_dask")
+    mini, output = finished.mini.another(tmp_path / "mini"), tmp_path / "out"
+    with running_dask(tmp_path) as (address, cluster):
+        process = mini.start("dataprep", "--output", str(output), "--runner", "dask", "--cluster", address)
+        wait_for(lambda: (output / "documents").exists() or process.poll() is not None, 240, "the extraction")
+        time.sleep(1)
+        nannied = [child for child in psutil.Process(cluster.pid).children() if "spawn_main" in command_of(child)]
+        kill_one(nannied)
+        assert process.wait(200) == 0, (mini.folder / "started.log").read_text()
+        assert hashes(output / "tokens") == hashes(finished.output / "tokens")
+        assert hashes(output / "evalset") == hashes(finished.output / "evalset")
+        mini.wait_for_the_end()
+        assert cluster.poll() is None  # a cluster that was joined is left running
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_ray_cluster_of_its_own_that_loses_a_worker_gives_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
+    pytest.importorskip("prefect_ray")
+    mini, output = finished.mini.another(tmp_path / "mini"), tmp_path / "out"
+    process = mini.start("dataprep", "--output", str(output), "--runner", "ray", RAY_TMPDIR=_short())
+    busy: list[psutil.Process] = []
+
+    def begun() -> bool:
+        commands = {child: command_of(child) for child in mini.children()}
+        # Ray's own agents are called so too, and with one of them the whole node dies.
+        busy[:] = [
+            child
+            for child, command in commands.items()
+            if command.startswith("ray::") and "IDLE" not in command and "Agent" not in command
+        ]
+        return bool(busy) or process.poll() is not None
+
+    wait_for(begun, 240, "a batch in a worker of Ray")
+    assert listening(mini.children()) <= {"127.0.0.1", "::1"}
+    kill_one(busy)
+    assert process.wait(200) == 0, (mini.folder / "started.log").read_text()
+    assert hashes(output / "tokens") == hashes(finished.output / "tokens")
+    mini.wait_for_the_end()
+
+
+def _short() -> str:
+    """Ray's sockets lie below this folder, and the path of a socket may have 107 characters."""
+    return os.environ.get("RAY_TMPDIR", "/tmp")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "kind", [pytest.param("dask", marks=pytest.mark.slow), pytest.param("ray", marks=pytest.mark.exhaustive)]
+)
+def test_ctrl_c_leaves_nothing_of_a_cluster(finished: Finished, tmp_path: Path, kind: str) -> None:
+    pytest.importorskip(f"prefect_{kind}")
+    mini, output = finished.mini.another(tmp_path / "mini"), tmp_path / "out"
+    process = mini.start("dataprep", "--output", str(output), "--runner", kind)
+    wait_for(lambda: (output / "documents").exists() or process.poll() is not None, 240, "the extraction")
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    mini.wait_for_the_end()
+    assert "error: interrupted" in (mini.folder / "started.log").read_text()

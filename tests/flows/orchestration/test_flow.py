@@ -1,0 +1,217 @@
+"""Flows as they are offered: the form that Prefect makes of settings, how parameters merge, what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema as prefect_schema
+
+import deployments
+from flows.dataprep import dataprep
+from flows.evaluate import evaluate
+from flows.orchestration.flow import NOT_GIVEN, SettingsFlow, run_name, settings_flow, settings_schema, split_parameters
+from flows.pipeline import pipeline
+from flows.pretrain import pretrain
+from flows.settings import (
+    DataprepSettings,
+    EvaluateFlowSettings,
+    PipelineSettings,
+    PretrainSettings,
+    deployment_names,
+    resolve,
+)
+from gpt2train.config import preset
+from gpt2train.errors import UserError
+from gpt2train.settings import Settings
+
+# Pytest undoes the filter that flows/orchestration/flow.py sets.
+pytestmark = pytest.mark.filterwarnings("ignore:Default value not given is not JSON serializable")
+OFFERS = [dataprep, pretrain, evaluate, pipeline]
+FILE = Path(deployments.__file__).with_name("prefect.yaml")
+ENTRIES: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
+
+
+# As a worker does: Prefect's logging is set up before the flow is loaded.
+LOADED_BY_A_WORKER = """
+import logging
+from prefect.logging.configuration import setup_logging
+setup_logging()
+import flows.dataprep
+ours = logging.getLogger("gpt2train")
+print([type(handler).__name__ for handler in ours.handlers], ours.isEnabledFor(logging.INFO))
+"""
+
+
+def test_the_lines_of_the_steps_reach_the_page_of_a_deployed_run() -> None:
+    (pool,) = {json.dumps(entry["work_pool"]["job_variables"]["env"]) for entry in ENTRIES}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_LOGGING")}
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOADED_BY_A_WORKER],
+        env={**environment, **json.loads(pool)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert loaded.stdout == "['APILogHandler'] True\n"
+
+
+def nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a JSON schema."""
+    if isinstance(schema, dict):
+        yield schema
+    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from nodes(inner)
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    """What `prefect deploy` stores for the pretrain flow."""
+    return prefect_schema(pretrain).model_dump_for_openapi()
+
+
+@pytest.mark.parametrize("flow", OFFERS, ids=lambda flow: flow.name)
+def test_every_setting_is_a_parameter_without_a_default(flow: SettingsFlow[Any]) -> None:
+    """A default that a form fills in would count as given, and win over the preset; so would a switch's `false`."""
+    offered = prefect_schema(flow).model_dump_for_openapi()
+    assert list(offered["properties"]) == ["config", *flow.model.model_fields]
+    assert [node for node in nodes(offered) if "default" in node or node.get("type") == "boolean"] == []
+    required = [name for name, field in flow.model.model_fields.items() if field.is_required()]
+    assert offered.get("required", []) == required
+    assert [name for name, shown in offered["properties"].items() if not shown["description"]] == []
+
+
+def test_the_form_shows_bounds_choices_help_and_defaults(schema: dict[str, Any]) -> None:
+    assert schema["properties"]["runner"]["enum"] == ["local", "ray", "dask"]
+    assert "345m" in schema["properties"]["preset"]["enum"]
+    model = schema["properties"]["train"]["properties"]["model"]["properties"]
+    assert model["layers"]["minimum"] == 1
+    assert model["heads"]["description"].endswith("must divide `hidden`. Default, unless preset or config sets it: 12.")
+    assert settings_schema(EvaluateFlowSettings)["required"] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"train": {"stepz": 3}}, "'stepz' was unexpected"),
+        ({"train": {"model": {"layers": 0}}}, "0 is less than the minimum of 1"),
+        ({"preset": "354m"}, "'354m' is not one of"),
+        ({"verify": "perhaps"}, "'perhaps' is not one of"),
+        ({"workers": "two"}, "'two' is not of type"),
+    ],
+)
+def test_the_api_refuses(schema: dict[str, Any], given: dict[str, Any], said: str) -> None:
+    with pytest.raises(jsonschema.ValidationError, match=said):
+        jsonschema.validate(given, schema)
+
+
+def test_the_api_takes_what_is_right(schema: dict[str, Any]) -> None:
+    given = {"config": "pretrain/345m", "data": None, "train": {"steps": 3}, "verify": True}
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors(given)) == []
+
+
+def test_a_run_changes_one_value_of_its_deployment() -> None:
+    config, given = split_parameters(
+        PretrainSettings, {"config": "pretrain/345m", "train": {"steps": 1000}, "output": "out/x"}
+    )
+    settings = resolve(PretrainSettings, config, given)
+    assert (settings.train.steps, settings.output) == (1000, "out/x")
+    assert settings.train.model.layers == preset("345m")["model"]["layers"]
+    assert (settings.launch.processes, settings.train.parallel.zero) == (8, 1)
+
+
+def test_null_is_a_value_only_where_a_setting_may_be_none() -> None:
+    """A form may send null for a field that was touched and emptied."""
+    given = {"data": None, "workers": None, "train": {"steps": None, "checkpoints": {"init_from": None}}}
+    assert split_parameters(PretrainSettings, given)[1] == {"data": None, "train": {"checkpoints": {"init_from": None}}}
+
+
+def test_a_run_shows_what_was_given_and_no_more() -> None:
+    given = {"output": Path("out"), "urls": ("a.txt",), "clean": NOT_GIVEN, "workers": 2, "config": None}
+    shown = dataprep.serialize_parameters(given)
+    assert shown == {"output": "out", "urls": ["a.txt"], "workers": 2, "config": None}
+
+
+def test_every_deployment_has_settings_that_hold_and_a_flow() -> None:
+    names = []
+    for entry in ENTRIES:
+        flow = load_flow_from_entrypoint(entry["entrypoint"])
+        assert isinstance(flow, SettingsFlow)
+        names.append(f"{flow.name}/{entry['name']}")
+        assert entry["parameters"] == {"config": names[-1]}
+        assert entry["description"] and flow.name in entry["tags"]
+        resolve(flow.model, names[-1], {"run": "out/runs/x"} if flow is evaluate else {})
+    assert sorted(names) == deployment_names()
+    assert {f"pretrain/{size}" for size in ("tiny", "117m", "345m", "762m", "1542m")} <= set(names)
+
+
+def test_a_configuration_that_is_not_there_is_named_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"'pretrain/354m' is neither .* did you mean 'pretrain/345m'"):
+        resolve(PretrainSettings, "pretrain/354m")
+
+
+def deployed_run(flow: SettingsFlow[Any], **parameters: Any) -> Any:
+    """What the flow's function does in a run of a deployment, up to the state that it returns."""
+    run = FlowRun.model_construct(deployment_id="00000000-0000-0000-0000-000000000001")
+    with FlowRunContext.model_construct(flow_run=run):
+        return flow.fn(**parameters)
+
+
+def test_a_mistake_ends_a_run_with_its_one_line(tmp_path: Path) -> None:
+    for parameters, said in [
+        ({"train": {"stepz": 3}}, "unknown setting 'train.stepz'; did you mean 'train.steps'?"),
+        ({"output": str(tmp_path)}, f"{tmp_path}/tokens holds no finished step"),
+    ]:
+        state = deployed_run(pretrain, config="pretrain/tiny", **parameters)
+        assert state.is_failed() and said in state.message and "\n" not in state.message
+
+
+def test_only_a_run_of_a_deployment_is_checked_by_the_flow() -> None:
+    """A command has done so before it started a server."""
+    seen: list[str] = []
+
+    @settings_flow("probe", DataprepSettings, lambda settings: seen.append(f"check {settings.output}"))
+    def probe(settings: DataprepSettings) -> str:
+        seen.append(f"run {settings.output}")
+        return json.dumps(settings.model_dump(mode="json"))
+
+    given = json.loads(probe.fn(config=None, **resolve(DataprepSettings, "dataprep/demo").model_dump(mode="json")))
+    assert resolve(DataprepSettings, "dataprep/demo") == DataprepSettings.model_validate(given)
+    deployed_run(probe, config="dataprep/demo")
+    assert seen == ["run out/demo", "check out/demo", "run out/demo"]
+
+
+@pytest.mark.parametrize(
+    ("flow", "model", "given", "name"),
+    [
+        ("dataprep", DataprepSettings, {}, "dataprep-demo"),
+        ("dataprep", DataprepSettings, {"warcs": ["a"], "urls": ["https://u:pw@h/l"]}, "dataprep-urls-warcs"),
+        ("pretrain", PretrainSettings, {"launch": {"processes": 1}}, "pretrain-tiny-dp1"),
+        (
+            "pretrain",
+            PretrainSettings,
+            {"preset": "345m", "launch": {"processes": 8}, "train": {"parallel": {"tp": 2}}},
+            "pretrain-345m-tp2-dp4",
+        ),
+        (
+            "pipeline",
+            PipelineSettings,
+            {"documents": ["a"], "launch": {"processes": 4}, "train": {"parallel": {"pp": 2}}},
+            "pipeline-documents-tiny-pp2-dp2",
+        ),
+        ("evaluate", EvaluateFlowSettings, {"run": "out/runs/tiny-0123abcd"}, "evaluate-tiny-0123abcd"),
+    ],
+)
+def test_the_name_of_a_run_says_what_it_works_on(
+    flow: str, model: type[Settings], given: dict[str, Any], name: str
+) -> None:
+    assert run_name(flow, resolve(model, flags=given)) == name

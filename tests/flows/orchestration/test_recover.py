@@ -1,0 +1,327 @@
+"""What befalls a deployed run, on a real server and worker: cancelled, killed, its worker killed; then run again."""
+
+import datetime
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+import tomli_w
+from prefect import flow
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from flows.orchestration.retries import Retries
+from flows.orchestration.stale_runs import HOLDER_FILE
+from flows.orchestration.task_runner import PrefectRunner, run_step
+from gpt2train.errors import RunError, TransientError, UserError
+from gpt2train.monitoring.metrics import read_metrics
+from tasks.core.runner import Runner
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
+from tests.flows.deployed_run import ENDLESS, SECONDS, Deployed, deploy, only, straight_losses
+from tests.flows.prefect_server import ROOT, PrefectServer, running_server
+from tests.flows.slow_batches import BATCHES
+from tests.flows.small_tokens import prepare_tokens
+from tests.processes import CONTAINER, command_of, has_ended, wait_for
+
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.xdist_group("recover")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    with running_server(tmp_path_factory.mktemp("recover") / "prefect") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def training(place: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Deployed:
+    folder = tmp_path_factory.mktemp("training")
+    output = prepare_tokens(folder / "out")
+    parameters = {"output": str(output), "train": ENDLESS, "launch": {"processes": 2, "retry_delay": 0.1}}
+    return deploy(place, "training", "flows/pretrain.py:pretrain", parameters, output, folder / "worker.log")
+
+
+def flow_of(deployed: Deployed, worker: psutil.Process) -> psutil.Process:
+    """The process of the flow run."""
+    (flow,) = [child for child in worker.children() if "prefect" in command_of(child)]
+    return flow
+
+
+@pytest.mark.slow
+def test_cancelled_lost_and_killed_it_goes_on_from_where_it_was(training: Deployed, tmp_path: Path) -> None:
+    with training.server.worker(training.pool, training.log) as worker:
+        run = training.start()
+        training.wait_for_step(20)
+        assert len(training.ranks()) == 2
+        training.set_state(run, "CANCELLING", "Cancelling")
+        training.wait(run, "CANCELLED")
+        wait_for(lambda: only(training, worker), SECONDS, "the end of all processes")
+        saved = training.saved()
+        assert saved == training.steps()[-1] >= 20
+
+        again = training.start()
+        training.wait_for_step(saved + 20)
+        steps = training.steps()  # once: they go on
+        assert steps == list(range(1, steps[-1] + 1)), "no step is repeated"
+        losses = [row["loss"] for row in read_metrics(training.folder)]
+        # A rank that is lost makes the training task start again, by a retry that Prefect shows.
+        before = training.ranks()
+        before[1].kill()
+        wait_for(lambda: len(set(training.ranks()) - set(before)) == 2, SECONDS, "new ranks")
+        wait_for(lambda: [task["run_count"] for task in training.task_runs(again)] == [2], 30, "the retry")
+        assert training.state(again)["type"] == "RUNNING"
+
+        # Prefect's worker sees a flow that was killed.
+        flow_of(training, worker).kill()
+        assert "-9" in training.wait(again, "CRASHED")["message"]
+        wait_for(lambda: only(training, worker), SECONDS, "the end of all processes")
+
+    # One run in two pieces, and one that nothing befell.
+    straight = straight_losses(training, tmp_path, saved + 20)
+    np.testing.assert_array_equal(losses[: saved + 20], straight)
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_its_worker_and_is_found_crashed(training: Deployed) -> None:
+    with training.server.worker(training.pool, training.log) as worker:
+        run = training.start_and_come_on()
+        worker.kill()
+        training.wait(run, "CRASHED")
+        wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
+    saved = training.saved()
+    assert saved == training.steps()[-1]
+
+    # Of a run that was killed together with its worker nobody knows. The next one in its folder finds it.
+    silent = training.server.ask("POST", "flow_runs/", flow_id=flow_id(training), state={"type": "RUNNING"})["id"]
+    (training.output / HOLDER_FILE).write_text(f'{{"flow_run": "{silent}", "host": "gpu01", "pid": 77}}')
+    with training.server.worker(training.pool, training.log) as worker:
+        training.set_state(run, "SCHEDULED", "AwaitingRetry")  # the UI's Retry
+        training.wait_for_step(saved + 20)
+        steps = training.steps()
+        assert steps == list(range(1, steps[-1] + 1))
+        assert "process 77 on gpu01 was killed" in training.wait(silent, "CRASHED")["message"]
+        # A worker that is asked to stop kills its flows and is gone: the job saves, and the witness reports. Done here
+        # by hand, for Prefect's worker now and then waits for its flows instead.
+        flow = flow_of(training, worker)
+        worker.suspend()
+        for process in (flow, worker):
+            process.kill()
+        assert "was killed" in training.wait(run, "CRASHED")["message"]
+        wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
+    assert saved < training.saved() == training.steps()[-1]
+
+
+@pytest.mark.slow
+def test_a_training_that_logs_nothing_ends_with_its_worker(place: PrefectServer, tmp_path: Path) -> None:
+    """The first line after the worker's end is then the watchdog's own, into a pipe that nobody reads."""
+    output = prepare_tokens(tmp_path / "out")
+    silent = {**ENDLESS, "logging": {"interval": 1_000_000, "tensorboard": False}}
+    parameters = {"output": str(output), "train": silent, "launch": {"processes": 1}}
+    training = deploy(place, "silent", "flows/pretrain.py:pretrain", parameters, output, tmp_path / "worker.log")
+    with place.worker(training.pool, training.log) as worker:
+        run = training.start_and_come_on()
+        worker.kill()
+        training.wait(run, "CRASHED")
+        wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
+    assert training.saved() == training.steps()[-1]
+
+
+@pytest.mark.slow
+def test_a_run_without_a_worker_is_cancelled_all_the_same(place: PrefectServer, tmp_path: Path) -> None:
+    """Started by hand on a server that lasts: no worker is there that ends what somebody cancels."""
+    output = prepare_tokens(tmp_path / "out")
+    config = {"output": str(output), "train": ENDLESS, "launch": {"processes": 1}}
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(config))
+    command = [sys.executable, "-m", "flows.pretrain", "--config", str(tmp_path / "mine.toml")]
+    with (tmp_path / "log").open("w") as log:
+        job = subprocess.Popen(command, cwd=ROOT, env=place.environment, stdout=log, stderr=log)
+    try:
+
+        def steps() -> int:
+            found = list(output.glob("runs/*/metrics.jsonl"))
+            return int(read_metrics(found[0].parent)[-1]["step"]) if found and read_metrics(found[0].parent) else 0
+
+        wait_for(lambda: steps() >= 20, SECONDS, f"step 20; {tmp_path / 'log'}")
+        by_name = {"name": {"any_": ["pretrain-tiny-dp1"]}}
+        [run] = place.ask("POST", "flow_runs/filter", flow_runs={**by_name, "state": {"type": {"any_": ["RUNNING"]}}})
+        place.ask("POST", f"flow_runs/{run['id']}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+        assert job.wait(SECONDS) != 0
+        assert place.ask("GET", f"flow_runs/{run['id']}")["state"]["type"] == "CANCELLED"
+        [latest] = output.glob("runs/*/checkpoints/latest")
+        assert int(latest.read_text().split("-")[1]) == steps()
+    finally:
+        job.kill()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(os.geteuid() != 0, reason="process namespaces need root")
+def test_a_container_that_is_stopped_saves_first(training: Deployed) -> None:
+    under = [*CONTAINER, sys.executable, "-m", "gpt2train.launch.container_init"]
+    with training.server.worker(training.pool, training.log, under=under) as container:
+        run = training.start_and_come_on()
+        container.children()[0].send_signal(signal.SIGTERM)
+        assert "was killed" in training.wait(run, "CRASHED")["message"]
+        wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
+    assert training.saved() == training.steps()[-1]
+
+
+def flow_id(training: Deployed) -> str:
+    return str(training.server.ask("GET", f"deployments/{training.deployment}")["flow_id"])
+
+
+@pytest.mark.exhaustive
+def test_a_run_killed_together_with_its_worker_is_found_by_the_next(training: Deployed) -> None:
+    with training.server.worker(training.pool, training.log) as worker:
+        run = training.start_and_come_on()
+        flow = flow_of(training, worker)
+        worker.suspend()  # or it would report the end of the flow
+        for process in (*flow.children(), flow, worker):  # the witness among them, as when a machine is switched off
+            process.kill()
+        wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
+    assert training.state(run)["type"] == "RUNNING"
+    with training.server.worker(training.pool, training.log):
+        again = training.start()
+        assert "was killed" in training.wait(run, "CRASHED")["message"]
+        training.wait(again, "RUNNING")
+
+
+@pytest.mark.exhaustive
+def test_an_end_that_the_server_was_away_for_is_reported_when_it_is_back(
+    place: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(place.environment, "PREFECT_CLIENT_MAX_RETRIES", "1")  # of 5: it tries for many minutes
+    output = prepare_tokens(tmp_path / "out")
+    steps = 8000  # not over before the server is away
+    train = {**ENDLESS, "steps": steps}
+    parameters = {"config": "pretrain/tiny", "output": str(output), "train": train, "launch": {"processes": 1}}
+    short = deploy(place, "short", "flows/pretrain.py:pretrain", parameters, output, tmp_path / "worker.log")
+    with place.worker(short.pool, short.log) as worker:
+        run = short.start_and_come_on()
+        flow = flow_of(short, worker)
+        with place.away():
+            assert short.steps()[-1] < steps
+            wait_for(lambda: short.saved() == steps, SECONDS, "the end of the training")
+            wait_for(lambda: has_ended(flow), SECONDS, "the end of its flow")
+            worker.kill()  # or it could report the run, as long as it has patience
+        message = short.wait(run, "CRASHED")["message"]
+        assert message.endswith("ended without reporting how; run again to resume")
+        wait_for(lambda: not short.processes(), SECONDS, "the end of all processes")
+    with place.worker(short.pool, short.log):
+        short.wait(short.start(), "COMPLETED")
+        assert short.steps() == list(range(1, steps + 1))
+
+
+@pytest.mark.exhaustive
+def test_cancelled_batches_leave_no_process_and_what_is_committed_stays(place: PrefectServer, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    parameters = {"settings": {"output": str(output), "workers": 2}, "seconds": 0.3}
+    entry = "tests/flows/slow_batches.py:slow_batches"
+    batches = deploy(place, "batches", entry, parameters, output, tmp_path / "worker.log")
+
+    def done() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in output.glob("naps/_batches/*.json")}
+
+    with place.worker(batches.pool, batches.log) as worker:
+        run = batches.start()
+        wait_for(lambda: len(done()) >= 5, SECONDS, "five batches")
+        batches.set_state(run, "CANCELLING", "Cancelling")
+        batches.wait(run, "CANCELLED")
+        wait_for(lambda: only(batches, worker), SECONDS, "the end of all processes")
+        committed = done()
+        assert 5 <= len(committed) < BATCHES
+        times = {name: (output / "naps" / name.replace("json", "txt")).read_text() for name in committed}
+
+        again = batches.start()
+        batches.wait(again, "COMPLETED")
+        assert {name: (output / "naps" / name.replace("json", "txt")).read_text() for name in committed} == times
+        assert len(list(output.glob("naps/nap-*.txt"))) == BATCHES
+        assert not has_ended(worker)
+    shutil.rmtree(output)
+
+
+@pytest.mark.slow
+def test_what_a_step_tries_again(place: PrefectServer, tmp_path: Path) -> None:
+    tried: list[str] = []
+
+    def passes(runner: Runner) -> Manifest:
+        tried.append("passes")
+        if len(tried) < 3:
+            raise [TransientError("rank 1 was ended by SIGKILL"), ConnectionError("no answer")][len(tried) - 1]
+        return Step(Folder(str(tmp_path)), "passes", version=1, parameters={}, inputs={}).commit(Outcome())
+
+    def mistaken(runner: Runner) -> Manifest:
+        tried.append("mistaken")
+        raise UserError("no such file: tokens.bin; check the path")
+
+    def hungry(runner: Runner) -> Manifest:
+        tried.append("hungry")
+        raise RunError("rank 0: OutOfMemoryError")
+
+    @flow(name="steps")
+    def steps() -> list[Any]:
+        ends: list[Any] = [run_step(passes, runner=PrefectRunner(1), retries=Retries(2, 0.01))]
+        for step in (mistaken, hungry):
+            with pytest.raises((RunError, UserError)) as caught:
+                run_step(step, runner=PrefectRunner(1), retries=Retries(2, 0.01))
+            ends.append(str(caught.value))
+        return ends
+
+    with temporary_settings({PREFECT_API_URL: place.address}):
+        state = steps(return_state=True)
+        assert [str(end) for end in state.result()[1:]] == [
+            "no such file: tokens.bin; check the path",
+            "rank 0: OutOfMemoryError",
+        ]
+    assert tried == ["passes"] * 3 + ["mistaken", "hungry"]
+
+
+@pytest.mark.exhaustive
+def test_the_automation_finds_a_silent_run_and_no_other(place: PrefectServer, tmp_path: Path) -> None:
+    text = (ROOT / "deployments/lost-runs.yaml").read_text()
+    assert "within: 540" in text
+    (tmp_path / "lost-runs.yaml").write_text(text.replace("within: 540", "within: 10"))
+    made = place.prefect("automation", "create", "--from-file", str(tmp_path / "lost-runs.yaml"))
+    assert made.returncode == 0 and "Created 2 automation" in made.stdout, made.stdout + made.stderr
+    flow_id = place.ask("POST", "flows/", name="silent")["id"]
+    silent, alive, done, cancelled = (
+        place.ask("POST", "flow_runs/", flow_id=flow_id, state={"type": "RUNNING"})["id"] for _ in range(4)
+    )
+
+    def beat(*runs: str) -> None:
+        """Signs of life, as Prefect's engine sends them."""
+        now = datetime.datetime.now(datetime.UTC).isoformat()
+        events = [
+            {
+                "id": str(uuid.uuid4()),
+                "occurred": now,
+                "event": "prefect.flow-run.heartbeat",
+                "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
+            }
+            for run in runs
+        ]
+        httpx.post(f"{place.address}/events", json=events, trust_env=False).raise_for_status()
+
+    def kind(run: str) -> str:
+        return str(place.ask("GET", f"flow_runs/{run}")["state"]["type"])
+
+    beat(silent, alive, done, cancelled)
+    cancelling = {"type": "CANCELLING", "name": "Cancelling"}
+    place.ask("POST", f"flow_runs/{cancelled}/set_state", state=cancelling, force=True)
+    place.ask("POST", f"flow_runs/{done}/set_state", state={"type": "COMPLETED", "name": "Completed"}, force=True)
+
+    def crashed() -> bool:
+        beat(alive)
+        return kind(silent) == "CRASHED"
+
+    wait_for(crashed, SECONDS, "the automation")
+    wait_for(lambda: kind(cancelled) == "CANCELLED", SECONDS, "the automation of cancelled runs")
+    assert kind(alive) == "RUNNING" and kind(done) == "COMPLETED"

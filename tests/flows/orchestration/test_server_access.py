@@ -1,0 +1,158 @@
+"""The embedded Prefect server: who may use it, and how long its start is waited for."""
+
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
+
+from flows.orchestration import server as embedded
+from flows.orchestration.server import KEY_FILE, api_key
+from gpt2train.errors import RunError
+from tests.flows.conftest import Server
+
+FOREIGN = "https://other.example"
+
+
+def ask(server: Server, method: str, path: str, key: bool, **headers: str) -> httpx.Response:
+    """Send a request with or without the key; `path` begins at the root."""
+    user, _, password = server.environment["PREFECT_API_AUTH_STRING"].partition(":")
+    address = server.environment["PREFECT_API_URL"].removesuffix("/api")
+    auth = (user, password) if key else None
+    return httpx.request(method, address + path, headers=headers, auth=auth, timeout=60, trust_env=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/api/flow_runs/filter"),
+        ("POST", "/api/deployments/"),
+        ("GET", "/api/admin/settings"),
+        ("GET", "/api/admin/version"),
+        ("DELETE", "/api/flow_runs/00000000-0000-0000-0000-000000000000"),
+    ],
+)
+def test_the_api_wants_the_key(server: Server, method: str, path: str) -> None:
+    assert ask(server, method, path, key=False).status_code == 401
+    wrong = httpx.request(method, server.environment["PREFECT_API_URL"] + path[4:], auth=("gpt2train", "x"), timeout=60)
+    assert wrong.status_code == 401
+    assert ask(server, method, path, key=True).status_code not in (401, 403)
+
+
+@pytest.mark.parametrize("path", ["/api/events/in", "/api/events/out", "/api/logs/out"])
+def test_streams_want_the_key(server: Server, path: str) -> None:
+    address = urllib.parse.urlsplit(server.environment["PREFECT_API_URL"]).netloc
+    with pytest.raises((WebSocketException, EOFError)), connect(f"ws://{address}{path}", proxy=None) as stream:
+        stream.send("{}")
+        stream.recv(timeout=60)
+    with (
+        pytest.raises((WebSocketException, EOFError)),
+        connect(f"ws://{address}{path}", proxy=None, subprotocols=["prefect"]) as stream,  # type: ignore[list-item]
+    ):
+        stream.send('{"type": "auth", "token": "gpt2train:x"}')
+        stream.recv(timeout=60)
+
+
+@pytest.mark.parametrize("host", ["other.example", "rebound.example:80", "127.0.0.1.other.example", "10.0.0.1", ""])
+@pytest.mark.parametrize("path", ["/api/health", "/api/admin/settings", "/"])
+def test_a_foreign_host_header_is_refused(server: Server, host: str, path: str) -> None:
+    assert ask(server, "GET", path, key=True, Host=host).status_code == 400
+
+
+@pytest.mark.parametrize("origin", [FOREIGN, "null", "http://127.0.0.1:1", "http://127.0.0.1"])
+def test_no_other_origin_is_allowed(server: Server, origin: str) -> None:
+    asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    before = ask(server, "OPTIONS", "/api/deployments/", key=False, **asked)
+    assert before.status_code == 400 and "access-control-allow-origin" not in before.headers
+    for key in (True, False):
+        answer = ask(server, "GET", "/api/health", key=key, Origin=origin)
+        assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_its_own_pages_may_ask(server: Server, host: str) -> None:
+    port = urllib.parse.urlsplit(server.environment["PREFECT_API_URL"]).port
+    own = f"http://{host}:{port}"
+    asked = {"Origin": own, "Access-Control-Request-Method": "POST", "Host": f"{host}:{port}"}
+    answer = ask(server, "OPTIONS", "/api/flow_runs/filter", key=False, **asked)
+    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == own
+    assert ask(server, "GET", "/ui-settings", key=False).json()["auth"] == "BASIC"  # the UI asks for the password
+
+
+def test_it_listens_on_loopback_and_its_key_is_nowhere_to_be_read(server: Server) -> None:
+    port = urllib.parse.urlsplit(server.environment["PREFECT_API_URL"]).port
+    [process] = [one for one in psutil.process_iter(["cmdline"]) if f"--port {port}" in " ".join(one.info["cmdline"])]
+    listening = [one.laddr.ip for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    assert listening == ["127.0.0.1"]
+    key = server.environment["PREFECT_API_AUTH_STRING"]
+    secret = key.partition(":")[2]
+    assert len(secret) >= 32
+    assert not [one for one in psutil.process_iter(["cmdline"]) if secret in " ".join(one.info["cmdline"] or ())]
+    holding = [path for path in server.home.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert holding == [server.home / KEY_FILE] and (server.home / KEY_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_the_key_of_a_home_stays_and_is_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))
+    key, path = api_key(), tmp_path / "home" / KEY_FILE
+    assert api_key() == key and path.read_text().strip() == key and path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)  # others may have read it
+    other = api_key()
+    assert other != key and path.stat().st_mode & 0o777 == 0o600
+    path.unlink()
+    (tmp_path / "planted").write_text("gpt2train:known\n")
+    path.symlink_to(tmp_path / "planted")
+    assert api_key() not in ("gpt2train:known", key, other) and not path.is_symlink()
+    assert (tmp_path / "planted").read_text() == "gpt2train:known\n"
+    assert [one.name for one in (tmp_path / "home").iterdir()] == [KEY_FILE]
+
+
+SERVE = """
+import http.server, sys, time
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    log_message = lambda *_: None
+end = time.process_time() + 1.5
+while time.process_time() < end: pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
+"""
+
+
+def wait_for_child(code: str, say: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a child as for the server, with limits that are over long before a busy machine has started it."""
+    monkeypatch.setattr(embedded, "STATUS_SECONDS", 0.05)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryFile("w+") as output:
+        child = subprocess.Popen([sys.executable, "-c", code, str(port)], stdout=output, stderr=output)
+        try:
+            embedded._wait_until_healthy(child, port, output, say)
+        finally:
+            child.kill()
+            child.wait()
+
+
+def test_a_slow_start_is_waited_for_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "START_SECONDS", 0.5, raising=False)
+    said: list[str] = []
+    wait_for_child(SERVE, said.append, monkeypatch)
+    assert said and all("waiting for the embedded Prefect server to start" in line for line in said)
+
+
+def test_a_start_that_stands_still_or_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunError, match=r"did not start \(no such thing\)"):
+        wait_for_child("import sys; sys.exit('no such thing')", print, monkeypatch)
+    monkeypatch.setattr(embedded, "STALLED_SECONDS", 1.0)
+    with pytest.raises(RunError, match="did not start"):
+        wait_for_child("import os, time; print('asleep', flush=True); time.sleep(600)", lambda _: None, monkeypatch)

@@ -1,0 +1,33 @@
+"""A small set of token files as `dataprep` writes it, made by the real steps in a second."""
+
+from pathlib import Path
+
+from tasks.core.storage import Folder
+from tasks.tokenize.settings import TokenizeSettings
+from tasks.tokenize.step import tokenize
+from tasks.tokenizer.settings import TokenizerSettings
+from tasks.tokenizer.step import tokenizer
+from tests.tasks.corpus import Inline, documents_of, row
+
+# As parameters of a run: two steps of a model with one layer.
+TRAIN = {
+    "steps": 2,
+    "model": {"layers": 1, "heads": 2, "hidden": 16, "context": 32},
+    "batch": {"micro_batch": 1, "global_batch": 2},
+    "schedule": {"warmup": 1},
+    "logging": {"interval": 1},
+}
+
+
+def prepare_tokens(root: Path) -> Path:
+    """Write `tokenizer/` and `tokens/` under `root`, with their manifests."""
+    rows = [
+        row(f"Document {n} says: {'word ' * (n % 9 + 3)}{n}.", split="valid" if n % 5 == 4 else "train")
+        for n in range(60)
+    ]
+    folder = Folder(root)
+    with Inline(workers=1) as runner:
+        documents = documents_of(folder, rows, per_shard=60)
+        words = tokenizer(folder, documents, TokenizerSettings(vocab_size=300), runner)
+        tokenize(folder, documents, words, TokenizeSettings(), runner)
+    return root

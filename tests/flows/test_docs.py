@@ -1,0 +1,172 @@
+"""The pages' examples: each Python block runs on a finished run, each option and setting that is shown exists."""
+
+import ast
+import importlib.metadata
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+from pydantic import ValidationError
+
+from flows.command import app_of
+from flows.dataprep import dataprep
+from flows.evaluate import evaluate
+from flows.pipeline import pipeline
+from flows.pretrain import pretrain
+from flows.settings import PipelineSettings
+from gpt2train.cli import app
+from gpt2train.config import RunConfig, TrainSettings
+from tests.flows.conftest import Finished
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FLOWS = {"pipeline": pipeline, "dataprep": dataprep, "pretrain": pretrain, "evaluate": evaluate}
+EVERYWHERE = {"--help", "--debug", "--version"}
+COMMAND = re.compile(
+    r"(?:python -m (?P<module>(?:flows|gpt2train|benchmarks)\.\w+)|(?<![\w/.-])gpt2train (?P<name>\w+))"
+)
+
+
+def name_of(page: Path) -> str:
+    """Path of a page within the repository."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
+
+
+def shell_lines(page: Path) -> list[str]:
+    """Lines of code blocks, and code within the text, that call a command; a line cut by a backslash is joined."""
+    text = page.read_text(encoding="utf-8")
+    code = re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```", text, re.S | re.M)
+    code += re.findall(r"^(?: {4}.*\n)+", text, re.M)
+    lines = [line for block in code for line in re.sub(r"\\\n\s*", " ", block).splitlines()]
+    lines += [
+        " ".join(span.split())
+        for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
+    ]
+    return [line for line in lines if COMMAND.search(line)]
+
+
+def flags_of(line: str) -> tuple[list[str], list[str]]:
+    """The words of the last command in a line, after its name, and the options among them."""
+    found = list(COMMAND.finditer(line))[-1]
+    rest = re.split(r"(?:^|\s)#\s|[|;>]\s|&&|`", line[found.end() :])[0]
+    try:
+        words = shlex.split(rest)
+    except ValueError:  # an apostrophe of the sentence around it
+        words = rest.split()
+    return words, [word.split("=")[0] for word in words if re.match(r"--\w", word)]
+
+
+@cache
+def flow_options(name: str) -> frozenset[str]:
+    """Every option of a flow's command."""
+    return options(app_of(FLOWS[name], "result"))
+
+
+def options(program: App) -> frozenset[str]:
+    """Every option of a command; none of a group of commands."""
+    if program.default_command is None:
+        return frozenset()
+    return frozenset(name for argument in program.assemble_argument_collection() for name in argument.names)
+
+
+def is_known(flag: str, known: frozenset[str]) -> bool:
+    """True if an option is one of the command, or sets a key of one that is a table (`--connect-to.HOST`)."""
+    return flag in known or any(flag.startswith(f"{name}.") for name in known if name in ("--connect-to",))
+
+
+def unknown_options(line: str) -> Iterator[str]:
+    """The options of a shell line that its command does not have."""
+    found = list(COMMAND.finditer(line))[-1]
+    words, flags = flags_of(line)
+    module, name = found["module"], found["name"]
+    if module is None or module == "gpt2train.evaluate":
+        program = app if module is None else app["evaluate"]
+        for word in [name, *words] if module is None else words:
+            word = re.split(r"\\?\|", word)[0]  # lambada\|wikitext: one of both
+            if word in program and not word.startswith("-"):
+                program = program[word]
+        if program is app:
+            return  # a word of a sentence: "gpt2train is"
+        known = options(program)
+    elif module.startswith("flows."):
+        known = flow_options(module.removeprefix("flows."))
+    else:
+        # The other modules parse by argparse: what they take stands in their text.
+        file = ROOT / f"{module.replace('.', '/')}.py"
+        source = file.read_text() if file.exists() else (file.with_suffix("") / "__main__.py").read_text()
+        if module == "gpt2train.launch":  # what follows -- is torchrun's
+            flags = flags[: [word == "--" for word in words].index(True)] if "--" in words else flags
+        named = re.findall(r"--[\w-]+", source)
+        fields = re.findall(r"^\s+(\w+)\s*:", source, re.M)  # of a function that cyclopts makes a command of
+        known = frozenset([*named, *(f"--{field.replace('_', '-')}" for field in fields)])
+    yield from (flag for flag in flags if not is_known(flag, known | EVERYWHERE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_options_of_shell_lines_exist(page: Path) -> None:
+    wrong = [(flag, line) for line in shell_lines(page) for flag in unknown_options(line)]
+    assert not wrong
+
+
+def test_a_wrong_option_would_be_found() -> None:
+    assert list(unknown_options("python -m flows.pipeline --dedup.treshold 1 --output x")) == ["--dedup.treshold"]
+    assert list(unknown_options("gpt2train evaluate lambada --model M --dta x")) == ["--dta"]
+    assert list(unknown_options("gpt2train merge RUN --outptu MODEL  # --no-flag")) == ["--outptu"]
+    assert sum(len(shell_lines(page)) for page in PAGES) > 60
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=name_of)
+def test_settings_of_toml_blocks_exist(page: Path) -> None:
+    """Each block is of one of the settings files: a flow's, or a training's."""
+    for block in blocks(page, "toml"):
+        values, refused = tomllib.loads(block), []
+        for model in (PipelineSettings, TrainSettings, RunConfig):
+            try:
+                model.model_validate(values)
+            except ValidationError as error:
+                refused.append([wrong["loc"] for wrong in error.errors() if wrong["type"] == "extra_forbidden"])
+            else:
+                refused.append([])
+        assert [] in refused, block
+
+
+def test_python_blocks_import_nothing_that_is_no_dependency() -> None:
+    required = importlib.metadata.requires("gpt2train") or []
+    declared = {re.split(r"[^\w-]", name)[0].lower() for name in required if "extra ==" not in name}
+    imports = importlib.metadata.packages_distributions()
+    for page in PAGES:
+        for block in blocks(page, "python"):
+            for node in ast.walk(ast.parse(block)):
+                names = [node.module] if isinstance(node, ast.ImportFrom) else []
+                names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                for name in (str(name).split(".")[0] for name in names):
+                    ours = name in ("gpt2train", "tasks", "flows") or name in sys.stdlib_module_names
+                    assert ours or {each.lower() for each in imports.get(name, [])} & declared, (name_of(page), name)
+
+
+def test_python_blocks_run(finished: Finished, tmp_path: Path) -> None:
+    """On the output of the main job, laid out as the pages name it: `out/`, `out/mine/`, a model folder `M`."""
+    (tmp_path / "out").mkdir()
+    for entry in finished.output.iterdir():
+        (tmp_path / "out" / entry.name).symlink_to(entry)
+    (tmp_path / "out/mine").symlink_to(finished.output)
+    (tmp_path / "M").symlink_to(finished.run / "model")
+    shown = [(name_of(page), block) for page in PAGES for block in blocks(page, "python")]
+    assert len(shown) >= 4
+    program = "\n".join(f"exec(compile({block!r}, {name!r}, 'exec'), {{}})\nprint('ran')" for name, block in shown)
+    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ran\n") == len(shown)

@@ -1,0 +1,166 @@
+"""Corpora without cloze passages: two lines, Chinese, source code. Tokens, a model and a report come out of each."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flows.dataprep
+import flows.evaluate
+import flows.pretrain
+import flows.sources
+from flows.dataprep import DataManifests, prepare
+from flows.dry_run.plan import show_dry_run
+from flows.dry_run.resources import estimate_run
+from flows.evaluate import merge_and_score
+from flows.pretrain import train_on_tokens
+from flows.settings import PipelineSettings, resolve
+from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
+from tasks.core.dry_runner import DryRunner
+from tasks.core.storage import Folder
+from tasks.report.step import REPORT, report
+from tasks.train.step import too_few_to_validate
+from tests.tasks.corpus import Inline
+
+CHINESE = (  # words of two letters
+    "春天山上孩子河边老人今年稻田农民每天早上安静学生文章历史火车北京城市研究语言模型网页内容我们他们已经开始可以因为所以没有喜欢知道看见慢慢非常一起时候地方世界工作"
+    "学校朋友电影音乐故事问题办法声音天气"
+)
+
+
+def two_lines(folder: Path) -> None:
+    rows = [
+        {"src": "www.nvidia.com", "text": "The quick brown fox", "type": "Eng", "id": "0", "title": "First Part"},
+        {"src": "The Internet", "text": "jumps over the lazy dog", "type": "Eng", "id": "42", "title": "Second Part"},
+    ]
+    (folder / "two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def ten_chinese(folder: Path) -> None:
+    draw = random.Random(0)
+    words = [CHINESE[start : start + 2] for start in range(0, len(CHINESE), 2)]
+    for number in range(10):
+        sentences = ["".join(draw.choices(words, k=12)) + "的。" for _ in range(12)]
+        (folder / f"{number}.txt").write_text("\n".join(sentences))
+
+
+def source_code(folder: Path) -> None:
+    for path in sorted((Path(__file__).parents[2] / "gpt2train" / "data").glob("[a-z]*.py")):
+        (folder / f"{path.stem}.txt").write_text(path.read_text())
+
+
+CORPORA: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
+    "two lines": (two_lines, {"min_tokens": 0, "language": {"keep": ["any"]}}),
+    "Chinese": (ten_chinese, {"min_tokens": 10, "language": {"keep": ["zh"]}}),
+    "code": (source_code, {"language": {"keep": ["any"]}, "split": {"test": 0, "valid": 0}}),
+}
+TINY = {
+    "steps": 2,
+    "model": {"layers": 1, "heads": 2, "hidden": 16, "context": 8},
+    "batch": {"micro_batch": 1, "global_batch": 2},
+    "schedule": {"warmup": 1},
+    "logging": {"interval": 1},
+}
+
+
+def settings_for(kind: str, folder: Path) -> PipelineSettings:
+    """Settings of a main job on one of the corpora, which is written below `folder`."""
+    write, clean = CORPORA[kind]
+    (folder / "in").mkdir()
+    write(folder / "in")
+    given = {
+        "documents": [str(folder / "in")],
+        "output": str(folder / "out"),
+        "clean": clean,
+        "tokenizer": {"name": "train", "vocab_size": 300},
+        "train": TINY,
+        "launch": {"processes": 1},
+        "evaluate": {"prompts": ["The"], "sampling": {"max_new_tokens": 2}},
+    }
+    return resolve(PipelineSettings, flags=given)
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> Iterator[Inline]:
+    """A runner for the recipes of the flows; each step is called without a Prefect task around it."""
+
+    def call(function: Callable[..., Any], *arguments: Any, runner: Any, retries: Any = None, **options: Any) -> Any:
+        if isinstance(runner, DryRunner):
+            return runner.look(function.__name__, function, arguments, options)
+        return function(*arguments, runner=runner, **options)
+
+    for module in (flows.dataprep, flows.sources, flows.pretrain, flows.evaluate):
+        monkeypatch.setattr(module, "run_step", call)
+    with Inline(workers=1) as runner:
+        yield runner
+
+
+def prepared(settings: PipelineSettings, runner: Inline, caplog: pytest.LogCaptureFixture) -> DataManifests:
+    """Run the data recipe twice, and see that the second run repeats nothing."""
+    data = prepare(Folder(settings.output), settings, runner)
+    assert data.lambada is None
+    assert "no cloze passage in the" in caplog.text and "--lambada FILE" in caplog.text
+    assert data.tokenize.outcome.facts["train_tokens"] > 0
+    assert data.decontaminate.outcome.kept == data.clean.outcome.kept
+    assert prepare(Folder(settings.output), settings, runner) == data
+    return data
+
+
+@pytest.mark.parametrize("kind", CORPORA)
+def test_tokens_come_out(kind: str, tmp_path: Path, direct: Inline, caplog: pytest.LogCaptureFixture) -> None:
+    settings = settings_for(kind, tmp_path)
+    data = prepared(settings, direct, caplog)
+    assert data.clean.outcome.kept == {"two lines": 2, "Chinese": 10}.get(kind, data.clean.outcome.seen)
+    page = report(Folder(settings.output), data.manifests(), settings.report, runner=direct)
+    assert page.outcome.outputs[0].name == REPORT
+
+
+def test_a_model_of_two_lines_is_trained_and_scored(
+    tmp_path: Path, direct: Inline, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The corpus has neither a validation nor a test split."""
+    settings = settings_for("two lines", tmp_path)
+    data = prepared(settings, direct, caplog)
+    root = Folder(settings.output)
+    assert "finds" not in (plan := show_dry_run(settings, estimate_run(settings))) and "no cloze passage" in plan
+    assert "no validation: the valid split holds 0 tokens, fewer than one sample of 9" in plan
+    training = train_on_tokens(root, root, data.tokenize, data.tokenizer, settings, direct)
+    assert "no validation: the valid split" in caplog.text
+    assert read_run_config((root / training.folder).path(CONFIG_FILE)).data.valid is None
+    model, scores = merge_and_score(root, training, data.tokenizer, data.lambada, data.shuffle, settings, direct)
+    assert [record.name for record in scores.outputs] == ["samples.json"]
+    page = report(root, [*data.manifests(), training, model, scores], settings.report, runner=direct)
+    text = (root / page.folder).read_bytes(REPORT).decode()
+    assert "No LAMBADA score: no cloze passage" in text and "the test split is empty" in text
+
+
+def test_a_validation_split_below_one_sample_is_left_out(
+    tmp_path: Path,
+) -> None:
+    settings = settings_for("two lines", tmp_path).train
+    assert too_few_to_validate({"valid_tokens": settings.model.context + 1}, settings) is None
+    words = too_few_to_validate({"valid_tokens": settings.model.context}, settings)
+    assert words and "holds 8 tokens, fewer than one sample of 9" in words
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("two lines", marks=pytest.mark.slow), pytest.param("Chinese", marks=pytest.mark.exhaustive)],
+)
+def test_the_main_job_ends_well(kind: str, tmp_path: Path) -> None:
+    settings = settings_for(kind, tmp_path)
+    (tmp_path / "run.toml").write_text(to_toml(settings))
+    environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")}
+    command = [sys.executable, "-m", "flows.pipeline", "--config", str(tmp_path / "run.toml")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "warning: no cloze passage in the" in done.stderr
+    assert (Path(settings.output) / "report" / REPORT).exists()
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert again.returncode == 0 and "warning: no cloze passage in the" in again.stderr

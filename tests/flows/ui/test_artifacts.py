@@ -1,0 +1,149 @@
+"""What the artifacts say: the overview, the warnings, and what becomes of a server that does not answer."""
+
+import logging
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from flows.ui.artifact_publisher import ArtifactPublisher
+from flows.ui.artifacts import StepRow, as_table, counts, steps_summary, steps_table, training
+from flows.ui.result import next_commands, output_paths
+from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
+from tasks.core.reject_limits import LimitSettings
+from tasks.core.step import Manifest, Outcome
+from tasks.core.storage import FileRecord, Folder
+
+
+def manifest(step: str = "clean", folder: str = "", **outcome: Any) -> Manifest:
+    facts = {"fingerprint": "0123", "content": "", "parameters": {}, "inputs": {}, "versions": {}}
+    return Manifest(step=step, version=1, folder=folder or step, outcome=Outcome(**outcome), **facts)
+
+
+def test_the_overview_says_what_is_done_and_what_runs() -> None:
+    rows = [
+        StepRow("clean", "cached", manifest(seen=2000, kept=1500)),
+        StepRow("train"),
+        StepRow("x", "failed", None, 75),
+    ]
+    table = steps_table(rows).splitlines()
+    assert table[0] == "| step | state | in | kept | share | time |" and table[1] == "|---|---|---:|---:|---:|---:|"
+    assert table[2] == "| clean | cached | 2,000 | 1,500 | 75.0% |  |"
+    assert table[3:] == ["| train | **running** |  |  |  |  |", "| x | **failed** |  |  |  | 1:15 |"]
+    assert steps_summary(rows) == "steps: 1 cached, 1 failed, train is running"
+
+
+def test_a_cell_cannot_break_a_table() -> None:
+    assert as_table([{"a": "x | y\nz"}]).splitlines()[-1] == r"| x \| y z |"
+    assert as_table([]) == ""
+
+
+def test_of_many_files_the_first_are_named_and_the_others_counted() -> None:
+    files = tuple(FileRecord(name=f"part-{i}", bytes=1234567, sha256="") for i in range(50))
+    text = counts(manifest(seen=9, kept=8, reasons={"too_short": 1}, outputs=files))
+    assert "| dropped: too short | 1 |" in text and "1,234,567" in text
+    assert "part-19" in text and "part-20" not in text and "and 30 more files" in text
+
+
+def test_the_page_of_a_long_training_stays_small() -> None:
+    """10,000 steps: a picture of less than 100 kB, ten rows."""
+    records: list[dict[str, Any]] = [
+        {"step": i, "loss": 10 / i**0.2, "tokens": i * 512, "seconds": 0.5, "tokens_per_second": 1024.0, "mfu": 0.41}
+        for i in range(1, 10_001)
+    ]
+    records[4999]["valid_loss"], records[9998]["valid_loss"] = 2.5, 2.6
+    text = training(records, 20_000)
+    assert len(text) < 150_000 and text.count("\n| ") == 1 + 10
+    assert "step 10,000 of 20,000, 1,024 tokens/s, 1:23:20 left" in text
+    assert "validation loss 2.6000 at step 9,999; the best was 2.5000 at step 5,000" in text
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[logging.Logger, dict[str, Any]]]:
+    """A logger whose warnings go to a publisher, and the content that it gets."""
+    shown: dict[str, Any] = {}
+    publisher = ArtifactPublisher()
+    monkeypatch.setattr(publisher, "publish", lambda key, make, words, **how: shown.update({key: (make(), words)}))
+    logger, handler = logging.getLogger("test-warned"), Warnings(publisher)
+    logger.addHandler(handler)
+    yield logger, shown
+    logger.removeHandler(handler)
+
+
+def test_warnings_that_differ_in_numbers_only_are_one_line(warned: tuple[logging.Logger, dict[str, Any]]) -> None:
+    logger, shown = warned
+    for step in (12, 13, 17):
+        logger.warning("step %d skipped: a spike", step)
+    logger.error("no way on")
+    logger.info("of no interest")
+    lines, words = shown["warnings"]
+    assert len(lines.splitlines()) == 2 and "3 times from" in lines and "step 17 skipped" in lines
+    assert "**error**" in lines and words == "4 warnings; the last: no way on"
+
+
+def test_a_password_is_no_part_of_a_warning(warned: tuple[logging.Logger, dict[str, Any]]) -> None:
+    logger, shown = warned
+    logger.warning("cannot reach s3://key:secret@host/x")
+    assert "secret" not in str(shown)
+
+
+def test_a_storm_of_different_warnings_is_bounded(warned: tuple[logging.Logger, dict[str, Any]]) -> None:
+    logger, shown = warned
+    for i in range(300):
+        logger.warning("warning %s", "abcdefghij"[i % 10] * (1 + i // 10))
+    lines, words = shown["warnings"]
+    assert len(lines.splitlines()) == 101 and "and 200 others" in lines and words.startswith("300 warnings")
+
+
+@pytest.mark.parametrize(
+    ("seen", "rejected", "told"), [(10_000, 7_500, False), (10_000, 7_700, True), (900, 890, False)]
+)
+def test_rejects_near_their_limit_are_told(seen: int, rejected: int, told: bool) -> None:
+    found = manifest("clean", seen=seen, kept=seen - rejected, reasons={"too_short": rejected})
+    warning = near_limit(found, LimitSettings())
+    assert (warning is not None) == told
+    assert near_limit(found, None) is None
+    assert warning is None or "clean rejected 77.0% of 10,000 rows; above limits.clean = 0.95" in warning
+
+
+def test_a_loss_scale_that_keeps_falling_is_told_once_for_every_six_halvings() -> None:
+    watch, records, told = LossScaleMonitor(), [], []
+    for step, power in enumerate([16, 16, 12, 11, 10, 10, 9, 8, 4, 3], 1):
+        records.append({"step": step, "loss_scale": 2.0**power})
+        told.append(watch.check(records))
+    assert [step for step, words in enumerate(told, 1) if words] == [5, 9]
+    assert str(told[4]).startswith("the loss scale fell from 2^16 to 2^10 by step 5")
+    assert LossScaleMonitor().check([{"step": 1}]) is None
+
+
+def test_the_result_names_what_there_is_and_the_next_command(tmp_path: Any) -> None:
+    root = Folder(str(tmp_path))
+    training = manifest("train", "runs/tiny-1")
+    assert next_commands(root, [training])[0]["command"] == f"`python -m flows.evaluate --run {tmp_path}/runs/tiny-1`"
+    both = [training, manifest("merge", "runs/tiny-1/model")]
+    assert next_commands(root, both)[0]["command"] == f"`gpt2train serve --model {tmp_path}/runs/tiny-1/model`"
+    assert {"what": "logs of the ranks", "where": f"`{tmp_path}/runs/tiny-1/logs`"} in output_paths(root, both)
+    assert next_commands(root, [manifest("tokenize")])[0]["command"].startswith("`python -m flows.pretrain --data ")
+    missed = next_commands(root, [manifest("download", facts={"retryable": 1200})])[0]
+    assert "1,200 pages" in missed["to"] and "--param retry_failed=true" in missed["command"]
+    assert next_commands(root, [manifest("download", facts={"retryable": 0})]) == []
+
+
+def test_a_server_that_does_not_answer_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))  # as in a process that a worker started
+    made = []
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        publisher = ArtifactPublisher()
+        publisher.publish("steps", lambda: made.append(1), "one", of_step=False)
+        publisher.publish("steps", lambda: made.append(2), "two", of_step=False)
+        publisher.close()
+    assert made == [2] and publisher.has("steps")
+
+
+def test_without_a_flow_nothing_is_shown() -> None:
+    publisher = ArtifactPublisher()
+    publisher.publish("steps", lambda: pytest.fail("made in vain"), "one")
+    publisher.close()
+    assert not publisher.has("steps")

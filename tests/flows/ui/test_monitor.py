@@ -1,0 +1,126 @@
+"""What the page of a run shows, asked of a real server: while a training runs, after it was stopped, and at the end."""
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.conftest import Finished, Server
+from tests.processes import wait_for
+
+SECONDS = 180.0
+INFO, WARNING = 20, 30
+
+
+def ask(server: Server, what: str, run: str, **more: Any) -> list[dict[str, Any]]:
+    """Artifacts, logs or task runs of a flow run."""
+    by = {"logs": {"logs": {"flow_run_id": {"any_": [run]}}}}.get(what, {"flow_runs": {"id": {"any_": [run]}}})
+    found: list[dict[str, Any]] = server.ask("POST", f"{what}/filter", **{**by, **more})
+    return found
+
+
+def last_run(server: Server, flow: str) -> str:
+    """The flow run that began last; empty before there is one."""
+    wanted = {"flows": {"name": {"any_": [flow]}}, "sort": "START_TIME_DESC", "limit": 1}
+    found = server.ask("POST", "flow_runs/filter", **wanted)
+    return str(found[0]["id"]) if found else ""
+
+
+def artifacts(server: Server, run: str) -> dict[str, dict[str, Any]]:
+    found = ask(server, "artifacts", run)
+    by_key = {artifact["key"]: artifact for artifact in found}
+    assert len(by_key) == len(found), "an artifact has more than one version"
+    return by_key
+
+
+def test_at_the_end_the_page_has_the_funnel_the_scores_and_where_all_lies(finished: Finished, server: Server) -> None:
+    run = first_run(server)
+    shown = artifacts(server, run)
+    result = shown["result"]["data"]
+    assert re.search(r"^\| download \| [\d,]+ \| [\d,]+ \| .*not found", result, re.M)
+    assert "lambada openai, accuracy" in result and "![loss curve](data:image/png;base64," in result
+    for path in (
+        "report/report.html",
+        f"runs/{finished.run.name}/eval/lambada.json",
+        f"runs/{finished.run.name}/model",
+    ):
+        assert f"`{finished.output / path}`" in result
+    assert f"gpt2train serve --model {finished.run}/model" in result
+    steps = shown["steps"]["data"].splitlines()
+    assert len(steps) == 2 + 14 and all("| done |" in line for line in steps[2:])
+    assert shown["training"]["data"].startswith("![loss curve](data:image/png;base64,")
+    assert re.search(r"\| step \| loss \|.*\| tokens/s \|", shown["training"]["data"])
+    assert shown["training-progress"]["data"] == 100.0
+    assert "dropped: not found" in shown["download-counts"]["data"]
+    assert shown["result"]["task_run_id"] is None and shown["training"]["task_run_id"] is not None
+    # Nothing of 8 steps on a small list is worth a warning.
+    assert "warnings" not in shown
+
+
+def test_the_lines_of_the_first_rank_are_in_the_log_once(finished: Finished, server: Server) -> None:
+    lines = ask(server, "logs", first_run(server), limit=200, sort="TIMESTAMP_ASC")
+    steps = [line["message"] for line in lines if re.match(r"step \d+/8 ", line["message"])]
+    assert [int(line.split("/")[0][5:]) for line in steps] == list(range(1, 9))
+    assert all(line["task_run_id"] for line in lines if line["message"].startswith("step "))
+    assert [line for line in finished.stderr.splitlines() if line.startswith("step ")] == steps
+
+
+def first_run(server: Server) -> str:
+    """That of `finished`, in whose database the server goes on."""
+    wanted = {"flows": {"name": {"any_": ["pipeline"]}}, "sort": "START_TIME_ASC", "limit": 1}
+    found = server.ask("POST", "flow_runs/filter", **wanted)
+    return str(found[0]["id"])
+
+
+@pytest.mark.slow
+def test_while_it_trains_the_page_says_how_far_it_is_and_what_is_wrong(
+    finished: Finished, server: Server, tmp_path: Path
+) -> None:
+    """A warm-up of more than half the steps is a warning that every rank writes."""
+    mini = finished.mini.another(tmp_path / "mini")
+    flags = ["--data", str(finished.output), "--output", str(tmp_path / "out"), "--train.steps", "20000"]
+    flags += [
+        "--train.schedule.warmup",
+        "15000",
+        "--train.checkpoints.interval",
+        "5000",
+        "--train.logging.interval",
+        "20",
+    ]
+    before = last_run(server, "pretrain")
+    command = mini.start("pretrain", *flags, **server.environment)
+    try:
+        wait_for(lambda: last_run(server, "pretrain") not in ("", before), SECONDS, "the run")
+        run = last_run(server, "pretrain")
+        keys = {"steps", "warnings", "training", "training-progress"}
+        wait_for(lambda: keys <= set(artifacts(server, run)), SECONDS, "what a training shows")
+        begun = artifacts(server, run)
+        assert re.search(
+            r"^training: step [\d,]+ of 20,000, [\d,]+ tokens/s, [\d:]+ left$", begun["training"]["description"]
+        )
+        assert "| train | **running** |" in begun["steps"]["data"]
+        assert (
+            "**train**" in begun["warnings"]["data"] and "the warm-up takes 15000 of 20000" in begun["warnings"]["data"]
+        )
+        [train] = [one for one in ask(server, "task_runs", run) if one["name"] == "train"]
+        assert train["state_name"] == "Running" and begun["training-progress"]["task_run_id"] == train["id"]
+        # In place: the same rows go on, instead of a new one a version.
+        done = begun["training-progress"]["data"]
+        wait_for(lambda: artifacts(server, run)["training-progress"]["data"] > done, SECONDS, "progress")
+        assert artifacts(server, run)["training-progress"]["id"] == begun["training-progress"]["id"]
+        warned = [line for line in ask(server, "logs", run, limit=200) if "the warm-up takes" in line["message"]]
+        assert [line["level"] for line in warned] == [WARNING]  # of two ranks, told once
+
+        def stepped() -> list[int]:
+            lines = ask(server, "logs", run, limit=200)
+            return [line["level"] for line in lines if line["message"].startswith("step 20/")]
+
+        wait_for(stepped, SECONDS, "a step in the log")
+        assert stepped() == [INFO]
+    finally:
+        command.send_signal(signal.SIGINT)
+        command.wait(SECONDS)
+    assert "| train | **stopped** |" in artifacts(server, run)["steps"]["data"]
+    mini.wait_for_the_end()

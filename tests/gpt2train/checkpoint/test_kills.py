@@ -1,0 +1,92 @@
+"""kill -9 at any instant, then the same command: the numbers are those of a run that nothing has happened to."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from gpt2train.checkpoint import store
+from gpt2train.config import RunConfig
+from gpt2train.monitoring.metrics import read_metrics
+from tests.gpt2train.jobs import curve, finish, gone, make, start, wait_for, weights, write
+
+HERE = Path(__file__).parent
+# Dropout, two micro-batches on each of two processes, ZeRO 1: all that a step depends on.
+CHANGES = {"model": {"dropout": 0.1}, "parallel": {"zero": 1}, "validation": {"interval": 20}}
+
+
+def run(tokens: Path, output: Path, steps: int, every: int) -> RunConfig:
+    return make(tokens, output, steps=steps, checkpoints={"interval": every, "keep": 2}, **CHANGES)
+
+
+def killed_at(config: RunConfig, moment: str, step: int) -> None:
+    job = start(str(HERE / "killed_run.py"), write(config), moment, str(step))
+    assert finish(job)[0] == -signal.SIGKILL
+
+
+def same(ours: RunConfig, theirs: RunConfig) -> bool:
+    """Whether two runs have the same curves and end with the same weights, bit for bit, and nothing lies about."""
+    for key in ("step", "loss", "grad_norm", "lr", "tokens", "skipped"):
+        assert curve(ours.output, key) == curve(theirs.output, key), key
+    a, b = weights(ours.output), weights(theirs.output)
+    assert not list((Path(ours.output) / "checkpoints").glob("*.tmp"))
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.slow
+def test_killed_in_the_write_after_the_rename_and_in_the_removal(tokens: Path, tmp_path: Path) -> None:
+    straight, broken = (run(tokens, tmp_path / name, 50, 10) for name in ("straight", "broken"))
+    folder = Path(broken.output) / "checkpoints"
+
+    killed_at(broken, "written", 20)
+    assert store.verify(store.newest(broken.output)).position.step == 10
+    assert (folder / "step-00000020.tmp").is_dir()
+    # What the killed run wrote after its checkpoint is cut off; a half-written row is no row.
+    with (Path(broken.output) / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99')
+
+    killed_at(broken, "renamed", 30)
+    assert store.verify(store.newest(broken.output)).position.step == 30
+    assert (folder / "latest").read_text() == "step-00000020\n"
+
+    killed_at(broken, "removing", 50)
+    assert (folder / "latest").read_text() == "step-00000050\n"
+    assert any(not (left / "manifest.json").exists() for left in folder.glob("step-*"))
+
+    job = start("-m", "gpt2train.train", "--config", str(Path(broken.output) / "config.toml"))
+    code, out, err = finish(job)  # there is nothing left to train, but to tidy
+    assert code == 0 and "resuming from step 50" in out, err
+    code, _, err = finish(start("-m", "gpt2train.train", "--config", write(straight)))
+    assert code == 0, err
+    assert same(broken, straight)
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-00000040", "step-00000050"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1500)
+def test_killed_at_ten_random_instants(tokens: Path, tmp_path: Path) -> None:
+    """A save every three steps: the background is seldom idle. The launcher dies, or a rank alone."""
+    straight, broken = (run(tokens, tmp_path / name, 400, 3) for name in ("straight", "broken"))
+    rng = np.random.Generator(np.random.Philox(77))
+    mid_save = 0
+    for turn in range(10):
+        job = start("-m", "gpt2train.train", "--config", write(broken))
+        goal = (turn + 1) * 30 + int(rng.integers(20))
+        wait_for(lambda goal=goal: (rows := read_metrics(broken.output)) and rows[-1]["step"] >= goal, job, pause=0.002)
+        ranks = psutil.Process(job.pid).children(recursive=True)
+        time.sleep(float(rng.random()) * 0.05)
+        os.kill([job.pid, *(rank.pid for rank in ranks)][int(rng.integers(3))], signal.SIGKILL)
+        assert finish(job)[0] != 0
+        assert gone(ranks)
+        mid_save += bool(list((Path(broken.output) / "checkpoints").glob("*.tmp")))
+        store.verify(store.newest(broken.output))
+    assert mid_save, "no kill hit a save; let it save more often"
+    for config in (broken, straight):
+        code, _, err = finish(start("-m", "gpt2train.train", "--config", write(config)))
+        assert code == 0, err
+    assert same(broken, straight)

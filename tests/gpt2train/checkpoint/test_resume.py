@@ -1,0 +1,253 @@
+"""Resuming a run, and the state that it begins with: never silently another one."""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2train.checkpoint import store
+from gpt2train.checkpoint.manager import CheckpointManager
+from gpt2train.checkpoint.resume import START
+from gpt2train.config import RunConfig
+from gpt2train.data.indexed import IndexedWriter
+from gpt2train.errors import RunError, UserError
+from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.parallel.mesh import DistContext
+from gpt2train.train import train
+from gpt2train.training.engine import Engine
+from tests.gpt2train.jobs import curve, make
+
+SAVING = {"interval": 3, "keep": 9}
+
+
+@pytest.fixture(scope="module")
+def saved_run(tokens: Path, tmp_path_factory: pytest.TempPathFactory, alone: DistContext) -> RunConfig:
+    """A run of ten steps with checkpoints at 3, 6, 9 and 10."""
+    config = make(tokens, tmp_path_factory.mktemp("finished") / "run", steps=10, checkpoints=SAVING)
+    train(config, alone)
+    return config
+
+
+def from_(tokens: Path, output: Path, start: Path | str, how: str, **changes: Any) -> RunConfig:
+    checkpoints = SAVING | {"init_from": str(start), "restore": how}
+    return make(tokens, output, **({"steps": 10, "checkpoints": checkpoints} | changes))
+
+
+def copy(run: RunConfig, to: Path) -> Path:
+    shutil.copytree(run.output, to)
+    return to
+
+
+@pytest.mark.parametrize("how", ["weights", "optimizer", "full"])
+def test_a_new_run_begins_with_what_it_asks_for(
+    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, how: str
+) -> None:
+    config = from_(tokens, tmp_path / "run", saved_run.output, how)
+    engine, other = Engine(config, alone), Engine(saved_run, alone)
+    fresh = {name: value.clone() for name, value in engine.state().items()}
+    with CheckpointManager(saved_run) as checkpoints:
+        checkpoints.restore(other.state())
+    with CheckpointManager(config) as checkpoints:
+        position = checkpoints.restore(engine.state())
+    there = store.read_manifest(store.newest(saved_run.output)).position
+    assert position == (there if how == "full" else START)
+    for name, value in engine.state().items():
+        source = fresh if how == "weights" and name.startswith("optim.") else other.state()
+        assert torch.equal(value, source[name]), name
+    assert not torch.equal(fresh["model.wte.weight"], engine.state()["model.wte.weight"])
+
+
+def test_the_position_goes_on_bit_for_bit(
+    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
+) -> None:
+    checkpoint = store.list_checkpoints(saved_run.output)[1]
+    config = from_(tokens, tmp_path / "run", checkpoint, "full")
+    train(config, alone)
+    assert curve(config.output, "step") == [7, 8, 9, 10]
+    assert curve(config.output) == curve(saved_run.output)[6:]
+    shutil.rmtree(store.newest(config.output))  # its own checkpoints come first, even if the other is gone
+    again = from_(tokens, tmp_path / "run", "/nowhere", "full")
+    train(again, alone)
+    assert curve(config.output) == curve(saved_run.output)[6:]
+
+
+def test_the_loss_scale_and_the_history_of_norms_go_on(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    """In half precision, from a scale that overflows in the first steps; dropout is on."""
+    changes: dict[str, Any] = {
+        "precision": "fp16",
+        "model": {"dropout": 0.1},
+        "scaler": {"initial": 2.0**22, "window": 2, "hysteresis": 1},
+        "spikes": {"threshold_sigma": 0.5, "window": 8, "max_skipped_steps": 99},
+        "steps": 14,
+    }
+    straight = make(tokens, tmp_path / "straight", checkpoints={"interval": 7, "keep": 9}, **changes)
+    train(straight, alone)
+    checkpoint = store.list_checkpoints(straight.output)[0]
+    position = store.read_manifest(checkpoint).position
+    done = position.step  # 7, or later where steps were skipped just then
+    assert 7 <= done < 14 and position.skipped and position.scale and position.history.values
+    again = from_(tokens, tmp_path / "again", checkpoint, "full", **changes)
+    train(again, alone)
+    for key in ("loss", "grad_norm", "lr", "loss_scale", "skipped"):
+        assert curve(again.output, key) == curve(straight.output, key)[done:], key
+
+
+def test_what_cannot_be_begun_with_is_refused(
+    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for place in ("/nowhere/at/all", str(tmp_path / "empty"), f"{saved_run.output}/checkpoints"):
+        with pytest.raises(UserError, match=f"init_from: there is no checkpoint at {place}"):
+            train(from_(tokens, tmp_path / "a", place, "weights"), alone)
+    with pytest.raises(UserError, match=r"has another model.hidden \(32 there, 64 now\)"):
+        train(from_(tokens, tmp_path / "b", saved_run.output, "weights", model={"hidden": 64}), alone)
+    with pytest.raises(UserError, match=r"has a run with another seed \(1234 there, 5 now\)"):
+        train(from_(tokens, tmp_path / "c", saved_run.output, "full", seed=5), alone)
+    with pytest.raises(UserError, match="is at step 10, beyond steps = 8"):
+        train(from_(tokens, tmp_path / "d", saved_run.output, "full", steps=8), alone)
+    assert not any((tmp_path / name / "metrics.jsonl").exists() for name in "abcd")
+
+
+def test_damage_of_what_a_run_begins_with(
+    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = copy(saved_run, tmp_path / "other")
+    damaged, before = store.newest(other), store.list_checkpoints(other)[-2]
+    (damaged / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(RunError, match="the checkpoint is damaged"):  # this very one was asked for
+        train(from_(tokens, tmp_path / "a", damaged, "weights"), alone)
+    logging.getLogger("gpt2train").propagate = True
+    with (
+        caplog.at_level(logging.INFO),
+        CheckpointManager(from_(tokens, tmp_path / "b", other, "full")) as checkpoints,
+    ):
+        engine = Engine(saved_run, alone)
+        assert checkpoints.restore(engine.state()).step == 9
+    assert "the checkpoint is damaged" in caplog.text and f"of {before}" in caplog.text
+    for checkpoint in store.list_checkpoints(other):
+        (checkpoint / "manifest.json").write_text("{}")
+    with pytest.raises(RunError, match=r"all 4 checkpoints in .* are damaged"):
+        train(from_(tokens, tmp_path / "c", other, "weights"), alone)
+
+
+def test_other_data_is_refused_by_name(tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig) -> None:
+    run = copy(saved_run, tmp_path / "run")
+    for name, document in (("other", [5] * 40), ("same", None)):
+        with IndexedWriter(tmp_path / name, "<u2") as writer:
+            for _ in range(30):
+                writer.add(document or [1])
+    moved = tmp_path / "moved"
+    shutil.copytree(tokens, moved)
+    train(make(moved, run, steps=10), alone)  # the same data at another place
+    data = {"train": str(tmp_path / "other")}
+    with pytest.raises(UserError, match=r"other training data \(.*other had [\d,]+ tokens there and has 1,200 now\)"):
+        train(make(tokens, run, steps=10, data=data), alone)
+    two = {"train": [{"prefix": str(tokens / "train")}, {"prefix": str(tmp_path / "other")}]}
+    with pytest.raises(UserError, match=r"other training data \(1 corpora there, 2 now\)"):
+        train(make(tokens, run, steps=10, data=two), alone)
+    with (moved / "train.bin").open("r+b") as file:  # one token in the middle of a piece that is looked at
+        file.seek(16)
+        file.write(b"\x01\x00" if file.read(2) != b"\x01\x00" else b"\x02\x00")
+    with pytest.raises(UserError, match=r"moved/train has other documents"):
+        train(make(moved, run, steps=10), alone)
+
+
+def test_shares_of_corpora_belong_to_the_data(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    def mixed(first: float, second: float) -> RunConfig:
+        corpora = [
+            {"prefix": str(tokens / "train"), "weight": first},
+            {"prefix": str(tokens / "valid"), "weight": second},
+        ]
+        return make(tokens, tmp_path / "run", steps=2, schedule={"warmup": 1}, data={"train": corpora})
+
+    train(mixed(3, 1), alone)
+    train(mixed(6, 2), alone)  # the same shares
+    with pytest.raises(UserError, match=r"train had 75.0% of the samples there and has 50.0% now"):
+        train(mixed(1, 1), alone)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"model": {"layers": 3}}, "model.layers"),
+        ({"model": {"context": 8}}, "model.context"),
+        ({"vocab": 301}, "vocab"),
+        ({"documents": {"reset_positions": True}}, "documents.reset_positions"),
+    ],
+)
+def test_what_a_run_is_cannot_change(
+    tokens: Path, alone: DistContext, saved_run: RunConfig, change: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(UserError, match=f"holds a run with another {key} "):
+        train(make(tokens, Path(saved_run.output), **({"steps": 10} | change)), alone)
+
+
+def test_how_it_learns_may_change_and_is_said(
+    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = copy(saved_run, tmp_path / "run")
+    changed = make(
+        tokens,
+        run,
+        steps=12,
+        model={"dropout": 0.1},
+        optimizer={"lr": 5e-3},
+        batch={"global_batch": 4},
+        precision="bf16",
+    )
+    logging.getLogger("gpt2train").propagate = True
+    with caplog.at_level(logging.INFO):
+        position = train(changed, alone)
+    assert (position.step, position.samples) == (12, 88)
+    assert "changed setting: optimizer.lr from 0.01 to 0.005" in caplog.text
+    assert "changed setting: precision from fp32 to bf16" in caplog.text
+    assert "changed setting: output" not in caplog.text
+
+
+def test_a_checkpoint_without_its_manifest_is_named(
+    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = copy(saved_run, tmp_path / "run")
+    newest = store.newest(run)
+    (newest / "manifest.json").unlink()
+    logging.getLogger("gpt2train").propagate = True
+    with caplog.at_level(logging.INFO):
+        train(make(tokens, run, steps=10, checkpoints=SAVING), alone)
+    warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned == [f"{newest} has no manifest.json and cannot be used; removing it"]
+    assert "resuming from step 9" in caplog.text
+    assert curve(run) == curve(saved_run.output)
+    for checkpoint in store.list_checkpoints(run):
+        (checkpoint / "manifest.json").unlink()
+    with pytest.raises(RunError, match=r"all 4 checkpoints in .* are damaged"):
+        train(make(tokens, run, steps=10, checkpoints=SAVING), alone)
+    assert len(list((run / "checkpoints").glob("step-*"))) == 4
+
+
+def test_other_validation_data_is_said_and_the_best_begins_anew(
+    tokens: Path, tmp_path: Path, alone: DistContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The new set is one document of a single token: its losses are far below those of the first set, or above."""
+    with IndexedWriter(tmp_path / "other", "<u2") as writer:
+        for _ in range(30):
+            writer.add([5] * 40)
+    saving = {"interval": 2, "keep": 1, "keep_best": 1}
+    settings: dict[str, Any] = {"checkpoints": saving, "validation": {"interval": 2, "samples": 7}}
+    train(make(tokens, tmp_path / "run", steps=6, **settings), alone)
+    first = {row["step"]: row["valid_loss"] for row in read_metrics(tmp_path / "run") if "valid_loss" in row}
+    data = {"train": str(tokens / "train"), "valid": str(tmp_path / "other")}
+    logging.getLogger("gpt2train").propagate = True
+    with caplog.at_level(logging.WARNING):
+        train(make(tokens, tmp_path / "run", steps=10, data=data, **settings), alone)
+    assert "validation data has changed" in caplog.text and "best" in caplog.text
+    second = {row["step"]: row["valid_loss"] for row in read_metrics(tmp_path / "run") if row.get("valid_loss")}
+    expected = min((step for step in (8, 10)), key=lambda step: (second[step], step))
+    assert min(first.values()) < second[expected]  # the old best would still be it
+    assert (tmp_path / "run/checkpoints/best").read_text() == f"{store.checkpoint_name(expected)}\n"
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        train(make(tokens, tmp_path / "run", steps=12, data=data, **settings), alone)
+    assert "validation data" not in caplog.text

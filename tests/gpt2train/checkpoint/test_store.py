@@ -1,0 +1,177 @@
+"""Checkpoints: whole or not there, damage is found, old ones go."""
+
+import errno
+import os
+import pickle
+import resource
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gpt2train.checkpoint import store
+from gpt2train.checkpoint.retention import clean_up
+from gpt2train.checkpoint.store import CheckpointManifest, TrainState
+from gpt2train.checkpoint.writer import write
+from gpt2train.errors import RunError, UserError
+from gpt2train.parallel.mesh import join
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group() -> Iterator[None]:
+    join("cpu")
+    yield
+    dist.destroy_process_group()
+
+
+def tensors(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "model.a.weight": torch.randn(30, 40, generator=generator),
+        "model.b.bias": torch.randn(40, generator=generator),
+        "optim.a.weight.exp_avg": torch.randn(30, 40, generator=generator),
+        "optim.a.weight.step": torch.tensor(float(seed)),
+    }
+
+
+def save(run: Path, step: int, keep: int = 2, keep_best: int = 0, valid_loss: float | None = None) -> Path:
+    manifest = CheckpointManifest(
+        format=store.FORMAT,
+        position=TrainState(step=step, samples=8 * step, updates=step, skipped=0),
+        config={"seed": 1},
+        tokenizer_hash="tok",
+        valid_loss=valid_loss,
+        torch=torch.__version__,
+        files={},
+    )
+    return write(run, tensors(step), manifest, keep, keep_best)
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    folder = save(tmp_path, 7)
+    assert folder == store.newest(tmp_path) == tmp_path / "checkpoints" / "step-00000007"
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "step-00000007\n"
+    manifest = store.verify(folder)
+    assert (manifest.position.samples, manifest.tokenizer_hash, manifest.config) == (56, "tok", {"seed": 1})
+    state = {key: torch.zeros_like(value) for key, value in tensors(7).items()}
+    store.load(folder, state)
+    assert all(torch.equal(state[key], value) for key, value in tensors(7).items())
+    weights = store.load_weights(folder)
+    assert list(weights) == ["a.weight", "b.bias"]
+    assert torch.equal(weights["a.weight"], tensors(7)["model.a.weight"])
+
+
+def test_old_ones_go_and_leftovers_are_swept(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    (tmp_path / "checkpoints" / "step-00000004.tmp").mkdir()
+    (tmp_path / "checkpoints" / "step-00000004.tmp" / "manifest.json").write_text("{}")
+    assert [p.name for p in store.list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
+    clean_up(tmp_path)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000002", "step-00000003"]
+
+
+def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
+    first = save(tmp_path, 3)
+    again = save(tmp_path, 3)
+    assert again == first
+    assert store.verify(again).position.step == 3
+    assert [p.name for p in store.list_checkpoints(tmp_path)] == ["step-00000003"]
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> None:
+    folder = save(tmp_path, 1)
+    victim = folder / name
+    data = bytearray(victim.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+        victim.write_bytes(data)
+    elif damage == "cut":
+        victim.write_bytes(data[:-1])
+    else:
+        victim.unlink()
+    for read in (store.verify, store.load_weights):
+        with pytest.raises(RunError, match=f"damaged: .*{name}"):
+            read(folder)
+
+
+def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no checkpoint in"):
+        store.newest(tmp_path)
+    with pytest.raises(UserError, match="is not a checkpoint"):
+        store.load_weights(tmp_path)
+    folder = save(tmp_path, 1)
+    (folder / "manifest.json").write_text('{"format": 1}')
+    with pytest.raises(RunError, match="damaged or has another format version"):
+        store.load_weights(folder)
+
+
+def test_a_tensor_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    with pytest.raises(RunError, match=r"cannot load .*model\.other"):
+        store.load(folder, {"model.other": torch.zeros(3)})
+    with pytest.raises(RunError, match="cannot load"):
+        store.load(folder, {"model.b.bias": torch.zeros(41)})
+
+
+class Mischief:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (Path("/nowhere/at/all"),)  # type: ignore[return-value]
+
+
+def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    (folder / ".metadata").write_bytes(pickle.dumps(Mischief()))
+    manifest = store.read_manifest(folder)
+    files = manifest.files | {
+        ".metadata": store.StoredFile(
+            bytes=(folder / ".metadata").stat().st_size, sha256=store.sha256(folder / ".metadata")
+        )
+    }
+    (folder / "manifest.json").write_text(manifest.model_copy(update={"files": files}).model_dump_json())
+    with pytest.raises(RunError, match=r"\.metadata names"):
+        store.load_weights(folder)
+
+
+def test_a_save_that_a_quota_ends_is_told_as_want_of_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(dir: Path) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", probe)  # the disk has room; torch's own error tells no reason
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(RunError, match=r"no space left while saving .*; free some and run again"):
+            save(tmp_path, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_tidying_where_nothing_can_be_written_is_one_line(tmp_path: Path) -> None:
+    first = save(tmp_path, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(UserError, match=r"cannot write .*checkpoints"):
+            clean_up(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert store.newest(tmp_path) == first
+
+
+def test_a_save_that_does_not_fit_leaves_the_last_one_whole(tmp_path: Path) -> None:
+    first = save(tmp_path, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # a write beyond 4 kB fails as on a full disk
+    try:
+        with pytest.raises(RunError, match=r"cannot save .*earlier checkpoints are intact"):
+            save(tmp_path, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert store.newest(tmp_path) == first
+    store.verify(first)

@@ -1,0 +1,144 @@
+"""Saves in the background: what is saved stands still, what goes wrong is told, and what stops waits."""
+
+import resource
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from gpt2train.checkpoint import manager, store
+from gpt2train.checkpoint.safe_reader import SafeReader
+from gpt2train.checkpoint.store import CheckpointManifest
+from gpt2train.config import RunConfig
+from gpt2train.errors import RunError
+from gpt2train.launch.rank_process import StopRequest
+from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.parallel.mesh import DistContext
+from gpt2train.train import train
+from gpt2train.training.engine import Engine
+from tests.gpt2train.jobs import curve, make, wait_until, with_lr
+
+
+def everything(checkpoint: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, weights and optimizer."""
+    stored = SafeReader(checkpoint).read_metadata().state_dict_metadata
+    state = {name: torch.empty(entry.size) for name, entry in stored.items()}
+    dcp.load(state, storage_reader=SafeReader(checkpoint))
+    return state
+
+
+def delay(monkeypatch: pytest.MonkeyPatch, before: Callable[[CheckpointManifest], object]) -> None:
+    """Do something in the background before each checkpoint is written."""
+    original = manager.write
+
+    def delayed(run: str, state: Mapping[str, Tensor], manifest: CheckpointManifest, *rest: Any) -> Path:
+        before(manifest)
+        return original(run, state, manifest, *rest)
+
+    monkeypatch.setattr(manager, "write", delayed)
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_the_state_of_the_step_is_saved_while_training_goes_on(
+    tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch, zero: int
+) -> None:
+    def config(name: str, async_save: bool) -> RunConfig:
+        checkpoints = {"interval": 3, "keep": 9, "async_save": async_save}
+        return make(tokens, tmp_path / name, steps=12, checkpoints=checkpoints, parallel={"zero": zero})
+
+    at_once, later = config("at-once", False), config("later", True)
+    train(at_once, alone)
+
+    def two_steps_later(manifest: CheckpointManifest) -> None:
+        goal = min(manifest.position.step + 2, 12)
+        wait_until(lambda: read_metrics(later.output)[-1]["step"] >= goal)
+
+    delay(monkeypatch, two_steps_later)
+    train(later, alone)
+    assert curve(later.output) == curve(at_once.output)
+    for ours, theirs in zip(store.list_checkpoints(later.output), store.list_checkpoints(at_once.output), strict=True):
+        a, b = everything(ours), everything(theirs)
+        assert len(a) == 4 * len(store.load_weights(theirs))  # weight, step, exp_avg, exp_avg_sq
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[name], b[name]) for name in a)
+        assert store.read_manifest(ours).position == store.read_manifest(theirs).position
+
+
+def test_how_long_a_save_took_is_told(
+    tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make(tokens, tmp_path / "run", steps=6, checkpoints={"interval": 2, "keep": 9})
+    delay(monkeypatch, lambda manifest: time.sleep(0.2))
+    train(config, alone)
+    rows = {row["step"]: row for row in read_metrics(config.output)}
+    assert [step for step, row in rows.items() if "save_stall_seconds" in row] == [3, 5]
+    written = [row["save_seconds"] for row in rows.values() if "save_seconds" in row]
+    assert written and min(written) >= 0.2
+
+
+def test_a_failed_save_is_told_at_the_next_step(
+    tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(make(tokens, tmp_path / "run", steps=4), alone)
+    config = make(tokens, tmp_path / "run", steps=100, checkpoints={"interval": 10}, validation={"interval": 1000})
+    original = manager.CheckpointManager.save
+
+    def until_it_failed(checkpoints: manager.CheckpointManager, *arguments: Any) -> None:
+        original(checkpoints, *arguments)
+        wait_until(lambda: checkpoints.failed)
+
+    monkeypatch.setattr(manager.CheckpointManager, "save", until_it_failed)
+    whole = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100 * 2**10, whole[1]))  # the tensors are larger, the metrics not
+        with pytest.raises(RunError, match=r"cannot save .*step-00000010.*earlier checkpoints are intact"):
+            train(config, alone)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, whole)
+    assert read_metrics(config.output)[-1]["step"] == 12  # written during 11; the next save would be at 20
+    assert store.verify(store.newest(config.output)).position.step == 4
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.tmp"))
+
+
+def test_a_stop_waits_for_the_save_under_way_and_saves_again(
+    tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make(tokens, tmp_path / "run", steps=10_000, checkpoints={"interval": 4, "keep": 9})
+    stop = StopRequest()
+
+    def asked_in_the_first_save(manifest: CheckpointManifest) -> None:
+        if manifest.position.step == 4:
+            stop.requested = True
+            wait_until(lambda: read_metrics(config.output)[-1]["step"] >= 5)
+
+    delay(monkeypatch, asked_in_the_first_save)
+    position = train(config, alone, stop)
+    assert position.step >= 5
+    saved = store.list_checkpoints(config.output)
+    assert [store.verify(path).position.step for path in saved] == [4, position.step]
+
+
+def test_an_error_of_the_training_waits_for_the_save_under_way(
+    tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save of sound weights is under way when the loss diverges; it is completed."""
+    settings: dict[str, Any] = {
+        "schedule": {"kind": "constant", "warmup": 0},
+        "checkpoints": {"interval": 11},
+        "spikes": {"max_skipped_steps": 11},
+        "validation": {"interval": 1000},
+    }
+    config = with_lr(make(tokens, tmp_path / "run", steps=100, **settings), 1e30)
+    original, rates = Engine.update, iter([1e-3] * 11 + [1e30] * 89)
+    monkeypatch.setattr(
+        Engine, "update", lambda engine, measure, lr, skip=False: original(engine, measure, next(rates), skip)
+    )
+    delay(monkeypatch, lambda manifest: wait_until(lambda: read_metrics(config.output)[-1]["step"] >= 23))
+    with pytest.raises(RunError, match="11 steps in a row were skipped"):
+        train(config, alone)
+    assert store.verify(store.newest(config.output)).position.step == 11

@@ -1,0 +1,153 @@
+"""Damaged and mischievous folders: each command says in one line what is wrong, and none ends in a bare exception."""
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers.pre_tokenizers import ByteLevel
+
+from gpt2train.cli import app
+from gpt2train.convert.huggingface import write_model
+from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
+from gpt2train.io.command_line import run_command
+from gpt2train.model.shape import Shape
+from tests.gpt2train.convert.test_huggingface import make_model, weights_of
+
+VALUES: tuple[Any, ...] = (None, True, -1, 0, 1, 3, 10**9, 10**30, 1.5, float("nan"), "x", "", [], [1], {}, {"a": 1})
+SHAPE = Shape(257, 1, 2, 8, 16)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model as `hf`, `meg`, `tp2` and `ck`; its tokenizer in `bpe`; passages in `set.jsonl`."""
+    root = tmp_path_factory.mktemp("sources")
+    letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    (root / "bpe").mkdir()
+    save_tokenizer(root / "bpe", letters | {END_OF_TEXT: 256}, [])
+    write_model(root / "hf", weights_of(make_model(SHAPE)), SHAPE, root / "bpe")
+    for target, *flags in (("meg", "megatron"), ("tp2", "megatron", "--tp", "2"), ("ck", "gpt2train")):
+        assert run_command(app, ["convert", str(root / "hf"), str(root / target), "--to", *flags]) == 0
+    (root / "set.jsonl").write_text('{"text": "a b c"}\n')
+    return root
+
+
+def commands(kind: str, root: Path, model: Path, out: Path) -> list[list[str]]:
+    bpe, score = (
+        ["--tokenizer", str(root / "bpe")],
+        ["--data", str(root / "set.jsonl"), "--output", str(out / "s.json")],
+    )
+    found = [
+        ["convert", str(model), str(out / "m"), "--to", to, *bpe] for to in ("huggingface", "megatron", "gpt2train")
+    ]
+    found.append(["convert", str(model), str(out / "m"), "--to", "huggingface"])
+    if kind == "ck":
+        found.append(["merge", str(model), "--output", str(out / "m")])
+    if kind == "hf":
+        found.append(["generate", "--model", str(model), "--prompt", "a", "--max-new-tokens", "2"])
+    if kind in ("hf", "ck"):
+        found.append(["evaluate", "lambada", "--model", str(model), *score])
+    return found
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield place
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in list(inner)[:40]:
+        yield from places(item, (*place, key))
+
+
+def damaged_json(data: bytes, rng: random.Random) -> bytes:
+    """JSON with one value changed or left out."""
+    tree = json.loads(data)
+    *path, last = rng.choice([place for place in places(tree) if place])
+    inner = tree
+    for key in path:
+        inner = inner[key]
+    if isinstance(inner, dict) and rng.random() < 0.3:
+        del inner[last]
+    else:
+        inner[last] = rng.choice(VALUES)
+    return json.dumps(tree).encode()
+
+
+def damage(file: Path, rng: random.Random) -> str:
+    """Damage a file; what was done, for the message of a failing test."""
+    data = file.read_bytes()
+    at = rng.randrange(len(data))
+    kind = rng.choice(["empty", "short", "bit", "noise", "gone", "folder", "loop", "value", "value", "value"])
+    if kind in ("gone", "folder", "loop"):
+        file.unlink()
+        file.mkdir() if kind == "folder" else file.symlink_to("loop") if kind == "loop" else None
+        return kind
+    if kind == "value" and file.suffix == ".safetensors":
+        size = int.from_bytes(data[:8], "little")
+        head = damaged_json(data[8 : 8 + size], rng)
+        data = len(head).to_bytes(8, "little") + head + data[8 + size :]
+    elif kind == "value" and file.suffix == ".json":
+        data = damaged_json(data, rng)
+    else:
+        flipped = data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]
+        data = {"empty": b"", "short": data[:at], "noise": rng.randbytes(60)}.get(kind, flipped)
+    file.write_bytes(data)
+    return kind
+
+
+def check_damaged(sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
+    rng = random.Random(seed)
+    kind = rng.choice(["hf", "hf", "meg", "tp2", "ck"])
+    model = tmp_path / "model"
+    shutil.copytree(sources / kind, model)
+    file = rng.choice(sorted(path for path in model.rglob("*") if path.is_file()))
+    done = damage(file, rng)
+    command = rng.choice(commands(kind, sources, model, tmp_path))
+    code = run_command(app, command)
+    error = capsys.readouterr().err
+    what = f"seed {seed}: {file.name} {done}, {command[0]}: {code} {error}"
+    # A damaged checkpoint of a run is a failure (1) that names itself; all else is bad input (2).
+    assert code in ((0, 1, 2) if kind == "ck" else (0, 2)), what
+    assert "Error:" not in error and error.count("\n") == (code != 0), what
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_damaged_folder_is_one_line(
+    sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    check_damaged(sources, tmp_path, capsys, seed)
+
+
+@pytest.mark.slow
+def test_many_damaged_folders(sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(1000, 1300):
+        (tmp_path / str(seed)).mkdir()
+        check_damaged(sources, tmp_path / str(seed), capsys, seed)
+        shutil.rmtree(tmp_path / str(seed))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", {"n_layer": 10**9}),
+        ("config.json", {"n_embd": 10**30}),
+        ("config.json", {"vocab_size": 1.5}),
+        ("config.json", {"n_head": True}),
+        ("config.json", "[" * 100_000),
+        ("model.safetensors.index.json", "[" * 100_000),
+        ("tokenizer.json", "[" * 100_000),
+    ],
+)
+def test_sizes_and_nesting_that_would_fill_the_memory(
+    sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: Any
+) -> None:
+    shutil.copytree(sources / "hf", tmp_path / "m")
+    if name.endswith("index.json"):
+        (tmp_path / "m/model.safetensors").unlink()
+    if isinstance(content, dict):
+        content = json.dumps(json.loads((tmp_path / "m" / name).read_text()) | content)
+    (tmp_path / "m" / name).write_text(content)
+    assert run_command(app, ["generate", "--model", str(tmp_path / "m"), "--prompt", "a"]) == 2
+    error = capsys.readouterr().err
+    assert name in error and error.count("\n") == 1

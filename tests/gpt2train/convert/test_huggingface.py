@@ -1,0 +1,239 @@
+"""The Hugging Face folder: names and layouts both ways, against transformers itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gpt2train.convert.huggingface import (
+    from_huggingface,
+    join_heads,
+    read_model,
+    read_shape,
+    split_heads,
+    to_huggingface,
+    write_model,
+)
+from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
+from gpt2train.errors import UserError
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.init import initialise
+from gpt2train.model.shape import Shape
+
+SHAPE = Shape(vocab=50257, layers=2, heads=4, hidden=32, context=64)
+SMALL = Shape(vocab=300, layers=3, heads=2, hidden=16, context=32)
+
+
+def make_model(shape: Shape, seed: int = 1) -> GPT2:
+    """A model whose biases and norms are not the neutral 0 and 1 of a fresh one."""
+    model = initialise(GPT2(shape), seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model.requires_grad_(False).eval()
+
+
+def weights_of(model: GPT2) -> dict[str, Tensor]:
+    return dict(model.state_dict())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, open_data: Path) -> Path:
+    path = tmp_path_factory.mktemp("export") / "model"
+    write_model(path, weights_of(make_model(SHAPE)), SHAPE, open_data / "bpe")
+    return path
+
+
+@given(heads=st.integers(1, 5), head_dim=st.integers(1, 4), width=st.integers(1, 3), seed=st.integers(0, 99))
+def test_fused_rows_round_trip(heads: int, head_dim: int, width: int, seed: int) -> None:
+    rows = torch.randn(3 * heads * head_dim, width, generator=torch.Generator().manual_seed(seed))
+    split = split_heads(rows, heads)
+    assert torch.equal(join_heads(split, heads), rows)
+    assert torch.equal(split_heads(join_heads(rows, heads), heads), rows)
+    for part in range(3):  # the plain twin: row by row
+        for head in range(heads):
+            for place in range(head_dim):
+                theirs = split[(part * heads + head) * head_dim + place]
+                assert torch.equal(theirs, rows[(head * 3 + part) * head_dim + place])
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    layers=st.integers(1, 3), heads=st.integers(1, 4), head_dim=st.integers(1, 8), vocab=st.sampled_from([1, 127, 128])
+)
+def test_weights_round_trip(layers: int, heads: int, head_dim: int, vocab: int) -> None:
+    shape = Shape(vocab=vocab, layers=layers, heads=heads, hidden=heads * head_dim, context=8)
+    weights = weights_of(make_model(shape))
+    weights["wte.weight"][vocab:] = weights["wte.weight"][vocab - 1]
+    back = from_huggingface(to_huggingface(weights, shape), shape)
+    assert back.keys() == weights.keys()
+    for name, tensor in weights.items():
+        assert torch.equal(back[name], tensor), name
+
+
+def test_transformers_gives_equal_logits(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert theirs.config.vocab_size == 50257
+    assert theirs.dtype == torch.float32
+    tokens = torch.randint(0, SHAPE.vocab, (3, 64), generator=torch.Generator().manual_seed(0))
+    ours = make_model(SHAPE)(tokens)[..., : SHAPE.vocab]
+    with torch.no_grad():
+        assert torch.allclose(theirs(tokens).logits, ours, atol=2e-5, rtol=1e-5)
+    assert torch.equal(read_model(folder)(tokens)[..., : SHAPE.vocab], ours)
+
+
+def test_a_model_of_transformers_is_read(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=301, n_positions=32, n_embd=24, n_layer=2, n_head=3)
+    torch.manual_seed(3)
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained(tmp_path)
+    assert read_shape(tmp_path) == Shape(vocab=301, layers=2, heads=3, hidden=24, context=32)
+    tokens = torch.randint(0, 301, (2, 32))
+    with torch.no_grad():
+        assert torch.allclose(theirs(tokens).logits, read_model(tmp_path)(tokens)[..., :301], atol=1e-5)
+
+
+def test_the_published_layout_is_read() -> None:
+    """OpenAI's file has no prefix, carries causal masks, and some exports repeat the tied embedding."""
+    weights = weights_of(make_model(SMALL))
+    weights["wte.weight"][SMALL.vocab :] = weights["wte.weight"][SMALL.vocab - 1]
+    published = {name.removeprefix("transformer."): t for name, t in to_huggingface(weights, SMALL).items()}
+    published |= {f"h.{i}.attn.bias": torch.ones(1, 1, 32, 32) for i in range(3)}
+    published["lm_head.weight"] = published["wte.weight"].clone()
+    back = from_huggingface(published, SMALL)
+    assert all(torch.equal(back[name], weights[name]) for name in weights)
+    published["lm_head.weight"] = published["wte.weight"] + 1
+    with pytest.raises(UserError, match="tied"):
+        from_huggingface(published, SMALL)
+
+
+def test_tokenizer_ids_equal(folder: Path, open_data: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    lines = (open_data / "lambada/lambada_test.jsonl").read_text(encoding="utf-8").split("\n")[:200]
+    texts = [json.loads(line)["text"] for line in lines] + ["", " ", "\n\n x", "naïve 😀 שלום\x00\t", "it's  two"]
+    assert encode_ordinary(load_tokenizer(folder), texts) == [theirs.encode(text) for text in texts]
+    assert (theirs.eos_token_id, theirs.bos_token_id, theirs.model_max_length) == (50256, 50256, 64)
+    assert theirs.decode(theirs.encode(texts[0])) == texts[0]
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 50256
+
+
+def test_bytes_depend_on_the_model_alone(folder: Path, tmp_path: Path, open_data: Path) -> None:
+    write_model(tmp_path / "again", dict(reversed(weights_of(make_model(SHAPE)).items())), SHAPE, open_data / "bpe")
+    for file in sorted(folder.iterdir()):
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_half_precision_is_stored_and_said(tmp_path: Path, open_data: Path) -> None:
+    write_model(tmp_path / "m", weights_of(make_model(SHAPE)), SHAPE, open_data / "bpe", "bfloat16")
+    assert {tensor.dtype for tensor in load_file(tmp_path / "m/model.safetensors").values()} == {torch.bfloat16}
+    transformers = pytest.importorskip("transformers")
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype="auto").dtype == torch.bfloat16
+    assert read_model(tmp_path / "m").wte.weight.dtype == torch.float32
+
+
+def test_config_has_the_fields_of_the_published_gpt2_and_transformers_keeps_them(folder: Path, tmp_path: Path) -> None:
+    """llama.cpp's converter reads `n_ctx`. transformers loads the folder clean; what it saves is then stable."""
+    transformers = pytest.importorskip("transformers")
+    config = json.loads((folder / "config.json").read_text())
+    published = {"n_ctx", "n_positions", "n_embd", "n_head", "n_layer", "vocab_size", "attn_pdrop", "embd_pdrop"}
+    published |= {"activation_function", "architectures", "bos_token_id", "eos_token_id", "initializer_range"}
+    published |= {"layer_norm_epsilon", "model_type", "resid_pdrop", "summary_activation", "summary_first_dropout"}
+    assert config.keys() >= published | {"summary_proj_to_labels", "summary_type", "summary_use_proj"}
+    assert config["n_ctx"] == config["n_positions"] == 64
+    plain = transformers.GPT2Config().to_dict()
+    changed = {key for key in config.keys() & plain.keys() if config[key] != plain[key]}
+    assert changed <= {"architectures", "n_positions", "n_embd", "n_head", "n_layer", "torch_dtype"}
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values())
+    model.save_pretrained(tmp_path / "one")
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "one").save_pretrained(tmp_path / "two")
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    assert json.loads((tmp_path / "one/config.json").read_text())["n_ctx"] == 64
+    assert (tmp_path / "one/model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_written_whole_or_not_there(tmp_path: Path, open_data: Path) -> None:
+    weights = weights_of(make_model(SHAPE))
+    write_model(tmp_path / "m", weights, SHAPE, open_data / "bpe")
+    before = (tmp_path / "m/model.safetensors").read_bytes()
+    broken = {name: tensor for name, tensor in weights.items() if name != "ln_f.bias"}
+    with pytest.raises(UserError, match=r"ln_f\.bias"):
+        write_model(tmp_path / "m", broken, SHAPE, open_data / "bpe")
+    assert (tmp_path / "m/model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    write_model(tmp_path / "m", weights_of(make_model(SHAPE, seed=2)), SHAPE, open_data / "bpe")
+    assert (tmp_path / "m/model.safetensors").read_bytes() != before
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path, open_data: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/letter.txt").write_text("dear")
+    with pytest.raises(UserError, match="not a model folder"):
+        write_model(tmp_path / "home", weights_of(make_model(SHAPE)), SHAPE, open_data / "bpe")
+    assert (tmp_path / "home/letter.txt").read_text() == "dear"
+
+
+def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path, open_data: Path) -> None:
+    with pytest.raises(UserError, match="50257 entries, the model 300"):
+        write_model(tmp_path / "m", weights_of(make_model(SMALL)), SMALL, open_data / "bpe")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "llama"}, "model_type"),
+        ({"activation_function": "relu"}, "activation_function"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"n_head": 5}, "n_head"),
+        ({"n_layer": "two"}, "size"),
+        ({"n_inner": 7}, "n_inner"),
+        ({"n_embd": 18}, "expected"),
+    ],
+)
+def test_another_architecture_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    model = make_model(SMALL)
+    save_file(to_huggingface(weights_of(model), SMALL), tmp_path / "model.safetensors")
+    config = {"model_type": "gpt2", "vocab_size": 300, "n_layer": 3, "n_head": 2, "n_embd": 16, "n_positions": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_model(tmp_path).shape == SMALL
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(UserError, match=message):
+        read_model(tmp_path)
+
+
+def test_damage_and_pickles_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config\.json"):
+        read_model(tmp_path)
+    config = {"model_type": "gpt2", "vocab_size": 300, "n_layer": 3, "n_head": 2, "n_embd": 16, "n_positions": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin"):
+        read_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"half a file")
+    with pytest.raises(UserError, match=r"model\.safetensors"):
+        read_model(tmp_path)
+
+
+def test_sharded_weights_are_read(tmp_path: Path) -> None:
+    tensors = to_huggingface(weights_of(make_model(SMALL)), SMALL)
+    names = sorted(tensors)
+    weight_map = {}
+    for part, some in enumerate((names[::2], names[1::2])):
+        save_file({name: tensors[name] for name in some}, tmp_path / f"model-{part}.safetensors")
+        weight_map |= dict.fromkeys(some, f"model-{part}.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    config = {"model_type": "gpt2", "vocab_size": 300, "n_layer": 3, "n_head": 2, "n_embd": 16, "n_positions": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokens = torch.arange(32).unsqueeze(0)
+    assert torch.equal(read_model(tmp_path)(tokens)[..., :300], make_model(SMALL)(tokens)[..., :300])

@@ -1,0 +1,96 @@
+"""The model card of a model folder: front matter that hubs read, facts of the run, no clock and no path."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from gpt2train.cli import app
+from gpt2train.convert.merge import merge
+from gpt2train.convert.model_card import CardFacts, model_card
+from gpt2train.convert.settings import MergeSettings
+from gpt2train.io.command_line import run_command
+from gpt2train.model.shape import Shape
+from tests.trained_run import TrainedRun
+
+SHAPE = Shape(50257, 12, 12, 768, 1024)
+
+
+def front_matter(card: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(card.split("---\n")[1])
+    return found
+
+
+def write_manifest(root: Path, folder: str, step: str, inputs: dict[str, str], rows: int, **parameters: Any) -> str:
+    """The manifest of a data step, and its identity."""
+    outcome = {"seen": rows + 1, "kept": rows}
+    manifest = {"step": step, "fingerprint": f"f-{folder}", "content": "c", "inputs": inputs, "outcome": outcome}
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / folder / "_manifest.json").write_text(json.dumps(manifest | {"parameters": parameters}))
+    return f"f-{folder}:c"
+
+
+@pytest.fixture
+def root(trained_run: TrainedRun, tmp_path: Path) -> Path:
+    """A copy of a trained run, which may be changed."""
+    target = tmp_path / "out"
+    shutil.copytree(trained_run.root, target)
+    config = target / "runs/small/config.toml"
+    config.write_text(config.read_text().replace(str(trained_run.root), str(target)))
+    return target
+
+
+def card_of(root: Path, name: str = "m") -> str:
+    merge(root / "runs/small", root / name, root / "tokenizer")
+    return (root / name / "README.md").read_text()
+
+
+def test_front_matter_and_limits() -> None:
+    card = model_card(SHAPE, 124_439_808, "bfloat16", CardFacts(languages=("de", "en"), license="cc-by-4.0"))
+    front = front_matter(card)
+    assert front["license"] == "cc-by-4.0" and front["language"] == ["de", "en"]
+    assert front["library_name"] == "transformers" and "gpt2" in front["tags"]
+    assert "| parameters | 124,439,808 |" in card and "1,024 tokens at a time" in card and "bfloat16" in card
+    bare = front_matter(model_card(SHAPE, 1, "float32", CardFacts()))
+    assert bare["license"] == "unknown" and "language" not in bare
+
+
+def test_the_card_of_a_run_has_its_steps_tokens_and_losses(root: Path) -> None:
+    card = card_of(root)
+    last = json.loads((root / "runs/small/metrics.jsonl").read_text().splitlines()[-1])
+    assert "| steps | 2 |" in card and "| tokens read | 256 |" in card
+    assert f"| training loss of the last step | {last['loss']:.4f} nats per token |" in card
+    assert "The training data is not known" in card
+    assert str(root) not in card and not re.search(r"20[2-9]\d", card)
+    assert card_of(root, "again") == card
+    (root / "runs/small/metrics.jsonl").write_text("no JSON\n")
+    assert "| steps | 2 |" in card_of(root, "unreadable")
+
+
+def test_the_data_steps_are_those_that_led_to_the_tokens(root: Path) -> None:
+    """Other work in the same output folder is passed over, damaged manifests too."""
+    clean = write_manifest(root, "clean", "clean", {}, 70, language={"keep": ["en", "de"]})
+    shuffled = write_manifest(root, "shuffled", "shuffle", {"documents": clean}, 60)
+    write_manifest(root, "tokens", "tokenize", {"documents": shuffled, "tokenizer": "x:y"}, 60)
+    write_manifest(root, "dedup", "dedup", {"documents": "of:other-work"}, 5)
+    (root / "pages").mkdir()
+    (root / "pages/_manifest.json").write_text('{"step": [')
+    card = card_of(root)
+    assert "| step | in | kept |\n| --- | --- | --- |\n| clean | 71 | 70 |\n| shuffle | 61 | 60 |\n\n" in card
+    assert front_matter(card)["language"] == ["de", "en"]
+
+
+def test_the_licence_is_a_setting(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--output", str(root / "m"), "--tokenizer", str(root / "tokenizer")]
+    assert run_command(app, ["merge", str(root / "runs/small"), *place, "--license", "apache-2.0"]) == 0
+    assert front_matter((root / "m/README.md").read_text())["license"] == "apache-2.0"
+    for wrong in ("MIT License", "mit\ntags: x", ""):
+        with pytest.raises(ValidationError):
+            MergeSettings(license=wrong)
+    assert run_command(app, ["merge", str(root / "runs/small"), *place, "--license", "a b"]) == 2
+    assert "--license" in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""Megatron's older token format, written here by its byte table, read and converted."""
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2train.data.indexed import IndexedDataset, IndexedWriter
+from gpt2train.data.legacy_formats import LegacyDataset, convert, open_any
+from gpt2train.errors import RunError, UserError
+
+SEQUENCES = [[5, 6, 7], [], [8], [9, 50256], [1]]
+DOCUMENTS = [0, 2, 4, 5]
+
+
+def write(prefix: Path, sequences: list[list[int]], documents: list[int], code: int = 4, form: str = "i") -> Path:
+    """The byte table of the TNTIDX format, field by field."""
+    sizes = [len(ids) for ids in sequences]
+    starts = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
+    head = b"TNTIDX\0\0" + struct.pack("<QQQ", 1, code, struct.calcsize(form))
+    head += struct.pack("<QQQ", len(sequences), len(sizes), len(documents))
+    numbers = [*range(len(sequences) + 1), *starts, *sizes, *documents]
+    prefix.with_suffix(".idx").write_bytes(head + struct.pack(f"<{len(numbers)}q", *numbers))
+    flat = [token for ids in sequences for token in ids]
+    prefix.with_suffix(".bin").write_bytes(struct.pack(f"<{len(flat)}{form}", *flat))
+    return prefix
+
+
+def test_read(tmp_path: Path) -> None:
+    found = LegacyDataset(write(tmp_path / "old", SEQUENCES, DOCUMENTS))
+    assert [found[number].tolist() for number in range(len(found))] == SEQUENCES
+    assert found.documents.tolist() == DOCUMENTS
+    assert isinstance(open_any(tmp_path / "old"), LegacyDataset)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sequences=st.lists(st.lists(st.integers(0, 65_499), max_size=6), max_size=6), data=st.data())
+def test_conversion_keeps_everything(tmp_path_factory: pytest.TempPathFactory, sequences: list, data: st.DataObject):
+    marks = data.draw(st.lists(st.integers(0, len(sequences)), max_size=4))
+    folder = tmp_path_factory.mktemp("legacy")
+    documents = [0, *sorted(marks), len(sequences)]
+    made = convert(write(folder / "old", sequences, documents), folder / "new/tokens", np.dtype("<u2"))
+    assert [ids.tolist() for ids in made] == sequences
+    assert made.documents.tolist() == documents
+    assert made.dtype == np.dtype("<u2")
+
+
+def test_what_is_written_is_what_megatron_writes(tmp_path: Path) -> None:
+    convert(write(tmp_path / "old", [[5, 6], [7]], [0, 1, 2]), tmp_path / "new", np.dtype("<u2"))
+    with IndexedWriter(tmp_path / "direct", "<u2") as writer:
+        writer.add_all([[5, 6], [7]])
+    for ending in (".bin", ".idx"):
+        assert (tmp_path / f"new{ending}").read_bytes() == (tmp_path / f"direct{ending}").read_bytes()
+    # And the width can be changed back.
+    assert convert(tmp_path / "new", tmp_path / "wide", np.dtype("<i4")).dtype == np.dtype("<i4")
+
+
+def test_shards_become_one(tmp_path: Path) -> None:
+    for number, ids in enumerate([[1, 2], [3]]):
+        with IndexedWriter(tmp_path / f"tokens-{number:05d}-of-00002", "<u2") as writer:
+            writer.add(ids)
+    assert [ids.tolist() for ids in convert(tmp_path / "tokens", tmp_path / "one")] == [[1, 2], [3]]
+
+
+def test_ids_that_do_not_fit_and_targets_that_are_there(tmp_path: Path) -> None:
+    write(tmp_path / "old", [[70_000]], [0, 1])
+    with pytest.raises(UserError, match="70000, which do not fit uint16"):
+        convert(tmp_path / "old", tmp_path / "new", np.dtype("<u2"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old.bin", "old.idx"]
+    with pytest.raises(UserError, match="exists already"):
+        convert(tmp_path / "old", tmp_path / "old")
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    prefix = write(tmp_path / "old", SEQUENCES, DOCUMENTS)
+    index, data = prefix.with_suffix(".idx"), prefix.with_suffix(".bin")
+    whole = index.read_bytes()
+    data.write_bytes(data.read_bytes()[:-4])
+    with pytest.raises(RunError, match=r"old\.bin has 24 bytes, 28 expected"):
+        LegacyDataset(prefix)
+    write(tmp_path / "old", SEQUENCES, DOCUMENTS)
+    index.write_bytes(whole[:-8])
+    with pytest.raises(RunError, match="truncated"):
+        LegacyDataset(prefix)
+    sizes = 56 + 8 * 2 * 6  # where the sizes begin
+    index.write_bytes(whole[:sizes] + struct.pack("<q", 2) + whole[sizes + 8 :])
+    with pytest.raises(RunError, match="offsets do not follow"):
+        LegacyDataset(prefix)
+    index.write_bytes(whole[:16] + struct.pack("<Q", 6) + whole[24:])  # floats
+    with pytest.raises(UserError, match="code 6"):
+        LegacyDataset(prefix)
+    with pytest.raises(UserError, match="is missing"):
+        LegacyDataset(tmp_path / "nothing")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    write(tmp_path / "old", SEQUENCES, DOCUMENTS)
+    command = [sys.executable, "-m", "gpt2train", "data", "convert", str(tmp_path / "old"), str(tmp_path / "new")]
+    done = subprocess.run([*command, "--vocab-size", "50257"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["5 sequences, 7 tokens of 2 bytes", f"tokens: {tmp_path / 'new'}"]
+    assert IndexedDataset(tmp_path / "new").documents.tolist() == DOCUMENTS
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 2 and len(again.stderr.splitlines()) == 1

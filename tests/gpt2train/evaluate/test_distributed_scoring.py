@@ -1,0 +1,91 @@
+"""Several processes score what one scores, each sequence once; a count that is wrong is an error."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2train.evaluate.passages import read_passages
+from tests.gpt2train.evaluate.overfitted_model import learn_last_words, small_bpe, write
+from tests.gpt2train.jobs import finish, start
+
+RANKS = Path(__file__).parents[1] / "parallel/run_cases.py"
+COUNTS = (2, 41)  # the first gives the third process nothing to do
+Findings = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    """What the three processes of one job found in each case."""
+    output = tmp_path_factory.mktemp("share") / "found.json"
+    cases = [*(f"share_cases.equal {count}" for count in COUNTS), "share_cases.wrong"]
+    code, _, err = finish(start(str(RANKS), str(output), *cases, processes=3))
+    assert code == 0, err
+    found = json.loads(output.read_text())
+    return lambda name: found[name]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_shared_scores_are_those_of_one_process(count: int, findings: Findings) -> None:
+    everybody = findings(f"share_cases.equal {count}")
+    assert all(found["same"] and found["count"] == count for found in everybody)
+    assert sum(found["mine"] for found in everybody) == count
+    assert all(found["mine"] < count or count == 2 for found in everybody)
+    assert [found["told"] for found in everybody] == [[[found["mine"]] * 2] for found in everybody]
+
+
+def test_a_wrong_count_is_an_error(findings: Findings) -> None:
+    for said in findings("share_cases.wrong"):
+        assert said["whole"] == ""
+        assert "1 of 7 sequences were not scored once each (number 4: 0 times)" in said["missing"]
+        assert "(number 2: 2 times)" in said["doubled"]
+        assert "different passages" in said["other"]
+        assert "not finite" in said["broken"]  # of one process, told by all: nobody waits for it
+
+
+@pytest.mark.exhaustive
+def test_torchrun_scores_the_whole_set(open_data: Path, tmp_path: Path) -> None:
+    data = open_data / "lambada/lambada_test.jsonl"
+    passages = read_passages(data.read_bytes(), data.name)
+    bpe = small_bpe(open_data / "bpe", tmp_path / "bpe")
+    model = write(learn_last_words(passages[:100], bpe), tmp_path / "model", bpe)
+    flags = ["lambada", "--model", str(model), "--data", str(data)]
+    command = [sys.executable, "-m", "gpt2train.evaluate", *flags, "--output", str(tmp_path / "one.json")]
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert alone.returncode == 0, alone.stderr
+    job = start("-m", "gpt2train.evaluate", *flags, "--output", str(tmp_path / "three.json"), processes=3)
+    code, out, err = finish(job)
+    assert code == 0, err
+    assert json.loads((tmp_path / "one.json").read_text())["passages"] == 5153
+    assert (tmp_path / "three.json").read_bytes() == (tmp_path / "one.json").read_bytes()
+    assert out.splitlines()[:-1] == alone.stdout.splitlines()[:-1]
+    code, out, err = finish(start("-m", "gpt2train.evaluate", *flags[:2], str(tmp_path), *flags[3:]))
+    assert code == 2
+    assert err.count("error: ") == 1 and "is not a model folder" in err, err
+
+
+@pytest.mark.slow
+def test_a_model_on_two_processes_scores_as_on_one(open_data: Path, tmp_path: Path) -> None:
+    lines = (open_data / "lambada/lambada_test.jsonl").read_bytes().splitlines(keepends=True)[:60]
+    data = tmp_path / "set.jsonl"
+    data.write_bytes(b"".join(lines))
+    bpe = small_bpe(open_data / "bpe", tmp_path / "bpe")
+    passages = read_passages(data.read_bytes(), data.name)
+    model = write(learn_last_words(passages, bpe, steps=15), tmp_path / "model", bpe)
+    found = {}
+    for tp in ("1", "2"):
+        output = tmp_path / f"{tp}.json"
+        command = [sys.executable, "-m", "gpt2train", "evaluate", "lambada", "--model", str(model)]
+        command += ["--data", str(data), "--output", str(output), "--tp", tp]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == f"scores: {output}"
+        found[tp] = json.loads(output.read_text())["definitions"]
+    assert found["2"].keys() == found["1"].keys()
+    for name, alone in found["1"].items():
+        assert found["2"][name]["correct"] == alone["correct"] > 10
+    assert found["2"]["lambada_openai"]["perplexity"] == pytest.approx(found["1"]["lambada_openai"]["perplexity"], 1e-4)

@@ -1,0 +1,108 @@
+"""`gpt2train generate`: what it shows, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt2train.cli import app
+from gpt2train.convert.huggingface import write_model
+from gpt2train.io.command_line import run_command
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.init import initialise
+from gpt2train.model.shape import Shape
+
+SHAPE = Shape(vocab=50257, layers=1, heads=2, hidden=16, context=24)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, open_data: Path) -> Path:
+    folder = tmp_path_factory.mktemp("generate") / "model"
+    made = initialise(GPT2(SHAPE), 3)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(8)
+    write_model(folder, dict(made.state_dict()), SHAPE, open_data / "bpe")
+    return folder
+
+
+def call(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
+    code = run_command(app, ["generate", *flags])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_json_has_tokens_and_log_probabilities(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", str(model), "--prompt", "Once upon", "--prompt", "", "--max-new-tokens", "3", "--samples", "2"]
+    code, out, err = call(
+        capsys, *flags, "--json", "--log-probs", "--prompt-log-probs", "--top-log-probs", "2", "--dtype", "bfloat16"
+    )
+    assert (code, err) == (0, "")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [answer["prompt"] for answer in answers] == ["Once upon"] * 2 + [""] * 2
+    for answer in answers:
+        assert len(answer["tokens"]) == len(answer["scores"]) == 3
+        assert answer["text"] == "".join(score["token"] for score in answer["scores"]) or "\ufffd" in answer["text"]
+        assert all(len(score["top"]) == 2 and score["log_prob"] < 0 for score in answer["scores"])
+    assert [score["token"] for score in answers[0]["prompt_scores"]] == [" upon"]
+    assert answers[2]["prompt_scores"] == []
+
+
+def test_log_probabilities_are_shown(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", str(model), "--prompt", "One two", "--max-new-tokens", "0", "--prompt-log-probs"]
+    code, out, _ = call(capsys, *flags, "--top-log-probs", "1")
+    first, second, third = out.splitlines()
+    assert (code, first, second) == (0, "One two", "[0 tokens, stopped: length]")
+    assert third.startswith("  prompt    ' two'")
+
+
+def test_beams_are_shown_best_first(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", str(model), "--prompt", "One", "--prompt", "Two", "--beams", "3", "--max-new-tokens", "4"]
+    code, out, _ = call(capsys, *flags, "--early-stopping", "never", "--length-penalty", "0.5", "--json")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [answer["prompt"] for answer in answers] == ["One"] * 3 + ["Two"] * 3
+    scores = [answer["score"] for answer in answers]
+    assert scores[:3] == sorted(scores[:3], reverse=True) and scores[3:] == sorted(scores[3:], reverse=True)
+    code, out, _ = call(capsys, *flags)
+    assert code == 0 and out.count("stopped: length, score -") == 6
+
+
+def test_stops_and_window(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", str(model), "--prompt", "word " * 30, "--max-new-tokens", "30", "--temperature", "0", "--json"]
+    code, _, err = call(capsys, *flags)
+    assert code == 2 and "prompt 1 has 31 tokens, the model's context is 24" in err
+    code, out, _ = call(capsys, *flags, "--window", "6")
+    whole = json.loads(out)
+    assert (code, len(whole["tokens"]), whole["stopped"]) == (0, 30, "length")
+    code, out, _ = call(capsys, *flags, "--window", "6", "--stop", "nowhere", "--stop", whole["text"][5:9])
+    cut = json.loads(out)
+    assert (code, cut["stopped"], cut["text"]) == (0, "stop", whole["text"][: whole["text"].index(whole["text"][5:9])])
+    code, out, _ = call(capsys, *flags, "--window", "6", "--stop-tokens", str(whole["tokens"][0]))
+    assert (code, json.loads(out)["text"]) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--max-new-tokens", "0"], "error: max_new_tokens is 0 and prompt_log_probs is off"),
+        (["--top-p", "0.5", "--top-p-bound", "0.9"], "error: top_p_bound 0.9 is above top_p 0.5"),
+        (["--beams", "2", "--temperature", "0.5"], "--temperature has no effect with --beams"),
+        (["--beams", "2", "--prompt-log-probs"], "--prompt-log-probs has no effect with --beams"),
+        (["--beams", "500"], "error: beam search: beams: input should be less than or equal to 128"),
+        (["--tp", "2", "--dtype", "float16"], "--dtype float16 needs a model in one process"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    model: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    code, out, err = call(capsys, "--model", str(model), "--prompt", "x", *flags)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_a_model_does_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    from gpt2train.inference.command import _show
+
+    _show({"prompt": "a\x1b[31m", "text": "b\nc", "tokens": [1], "stopped": "end"}, False)
+    assert capsys.readouterr().out == "a\ufffd[31mb\nc\n[1 tokens, stopped: end]\n"

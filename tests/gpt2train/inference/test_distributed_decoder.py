@@ -1,0 +1,116 @@
+"""A model over four processes answers as one does: every call of a decoder, idle hours, parts that are really parts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2train.convert.huggingface import read_model
+from gpt2train.errors import UserError
+from gpt2train.model.shape import Shape
+from gpt2train.parallel.layout import Layout
+from tests.gpt2train.jobs import finish, start
+from tests.gpt2train.parallel.small_model_folder import SHAPE, write_folder
+
+RANKS = Path(__file__).parents[1] / "parallel" / "run_cases.py"
+Findings = Callable[[str], list[dict[str, Any]]]
+LAYOUTS = [(4, 1), (2, 2), (1, 4)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("decode"))
+
+
+@pytest.fixture(scope="module")
+def of_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    """What two processes that share each layer found."""
+    return run(
+        folder, tmp_path_factory, 2, [f"{name} '{folder}' 2 1" for name in ("equal", "scored", "lambada", "over")]
+    )
+
+
+@pytest.fixture(scope="module")
+def findings(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    """What the four processes of one job found in each case."""
+    names = [f"{name} '{folder}' {tp} {pp}" for name in ("equal", "scored", "lambada") for tp, pp in LAYOUTS]
+    return run(folder, tmp_path_factory, 4, [*names, f"idle '{folder}' 2 2"])
+
+
+def run(folder: Path, temporary: pytest.TempPathFactory, processes: int, cases: list[str]) -> Findings:
+    output = temporary.mktemp("found") / "found.json"
+    names = [f"decode_cases.{case}" for case in cases]
+    code, _, err = finish(start(str(RANKS), str(output), *names, processes=processes))
+    assert code == 0, err
+    found = json.loads(output.read_text())
+    return lambda case: found[f"decode_cases.{case.split()[0]} '{folder}' {case.split(maxsplit=1)[1]}"]
+
+
+def test_two_processes_that_share_each_layer_answer_as_one(of_two: Findings) -> None:
+    found = of_two("equal 2 1")[0]
+    assert found["sizes"] and found["lengths"] and found["dtype"] == "torch.float32", found
+    assert found["difference"] < 2e-5 * found["scale"], found
+    scored = of_two("scored 2 1")[0]
+    assert scored["difference"] < 1e-4 and scored["greedy"] and 0 < scored["likeliest"] < scored["of"], scored
+    judged = of_two("lambada 2 1")[0]
+    assert judged["same"] and judged["difference"] < 1e-4 and judged["passages"] > judged["correct"] > 0, judged
+    assert "a newer one of the same model" in of_two("over 2 1")[0]["said"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
+def test_every_call_has_the_logits_of_one_process(tp: int, pp: int, findings: Findings) -> None:
+    found = findings(f"equal {tp} {pp}")[0]
+    assert found["sizes"] and found["lengths"] and found["dtype"] == "torch.float32", found
+    assert found["difference"] < 2e-5 * found["scale"], found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
+def test_targets_are_scored_without_their_logits(tp: int, pp: int, findings: Findings) -> None:
+    found = findings(f"scored {tp} {pp}")[0]
+    assert found["difference"] < 1e-4 and found["greedy"], found
+    assert 0 < found["likeliest"] < found["of"], found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
+def test_a_cut_model_has_the_lambada_scores_of_a_whole_one(tp: int, pp: int, findings: Findings) -> None:
+    found = findings(f"lambada {tp} {pp}")[0]
+    assert found["same"] and found["difference"] < 1e-4 and found["passages"] > found["correct"] > 0, found
+
+
+@pytest.mark.slow
+def test_each_process_has_its_part_alone(folder: Path, findings: Findings) -> None:
+    whole = sum(p.numel() for p in read_model(folder).parameters())
+    tied = SHAPE.padded_vocab * SHAPE.hidden  # the first and the last stage have one each
+    for tp, pp in LAYOUTS:
+        parts = [found["parameters"] for found in findings(f"equal {tp} {pp}")]
+        norms = (2 * 2 + 1 + 4) * SHAPE.hidden * SHAPE.layers  # norms and the biases of proj and down: whole on all
+        most = (whole + (tied if pp > 1 else 0)) / 4 + norms + 2 * SHAPE.hidden + SHAPE.context * SHAPE.hidden
+        assert sum(parts) >= whole and max(parts) <= most + (tied if tp == 1 else 0), (tp, pp, parts, whole)
+
+
+@pytest.mark.slow
+def test_an_idle_model_waits_asleep_longer_than_its_timeout(findings: Findings) -> None:
+    found = findings("idle 2 2")
+    assert found[0]["answers"] == [1, SHAPE.vocab]
+    assert all(one["seconds"] < 1 for one in found), found  # of six
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "world", "said"),
+    [
+        (2, 2, 3, "--tp 2 x --pp 2 = 4 processes, but there are 3"),
+        (3, 1, 3, "--tp 3 does not divide the model's 4 heads"),
+        (1, 5, 5, "--pp 5 stages, but the model has 4 layers"),
+        (0, 1, 1, "both must be at least 1"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused_with_the_sum(tp: int, pp: int, world: int, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Layout.of_model(SHAPE, tp, pp, world)
+    with pytest.raises(UserError, match="--tp 256 does not divide 128"):
+        Layout.of_model(Shape(300, 2, 256, 512, 32), 256, 1, 256)

@@ -1,0 +1,74 @@
+"""The lean step is the model's own step, whatever the rows' lengths and however rows come and go."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2train.inference.decoder import LocalDecoder
+from gpt2train.inference.fast_decode_step import bind, can_pack
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.shape import Shape
+from tests.gpt2train.models import lively
+
+SHAPE = Shape(vocab=100, layers=2, heads=2, hidden=16, context=12)
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT2:
+    return lively(SHAPE)
+
+
+def test_equal_to_the_plain_model_as_rows_come_and_go(model: GPT2) -> None:
+    @settings(max_examples=40, deadline=None)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        decoder, rows = LocalDecoder(model, 4), []
+        token = st.integers(0, SHAPE.vocab - 1)
+        for _ in range(6):
+            room = 4 - len(rows)
+            new = data.draw(st.lists(st.lists(token, min_size=1, max_size=6), min_size=not rows, max_size=room))
+            if new:
+                assert torch.allclose(decoder.add(new), expected(model, new), atol=1e-4)
+                rows += new
+            step = data.draw(st.lists(token, min_size=len(rows), max_size=len(rows)))
+            rows = [[*row, one] for row, one in zip(rows, step, strict=True)]
+            assert torch.allclose(decoder.step(step), expected(model, rows), atol=1e-4)
+            assert list(decoder.lengths) == [len(row) for row in rows]
+            going = [i for i, row in enumerate(rows) if len(row) < SHAPE.context]
+            sources = data.draw(st.lists(st.sampled_from(going), max_size=4)) if going else []
+            decoder.select(sources)
+            rows = [rows[source] for source in sources]
+
+    check()
+
+
+def expected(model: GPT2, rows: list[list[int]]) -> torch.Tensor:
+    """Logits after each row's last token: each row alone, no cache."""
+    return torch.stack([model(torch.tensor([row]))[0, -1, : SHAPE.vocab] for row in rows])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 33])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_product_is_the_product(rows: int, bias: bool) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    x, weight = torch.randn(rows, 48, generator=generator), torch.randn(70, 48, generator=generator)
+    added = torch.randn(70, generator=generator) if bias else None
+    plain = torch.nn.functional.linear(x, weight, added)
+    if not can_pack(weight):
+        pytest.skip("this torch has no packed product")
+    assert torch.allclose(bind(weight, added, packed=True)(x), plain, atol=1e-4)
+    assert torch.equal(bind(weight, added, packed=False)(x), plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(model: GPT2, dtype: torch.dtype) -> None:
+    half = GPT2(SHAPE).to(dtype).requires_grad_(False).eval()
+    half.load_state_dict(model.state_dict())
+    decoder = LocalDecoder(half, 3)
+    rows = [[5, 6, 7], [8]]
+    decoder.add(rows)
+    found = decoder.step([1, 2])
+    assert found.dtype == torch.float32
+    exact = expected(model, [[5, 6, 7, 1], [8, 2]])
+    assert (found - exact).abs().max() < 0.05 * exact.abs().max()

@@ -1,0 +1,120 @@
+"""Generation: equal to transformers, equal one by one, and what each setting promises."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from gpt2train.convert.huggingface import write_model
+from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.errors import UserError
+from gpt2train.inference.generate import generate, generate_tokens
+from gpt2train.inference.settings import SamplingSettings
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.shape import Shape
+from tests.gpt2train.models import lively
+
+SHAPE = Shape(vocab=50257, layers=2, heads=4, hidden=32, context=64)
+SMALL = Shape(vocab=100, layers=2, heads=2, hidden=16, context=24)
+GREEDY = SamplingSettings(temperature=0, max_new_tokens=20)
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT2:
+    return lively(SHAPE)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(open_data: Path) -> Tokenizer:
+    return load_tokenizer(open_data / "bpe")
+
+
+def plain_greedy(model: GPT2, prompt: list[int], new: int, end: int | None) -> list[int]:
+    """No cache, no batch: the whole sequence through the model for every token."""
+    tokens = list(prompt)
+    while len(tokens) < min(len(prompt) + new, model.shape.context):
+        tokens.append(int(model(torch.tensor([tokens]))[0, -1, : model.shape.vocab].argmax()))
+        if tokens[-1] == end:
+            break
+    return tokens[len(prompt) :]
+
+
+def test_equal_to_transformers(model: GPT2, tokenizer: Tokenizer, open_data: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    write_model(tmp_path / "m", dict(model.state_dict()), SHAPE, open_data / "bpe")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
+    prompts = ["The", "Once upon a time there was", "In 1984 the"]
+    ours = generate(model, tokenizer, prompts, GREEDY)
+    for prompt, answer in zip(prompts, ours, strict=True):
+        ids = torch.tensor([tokenizer.encode(prompt).ids])
+        made = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
+        assert made[0, ids.shape[1] :].tolist() == list(answer.tokens)
+        assert len(set(answer.tokens)) > 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompts=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=23), min_size=1, max_size=7),
+    new=st.integers(1, 12),
+    batch=st.integers(1, 8),
+    seed=st.integers(0, 20),
+)
+def test_a_batch_gives_what_each_prompt_gives_alone(prompts: list[list[int]], new: int, batch: int, seed: int) -> None:
+    model = lively(SMALL, seed)
+    end = seed % 100
+    settings = SamplingSettings(temperature=0, max_new_tokens=new)
+    expected = [plain_greedy(model, prompt, new, end) for prompt in prompts]
+    assert generate_tokens(model, prompts, end, settings, batch) == expected
+
+
+def test_samples_do_not_depend_on_the_batch() -> None:
+    model = lively(SMALL)
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11], [12, 13]]
+    settings = SamplingSettings(seed=8, max_new_tokens=15)
+    one = generate_tokens(model, prompts, None, settings, batch=1)
+    assert generate_tokens(model, prompts, None, settings, batch=2) == one
+    assert generate_tokens(model, prompts, None, settings, batch=5) == one
+    assert generate_tokens(model, prompts, None, SamplingSettings(seed=9, max_new_tokens=15)) != one
+    assert all(len(tokens) == 15 for tokens in one)
+
+
+def test_rows_that_pad_the_vocabulary_are_never_drawn() -> None:
+    model = lively(SMALL)
+    with torch.no_grad():
+        model.wte.weight[SMALL.vocab :] = 50.0
+    for sampling in (GREEDY, SamplingSettings(temperature=5, max_new_tokens=20)):
+        tokens = generate_tokens(model, [[1], [2, 3]], None, sampling)
+        assert max(map(max, tokens)) < SMALL.vocab
+
+
+def test_stops(model: GPT2, tokenizer: Tokenizer) -> None:
+    short = generate(model, tokenizer, ["A long way"], SamplingSettings(temperature=0, max_new_tokens=3))[0]
+    assert (short.stopped, len(short.tokens)) == ("length", 3)
+    long = generate(model, tokenizer, ["A long way"], SamplingSettings(temperature=0, max_new_tokens=500))[0]
+    assert long.stopped in ("context", "end")
+    sure = lively(SHAPE)
+    with torch.no_grad():  # one direction, and `<|endoftext|>` far along it
+        sure.ln_f.weight.zero_()
+        sure.ln_f.bias.fill_(1)
+        sure.wte.weight[50256] = 9
+    ended = generate(sure, tokenizer, ["Anything", "", "Something longer"], GREEDY)
+    assert [(answer.stopped, answer.tokens, answer.text) for answer in ended] == [("end", (50256,), "")] * 3
+
+
+def test_the_context_is_filled_to_its_end() -> None:
+    model = lively(SMALL)
+    tokens = generate_tokens(model, [[1] * 20, [2] * 3], None, SamplingSettings(temperature=0, max_new_tokens=99))
+    assert [len(row) for row in tokens] == [4, 21]
+
+
+def test_a_prompt_that_fills_the_context_is_refused(model: GPT2, tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match=r"prompt 2 has .* context is 64; shorten it to 63"):
+        generate(model, tokenizer, ["ok", "word " * 70], GREEDY)
+
+
+def test_the_special_token_in_a_prompt_is_text(model: GPT2, tokenizer: Tokenizer) -> None:
+    text = "<|endoftext|>"
+    assert generate(model, tokenizer, [text], GREEDY)[0].tokens != generate(model, tokenizer, [""], GREEDY)[0].tokens

@@ -1,0 +1,82 @@
+"""Small files that are written whole: what a person is told where they cannot be."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from gpt2train.errors import RunError, UserError
+from gpt2train.io import files
+from gpt2train.io.files import folder_whole, make_folder, write_whole
+from tasks.core.storage import Folder
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_want_of_space_is_no_mistake_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def full(path: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "run.json").write_text("as it was")
+    monkeypatch.setattr(files, "fsync", full)
+    with pytest.raises(RunError, match=r"no space left while writing .*run\.json: free some, or .* to continue$"):
+        write_whole(tmp_path / "run.json", b"new")
+    with (
+        pytest.raises(RunError, match=r"no space left while writing .*model: free some"),
+        folder_whole(tmp_path / "model") as draft,
+    ):
+        (draft / "weights").write_bytes(b"w")
+    assert (tmp_path / "run.json").read_text() == "as it was"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_place_that_refuses_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*run\.json: .*; give another --output"):
+        write_whole(tmp_path / "file" / "run.json", b"new")
+
+
+def test_each_new_folder_is_forced_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each folder that a durable write makes is an entry of another one, which is forced to the disk as well."""
+    forced: list[Path] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        forced.append(Path(f"/proc/self/fd/{descriptor}").resolve())
+        fsync(descriptor)
+
+    def written(root: Path) -> None:
+        """The folders above the file, up to the first that was there before, in the order of their making."""
+        wanted = [root.parent, root, root / "a", root / "a" / "b"]
+        assert [path for path in forced if path in wanted] == wanted, forced
+        forced.clear()
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write_whole(tmp_path / "one" / "a" / "b" / "run.json", b"x")
+    written(tmp_path / "one")
+    with folder_whole(tmp_path / "two" / "a" / "b" / "model") as draft:
+        (draft / "deep").mkdir()
+        (draft / "deep" / "weights").write_bytes(b"w")
+    deep = [path.name for path in forced if path.name in ("deep", "weights")]
+    assert sorted(deep) == ["deep", "weights"]
+    written(tmp_path / "two")
+    Folder(tmp_path / "three").write_bytes("a/b/part.json", b"x")
+    written(tmp_path / "three")
+    make_folder(tmp_path / "three" / "a")
+    assert not forced, "nothing was made"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for place in ("file", "file/below", "link"):
+        with pytest.raises(OSError):
+            make_folder(tmp_path / place)
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to(tmp_path)
+    make_folder(tmp_path / "link" / "new" / "one")
+    assert (tmp_path / "new" / "one").is_dir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        make_folder(Path("here/and/there"))
+    assert (tmp_path / "here/and/there").is_dir()

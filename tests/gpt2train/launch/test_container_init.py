@@ -1,0 +1,87 @@
+"""The first process of a container: what it passes on, what it waits for, what it leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.processes import CONTAINER, wait_for
+
+# A command that leaves an orphan in a session of its own, and ends when it has been asked to so many times.
+COMMAND = """
+import pathlib, signal, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1])
+saves = "import pathlib, sys, time; time.sleep(2); pathlib.Path(sys.argv[1], 'saved').touch()"
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1) or len(asked) < int(sys.argv[2]) or sys.exit(7))
+subprocess.Popen([sys.executable, "-c", saves, str(folder)], start_new_session=True)
+(folder / "ready").touch()
+while True:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("container", [False, True], ids=["plain", "container"])
+def test_it_stays_until_all_have_ended(tmp_path: Path, container: bool) -> None:
+    if container and os.geteuid() != 0:
+        pytest.skip("process namespaces need root")
+    command = [
+        sys.executable,
+        "-m",
+        "gpt2train.launch.container_init",
+        sys.executable,
+        "-c",
+        COMMAND,
+        str(tmp_path),
+        "1",
+    ]
+    process = subprocess.Popen([*CONTAINER * container, *command])
+    try:
+        wait_for(lambda: (tmp_path / "ready").exists(), 60, "the command")
+        assert not (tmp_path / "saved").exists()
+        if container:  # unshare itself does not heed it: what a container's engine signals is the first process within
+            psutil.Process(process.pid).children()[0].send_signal(signal.SIGTERM)
+        else:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 7
+        assert (tmp_path / "saved").exists()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_it_asks_again(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "gpt2train.launch.container_init",
+        sys.executable,
+        "-c",
+        COMMAND,
+        str(tmp_path),
+        "2",
+    ]
+    process = subprocess.Popen(command)
+    try:
+        wait_for(lambda: (tmp_path / "ready").exists(), 60, "the command")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 7
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_it_ends_as_its_command_does(tmp_path: Path) -> None:
+    def code(*command: str) -> int:
+        return subprocess.run(
+            [sys.executable, "-m", "gpt2train.launch.container_init", *command], check=False, timeout=60
+        ).returncode
+
+    assert code("true") == 0
+    assert code("sh", "-c", "exit 3") == 3
+    assert code("sh", "-c", "kill -9 $$") == 128 + signal.SIGKILL
+    assert code() == 1

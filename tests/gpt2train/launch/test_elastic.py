@@ -1,0 +1,75 @@
+"""Lost ranks: all start again from the last checkpoint, and the numbers are those of a job that lost none."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gpt2train.checkpoint import store
+from gpt2train.config import RunConfig
+from tests.gpt2train.jobs import curve, finish, make, start, wait_for, write
+from tests.gpt2train.launch.multi_node_jobs import RANKS, finish_all, free_port, meeting_at, start_machines
+
+WITH_DROPOUT: dict[str, Any] = {"model": {"dropout": 0.1}, "steps": 40, "checkpoints": {"interval": 10, "keep": 9}}
+
+
+def ranks_of(launcher: int) -> list[psutil.Process]:
+    return psutil.Process(launcher).children()
+
+
+def passed(config: RunConfig, step: int) -> bool:
+    rows = curve(config.output, "step")
+    return bool(rows) and rows[-1] >= step
+
+
+@pytest.mark.exhaustive  # tests/tasks/train/launch/test_hosts.py cuts off a machine
+@pytest.mark.parametrize("processes", [1, 2])
+def test_two_machines_go_on_after_a_rank_is_lost(tokens: Path, tmp_path: Path, processes: int) -> None:
+    broken, straight = (make(tokens, tmp_path / name, **WITH_DROPOUT) for name in ("broken", "straight"))
+    port = free_port()
+    # One job trains both: the first run is broken, and the second is its undisturbed twin.
+    jobs = start_machines([meeting_at(port, processes, restarts=2)] * 2, str(RANKS), write(broken), write(straight))
+    wait_for(lambda: passed(broken, 14), jobs[0], pause=0.002, seconds=240)
+    lost = ranks_of(jobs[1].pid)[-1]
+    lost.kill()
+    done = finish_all(jobs)
+    assert [code for code, _, _ in done] == [0, 0], done
+    assert sum(err.count("was killed by SIGKILL") for _, _, err in done) == 1, done
+    assert all("restarting all ranks from the last checkpoint: restart 1 of 2" in out for _, out, _ in done)
+    for key in ("step", "loss", "grad_norm"):
+        assert curve(broken.output, key) == curve(straight.output, key), key
+    assert store.verify(store.newest(broken.output)).position.step == 40
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_and_then_replaced(tokens: Path, tmp_path: Path) -> None:
+    config = make(tokens, tmp_path / "run", steps=1_000_000, checkpoints={"interval": 5, "keep": 2})
+    job = start(
+        *("--max-restarts", "1", "-m", "gpt2train.train"),
+        *("--config", write(config), "--timeout", "30"),  # a busy machine is slow, and not hung
+    )
+    # A checkpoint is written beside the training: on a busy machine that of step 5 can be on its way at step 7.
+    wait_for(lambda: passed(config, 7) and store.list_checkpoints(config.output), job, seconds=240)
+    hanging = ranks_of(job.pid)[1]
+    hanging.suspend()
+    log = tmp_path / "run" / "logs" / "rank-0.log"
+    wait_for(lambda: "attempt 1: resuming from step" in log.read_text(), job, seconds=240)
+    assert not psutil.wait_procs([hanging], timeout=10)[1]
+    job.terminate()
+    code, out, err = finish(job)
+    assert re.match(r"error: rank 1 gave no sign of life while rank 0 waited; .*\n$", err), err
+    assert "restart 1 of 1" in out and code == 0, out
+
+
+@pytest.mark.slow
+def test_a_mistake_of_the_user_is_not_tried_again(tokens: Path, tmp_path: Path) -> None:
+    config = make(tokens, tmp_path / "run", vocab=250)
+    job = start("--max-restarts", "3", "-m", "gpt2train.train", "--config", write(config))
+    code, out, err = finish(job)
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert err.startswith("error: ") and "restarting all ranks" not in out
+    for rank in (0, 1):
+        text = (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
+        assert " ERROR attempt 0: error: " in text and "attempt 1" not in text

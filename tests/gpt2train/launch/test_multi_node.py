@@ -1,0 +1,84 @@
+"""Two machines with networks of their own, or one of them played by ports, that train together."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpt2train.checkpoint import store
+from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
+from gpt2train.launch.torchrun import UNFINISHED
+from gpt2train.monitoring.metrics import read_metrics
+from tests.gpt2train.jobs import curve, make, wait_for, write, write_tokens
+from tests.gpt2train.launch.multi_node_jobs import (
+    RANKS,
+    finish_all,
+    free_port,
+    meeting_at,
+    start_machines,
+    start_process,
+)
+from tests.network_namespaces import networks as networks
+
+LAUNCH = [sys.executable, "-m", "gpt2train.launch", "--"]
+
+
+def in_its_folder(config: RunConfig) -> RunConfig:
+    """Write a run's settings into its folder, where `--complete` reads them."""
+    Path(config.output).mkdir()
+    Path(config.output, CONFIG_FILE).write_text(to_toml(config))
+    return config
+
+
+@pytest.mark.slow
+def test_machines_with_networks_of_their_own_train_together(tmp_path: Path, networks: list[str]) -> None:
+    config = in_its_folder(make(write_tokens(tmp_path), tmp_path / "run", steps=6))
+    job = ["--nproc-per-node", "1", "-m", "gpt2train.train", "--config", f"{config.output}/config.toml"]
+    meet = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.99.0.1:29500", "--rdzv-id", "job"]
+    jobs = [
+        start_process(
+            [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                *LAUNCH[:-1],
+                "--complete",
+                config.output,
+                "--",
+                *meet,
+                "--local-addr",
+                f"10.99.0.{number}",
+                *job,
+            ],
+            GLOO_SOCKET_IFNAME="cable",
+        )
+        for number, name in enumerate(networks, 1)
+    ]
+    done = finish_all(jobs)
+    assert [code for code, _, _ in done] == [0, 0], done
+    assert curve(config.output, "step") == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_a_number_for_each_machine_instead_of_a_rendezvous(tmp_path: Path) -> None:
+    config = make(write_tokens(tmp_path), tmp_path / "run", steps=6)
+    where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc-per-node", "1"]
+    done = finish_all(start_machines([[*where, "--node-rank", str(n)] for n in (0, 1)], str(RANKS), write(config)))
+    assert [code for code, _, _ in done] == [0, 0], done
+    assert curve(config.output, "step") == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_machine_stops_and_saves_all(tmp_path: Path) -> None:
+    config = in_its_folder(
+        make(write_tokens(tmp_path), tmp_path / "run", steps=1_000_000, checkpoints={"interval": 1_000_000})
+    )
+    job = [*LAUNCH[:-1], "--complete", config.output, "--", *meeting_at(free_port(), 1, restarts=2)]
+    jobs = [start_process([*job, "-m", "gpt2train.train", "--config", f"{config.output}/config.toml"]) for _ in "ab"]
+    wait_for(lambda: len(read_metrics(config.output)) > 3, jobs[0], seconds=240)
+    jobs[1].terminate()
+    done = finish_all(jobs)
+    assert [(code, err) for code, _, err in done] == [(UNFINISHED, "")] * 2, done
+    assert all("of 1000000; it resumes from there when it is started again" in out for _, out, _ in done), done
+    assert store.verify(store.newest(config.output)).position.step == read_metrics(config.output)[-1]["step"] > 3

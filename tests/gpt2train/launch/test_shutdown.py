@@ -1,0 +1,109 @@
+"""The launcher between a parent in a hurry and ranks that save: the time they have, and what its exit code says."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.processes import wait_for, wait_until_ended
+
+# A rank without torch: says that it is there, and on SIGTERM takes its time to save.
+RANK = """
+import os, pathlib, signal, sys, time
+from gpt2train.launch.parent_death import LAUNCHER, die_with_parent
+die_with_parent(int(os.environ[LAUNCHER]))
+folder, seconds = pathlib.Path(sys.argv[1]), float(sys.argv[2])
+def save(*_):
+    (folder / "asked").touch()
+    time.sleep(seconds)
+    (folder / "saved").touch()
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+(folder / "ready").write_text(str(os.getpid()))
+time.sleep(600)
+"""
+# The parent of a launcher, to be killed.
+PARENT = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+
+
+class Job:
+    """A launcher with one rank, under a parent of its own."""
+
+    def __init__(self, folder: Path, save_seconds: float, grace: float | None) -> None:
+        folder.mkdir()
+        self.folder = folder
+        (folder / "rank.py").write_text(RANK)
+        with (folder / "said").open("w") as said:
+            self.parent = subprocess.Popen(
+                [sys.executable, "-c", PARENT, *self.launcher(grace, save_seconds)], stdout=said
+            )
+
+    def launcher(self, grace: float | None, save_seconds: float) -> list[str]:
+        # The parent's id is known to its child alone: `sh` is replaced by the launcher.
+        patience = "" if grace is None else f"--grace {grace}"
+        words = f'--parent $PPID --lost 3 {patience} -- --standalone "$@"'
+        command = ["sh", "-c", f'exec "{sys.executable}" -m gpt2train.launch {words}', "sh"]
+        return [*command, str(self.folder / "rank.py"), str(self.folder), str(save_seconds)]
+
+    def processes(self) -> list[psutil.Process]:
+        """The launcher and its rank, once the rank runs."""
+        wait_for(lambda: self.has("ready") and (self.folder / "ready").read_text(), 200, "the rank")
+        rank = psutil.Process(int((self.folder / "ready").read_text()))
+        return [psutil.Process(rank.ppid()), rank]
+
+    def has(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+
+def test_a_save_ends_though_the_parent_is_killed_and_no_later_than_the_grace(tmp_path: Path) -> None:
+    patient, hasty = Job(tmp_path / "a", 2.0, 60.0), Job(tmp_path / "b", 600.0, 2.0)
+    for job in (patient, hasty):
+        launcher, rank = job.processes()
+        launcher.send_signal(signal.SIGTERM)
+        wait_for(lambda job=job: job.has("asked"), 60, "the signal")
+        job.parent.kill()
+        wait_until_ended([launcher, rank], 60)
+    assert patient.has("saved") and not hasty.has("saved")
+    for job in (patient, hasty):
+        job.parent.wait()
+
+
+def test_a_job_whose_parent_is_killed_saves_when_it_has_a_grace(tmp_path: Path) -> None:
+    saves, hasty, graceless = (
+        Job(tmp_path / "a", 2.0, 60.0),
+        Job(tmp_path / "b", 600.0, 2.0),
+        Job(tmp_path / "c", 1.0, None),
+    )
+    for job in (saves, hasty, graceless):
+        processes = job.processes()
+        job.parent.kill()
+        wait_until_ended(processes, 60)
+        job.parent.wait()
+    assert saves.has("saved")
+    assert hasty.has("asked") and not hasty.has("saved")
+    assert not graceless.has("asked")
+
+
+@pytest.mark.slow
+def test_a_parent_that_is_gone_is_no_second_wish(tmp_path: Path) -> None:
+    job = Job(tmp_path / "a", 4.0, 60.0)
+    launcher, rank = job.processes()
+    launcher.send_signal(signal.SIGTERM)
+    wait_for(lambda: job.has("asked"), 60, "the signal")
+    time.sleep(1.5)  # what comes within a second counts as one wish anyway
+    job.parent.kill()
+    wait_until_ended([launcher, rank], 60)
+    job.parent.wait()
+    assert job.has("saved")
+
+
+@pytest.mark.slow
+def test_a_lost_process_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    job = Job(tmp_path / "a", 1.0, 60.0)
+    _, rank = job.processes()
+    rank.kill()
+    assert job.parent.wait(60) == 3

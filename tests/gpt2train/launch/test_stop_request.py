@@ -1,0 +1,47 @@
+"""A request to stop: in the middle of a validation, and a second one."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from gpt2train.checkpoint import store
+from gpt2train.launch.rank_process import SIGNAL_DEBOUNCE_SECONDS, StopRequest
+from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.parallel.mesh import DistContext
+from gpt2train.train import train
+from tests.gpt2train.jobs import make, write_tokens
+
+
+class AskedAt(StopRequest):
+    """Asks to stop from the n-th look on."""
+
+    def __init__(self, look: int) -> None:
+        self.look = look
+
+    @property
+    def requested(self) -> bool:  # type: ignore[override]
+        self.look -= 1
+        return self.look <= 0
+
+
+def test_a_validation_is_left_when_a_stop_is_asked(tmp_path: Path, alone: DistContext) -> None:
+    # 16 micro-batches of validation are two looks; the steps before look once each.
+    changes = {"batch": {"micro_batch": 1, "global_batch": 2}, "validation": {"interval": 3, "samples": 16}}
+    config = make(write_tokens(tmp_path), tmp_path / "run", steps=30, **changes)
+    position = train(config, alone, AskedAt(3 + 2))
+    rows = read_metrics(config.output)
+    assert position.step == 3 and "valid_loss" not in rows[-1]
+    assert store.verify(store.newest(config.output)).position == position
+    assert train(config, alone).step == 30
+    assert "valid_loss" in read_metrics(config.output)[-1]
+
+
+def test_signals_within_a_second_are_one_wish_and_a_later_one_ends_at_once() -> None:
+    stop = StopRequest()
+    stop._on_signal(signal.SIGTERM, None)
+    stop._on_signal(signal.SIGINT, None)
+    assert stop.requested
+    stop._since -= 2 * SIGNAL_DEBOUNCE_SECONDS
+    with pytest.raises(KeyboardInterrupt):
+        stop._on_signal(signal.SIGTERM, None)

@@ -1,0 +1,33 @@
+"""A small model folder with a byte-level tokenizer, for the tests of a model over several processes."""
+
+from pathlib import Path
+
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+
+from gpt2train.convert.huggingface import write_model
+from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.init import initialise
+from gpt2train.model.shape import Shape
+
+# 280 of 384 rows are the vocabulary: over four processes the last part, from row 288 on, is padding alone.
+SHAPE = Shape(vocab=280, layers=4, heads=4, hidden=32, context=128)
+
+
+def write_folder(root: Path) -> Path:
+    """Write the model, with weights large enough that continuations differ."""
+    letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    merges = [("e", "r"), ("t", "h"), ("i", "n"), ("o", "n"), ("a", "n"), ("r", "e"), ("s", "t"), ("e", "n")]
+    tokenizer = root / "tokenizer"
+    tokenizer.mkdir()
+    entries = letters | {a + b: len(letters) + n for n, (a, b) in enumerate(merges)}
+    rest = {f"unused{n}": n for n in range(len(entries), SHAPE.vocab - 1)}
+    save_tokenizer(tokenizer, entries | rest | {END_OF_TEXT: SHAPE.vocab - 1}, merges)
+    model = initialise(GPT2(SHAPE), 3)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    write_model(root / "model", dict(model.state_dict()), SHAPE, tokenizer)
+    return root / "model"

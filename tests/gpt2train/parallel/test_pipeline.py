@@ -1,0 +1,127 @@
+"""Pipelines under real torchrun jobs: the same numbers as a plain model in one process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.init import initialise
+from tests.gpt2train.jobs import finish, start
+from tests.gpt2train.parallel.pipeline_cases import HELD_OUT, SAMPLES, STEPS, batch, counted, settings
+
+HERE = Path(__file__).parent
+SECONDS = 240.0  # for one job, on a busy machine
+CASES: dict[str, dict[str, Any]] = {
+    "1f1b": {"parallel": {"pp": 2}},
+    "gpipe": {"parallel": {"pp": 2, "schedule": "gpipe"}},
+    "interleaved": {"parallel": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2}},
+    "recomputed": {"parallel": {"pp": 2, "activation_checkpointing": "full"}},
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What each rank of one job wrote down, by case."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "cases.json").write_text(json.dumps(CASES))
+    code, out, err = finish(start(str(HERE / "pipeline_cases.py"), str(folder), str(folder / "cases.json")), SECONDS)
+    assert code == 0, out + err
+    return {name: [torch.load(folder / f"{name}-{rank}.pt") for rank in range(2)] for name in CASES}
+
+
+def gradients_of(model: GPT2) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    """The same run by the textbook: one model, torch's own AdamW and clipping."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    config = settings({})
+    model = initialise(GPT2(config.shape), config.seed)
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    own = config.optimizer
+    groups = [{"params": matrices, "weight_decay": own.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=own.lr, betas=(own.beta1, own.beta2), eps=own.eps)
+    seen: dict[str, Any] = {"loss": [], "norm": []}
+    some = batch(range(SAMPLES // 2), documents=True)
+    (model(some.tokens, some.targets, None, some.positions, some.documents) / counted(range(SAMPLES // 2))).backward()
+    seen["fewer"] = gradients_of(model)
+    for step in range(STEPS):
+        numbers = range(step * SAMPLES, (step + 1) * SAMPLES)
+        whole = batch(numbers)
+        loss = model(whole.tokens, whole.targets) / counted(numbers)
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            seen["gradients"] = gradients_of(model)
+        seen["loss"].append(loss.item())
+        seen["norm"].append(torch.nn.utils.clip_grad_norm_(model.parameters(), own.max_grad_norm).item())
+        optimizer.step()
+    seen["weights"] = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
+    held_out = batch(range(10_000, 10_000 + HELD_OUT))
+    with torch.no_grad():
+        seen["held_out"] = [initialise(GPT2(config.shape), config.seed)(held_out.tokens, held_out.targets).item()]
+        seen["held_out"].append(model(held_out.tokens, held_out.targets).item())
+    torch.set_num_threads(threads)
+    return seen
+
+
+def difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """The largest one of an element, relative to the largest element of all."""
+    assert set(ours) == set(theirs)
+    largest = max(float(tensor.abs().max()) for tensor in theirs.values())
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) / largest
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_stages_train_like_one_model(case: str, plain: dict[str, Any], ranks: dict[str, Any]) -> None:
+    assert min(plain["norm"]) > 0.5  # clipping works in every step
+    first, last = ranks[case]
+    for seen in (first, last):
+        assert seen["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+        assert seen["norm"] == pytest.approx(plain["norm"], rel=1e-5)
+        # Before the first step, between two, and after the last: 7 micro-batches, no multiple of the stages.
+        assert [seen["held_out"][0], seen["held_out"][-1]] == pytest.approx(plain["held_out"], rel=1e-5)
+    weights = {name: value for name, value in (first["weights"] | last["weights"]).items() if name in plain["weights"]}
+    assert difference(weights, plain["weights"]) < 1e-3
+    for key in ("model.wte.weight", "optim.wte.weight.exp_avg", "optim.wte.weight.exp_avg_sq"):
+        assert torch.equal(first["weights"][key], last["weights"][key]), key
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_one_model(case: str, plain: dict[str, Any], ranks: dict[str, Any]) -> None:
+    first, last = ranks[case]
+    assert torch.equal(first["gradients"]["wte.weight"], last["gradients"]["wte.weight"])
+    assert difference(first["gradients"] | last["gradients"], plain["gradients"]) < 1e-6
+    # torch's own scaling would divide the gradients of the first time again in the second.
+    doubled = {name: 2 * gradient for name, gradient in plain["gradients"].items()}
+    assert difference(first["twice"] | last["twice"], doubled) < 1e-6
+    # Half as many micro-batches as before, with positions and documents that every stage must see.
+    assert difference(first["fewer"] | last["fewer"], plain["fewer"]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ("raise", "error: rank 1: ValueError: broken on purpose"),
+        pytest.param("die", "error: rank 1 on ", marks=pytest.mark.slow),
+    ],
+)
+def test_a_failing_stage_ends_the_job_in_one_line(how: str, line: str) -> None:
+    code, _, err = finish(start(str(HERE / "failing_stage.py"), how))
+    assert code == 1
+    assert err.startswith(line) and len(err.splitlines()) == 1, err
+
+
+@pytest.mark.slow
+def test_copies_of_the_embedding_that_differ_are_not_saved() -> None:
+    code, _, err = finish(start(str(HERE / "failing_stage.py"), "drift"))
+    assert code == 1
+    assert "RunError: the copies of wte.weight on the first and the last pipeline stage differ" in err

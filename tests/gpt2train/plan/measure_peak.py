@@ -1,0 +1,44 @@
+"""Program for torchrun: two steps on each given layout; writes the peak bytes of every rank.
+
+measure_peak.py OUTPUT.json RUN.toml…
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gpt2train.config import read_run_config
+from gpt2train.launch.rank_process import exit_without_teardown, follow_launcher, install_excepthook
+from gpt2train.parallel.mesh import join
+from gpt2train.training.engine import Batch, Engine
+from tests.gpt2train.plan.live_bytes import LiveBytes
+
+follow_launcher()
+place = join("cpu")
+install_excepthook(place.rank, debug=True)
+peaks: list[int] = []
+for path in sys.argv[2:]:
+    config = read_run_config(path)
+    engine = Engine(config, place)
+    for step in (1, 2):  # the first one makes buffers that the second one meets
+        batches = []
+        for _ in range(engine.layout.accumulation):
+            tokens = torch.randint(config.vocab, (engine.layout.micro_batch, config.model.context + 1))
+            batches.append(Batch(tokens[:, :-1], tokens[:, 1:]))
+        live = LiveBytes()
+        for tensor in engine.state().values():
+            live.add(tensor)
+        with live:
+            total = engine.accumulate(batches, 1000, step)
+            engine.update(engine.measure(total, 1000, 1.0, False), 1e-3)
+    peaks.append(live.peak)
+    del engine, live, total
+everybody: list[list[int]] = [[]] * place.world
+dist.all_gather_object(everybody, peaks)
+if place.is_first:
+    Path(sys.argv[1]).write_text(json.dumps(everybody))
+dist.destroy_process_group()
+exit_without_teardown(0)

@@ -1,0 +1,35 @@
+"""A request that is cancelled while an event comes: it ends, at whatever moment the two meet."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from gpt2train.serve.batcher import Ticket
+from gpt2train.serve.decode_jobs import TokenDelta
+from gpt2train.serve.service import deltas
+
+
+async def left_running(turns: int) -> bool:
+    """Whether the request still waits when it was cancelled so many turns of the loop after an event came."""
+    job: Any = None
+    ticket = Ticket([job], time.monotonic() + 60)
+    service: Any = SimpleNamespace(settings=SimpleNamespace(deadline=60.0))
+
+    async def listen() -> None:
+        async for _ in deltas(service, ticket):
+            pass
+
+    listening = asyncio.ensure_future(listen())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    ticket.events.put_nowait((0, TokenDelta("a", (1,), ())))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    listening.cancel()
+    _, left = await asyncio.wait({listening}, timeout=1)
+    return bool(left)
+
+
+def test_a_cancelled_request_ends() -> None:
+    assert [turns for turns in range(6) if asyncio.run(left_running(turns))] == []

@@ -1,0 +1,324 @@
+"""Connections as other programs make them: foreign hosts, half-sent requests, bodies that nobody reads, silence."""
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gpt2train.inference.decoder import LocalDecoder
+from gpt2train.serve.hosts import allowed_hosts
+from gpt2train.serve.settings import ServeSettings
+from tests.gpt2train.serve.local_server import Gate, Running, running, small_model
+from tests.processes import wait_for
+
+KEY = "a key that nobody may see"
+MiB = 2**20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """With a key, and limits that a test can wait for."""
+    key = tmp_path_factory.mktemp("key") / "key"
+    key.write_text(KEY)
+    with running(settings=ServeSettings(head_seconds=1, body_seconds=1.5, deadline=2, key_file=key)) as one:
+        yield one
+
+
+def connect(server: Running, raw: bytes = b"") -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    made = socket.create_connection((host, int(port)), timeout=60)
+    made.sendall(raw)
+    return made
+
+
+def read(connection: socket.socket) -> bytes:
+    """All that comes until the server closes the connection."""
+    raw = b""
+    try:
+        while part := connection.recv(65536):
+            raw += part
+    except ConnectionResetError:
+        pass
+    connection.close()
+    return raw
+
+
+def status(raw: bytes) -> int:
+    return int(raw.split(b" ", 2)[1]) if raw else 0
+
+
+def head(method: str, path: str, *lines: str) -> bytes:
+    return "\r\n".join((f"{method} {path} HTTP/1.1", "Host: localhost", *lines, "", "")).encode()
+
+
+def test_a_host_that_is_not_ours_is_refused(server: Running) -> None:
+    """DNS rebinding: a page of such a name is of this server's origin to the browser."""
+    body = json.dumps({"prompt": "a", "max_tokens": 1})
+    port = server.url.rpartition(":")[2]
+    for host, expected in (
+        ("rebound.evil.example", 421),
+        (f"rebound.evil.example:{port}", 421),
+        ("localhost.evil.example", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("127.1", 421),
+        ("192.168.0.7", 421),
+        ("localhost@evil.example", 421),
+        ("", 421),
+        ("localhost", 200),
+        (f"LOCALHOST.:{port}", 200),
+        ("127.0.0.1", 200),
+        (f"127.0.0.1:{port}", 200),
+        ("localhost:9", 200),  # a forwarded port
+        (f"[::1]:{port}", 200),
+    ):
+        for method, path in (("GET", "/"), ("GET", "/v1/models"), ("GET", "/health"), ("POST", "/v1/completions")):
+            headers = {"Host": host, "Content-Type": "application/json"}
+            answer = server.client.request(method, path, content=body if method == "POST" else None, headers=headers)
+            assert answer.status_code == expected, (host, method, path)
+            assert "--allowed-host" in answer.text or expected == 200
+    without = connect(server, b"GET /health HTTP/1.0\r\n\r\n")  # as health checks of load balancers send it
+    assert status(read(without)) == 200
+
+
+def test_a_page_of_another_origin_is_refused(server: Running) -> None:
+    for origin, expected in (
+        ("https://evil.example", 403),
+        ("http://evil.example:5000", 403),
+        ("null", 403),
+        ("file://", 403),
+        ("http://[", 403),
+        (server.url, 200),
+        ("http://localhost:3000", 200),
+    ):
+        body = {"prompts": ["a"], "tokens_to_generate": 1}
+        answer = server.client.put("/api", json=body, headers={"Origin": origin})
+        assert answer.status_code == expected, origin
+        assert "--allowed-host" in answer.text or expected == 200
+
+
+def test_allowed_hosts() -> None:
+    loopback = allowed_hosts("127.0.0.1", "127.0.0.1", ["Model.Example", "[fd00::1]"])
+    assert loopback.allows_host("model.example:443") and loopback.allows_host("[FD00::1]")
+    assert loopback.allows_origin("https://model.example") and not loopback.allows_origin("ftp://model.example")
+    assert not loopback.allows_host("other.example") and not loopback.allows_host("10.0.0.1")
+    assert allowed_hosts("::1", "localhost").allows_host("127.0.0.1")
+    everywhere = allowed_hosts("0.0.0.0", "0.0.0.0")
+    for host in ("10.0.0.1:5000", "[fe80::1%eth0]:5000", "localhost", socket.gethostname()):
+        assert everywhere.allows_host(host), host
+    assert not everywhere.allows_host("evil.example")
+    named = allowed_hosts("10.0.0.1", "node-1.example")
+    assert named.allows_host("node-1.example:5000") and not named.allows_host("node-2.example")
+    assert allowed_hosts("127.0.0.1", "127.0.0.1", ["*"]).allows_host("any.example")
+    for wrong in ("http://a.example", "a.example:5000", "", "a b", "*.example"):
+        with pytest.raises(ValidationError, match="allowed_host"):
+            ServeSettings(allowed_host=(wrong,))
+
+
+@given(st.text() | st.from_regex(r"\A[\[\]:@./%0-9a-z-]{0,30}\Z"))
+@settings(max_examples=300, deadline=None)
+def test_any_header_is_allowed_or_not(header: str) -> None:
+    hosts = allowed_hosts("127.0.0.1", "127.0.0.1")
+    assert hosts.allows_host(header) in (True, False)
+    assert hosts.allows_origin(header) in (True, False)
+    assert not hosts.allows_host(f"{header}.evil.example")
+
+
+def test_the_scheme_of_a_key_is_of_any_case(short: Running) -> None:
+    for given_key, expected in (
+        (f"Bearer {KEY}", 200),
+        (f"bearer {KEY}", 200),
+        (f"BEARER  {KEY}", 200),
+        (f"Basic {KEY}", 401),
+        (KEY, 401),
+        ("Bearer", 401),
+        (f"Bearer {KEY}x", 401),
+    ):
+        assert short.client.get("/v1/models", headers={"Authorization": given_key}).status_code == expected
+
+
+def test_without_the_key_or_a_path_no_body_is_read(short: Running) -> None:
+    """And the answer does not wait for it."""
+    large = f"Content-Length: {8 * MiB}"
+    for method, path, expected in (
+        ("POST", "/v1/completions", 401),
+        ("PUT", "/api", 401),
+        ("POST", "/", 405),
+        ("POST", "/nothing", 404),
+        ("GET", "/health", 200),
+        ("POST", "/v1/nothing", 401),
+    ):
+        connection = connect(short, head(method, path, large) + b"x" * 1000)
+        began = time.monotonic()
+        assert status(connection.recv(65536)) == expected, path
+        connection.close()
+        # 408 after body_seconds is what came before; a loaded machine is slow, but the status says which one it was.
+        assert time.monotonic() - began < 60
+    expecting = connect(short, head("PUT", "/api", large, "Expect: 100-continue"))
+    raw = read(expecting)  # closed: the client may send its body after all
+    assert status(raw) == 401 and b"connection: close" in raw.lower() and b" 100 " not in raw
+
+
+def test_a_body_that_is_dropped_leaves_the_connection_usable(short: Running) -> None:
+    host, port = short.url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
+    for _ in range(2):
+        connection.request("POST", "/v1/completions", b"x" * MiB, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert (answer.status, bool(answer.read())) == (401, True)
+    connection.close()
+
+
+def test_clients_without_the_key_fill_no_memory(short: Running) -> None:
+    process = psutil.Process()
+    before = process.memory_info().rss
+    connections = []
+    for path in ["/", "/v1/completions"] * 5:
+        connections.append(connect(short, head("POST", path, f"Content-Length: {8 * MiB}")))
+        try:
+            for _ in range(7):
+                connections[-1].sendall(b"x" * MiB)
+        except OSError:
+            pass
+    grown = 0
+    for _ in range(15):
+        time.sleep(0.1)
+        grown = max(grown, process.memory_info().rss - before)  # the server is a thread of this process
+    for connection in connections:
+        connection.close()
+    assert grown < 22 * MiB, grown  # of 70; 40 where bodies were kept
+
+
+def test_the_bodies_of_all_requests_are_bounded() -> None:
+    with running(settings=ServeSettings(max_buffered=3 * MiB, max_body=2 * MiB)) as server:
+        guard_full = [connect(server, head("PUT", "/api", f"Content-Length: {2 * MiB}")) for _ in range(3)]
+        for connection in guard_full:
+            connection.sendall(b"x" * (2 * MiB - 1))
+        refused = [one for one in guard_full if _readable(one)]
+        assert len(refused) >= 1
+        raw = refused[0].recv(65536)
+        assert status(raw) == 503 and b"retry-after" in raw.lower()
+        for connection in guard_full:
+            connection.close()
+        body = {"prompts": ["a"], "tokens_to_generate": 1}
+        wait_for(lambda: server.client.put("/api", json=body).status_code == 200, 30, "the memory to be free again")
+
+
+def _readable(connection: socket.socket) -> bool:
+    connection.settimeout(3)
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except TimeoutError:
+        return False
+
+
+def test_silence_and_half_a_head_end(short: Running) -> None:
+    silent = connect(short)
+    half = connect(short, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX: ")
+    dripping = connect(short, b"GET /v1/models HTTP/1.1\r\n")
+    after_a_request = connect(short, head("GET", "/health"))
+    assert status(after_a_request.recv(65536)) == 200
+    after_a_request.sendall(b"GET /hea")
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(read, one) for one in (silent, half, dripping, after_a_request)]
+        try:
+            for _ in range(300):
+                dripping.sendall(b"X: y\r\n")  # each byte comes in time; the head does not
+                time.sleep(0.1)
+        except OSError:
+            pass
+        found = [answer.result(60) for answer in answers]
+    assert found[0] == b""
+    assert status(found[1]) == 408 and b"head" in found[1] and json.loads(found[1].partition(b"\r\n\r\n")[2])
+    assert status(found[2]) in (0, 408)  # 0 where the answer was lost in the reset that a byte too many caused
+    assert status(found[3]) == 408
+    assert short.client.get("/health").status_code == 200
+
+
+def test_the_rest_of_a_dropped_body_ends(short: Running) -> None:
+    """A client that is answered already sends a byte now and then."""
+    connection = connect(short, head("POST", "/nothing", "Content-Length: 1000"))
+    assert status(connection.recv(65536)) == 404
+    connections = short.server.http.server_state.connections
+    assert connections
+    end = time.monotonic() + 60
+    try:
+        while time.monotonic() < end:
+            connection.sendall(b"x")
+            time.sleep(0.1)
+    except OSError:
+        pass
+    assert time.monotonic() < end
+    connection.close()
+
+
+def test_an_answer_that_nobody_reads_ends() -> None:
+    with running(settings=ServeSettings(deadline=1.5, body_seconds=0.5, head_seconds=60)) as server:
+        made = socket.socket()
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+        host, port = server.url.removeprefix("http://").split(":")
+        made.connect((host, int(port)))
+        connections = server.server.http.server_state.connections
+        wait_for(lambda: len(connections) == 1, 30, "the connection")
+        [connection] = connections
+        connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made.sendall(head("GET", "/openapi.json") * 200)
+        wait_for(lambda: connection.transport.get_write_buffer_size() > 0, 30, "an answer that waits for its reader")
+        wait_for(lambda: not connections, 30, "the end of the connection")
+        assert connection.transport.is_closing()
+        made.close()
+
+
+def test_two_lengths_close_the_connection(server: Running) -> None:
+    """RFC 9112 6.1: it is answered by its chunks, and nothing that follows is a request."""
+    body = json.dumps({"prompts": ["a"], "tokens_to_generate": 1}).encode()
+    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    lines = ("Content-Type: application/json", "Content-Length: 4", "Transfer-Encoding: chunked")
+    for path, expected in (("/api", 200), ("/nothing", 404)):
+        smuggled = head("GET", "/health")
+        raw = read(connect(server, head("PUT", path, *lines) + chunked + smuggled))
+        assert raw.count(b"HTTP/1.1 ") == 1
+        assert status(raw) == expected and b"connection: close" in raw.lower()
+
+
+def test_no_websocket(server: Running) -> None:
+    lines = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: " + "a" * 24)
+    connection = connect(server, head("GET", "/v1/models", *lines))
+    assert status(connection.recv(65536)) == 200
+    connection.close()
+
+
+def test_a_running_request_outlasts_the_limits_of_a_head() -> None:
+    gate = Gate(LocalDecoder(small_model(), 1))
+    with (
+        running(gate, ServeSettings(max_batch_size=1, head_seconds=0.4, body_seconds=0.4)) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        late = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 3})
+        time.sleep(1.5)
+        gate.let(3)
+        assert late.result().status_code == 200
+
+
+def test_the_option_for_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from gpt2train.cli import app
+    from gpt2train.io.command_line import run_command
+
+    flags = ["serve", "--model", str(tmp_path), "--allowed-host", "a.example", "--allowed-host", "http://b.example"]
+    assert run_command(app, flags) == 2
+    assert "--allowed-host" in capsys.readouterr().err

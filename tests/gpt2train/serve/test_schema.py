@@ -1,0 +1,168 @@
+"""The published description of the interface: what it says is what the server does."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpt2train.serve.middleware import BODIES
+from gpt2train.serve.settings import ServeSettings
+from tests.gpt2train.serve.local_server import SHAPE, Running, running
+
+SCHEMATHESIS = shutil.which("schemathesis", path=Path(sys.executable).parent)
+KEY = "a key that nobody may see"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def description(server: Running) -> dict[str, Any]:
+    return dict(server.client.get("/openapi.json").json())
+
+
+def check(description: dict[str, Any], answer: Any) -> None:
+    """Hold an answer against what is said of its operation."""
+    request = answer.request
+    path = next(p for p in description["paths"] if p.partition("{")[0] == request.url.path.partition("small")[0])
+    said = description["paths"][path][request.method.lower()]["responses"][str(answer.status_code)]
+    kind = answer.headers["content-type"].partition(";")[0]
+    schema = {**said["content"][kind]["schema"], "components": description["components"]}
+    jsonschema.validate(answer.json() if kind == "application/json" else answer.text, schema)
+
+
+def test_answers_are_as_described(server: Running, description: dict[str, Any]) -> None:
+    completion = {"prompt": ["a", "b"], "max_tokens": 3}
+    api = {"prompts": ["a"], "tokens_to_generate": 3}
+    for path, body in (
+        ("/v1/completions", completion),
+        ("/v1/completions", completion | {"logprobs": 0}),
+        ("/v1/completions", completion | {"logprobs": 3, "echo": True, "n": 2, "model": "model"}),
+        ("/v1/completions", completion | {"max_tokens": "x"}),
+        ("/v1/completions", completion | {"model": "other"}),
+        ("/api", api),
+        ("/api", api | {"logprobs": True}),
+        ("/api", api | {"beam_width": 2}),
+        ("/api", api | {"beam_width": 0}),
+    ):
+        check(description, server.client.post(path, json=body))
+    for path in ("/v1/models", "/v1/models/small", "/health", "/metrics"):
+        check(description, server.client.get(path))
+        check(description, server.client.get(path, headers={"Host": "evil.example"}))
+        check(description, server.client.get(path, headers={"Origin": "https://evil.example"}))
+
+
+def test_every_error_is_described(description: dict[str, Any]) -> None:
+    for path, operations in description["paths"].items():
+        for operation in operations.values():
+            answers = operation["responses"]
+            assert {"200", "400", "403", "405", "408", "421", "500"} <= answers.keys()
+            assert "422" not in answers
+            assert ({"413", "503", "504"} <= answers.keys()) == (path in BODIES)
+            for answer in answers.values():
+                assert all(content["schema"] for content in answer["content"].values())
+    fields = description["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert fields["seed"]["anyOf"][0]["maximum"] == 2**63 - 1
+    assert fields["max_tokens"]["anyOf"][0]["maximum"] == SHAPE.context - 1
+    assert set(description["components"]["schemas"]["ApiRequest"]["properties"]) >= {"prompts", "beam_width"}
+
+
+def test_every_route_is_described(server: Running, description: dict[str, Any]) -> None:
+    """And a body is read on the paths that have one alone."""
+    with_body = {
+        path: {m.upper() for m, one in of.items() if "requestBody" in one} for path, of in description["paths"].items()
+    }
+    assert {path: methods for path, methods in with_body.items() if methods} == {p: set(m) for p, m in BODIES.items()}
+    for path, operations in description["paths"].items():
+        for method in ("GET", "POST", "PUT", "DELETE", "PATCH"):
+            answer = server.client.request(method, path.replace("{name}", "small"))
+            assert (answer.status_code != 405) == (method.lower() in operations), (method, path)
+            if answer.status_code == 405:
+                assert set(answer.headers["allow"].split(", ")) == {m.upper() for m in operations}
+    assert server.client.options("/api").headers["allow"] == "PUT, POST"
+
+
+def test_a_key_is_described(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(KEY)
+    with running(settings=ServeSettings(key_file=tmp_path / "key")) as server:
+        description = server.client.get("/openapi.json").json()
+        assert KEY not in json.dumps(description)
+        assert description["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
+        for path, operations in description["paths"].items():
+            for operation in operations.values():
+                assert (operation.get("security") == [{"key": []}]) == (path != "/health")
+                assert ("401" in operation["responses"]) == (path != "/health")
+        check(description, server.client.get("/v1/models"))
+
+
+def test_what_is_not_offered_is_said(server: Running) -> None:
+    for field, value, nothing in (
+        ("presence_penalty", 0.5, 0),
+        ("frequency_penalty", "1", 0.0),
+        ("logit_bias", {"50256": -100}, {}),
+        ("suffix", "b", ""),
+        ("presence_penalty", False, None),
+    ):
+        asked = {"prompt": "a", "max_tokens": 1}
+        answer = server.client.post("/v1/completions", json=asked | {field: value})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == field
+        assert f"{field}: not supported" in answer.json()["error"]["message"]
+        assert server.client.post("/v1/completions", json=asked | {field: nothing}).status_code == 200
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/embeddings"):
+        answer = server.client.post(path, json={"messages": [{"role": "user", "content": "Hello"}]})
+        assert answer.status_code == 404
+        assert "POST /v1/completions" in answer.json()["error"]["message"]
+        assert ("chat is not supported" in answer.text) == (path != "/v1/embeddings")
+
+
+def test_a_whole_number_may_have_a_point(server: Running) -> None:
+    """To JSON Schema 3.0 is an integer; 3.5 is none, and true is no number."""
+    asked = {"prompt": [[70, 71.0]], "max_tokens": 3.0, "seed": 1e3, "n": 1.0}
+    plain = {"prompt": [[70, 71]], "max_tokens": 3, "seed": 1000}
+    texts = [server.client.post("/v1/completions", json=one).json()["choices"][0]["text"] for one in (asked, plain)]
+    assert texts[0] == texts[1]
+    for wrong in (
+        {"max_tokens": 3.5},
+        {"prompt": [70, 1.5]},
+        {"prompt": [True]},
+        {"n": True},
+        {"prompt": [float("inf")]},
+    ):
+        content = json.dumps(plain | wrong)
+        sent = server.client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+        assert sent.status_code == 400
+
+
+@pytest.mark.slow  # about 700 requests, half a minute on an idle machine
+@pytest.mark.skipif(SCHEMATHESIS is None, reason="schemathesis is not installed: pip install 'gpt2train[peers]'")
+@pytest.mark.parametrize("with_key", [False, True])
+def test_schemathesis_finds_no_difference(with_key: bool, tmp_path: Path) -> None:
+    """All checks of schemathesis; schemathesis_hooks.py leaves out requests that rules between fields refuse."""
+    (tmp_path / "key").write_text(KEY)
+    settings = ServeSettings(key_file=tmp_path / "key" if with_key else None)
+    with running(settings=settings) as server:
+        command = [str(SCHEMATHESIS), "run", f"{server.url}/openapi.json", "--checks", "all", "--max-examples", "30"]
+        command += ["--phases", "examples,coverage,fuzzing", "--continue-on-failure", "--seed", "1", "--no-color"]
+        command += ["--header", f"Authorization: Bearer {KEY}"] if with_key else []
+        limits = f"{SHAPE.context} {settings.max_sequences} {settings.max_tokens} {settings.max_api_tokens}"
+        root = str(Path(__file__).parents[3])
+        environment = os.environ | {
+            "SCHEMATHESIS_HOOKS": "tests.gpt2train.serve.schemathesis_hooks",
+            "LIMITS_OF_THE_SERVER": limits,
+            "PYTHONPATH": root,
+        }
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        assert "Tested: 7" in done.stdout
+        assert server.client.get("/health").json()["status"] == "ok"

@@ -1,0 +1,104 @@
+"""Batch arithmetic and ramp-up."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gpt2train.config import BatchSettings, RampUp
+from gpt2train.errors import UserError
+from gpt2train.training.batch_schedule import BatchPlan
+
+few = st.integers(1, 40)
+
+
+@given(few, few, few)
+def test_any_two_give_the_third(micro: int, processes: int, turns: int) -> None:
+    whole = micro * processes * turns
+    for hidden in ("micro_batch", "global_batch", "gradient_accumulation_steps", None):
+        given_ = {"micro_batch": micro, "global_batch": whole, "gradient_accumulation_steps": turns}
+        if hidden:
+            given_[hidden] = 0
+        assert BatchSettings(**given_).sizes(processes) == (micro, whole, turns)
+
+
+@given(few, few, few, few)
+def test_three_that_disagree_are_refused(micro: int, processes: int, turns: int, whole: int) -> None:
+    assume(whole != micro * processes * turns)
+    with pytest.raises(UserError, match=f"batch.global_batch {whole} is not"):
+        BatchSettings(micro_batch=micro, global_batch=whole, gradient_accumulation_steps=turns).sizes(processes)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"micro_batch": 4, "global_batch": 16}, "not a multiple of micro_batch 4 x 3 .* = 12; set it to 12 or 24, or"),
+        ({"micro_batch": 4, "global_batch": 8}, "set it to 12, or change micro_batch"),
+        (
+            {"micro_batch": 0, "global_batch": 16, "gradient_accumulation_steps": 4},
+            "gradient_accumulation_steps 4 x 3 .* = 12; set it to 12 or 24",
+        ),
+        (
+            {"micro_batch": 2, "global_batch": 12, "gradient_accumulation_steps": 3},
+            "gradient_accumulation_steps 3 = 18; set one of the three to 0",
+        ),
+        ({"micro_batch": 2, "global_batch": 0}, "at least two of"),
+    ],
+)
+def test_a_refusal_gives_the_sum_and_the_nearest(batch: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        BatchSettings(**batch).sizes(3)
+
+
+@pytest.mark.parametrize(
+    ("ramp", "message"),
+    [
+        ((4, 13, 100), "start 4 is not a multiple of micro_batch x data-parallel processes = 6; set it to 6"),
+        ((12, 8, 100), "from 12 by 8 does not reach global_batch 30: 30 - 12 = 18 is not a multiple of 8"),
+        ((12, 9, 100), "increment 9 is not a multiple of .* = 6; set it to 6 or 12"),
+        ((36, 6, 100), "from 36 by 6 does not reach global_batch 30"),
+    ],
+)
+def test_a_ramp_up_that_does_not_fit_is_refused(ramp: tuple[int, int, int], message: str) -> None:
+    start, increment, samples = ramp
+    settings = BatchSettings(
+        micro_batch=2, global_batch=30, ramp_up=RampUp(start=start, increment=increment, samples=samples)
+    )
+    with pytest.raises(UserError, match=message):
+        settings.sizes(3)
+
+
+def megatron(plan: BatchPlan, samples: int) -> int:
+    """The rule of `--rampup-batch-size START INCREMENT SAMPLES`, in its words: as many samples for each increment."""
+    assert plan.ramp is not None
+    increments = (plan.size - plan.ramp.start) // plan.ramp.increment
+    if samples > plan.ramp.samples or not increments:
+        return plan.size
+    return min(plan.size, plan.ramp.start + int(samples / (plan.ramp.samples / increments)) * plan.ramp.increment)
+
+
+@given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 12), st.integers(1, 5000), st.integers(0, 6000))
+def test_the_size_follows_megatron(start: int, increment: int, parts: int, length: int, samples: int) -> None:
+    plan = BatchPlan(start + parts * increment, RampUp(start=start, increment=increment, samples=length))
+    # At the very end of a part its division in floating point can fall short by one; ours is of integers.
+    assume(parts == 0 or samples * parts % length)
+    assert plan.size_at(samples) == megatron(plan, samples)
+
+
+@given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 12), st.integers(1, 3000))
+def test_steps_and_samples_agree_with_walking(start: int, increment: int, parts: int, length: int) -> None:
+    plan = BatchPlan(start + parts * increment, RampUp(start=start, increment=increment, samples=length))
+    samples, step, sizes = 0, 0, []
+    while samples < length + 3 * plan.size:
+        assert plan.samples_after(step) == samples
+        assert plan.steps_until(samples) == step
+        size = plan.size_at(samples)
+        assert plan.steps_until(samples + 1) == plan.steps_until(samples + size) == step + 1
+        sizes.append(size)
+        samples, step = samples + size, step + 1
+    assert sizes == sorted(sizes) and sizes[-1] == plan.size
+    assert plan.sizes() == sorted(set(sizes))
+
+
+def test_one_size_always() -> None:
+    plan = BatchPlan(8)
+    assert (plan.size_at(0), plan.samples_after(5), plan.steps_until(33), plan.sizes()) == (8, 40, 5, [8])

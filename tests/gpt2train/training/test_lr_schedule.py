@@ -1,0 +1,129 @@
+"""Learning rates: ends, bounds, continuity, and the same numbers as the schedules of transformers."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers.optimization as peer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2train.config import RampUp, TrainSettings
+from gpt2train.errors import UserError
+from gpt2train.settings import build
+from gpt2train.training.batch_schedule import BatchPlan
+from gpt2train.training.lr_schedule import Schedule, learning_rate, make_schedule
+
+KINDS = ["cosine", "linear", "constant", "inverse_sqrt", "wsd"]
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    updates = draw(st.integers(2, 400))
+    return Schedule(
+        updates=updates,
+        warmup=draw(st.integers(0, updates - 1)),
+        peak=1.0,
+        floor=draw(st.sampled_from([0.0, 0.1, 1.0])),
+        kind=draw(st.sampled_from(KINDS)),
+        decay=draw(st.integers(1, updates)),
+        fall=draw(st.sampled_from(["linear", "sqrt"])),
+    )
+
+
+@given(schedules())
+def test_rises_to_the_peak_and_never_again(schedule: Schedule) -> None:
+    rates = [learning_rate(update, schedule) for update in range(schedule.updates)]
+    warmup = schedule.warmup
+    assert all(a < b for a, b in itertools.pairwise(rates[: warmup + 1])) and rates[0] > 0
+    assert rates[warmup] == max(rates) == 1.0
+    assert all(a >= b for a, b in itertools.pairwise(rates[warmup:]))
+    assert min(rates[warmup:]) >= schedule.floor
+
+
+@given(schedules())
+def test_ends_at_the_floor_and_stays_there(schedule: Schedule) -> None:
+    after = [learning_rate(schedule.updates - 1 + more, schedule) for more in (0, 1, 1000)]
+    if schedule.warmup == schedule.updates - 1:  # the peak is the last update's
+        assert after[0] == 1.0
+    elif schedule.kind in ("cosine", "linear", "wsd"):
+        assert after == [pytest.approx(schedule.floor)] * 3
+    elif schedule.kind == "constant":
+        assert after == [1.0] * 3
+
+
+@given(schedules())
+def test_no_step_is_larger_than_its_shape_has(schedule: Schedule) -> None:
+    rates = [learning_rate(update, schedule) for update in range(schedule.updates)]
+    falling = max(1, schedule.updates - 1 - schedule.warmup)
+    if schedule.kind == "wsd":
+        falling = min(falling, schedule.decay)
+    largest = {"cosine": math.pi / 2 / falling, "linear": 1 / falling, "constant": 0.0}
+    largest |= {"inverse_sqrt": 1.0, "wsd": 1 / falling if schedule.fall == "linear" else 1 / math.sqrt(falling)}
+    bound = max(1 / (schedule.warmup + 1), largest[schedule.kind]) + 1e-12
+    assert all(abs(a - b) <= bound for a, b in itertools.pairwise(rates))
+
+
+def theirs(name: str, updates: int, warmup: int, **more: Any) -> list[float]:
+    """Rates of transformers. Its step 0 has the rate 0, and its last one comes after the last update: our update u is
+    its step u + 1, with a warm-up longer by one."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = getattr(peer, f"get_{name}")(optimizer, num_warmup_steps=warmup + 1, **more)
+    (rate,) = scheduler.lr_lambdas
+    return [rate(update + 1) for update in range(updates)]
+
+
+@given(st.integers(3, 200), st.data())
+def test_equals_transformers(updates: int, data: st.DataObject) -> None:
+    warmup = data.draw(st.integers(0, updates - 2))
+    decay = data.draw(st.integers(1, updates - 1 - warmup))
+    whole = {"num_training_steps": updates}
+    parts = {"num_stable_steps": updates - 1 - warmup - decay, "num_decay_steps": decay, "min_lr_ratio": 0.0}
+    twins: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
+        ("cosine", ""): ("cosine_with_min_lr_schedule_with_warmup", whole | {"min_lr": 0.1}),
+        ("linear", ""): ("linear_schedule_with_warmup", whole),
+        ("inverse_sqrt", ""): ("inverse_sqrt_schedule", {}),
+        ("constant", ""): ("constant_schedule_with_warmup", {}),
+        ("wsd", "linear"): ("wsd_schedule", parts | {"decay_type": "linear"}),
+        ("wsd", "sqrt"): ("wsd_schedule", parts | {"decay_type": "1-sqrt"}),
+    }
+    for (kind, fall), (name, more) in twins.items():
+        floor = 0.1 if kind == "cosine" else 0.0
+        schedule = Schedule(updates, warmup, peak=1.0, floor=floor, kind=kind, decay=decay, fall=fall)
+        ours = [learning_rate(update, schedule) for update in range(updates)]
+        assert ours == pytest.approx(theirs(name, updates, warmup, **more), abs=1e-12), kind
+
+
+def settings(schedule: dict[str, Any], **more: Any) -> TrainSettings:
+    return build(TrainSettings, {"steps": 100, "model": {"context": 10}, "schedule": schedule}, more)
+
+
+def test_three_ways_to_give_the_warmup() -> None:
+    batches = BatchPlan(4)
+    assert make_schedule(settings({"warmup": 20}), batches).warmup == 20
+    assert make_schedule(settings({"warmup": 0, "warmup_fraction": 0.2}), batches).warmup == 20
+    assert make_schedule(settings({"warmup": 0, "warmup_tokens": 800}), batches).warmup == 20
+    assert make_schedule(settings({"warmup": 0, "warmup_tokens": 801}), batches).warmup == 21
+    # Two steps of 2 samples, two of 3, then 4: 20 samples are reached in step 7.
+    growing = BatchPlan(4, RampUp(start=2, increment=1, samples=8))
+    assert make_schedule(settings({"warmup": 0, "warmup_tokens": 200}), growing).warmup == 7
+    assert make_schedule(settings({"warmup": 0}), batches).warmup == 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (
+            {"warmup": 5, "warmup_tokens": 10},
+            "given more than once, as warmup 5 and warmup_tokens 10; set all but one to 0",
+        ),
+        ({"warmup_fraction": 0.1}, "as warmup 100 and warmup_fraction 0.1"),
+        ({"warmup": 0, "warmup_tokens": 4000}, r"warmup_tokens 4,000 = 100 steps must be below steps 100"),
+        ({"warmup": 0, "warmup_fraction": 0.999}, r"warmup_fraction 0.999 = 100 steps must be below steps 100"),
+    ],
+)
+def test_a_warmup_that_does_not_fit_is_refused(schedule: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_schedule(settings(schedule), BatchPlan(4))

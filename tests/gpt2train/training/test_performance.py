@@ -1,0 +1,142 @@
+"""What makes a run faster leaves it as it is."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
+
+from gpt2train.config import PerformanceSettings, RunConfig
+from gpt2train.data.batch import Batch
+from gpt2train.launch.rank_process import StopRequest
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.init import initialise
+from gpt2train.model.shape import Shape
+from gpt2train.parallel.mesh import join
+from gpt2train.settings import build
+from gpt2train.train import train
+from gpt2train.training.engine import Engine
+from gpt2train.training.performance import can_start_next_step, compile_module, fast_kernels, freeze_gc
+from tests.gpt2train.jobs import STEPS, curve, make, weights, write_tokens
+
+SHAPE = Shape(vocab=300, layers=2, heads=2, hidden=32, context=16)
+CPU = torch.device("cpu")
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(SHAPE.vocab, (2, SHAPE.context + 1), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "whole", [pytest.param(True, marks=pytest.mark.exhaustive), pytest.param(False, marks=pytest.mark.slow)]
+)
+def test_compiled_is_the_same(whole: bool) -> None:
+    torch._dynamo.utils.counters.clear()
+    plain, compiled = (initialise(GPT2(SHAPE), 1) for _ in range(2))
+    compile_module(compiled, PerformanceSettings(compile="on"), CPU, whole=whole)
+    x = tokens()
+    losses = [model(x[:, :-1], x[:, 1:]) for model in (plain, compiled)]
+    for loss in losses:
+        (loss / 32).backward()
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=0)
+    for (name, one), other in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
+    counters = torch._dynamo.utils.counters
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 1  # all blocks share one
+
+
+@pytest.mark.parametrize("compile", ["auto", "off"])
+def test_a_cpu_does_not_wait_for_the_compiler(compile: Any) -> None:
+    model = GPT2(SHAPE)
+    compile_module(model, PerformanceSettings(compile=compile), CPU, whole=True)
+    assert "forward" not in vars(model) and not any("forward" in vars(block) for block in model.blocks.values())
+
+
+def test_kernels_and_collector_are_put_back() -> None:
+    before = torch.get_float32_matmul_precision()
+    with fast_kernels(PerformanceSettings(), CPU), freeze_gc():
+        assert torch.get_float32_matmul_precision() == before
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+
+
+class StopsAt(StopRequest):
+    """Asked to stop in a step, counted by the looks at it; there is one a step."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    @property
+    def requested(self) -> bool:  # type: ignore[override]
+        self.left -= 1
+        return self.left <= 0
+
+
+def test_a_step_begun_early_changes_nothing(tmp_path: Path) -> None:
+    tokens = write_tokens(tmp_path)
+    place = join("cpu")
+    numbers = {}
+    for overlap in ("off", "on"):
+        changes = {
+            "model": {"dropout": 0.1},
+            "checkpoints": {"interval": 5},
+            "optimizer": {"lr": 1e-2, "max_grad_norm": 0.5},
+        }
+        config = make(tokens, tmp_path / overlap, performance={"overlap": overlap}, **changes)
+        early = [step for step in range(1, STEPS + 1) if can_start_next_step(config, CPU, step)]
+        assert early == ([step for step in range(1, STEPS) if step % 5] if overlap == "on" else [])
+        assert train(config, place, StopsAt(7)).step == 7
+        assert train(config, place).step == STEPS
+        numbers[overlap] = curve(tmp_path / overlap), weights(tmp_path / overlap)
+    dist.destroy_process_group()
+    assert numbers["on"][0] == numbers["off"][0]
+    for name, weight in numbers["off"][1].items():
+        assert torch.equal(numbers["on"][1][name], weight), name
+
+
+def test_fp16_waits_for_its_loss_scale(tmp_path: Path) -> None:
+    config = make(tmp_path, tmp_path / "run", performance={"overlap": "on"}, precision="fp16")
+    assert not any(can_start_next_step(config, CPU, step) for step in range(STEPS))
+
+
+class NoReading(TorchFunctionMode):
+    """Refuses whatever waits for a GPU: to look at a number there, or to take one there from pageable memory."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        reads = {"item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "nonzero"}
+        writes = {"tensor", "as_tensor", "new_tensor"}
+        if name in reads | writes:
+            raise AssertionError(f"{name} waits for the device")
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_waits_for_the_device_in_one_place_only() -> None:
+    config = build(
+        RunConfig,
+        {
+            "model": {"layers": 2, "heads": 2, "hidden": 32, "context": 16, "dropout": 0.1},
+            "batch": {"micro_batch": 2, "global_batch": 4},
+            "precision": "fp32",
+            "vocab": SHAPE.vocab,
+            "data": {"train": "none"},
+            "output": "none",
+        },
+    )
+    engine = Engine(config, join("cpu"))
+    x = tokens()
+    batches = [Batch(x[:, :-1], x[:, 1:])] * 2
+    with NoReading():
+        measure = engine.measure(engine.accumulate(batches, 64, 1), 64, 1.0, stop=False)
+        engine.update(measure, 1e-3)
+        with pytest.raises(AssertionError, match="waits for the device"):
+            measure.read()
+    loss, norm, stop = measure.read()
+    dist.destroy_process_group()
+    assert loss == pytest.approx(5.70, abs=0.2)  # ln 300: padding takes no part
+    assert norm > 0 and not stop

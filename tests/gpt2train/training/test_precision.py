@@ -1,0 +1,120 @@
+"""What is in half precision and what is not, and that fp16 and bf16 learn like fp32."""
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpt2train.checkpoint import store
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.init import initialise
+from gpt2train.model.shape import Shape
+from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.parallel.mesh import DistContext
+from gpt2train.train import train
+from tests.gpt2train.jobs import curve, make, weights
+
+SHAPE = Shape(vocab=200, layers=2, heads=2, hidden=16, context=8)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_products_are_half_and_the_rest_is_whole(half: torch.dtype) -> None:
+    """Matrix products are in half precision; residual stream, LayerNorm, loss, weights and gradients in float32."""
+    model = initialise(GPT2(SHAPE), 1)
+    seen: dict[str, set[torch.dtype]] = {"products": set(), "norms": set(), "residual": set()}
+
+    def note(kind: str) -> Any:
+        return lambda module, inputs, output: seen[kind].add(output.dtype)
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(note("products"))
+        elif isinstance(module, nn.LayerNorm):
+            module.register_forward_hook(note("norms"))
+        elif name.startswith("blocks.") and name.count(".") == 1:
+            module.register_forward_hook(note("residual"))
+    batch = torch.randint(SHAPE.vocab, (2, 9), generator=torch.Generator().manual_seed(0))
+    for _ in range(2):  # gradients are added up over micro-batches
+        with torch.autocast("cpu", dtype=half):
+            loss = model(batch[:, :-1], batch[:, 1:])
+        (loss * 0.1).backward()
+    assert seen == {"products": {half}, "norms": {torch.float32}, "residual": {torch.float32}}
+    assert loss.dtype == torch.float32
+    assert {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters() if p.grad is not None}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_attention_weighs_in_float32() -> None:
+    """The softmax of attention: sums of 512 equal weights would be off by 2e-3 in bfloat16."""
+    key = torch.zeros(1, 1, 512, 8, dtype=torch.bfloat16)
+    value = torch.ones(1, 1, 512, 8, dtype=torch.bfloat16)
+    y = nn.functional.scaled_dot_product_attention(key, key, value, is_causal=True)
+    assert (y.float() - 1).abs().max() <= 1 / 256  # one step of bfloat16 below 1
+
+
+def relative(ours: Path, theirs: Path) -> Tensor:
+    return torch.tensor(np.abs(np.array(curve(ours)) / np.array(curve(theirs)) - 1))
+
+
+def test_half_precision_learns_like_float32(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    for kind in ("fp32", "bf16", "fp16"):
+        train(make(tokens, tmp_path / kind, precision=kind, batch={"micro_batch": 4}), alone)
+    assert relative(tmp_path / "bf16", tmp_path / "fp32").max() < 1e-2
+    assert 0 < relative(tmp_path / "fp16", tmp_path / "fp32").max() < 2e-3
+    rows = read_metrics(tmp_path / "fp16")
+    assert {row["loss_scale"] for row in rows} == {65536.0} and rows[-1]["skipped"] == 0
+
+
+def test_fp16_skips_overflows_and_resumes_bit_for_bit(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    """A scale that is far too high falls until the gradients fit; the schedule waits for the first update."""
+    scaler = {"initial": 2.0**28, "window": 3, "hysteresis": 2}
+    straight = make(
+        tokens, tmp_path / "straight", precision="fp16", scaler=scaler, checkpoints={"interval": 5, "keep": 9}
+    )
+    train(straight, alone)
+    rows = read_metrics(straight.output)
+    skipped = [row["step"] for row in rows if row["lr"] == 0]
+    assert skipped[:5] == [1, 2, 3, 4, 5] and len(skipped) < 20
+    first = next(row for row in rows if row["lr"])
+    assert first["lr"] == pytest.approx(1e-2 / 4)  # the first of 3 steps of warm-up
+    assert all(row["grad_norm"] is None for row in rows[:5])
+    scales = [row["loss_scale"] for row in rows]
+    assert scales[:4] == [2.0**28, 2.0**27, 2.0**26, 2.0**25] and max(scales[first["step"] :]) > min(scales)
+    losses, after = curve(straight.output), weights(straight.output)
+    for checkpoint in store.list_checkpoints(straight.output)[1:]:
+        shutil.rmtree(checkpoint)
+    train(straight, alone)  # from step 5, in the middle of the falling scale
+    assert curve(straight.output) == losses and curve(straight.output, "loss_scale") == scales
+    assert all(torch.equal(weights(straight.output)[name], value) for name, value in after.items())
+
+
+def test_a_spike_is_skipped_and_the_run_resumes_bit_for_bit(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    spikes = {"threshold_sigma": 1.5, "window": 8}
+    config = make(tokens, tmp_path / "run", spikes=spikes, checkpoints={"interval": 6, "keep": 9})
+    train(config, alone)
+    rows = read_metrics(config.output)
+    assert 0 < rows[-1]["skipped"] < 10
+    assert all((b["lr"] == 0) == (b["skipped"] > a["skipped"]) for a, b in itertools.pairwise(rows))
+    losses = curve(config.output)
+    for checkpoint in store.list_checkpoints(config.output)[1:]:
+        shutil.rmtree(checkpoint)
+    train(config, alone)
+    assert curve(config.output) == losses
+
+
+def test_a_growing_batch_and_a_warmup_in_tokens(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    batch = {"micro_batch": 2, "global_batch": 8, "ramp_up": {"start": 2, "increment": 2, "samples": 24}}
+    schedule = {"kind": "wsd", "warmup": 0, "warmup_tokens": 16 * 16, "decay_fraction": 0.5}
+    config = make(tokens, tmp_path / "run", batch=batch, schedule=schedule, steps=12)
+    position = train(config, alone)
+    # 4 steps of 2 samples, 2 of 4, 2 of 6 (8, 16 and 28 samples), then 8.
+    seen = [row["tokens"] // 16 for row in read_metrics(config.output)]
+    assert seen == [2, 4, 6, 8, 12, 16, 22, 28, 36, 44, 52, 60]
+    assert position.samples == 60
+    rates = curve(config.output, "lr")
+    assert rates.index(max(rates)) == 6 and rates[-1] == pytest.approx(1e-3)

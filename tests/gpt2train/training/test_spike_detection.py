@@ -1,0 +1,109 @@
+"""Spikes are found by what came before them, and what is skipped is counted."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2train.checkpoint.resume import START
+from gpt2train.checkpoint.store import TrainState
+from gpt2train.config import SpikeSettings, TrainSettings
+from gpt2train.settings import build
+from gpt2train.training.spike_detection import SpikeWindow, update
+from gpt2train.training.train_state import advance, is_spike, loss_scale
+
+SETTINGS = SpikeSettings(threshold_sigma=6.0, window=16)
+
+
+def walk(values: list[float], settings: SpikeSettings = SETTINGS) -> list[int]:
+    """Places of the spikes."""
+    history, found = SpikeWindow(), []
+    for place, value in enumerate(values):
+        history, spike = update(SpikeWindow.model_validate_json(history.model_dump_json()), value, settings)
+        found += [place] if spike else []
+        assert len(history.values) <= settings.window
+    return found
+
+
+def noise(count: int, seed: int = 0) -> list[float]:
+    return (1 + 0.1 * np.random.default_rng(seed).standard_normal(count)).tolist()
+
+
+def test_a_spike_is_found_and_does_not_hide_the_next() -> None:
+    values = noise(64)
+    values[30] = values[32] = 40.0
+    values[31] = math.nan
+    assert walk(values) == [30, 32]
+
+
+def test_nothing_is_judged_early_or_when_it_is_off() -> None:
+    values = [*noise(7), 40.0, *noise(20)]
+    assert walk(values) == []
+    assert walk([*noise(40), 40.0], SpikeSettings(threshold_sigma=0.0, window=16)) == []
+    assert walk([*noise(40), -40.0]) == []  # below the mean is no spike
+
+
+def test_a_level_that_has_risen_for_good_is_learned() -> None:
+    spikes = walk([*noise(40), *(3.0 + v for v in noise(60, 1))])
+    assert spikes[0] == 40 and 1 <= len(spikes) < 8 and spikes[-1] < 50
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60))
+def test_the_limit_is_the_mean_and_so_many_deviations(values: list[float]) -> None:
+    history = SpikeWindow(values=tuple(values[:-1][-16:]))
+    _, spike = update(history, values[-1], SETTINGS)
+    if len(history.values) < 8:
+        assert not spike
+    else:
+        limit = np.mean(history.values) + 6 * np.std(history.values)
+        assert spike == (values[-1] > limit) or values[-1] == pytest.approx(limit, rel=1e-9, abs=1e-9)
+
+
+def settings(**changes: Any) -> TrainSettings:
+    return build(TrainSettings, {"precision": "fp32"}, changes)
+
+
+def test_a_skipped_step_is_no_update() -> None:
+    made = settings()
+    at = START
+    for norm in (1.0, math.inf, math.nan, 1.0):
+        at = advance(at, 2.0, norm, 8, made)
+    assert (at.step, at.samples, at.updates, at.skipped, at.consecutive_skipped) == (4, 32, 2, 2, 0)
+    assert advance(at, 2.0, math.nan, 8, made).consecutive_skipped == 1
+    assert loss_scale(at, made, 4) == 1.0 and at.scale is None
+
+
+def test_a_spike_is_skipped_by_what_is_watched() -> None:
+    for watch in ("grad_norm", "loss"):
+        made = settings(spikes={"threshold_sigma": 6.0, "window": 16, "metric": watch})
+        at = START
+        for value in noise(16):
+            at = advance(at, value, value, 8, made)
+        high, low = {"loss": 9.0, "grad_norm": 1.0}, {"loss": 1.0, "grad_norm": 9.0}
+        spike = high if watch == "loss" else low
+        assert is_spike(at, **spike, settings=made)
+        after = advance(at, **spike, size=8, settings=made)
+        assert (after.updates, after.skipped, after.consecutive_skipped) == (at.updates, 1, 1)
+        assert not is_spike(at, **(low if watch == "loss" else high), settings=made)
+
+
+def test_overflows_that_a_lower_scale_may_mend_do_not_end_a_run() -> None:
+    made = settings(precision="fp16", scaler={"initial": 16.0, "hysteresis": 2})
+    at, rows, values = START, [], []
+    for _ in range(8):
+        values.append(loss_scale(at, made, 4) / 4)
+        at = advance(at, 2.0, math.inf, 8, made)
+        rows.append(at.consecutive_skipped)
+    assert values == [16.0, 16.0, 8.0, 4.0, 2.0, 1.0, 1.0, 1.0]
+    assert rows == [0, 0, 0, 0, 0, 1, 2, 3]
+
+
+def test_a_position_of_before_reads_and_a_new_one_reads_back() -> None:
+    old = TrainState.model_validate_json('{"step": 3, "samples": 24, "updates": 3, "skipped": 0}')
+    assert old.history == SpikeWindow() and old.scale is None
+    made = settings(precision="fp16", spikes={"threshold_sigma": 3.0})
+    at = advance(START, 2.0, 1 / 3, 8, made)
+    assert TrainState.model_validate_json(at.model_dump_json()) == at

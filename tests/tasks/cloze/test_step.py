@@ -1,0 +1,202 @@
+"""Passages: their form is LAMBADA's, their source is the test split, their choice depends on the documents alone."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.cloze.settings import ClozeSettings
+from tasks.cloze.step import cloze, cloze_file, missing_words, passages, prose_runs
+from tasks.core.runner import Runner
+from tasks.core.shards import CLEAN, read_rows, write_rows
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
+from tasks.decontaminate.settings import DecontaminateSettings
+from tasks.decontaminate.step import decontaminate
+from tests.tasks.corpus import texts_of
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with Runner(workers=2) as runner:
+        yield runner
+
+
+def story(name: str, sentences: int = 12) -> str:
+    """Prose in which each sentence ends in a word that came before; other words for each name."""
+    return " ".join(
+        f"In chapter {n} the traveller {name} looked for {name} harbour, but nobody knew where {name} saw the harbour."
+        for n in range(sentences)
+    )
+
+
+def cleaned(root: Folder, *parts: Sequence[tuple[str, str]]) -> Manifest:
+    step = Step(root, "clean", version=1, parameters={"min_tokens": 0}, inputs={})
+    records = []
+    for number, documents in enumerate(parts):
+        rows = [
+            {"id": f"{number}-{i}", "url": f"http://a.example/{number}/{i}", "text": text, "split": split, "tokens": 1}
+            for i, (text, split) in enumerate(documents)
+        ]
+        records.append(write_rows(step.folder, f"part-{number:05d}.parquet", rows, CLEAN))
+    return step.commit(Outcome(outputs=tuple(records)))
+
+
+def drawn(root: Folder, manifest: Manifest) -> list[str]:
+    [record] = manifest.outputs
+    data = (root / manifest.folder).read_bytes(record.name)
+    return [json.loads(line)["text"] for line in data.decode().splitlines()]
+
+
+def sidecar(root: Folder, manifest: Manifest) -> list[dict[str, Any]]:
+    return list(read_rows(root / manifest.folder, "passages.parquet"))
+
+
+def test_passages_have_lambadas_form_and_come_from_the_test_split(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    texts = {"0-0": story("Anna"), "0-1": story("Bert"), "1-0": story("Carl"), "1-1": story("Dora")}
+    splits = {"0-0": "test", "0-1": "train", "1-0": "valid", "1-1": "test"}
+    documents = [(texts[key], splits[key]) for key in texts]
+    manifest = cloze(root, cleaned(root, documents[:2], documents[2:]), ClozeSettings(), runner)
+    rows = sidecar(root, manifest)
+    assert drawn(root, manifest) == [row["text"] for row in rows]
+    assert {row["doc_id"] for row in rows} == {"0-0", "1-1"}
+    for row in rows:
+        source = texts[row["doc_id"]][row["start"] : row["end"]]
+        assert " ".join(source.split()) == row["text"] + "."
+        words = row["text"].split()
+        assert 30 <= len(words) <= 110
+        assert words[-1].isalpha()
+        assert words[-1].lower() in re.findall(r"\w+", " ".join(words[:-1]).lower())
+    assert manifest.outputs[0].rows == len(rows) == manifest.outcome.kept
+    assert manifest.outcome.facts["documents"] == 2
+    assert cloze(root, cleaned(root, documents[:2], documents[2:]), ClozeSettings(), runner) == manifest
+
+
+def test_the_choice_does_not_depend_on_the_layout_or_the_workers(tmp_path: Path, runner: Runner) -> None:
+    documents = [(story(name, 30), "test") for name in ("Anna", "Bert", "Carl", "Dora")]
+    settings = ClozeSettings(max_passages=9)
+    one = Folder(tmp_path / "one")
+    first = drawn(one, cloze(one, cleaned(one, documents), settings, runner))
+    two = Folder(tmp_path / "two")
+    with Runner(workers=1) as single:
+        second = cloze(two, cleaned(two, documents[:1], documents[1:3], documents[3:]), settings, single)
+    assert first == drawn(two, second)
+    three = Folder(tmp_path / "three")
+    other = drawn(three, cloze(three, cleaned(three, documents), ClozeSettings(max_passages=9, seed=1), runner))
+    assert len(first) == len(other) == 9
+    assert first != other
+
+
+def test_limits_duplicates_and_common_phrases(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    common = story("Everywhere", 2)
+    documents = [(story("Anna", 40), "test"), (story("Anna", 40), "test"), (f"{common} {story('Bert', 2)}", "test")]
+    documents += [(f"{common} {n} {story(f'Name{chr(65 + n)}')}", "train") for n in range(4)]
+    manifest = cloze(root, cleaned(root, documents), ClozeSettings(per_document=5), runner)
+    rows = sidecar(root, manifest)
+    assert len({row["text"] for row in rows}) == len(rows)
+    assert not any("Everywhere" in row["text"] for row in rows)
+    assert sum("Anna" in row["text"] for row in rows) <= 10
+    assert sum("Bert" in row["text"] for row in rows) == 1
+    reasons = manifest.outcome.reasons
+    assert set(reasons) == {"duplicate", "common_phrase", "over_limit"}
+    assert manifest.outcome.seen == manifest.outcome.kept + sum(reasons.values())
+    rejected = list(read_rows(root / "evalset", "rejected/passages.parquet"))
+    assert len(rejected) == sum(reasons.values())
+
+
+def test_decontamination_removes_what_was_drawn(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    held_out = story("Anna")
+    notes = f"{story('Bert', 30)} {held_out[:400]} {story('Carl', 30)}"
+    clean = cleaned(root, [(held_out, "test"), (notes, "train")])
+    drawn_set = cloze(root, clean, ClozeSettings(), runner)
+    manifest = decontaminate(root, clean, [("cloze", cloze_file(root, drawn_set))], DecontaminateSettings(), runner)
+    [test, train] = [row for r in manifest.outputs for row in read_rows(root / manifest.folder, r.name)]
+    assert test["text"] == held_out
+    assert "Anna" not in train["text"]
+    assert "Bert" in train["text"] and "Carl" in train["text"]
+
+
+@pytest.mark.parametrize(
+    ("documents", "reason"),
+    [
+        ([("Some text.", "train")], "no cloze passage in the 0 test documents"),
+        ([("x = f(y)\n" * 50, "test")], "no cloze passage in the 1 test documents"),
+        (
+            [(story("Anna", 2), "test"), *[(story("Anna", 2) + f" {n}", "train") for n in range(5)]],
+            "each of the 1 cloze passages of the test documents is a common phrase",
+        ),
+    ],
+)
+def test_nothing_to_draw_leaves_the_set_out_and_says_why(
+    tmp_path: Path, runner: Runner, documents: list[tuple[str, str]], reason: str
+) -> None:
+    root = Folder(tmp_path)
+    clean = cleaned(root, documents)
+    manifest = cloze(root, clean, ClozeSettings(), runner)
+    assert cloze_file(root, manifest) is None and manifest.outputs == ()
+    assert "cloze.jsonl" not in (root / manifest.folder).files()
+    words = missing_words(manifest)
+    assert words.startswith(reason) and "--lambada FILE" in words and "\n" not in words
+    assert manifest.outcome.seen == sum(manifest.outcome.reasons.values())
+    assert cloze(root, clean, ClozeSettings(), runner) == manifest
+    kept = decontaminate(root, clean, [], DecontaminateSettings(), runner)
+    assert kept.outcome.kept == len(documents)
+
+
+def test_a_set_of_an_earlier_corpus_does_not_stay(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    assert cloze_file(root, cloze(root, cleaned(root, [(story("Anna"), "test")]), ClozeSettings(), runner))
+    cloze(root, cleaned(root, [("x = f(y)", "test")]), ClozeSettings(), runner)
+    assert "cloze.jsonl" not in (root / "evalset").files()
+
+
+def prose(text: str) -> list[list[str]]:
+    return [[text[start:end] for start, end in run] for run in prose_runs(text)]
+
+
+def test_code_signatures_and_tables_break_the_prose() -> None:
+    text = """Usage
+=====
+The first call opens the file. It is slow, e.g. on a network. See Dr. Who.
+open(file, mode) Open a file and return it. Raise OSError upon failure.
+A heading without a stop
+Each ``name`` is looked up once. None) It was no sentence.
+Notes
+This begins after the heading. So does the next.
+>>> open(1)
+| cell | The cell holds prose. |
+- A bullet begins here. And "it" ends (here)."""
+    assert prose(text) == [
+        ["The first call opens the file.", "It is slow, e.g. on a network.", "See Dr. Who."],
+        ["Raise OSError upon failure."],
+        ["Each ``name`` is looked up once."],
+        ["This begins after the heading.", "So does the next."],
+        ["The cell holds prose."],
+        ["A bullet begins here.", 'And "it" ends (here).'],
+    ]
+
+
+@given(st.text(st.sampled_from("Ab. \n(|") | st.characters(), max_size=300), st.integers(5, 20), st.integers(0, 20))
+def test_any_text_gives_passages_within_bounds(text: str, least: int, more: int) -> None:
+    last = 0
+    for passage in passages(text, least, least + more):
+        assert last <= passage.start < passage.end <= len(text)
+        assert least <= len(passage.text.split()) <= least + more
+        last = passage.end
+
+
+def test_passages_of_real_prose(open_data: Path) -> None:
+    text = "\n".join(texts_of(open_data / "text" / "novels_dev.jsonl.gz", 2))
+    assert len(text) > 200_000
+    found = list(passages(text, 30, 110))
+    assert len(found) > 40
+    for passage in found:
+        assert " ".join(text[passage.start : passage.end].split())[:-1] == passage.text

@@ -1,0 +1,168 @@
+"""The user's input files: what a pattern names, what identifies a file, and reading it in bounded memory."""
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2train.errors import UserError
+from tasks.core.input_files import BLOCK, base_name, find_inputs, hash_of, kind_of, open_input, read_lines
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.compress(data, codec="zstd", asbytes=True))
+
+
+PACKS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd,
+}
+
+
+def names(patterns: list[str], *suffixes: str) -> list[str]:
+    return [file.name for file in find_inputs(patterns, "--urls", suffixes)]
+
+
+def test_files_globs_and_folders(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.TXT", "c.lst", "sub/d.txt.gz", "sub/deep/e.parquet", "sub/notes.pdf", "odd[1].txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    assert names([f"{tmp_path}/c.lst", f"{tmp_path}/*.txt"]) == ["c.lst", "b.txt", "odd[1].txt"]
+    assert names([f"{tmp_path}/odd[1].txt"]) == ["odd[1].txt"]  # a file that is there is no pattern
+    assert names([str(tmp_path)], ".txt", ".parquet") == [
+        "a.TXT",
+        "b.txt",
+        "odd[1].txt",
+        "sub/d.txt.gz",
+        "sub/deep/e.parquet",
+    ]
+    assert names([f"{tmp_path}/b.txt", f"{tmp_path}/?.txt"]) == ["b.txt"]  # each file once
+
+
+def test_any_file_system() -> None:
+    fs = fsspec.filesystem("memory")
+    fs.pipe({"/lists/b.txt": b"b", "/lists/a.txt": b"a"})
+    found = find_inputs(["memory://lists"], "--urls", [".txt"])
+    assert [(file.place, file.bytes) for file in found] == [("memory:///lists/a.txt", 1), ("memory:///lists/b.txt", 1)]
+    with open_input(found[1].place) as stream:
+        assert stream.read() == b"b"
+
+
+def test_identity_is_the_content_and_not_the_place(tmp_path: Path) -> None:
+    identities = []
+    for name, content in (("one.txt", b"same"), ("two.txt", b"same"), ("three.txt", b"else")):
+        (tmp_path / name).write_bytes(content)
+        identities += [file.identity for file in find_inputs([str(tmp_path / name)], "--urls", [])]
+    assert identities[0] == identities[1] != identities[2]
+    (tmp_path / "one.txt").write_bytes(b"changed!")
+    assert find_inputs([str(tmp_path / "one.txt")], "--urls", [])[0].identity not in identities
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("missing.txt", "cannot read .*missing.txt: No such file.*--urls"),
+        ("*.none", "no file matches .*none.*--urls"),
+        ("empty", "no file in .*empty ends in .txt, .parquet; check the folder given with --urls"),
+    ],
+)
+def test_what_is_not_there_names_the_option(tmp_path: Path, pattern: str, message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=message) as error:
+        find_inputs([f"{tmp_path}/{pattern}"], "--urls", [".txt", ".parquet"])
+    assert "\n" not in str(error.value)
+    assert "relative to" not in str(error.value)
+
+
+@pytest.mark.parametrize("pattern", ["lists/*.txt", "lists/one.txt", "empty"])
+def test_a_path_that_begins_here_says_where_that_is(
+    tmp_path: Path, pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"given with --urls, relative to {re.escape(str(tmp_path))}$"):
+        find_inputs([pattern], "--urls", [".txt"])
+
+
+def test_no_pattern_and_an_unknown_protocol() -> None:
+    with pytest.raises(UserError, match="--warcs"):
+        find_inputs([], "--warcs", [".warc"])
+    with pytest.raises(UserError, match="cannot read nosuch://x"):
+        find_inputs(["nosuch://x"], "--warcs", [".warc"])
+
+
+@pytest.mark.parametrize("suffix", PACKS)
+def test_each_packing_is_undone(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"list.txt{suffix}"
+    path.write_bytes(PACKS[suffix](b"one\n") + PACKS[suffix](b"two\n"))  # packed files may be joined
+    with open_input(str(path)) as stream:
+        assert stream.read() == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in PACKS if suffix])
+def test_a_cut_or_false_archive_names_the_file(tmp_path: Path, suffix: str) -> None:
+    whole = PACKS[suffix](bytes(range(256)) * 4000)
+    for content in (whole[: len(whole) // 2], b"plain text, and no archive at all\n"):
+        (tmp_path / f"cut{suffix}").write_bytes(content)
+        with (
+            pytest.raises(UserError, match=rf"cut{suffix} is not a complete {suffix} file"),
+            open_input(str(tmp_path / f"cut{suffix}")) as stream,
+        ):
+            stream.read()
+
+
+@given(st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"")), max_size=20), st.integers(0, 12))
+def test_lines_are_those_of_split(lines: list[bytes], longest: int) -> None:
+    data = b"\n".join(lines)
+    expected = data.split(b"\n")
+    if expected[-1] == b"":
+        expected.pop()  # a newline ends a line; it does not begin one
+    found = list(read_lines(io.BytesIO(data), longest))
+    assert found == [(n, line if len(line) <= longest else None) for n, line in enumerate(expected, start=1)]
+
+
+@given(st.lists(st.integers(0, 3 * BLOCK), min_size=1, max_size=4), st.sampled_from([0, 10, BLOCK, 2 * BLOCK]))
+def test_lines_that_cross_blocks(lengths: list[int], longest: int) -> None:
+    data = b"".join(b"x" * length + b"\n" for length in lengths)
+    found = [None if line is None else len(line) for _, line in read_lines(io.BytesIO(data), longest)]
+    assert found == [length if length <= longest else None for length in lengths]
+
+
+def test_a_long_line_is_never_held(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b"first\n")
+        for _ in range(100):
+            file.write(b"x" * BLOCK)
+        file.write(b"\nlast\n")
+    tracemalloc.start()
+    with open_input(str(path)) as stream:
+        assert list(read_lines(stream, 1000)) == [(1, b"first"), (2, None), (3, b"last")]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12 * BLOCK
+
+
+def test_names() -> None:
+    assert base_name("http://h.example/a/urls.txt.gz?x=1/2") == "urls.txt.gz"
+    assert [kind_of(n) for n in ("a.TXT.gz", "b.parquet", "c", "d.gz", "e.warc.gz")] == [
+        ".txt",
+        ".parquet",
+        "",
+        "",
+        ".warc",
+    ]
+    assert hash_of(io.BytesIO(b"")).startswith("e3b0c442")

@@ -1,0 +1,278 @@
+"""Folders in object stores: S3 and GCS servers of loopback, and the memory of this process."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import fsspec.config
+import pytest
+
+import tasks.core.output_lock
+from gpt2train.errors import RunError, UserError, redact
+from tasks.core.output_lock import LOCK, locked
+from tasks.core.runner import Runner
+from tasks.core.shards import read_table, write_rows
+from tasks.core.stage_inputs import on_local_disk
+from tasks.core.step import Manifest, Outcome, need_manifest
+from tasks.core.storage import DRAFT, Folder
+from tests.object_stores import KEY, SECRET, environment, free_port, store_server
+from tests.tasks.corpus import documents_of, row
+
+
+@pytest.fixture(scope="module", params=["s3", "gs", "memory"])
+def bucket(request: pytest.FixtureRequest) -> Iterator[str]:
+    """URL of an empty bucket of each store; its environment is set."""
+    kind = request.param
+    if kind == "memory":
+        yield f"memory://{uuid.uuid4().hex}"
+        return
+    pytest.importorskip({"s3": "s3fs", "gs": "gcsfs"}[kind])
+    with store_server({"s3": "s3", "gs": "gcs"}[kind]) as variables, pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        _refresh_fsspec(kind)
+        if kind == "s3":
+            Folder("s3://bucket").fs.mkdir("bucket")
+        yield f"{kind}://bucket"
+    _refresh_fsspec(kind)
+
+
+def _refresh_fsspec(kind: str) -> None:
+    """fsspec reads its variables once, and keeps file systems; a fresh process has neither."""
+    fsspec.config.conf.clear()
+    fsspec.config.set_conf_env(fsspec.config.conf)
+    fsspec.get_filesystem_class(kind).clear_instance_cache()
+
+
+@pytest.fixture
+def folder(bucket: str) -> Folder:
+    return Folder(f"{bucket}/{uuid.uuid4().hex}")
+
+
+def test_files_come_and_go(folder: Folder) -> None:
+    assert folder.size("a/b.bin") is None and folder.files() == []
+    folder.write_bytes("a/b.bin", b"hello")
+    folder.write_bytes("c", b"")
+    assert folder.sizes() == {"a/b.bin": 5, "c": 0}
+    assert (folder / "a").read_bytes("b.bin") == b"hello" == pickle.loads(pickle.dumps(folder)).read_bytes("a/b.bin")  # noqa: S301
+    assert folder.read_all(["c", "a/b.bin"]) == {"a/b.bin": b"hello", "c": b""}
+    with pytest.raises(FileNotFoundError):
+        folder.read_bytes("none")
+    folder.remove("none")
+    folder.remove("c", "a/b.bin")
+    assert folder.files() == []
+
+
+def test_a_file_is_whole_or_not_there(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ValueError, match="stop"), folder.writing("half") as draft:
+        draft.write_bytes(b"half")
+        raise ValueError("stop")
+    with folder.writing("whole") as draft:
+        draft.write_bytes(b"x" * 6_000_000)
+    assert folder.files() == ["whole"] and list(tmp_path.iterdir()) == []
+    uploaded = folder.record("whole", rows=3)  # as noted when it was sent
+    assert uploaded == Folder(folder.url).record("whole", rows=3)  # as read back
+
+
+def test_what_another_process_wrote_is_seen_at_once(folder: Folder) -> None:
+    other = Folder(folder.url)
+    assert folder.files() == [] == other.files() and folder.size("late") is None
+    other.write_bytes("late", b"now")
+    assert folder.size("late") == 3 and folder.files() == ["late"]
+    other.write_bytes("late", b"longer")
+    assert folder.read_bytes("late") == b"longer" and folder.size("late") == 6
+
+
+def test_parquet_is_read_by_ranges(folder: Folder) -> None:
+    rows = [row(f"text number {number} " * 50) for number in range(3000)]
+    manifest = documents_of(folder, rows, per_shard=1500)
+    assert need_manifest(folder / "clean") == manifest
+    table = read_table(folder / "clean", manifest.outputs[1].name, ["id"])
+    assert table["id"].to_pylist() == [one["id"] for one in rows[1500:]]
+
+
+def test_a_step_goes_on_from_its_batches(folder: Folder) -> None:
+    from tests.tasks.core.test_step import SCHEMA, make_step
+
+    step = make_step(folder)
+    step.begin()
+    record = write_rows(step.folder, "part-00001.parquet", [{"id": "1", "url": "u"}], SCHEMA)
+    step.commit_batch("part-00001", Outcome(outputs=(record,)))
+    assert set(step.batches(["part-00000", "part-00001"])) == {"part-00001"}
+    step.folder.write_bytes("part-00001.parquet", b"damaged")
+    assert step.batches(["part-00001"]) == {} and step.batch("part-00001") is None
+    step.commit(Outcome())
+    assert step.folder.files() == ["_manifest.json"]
+
+
+def test_an_outage_while_a_commit_sweeps(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that the earlier manifest names goes before the new one is there; the next run sweeps."""
+    from tests.tasks.core.test_step import SCHEMA, make_step
+
+    step = make_step(folder)
+    rows = [{"id": "1", "url": "u"}]
+    old = step.commit(Outcome(outputs=(write_rows(step.folder, "old.parquet", rows, SCHEMA),)))
+    new = Outcome(outputs=(write_rows(step.folder, "new.parquet", rows, SCHEMA),))
+
+    def fail(*_: object) -> None:
+        raise ConnectionError("the store is gone")
+
+    for act in ("write_bytes", "remove"):
+        with monkeypatch.context() as patch, pytest.raises(ConnectionError):
+            patch.setattr(Folder, act, fail)
+            step.commit(new)
+        with Runner(workers=1) as runner:
+            found = runner.finished(make_step(folder))
+        assert found is not None and (found == old) == (act == "write_bytes")
+        if act == "write_bytes":
+            new = Outcome(outputs=(write_rows(step.folder, "new.parquet", rows, SCHEMA),))
+    assert step.folder.files() == ["_manifest.json", "new.parquet"]
+
+
+def test_tokens_are_fetched_once_and_verified(folder: Folder, tmp_path: Path) -> None:
+    manifest = documents_of(folder, [row("one"), row("two")], per_shard=1)
+    copy = on_local_disk(folder, [manifest], Folder(tmp_path))
+    assert need_manifest(copy / "clean") == manifest and str(tmp_path) in copy.path()
+    second = Path((copy / "clean").path(manifest.outputs[1].name))
+    inode = second.stat().st_ino
+    assert on_local_disk(folder, [manifest], Folder(tmp_path)).url == copy.url and second.stat().st_ino == inode
+    assert on_local_disk(copy, [manifest], Folder(tmp_path)) is copy
+    second.unlink()  # a copy that was killed before its end
+    (copy / "clean").remove("_manifest.json")
+    on_local_disk(folder, [manifest], Folder(tmp_path))
+    assert second.exists() and (copy / "clean").size("_manifest.json")
+    data = bytearray((folder / "clean").read_bytes(manifest.outputs[0].name))
+    data[100] ^= 1
+    (folder / "clean").write_bytes(manifest.outputs[0].name, bytes(data))
+    with pytest.raises(RunError, match="does not match its manifest"):
+        on_local_disk(folder, [manifest], Folder(tmp_path / "other"))
+    assert not list((tmp_path / "other").rglob("_manifest.json"))
+
+
+def test_one_run_at_a_time(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.core.output_lock, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(tasks.core.output_lock, "POLL_SECONDS", 0.05)
+    with locked(folder):
+        with pytest.raises(UserError, match=f"another run .process {os.getpid()} on .* is at work"), locked(folder):
+            pass
+        assert folder.size(LOCK)
+    assert folder.size(LOCK) is None
+
+
+def test_a_dead_lock_is_taken_over(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.core.output_lock, "POLL_SECONDS", 0.05)
+    killed = f"""
+import os, signal
+from tasks.core.output_lock import _acquire, _machine
+from tasks.core.storage import Folder
+_acquire(Folder({folder.url!r}), {{"token": "x", "host": "h", "machine": _machine(), "pid": os.getpid()}})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    if folder.url.startswith("memory"):
+        pytest.skip("the memory of a process dies with it")
+    done = subprocess.run([sys.executable, "-c", killed], timeout=60)
+    assert done.returncode == -signal.SIGKILL and folder.size(LOCK)
+    started = time.monotonic()
+    with locked(folder):  # its process on this machine is gone
+        assert time.monotonic() - started < tasks.core.output_lock.LEASE_SECONDS / 2
+    # Of another machine nothing is known but that it does not move.
+    monkeypatch.setattr(tasks.core.output_lock, "LEASE_SECONDS", 0.5)
+    folder.write_bytes(LOCK, b'{"token": "y", "host": "elsewhere", "machine": "m", "pid": 1, "beat": 7}')
+    with locked(folder):
+        assert b"elsewhere" not in folder.read_bytes(LOCK)
+
+
+def test_a_run_that_lost_its_lock_stops(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.core.output_lock, "HEARTBEAT_SECONDS", 0.05)
+    runner = Runner(workers=1)
+    from tests.tasks.core.test_runner import note
+    from tests.tasks.core.test_step import make_step
+
+    with pytest.raises(RunError, match="another run took"), locked(folder, lost=runner.stop):
+        folder.write_bytes(LOCK, b'{"token": "of another"}')
+        for _ in range(100):
+            time.sleep(0.05)
+            runner.batches(make_step(folder), "part", [], note, where="thread")
+    assert folder.read_bytes(LOCK) == b'{"token": "of another"}'
+
+
+def test_unfinished_uploads_are_aborted(folder: Folder) -> None:
+    if not folder.url.startswith("s3"):
+        pytest.skip("only S3 keeps parts of uploads that nobody finished")
+    fs, path = folder.fs, folder.path("big")
+    name, _, key = path.partition("/")
+    fs.call_s3("create_multipart_upload", Bucket=name, Key=key)
+    fs.call_s3("create_multipart_upload", Bucket=name, Key="of-another/big")
+    with locked(folder):
+        assert [upload["Key"] for upload in fs.list_multipart_uploads(name)] == ["of-another/big"]
+
+
+def test_drafts_of_killed_processes_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / f"{DRAFT}{ended.pid}-aa").write_bytes(b"left")
+    (tmp_path / f"{DRAFT}{os.getpid()}-bb").write_bytes(b"at work")
+    with locked(Folder(f"memory://{uuid.uuid4().hex}")):
+        assert [path.name for path in tmp_path.iterdir()] == [f"{DRAFT}{os.getpid()}-bb"]
+
+
+def told(code: str, **variables: str) -> str:
+    """What a fresh process says of a folder in a store."""
+    program = f"""
+from tasks.core.storage import Folder
+from gpt2train.errors import UserError
+try:
+    {code}
+except (UserError, ConnectionError) as error:
+    print(type(error).__name__, error)
+"""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "STORAGE_", "FSSPEC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**clean, **variables}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert SECRET not in done.stdout + done.stderr and KEY not in done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_store_that_cannot_be_used_says_so_in_one_line() -> None:
+    pytest.importorskip("s3fs")
+    with store_server("s3") as variables:
+        assert "UserError the bucket of s3://none/out/.writable does not exist; create it" in told(
+            "Folder('s3://none/out').check_writable()", **variables
+        )
+        bare = {name: value for name, value in variables.items() if "KEY" not in name}
+        assert "UserError no valid credentials for s3://none/out" in told(
+            "Folder('s3://none/out').check_writable()", **bare
+        )
+    gone = environment("s3", free_port())
+    waiting = told(
+        "import tasks.core.object_stores; tasks.core.object_stores.ATTEMPTS = 1; Folder('s3://b/out').check_writable()",
+        **gone,
+    )
+    assert "ConnectionError the store does not answer for s3://b/out/.writable" in waiting
+
+
+def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
+    with pytest.raises(UserError, match="holds credentials") as caught:
+        Folder("s3://AKIA:secret@bucket/out").files()
+    assert "AKIA" not in str(caught.value) and "s3://…@bucket/out" in str(caught.value)
+    with pytest.raises(UserError, match="Protocol not known"):
+        Folder("nosuchstore://x/y").files()
+    assert redact("see https://me:pw@h.org/a?sig=1&k=2 and s3://b/c") == "see https://…@h.org/a?… and s3://b/c"
+    assert str(pickle.loads(pickle.dumps(RunError("at ftp://u:p@h")))) == "at ftp://…@h"  # noqa: S301
+
+
+def test_manifests_of_a_store_equal_those_of_a_disk(folder: Folder, tmp_path: Path) -> None:
+    rows = [row(f"document {number}") for number in range(5)]
+    here, there = documents_of(Folder(tmp_path), rows, 2), documents_of(folder, rows, 2)
+    assert isinstance(here, Manifest) and here == there

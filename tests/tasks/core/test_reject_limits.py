@@ -1,0 +1,143 @@
+"""Reject-rate limits: what passes, what stops, where it stops whatever the order, and how a run goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flows.settings import DataprepSettings
+from gpt2train.errors import RunError
+from tasks.clean.settings import CleanSettings
+from tasks.clean.step import clean
+from tasks.core.reject_limits import LimitSettings, Tally, check_reject_rate
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
+from tests.tasks.corpus import Inline, documents_of, row
+
+WORDS = "the library waits for the reply of the server and gives up when it does not come in time at all "
+
+
+def outcome(seen: int, rejected: int) -> Outcome:
+    return Outcome(seen=seen, kept=seen - rejected, reasons={"too_short": rejected} if rejected else {})
+
+
+@pytest.mark.parametrize(
+    ("step", "seen", "rejected", "stops"),
+    [
+        ("download", 100_000, 75_000, False),  # dead links
+        ("download", 100_000, 96_000, True),
+        ("clean", 100_000, 99_000, True),
+        ("clean", 1000, 950, False),  # just at the limit
+        ("clean", 1000, 951, True),
+        ("clean", 999, 998, False),  # too few to say
+        ("clean", 3, 3, True),  # but nothing is left
+        ("clean", 0, 0, False),
+        ("decontaminate", 10_000, 6_000, True),
+        ("shuffle", 10_000, 10_000, False),  # a step without a limit
+    ],
+)
+def test_defaults(step: str, seen: int, rejected: int, stops: bool) -> None:
+    total = outcome(seen, rejected)
+    if not stops:
+        return check_reject_rate(LimitSettings(), step, "out/x", total.seen, total.reasons)
+    with pytest.raises(RunError, match=f"{step} rejected .* limits.{step} = .*out/x/rejected.*raise limits.{step}"):
+        check_reject_rate(LimitSettings(), step, "out/x", total.seen, total.reasons)
+
+
+def test_a_limit_of_one_lets_everything_pass() -> None:
+    every = (5000, {"too_short": 5000})
+    with pytest.raises(RunError):
+        check_reject_rate(LimitSettings(clean=0.99), "clean", "out/clean", *every)
+    check_reject_rate(LimitSettings(clean=1), "clean", "out/clean", *every)
+
+
+def test_the_error_names_the_most_frequent_reasons() -> None:
+    reasons = {f"reason_{n}": n for n in range(1, 10)} | {"too_short": 2000}
+    with pytest.raises(RunError) as raised:
+        check_reject_rate(LimitSettings(), "clean", "out/clean", 2045, reasons)
+    assert "2,045 of 2,045 rows, 100.0%" in str(raised.value)
+    assert "(too_short 2,000, reason_9 9, reason_8 8, reason_7 7, reason_6 6, reason_5 5, others 10)" in str(
+        raised.value
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=8), st.randoms(use_true_random=False))
+def test_a_stage_stops_or_not_whatever_ends_first(counts: list[tuple[int, int]], order: Any) -> None:
+    """The plain rule: some beginning of the items, of at least `min_rows` rows, is over the limit."""
+    limits = LimitSettings(min_rows=20, clean=0.5)
+    batches = {f"part-{n:05d}": outcome(kept + dropped, dropped) for n, (kept, dropped) in enumerate(counts)}
+    sums = [(sum(map(sum, counts[:n])), sum(dropped for _, dropped in counts[:n])) for n in range(1, len(counts) + 1)]
+    expected = next((pair for pair in sums if pair[0] >= 20 and pair[1] > 0.5 * pair[0]), None)
+    said = None
+    tally = Tally(limits, "clean", "out/clean", list(batches))
+    for name in order.sample(list(batches), len(batches)):
+        try:
+            tally.add(name, batches[name].seen, batches[name].reasons)
+        except RunError as error:
+            said = str(error)
+            break
+    assert (said is None) == (expected is None)
+    if expected:
+        assert f"rejected {expected[1]:,} of {expected[0]:,} rows" in str(said)
+
+
+def corpus(root: Folder) -> Manifest:
+    """Eight shards of 200 documents: from the third on hardly one of them is long enough."""
+    rows = [
+        row(WORDS * (12 if n < 400 or n % 100 == 0 else 2) + f"number {n}", f"http://a.example/{n}")
+        for n in range(1600)
+    ]
+    return documents_of(root, rows, per_shard=200)
+
+
+def run(root: Folder, documents: Manifest, **limits: Any) -> tuple[Manifest, list[str]]:
+    """Clean a corpus; also the batches that were done."""
+    done: list[str] = []
+
+    class Noting(Inline):
+        def batches(self, step: Step, *args: Any, **options: Any) -> list[Outcome]:
+            commit = step.commit_batch
+            step.commit_batch = lambda name, what: (done.append(name), commit(name, what))[1]  # type: ignore[method-assign]
+            return super().batches(step, *args, **options)
+
+    settings = CleanSettings.model_validate({"language": {"keep": ("any",)}})
+    with Noting(1, limits=LimitSettings(**limits)) as runner:
+        try:
+            return clean(root, documents, settings, runner), done
+        except RunError as error:
+            error.add_note(",".join(done))
+            raise
+
+
+def test_a_step_stops_early_and_goes_on_after_the_limit_was_raised(tmp_path: Path) -> None:
+    root = Folder(tmp_path / "a")
+    documents = corpus(root)
+    source = root / documents.folder
+    moved = documents.model_copy(update={"folder": "given"})
+    Path(source.path()).rename((root / "given").path())
+    with pytest.raises(RunError, match=r"clean rejected 594 of 1,000 rows, 59.4%.*too_short 594") as raised:
+        run(root, moved, clean=0.5)
+    before = raised.value.__notes__[0].split(",")
+    assert 5 <= len(before) <= 6  # of eight: one may be under way while the fifth is judged
+    assert not (tmp_path / "a" / "clean" / "_manifest.json").exists()
+    manifest, done = run(root, moved, clean=0.9)
+    assert [*before, *done] == [f"part-{n:05d}" for n in range(8)]
+    assert manifest.outcome.reasons == {"too_short": 1188}
+
+
+def test_a_limit_changes_no_fingerprint(tmp_path: Path) -> None:
+    made = []
+    for name, limit in (("a", 1.0), ("b", 0.96)):
+        root = Folder(tmp_path / name)
+        documents = corpus(root)
+        Path((root / documents.folder).path()).rename((root / "given").path())
+        made.append(run(root, documents.model_copy(update={"folder": "given"}), clean=limit)[0])
+    assert made[0] == made[1]
+
+
+def test_every_limit_is_of_a_step_of_the_recipe() -> None:
+    """A limit under a name that no step has would never be looked at."""
+    fields = set(DataprepSettings.model_fields)
+    assert set(LimitSettings.model_fields) - {"min_rows"} <= fields

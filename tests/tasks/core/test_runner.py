@@ -1,0 +1,156 @@
+"""How batches run: in groups when there are many, in the place that fits the work, once each."""
+
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tasks.core.runner
+from gpt2train.errors import RunError, UserError
+from tasks.core.runner import Group, Runner, Stage, Where
+from tasks.core.step import Outcome, Step
+from tasks.core.storage import Folder
+from tasks.core.worker_pool import WorkerPool, local_pool
+
+
+def note(folder: Folder, name: str, item: int) -> Outcome:
+    """A batch that writes where it ran."""
+    folder.write_bytes(f"{name}.pid", str(os.getpid()).encode())
+    return Outcome(seen=item, facts={"own": int(os.getpid() == _parent(folder))})
+
+
+def feed(folder: Folder, name: str, item: int) -> Outcome:
+    """A batch that hands its piece to the pool of its process."""
+    return Outcome(facts={"elsewhere": int(local_pool().call(os.getpid) != os.getpid())}, seen=item)
+
+
+def fail_at(folder: Folder, name: str, item: int, calls: str, bad: int) -> Outcome:
+    """A batch that fails at one item."""
+    with Path(calls).open("a") as file:
+        file.write(f"{item} ")
+    if item == bad:
+        raise ConnectionError("gone")
+    return Outcome(seen=item)
+
+
+def fill_up(folder: Folder, name: str, item: int) -> Outcome:
+    """A batch whose last byte finds no room."""
+    with Path("/dev/full").open("wb") as file:
+        file.write(b"x")
+    return Outcome(seen=item)
+
+
+def _parent(folder: Folder) -> int:
+    return int(folder.read_bytes("parent.txt"))
+
+
+def step_in(place: Path) -> Step:
+    step = Step(Folder(place), "noted", version=1, parameters={}, inputs={})
+    step.folder.write_bytes("parent.txt", str(os.getpid()).encode())
+    return step
+
+
+class Counting(Runner):
+    """Notes what an orchestrator would see."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.pieces: list[str] = []
+        self.steps: list[tuple[int, int, int]] = []
+
+    def dispatch(self, stage: Stage, todo: Any, at_once: int) -> None:
+        self.pieces += [name for name, _ in todo]
+        super().dispatch(stage, todo, at_once)
+
+    def progress(self, stage: Stage, done: int, rows: int) -> None:
+        self.steps.append((done, stage.batches, rows))
+
+
+def test_many_batches_go_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.core.runner, "MAX_GROUPS", 4)
+    step = step_in(tmp_path)
+    with Counting(workers=2) as runner:
+        outcomes = runner.batches(step, "part", range(10), note, where="thread")
+    assert [outcome.seen for outcome in outcomes] == list(range(10))
+    assert runner.pieces == [f"part-{a:05d} to {b:05d}" for a, b in [(0, 2), (3, 5), (6, 8)]] + ["part-00009"]
+    assert runner.steps[-1] == (10, 10, sum(range(10)))
+    assert all(step.batch(f"part-{number:05d}") == outcomes[number] for number in range(10))
+
+
+def test_a_group_that_failed_goes_on_from_what_it_committed(tmp_path: Path) -> None:
+    step, calls = step_in(tmp_path), tmp_path / "calls"
+    items = tuple((f"part-{number:05d}", number) for number in range(5))
+    with pytest.raises(ConnectionError):
+        Group(step, items, fail_at, (str(calls), 3)).run()
+    outcomes = pickle.loads(pickle.dumps(Group(step, items, fail_at, (str(calls), 99)))).run()  # noqa: S301
+    assert [outcome.seen for outcome in outcomes.values()] == list(range(5))
+    assert calls.read_text().split() == ["0", "1", "2", "3", "3", "4"]
+
+
+def test_each_kind_of_work_runs_where_it_belongs(tmp_path: Path) -> None:
+    step = step_in(tmp_path)
+    with Runner(workers=1) as runner:
+        computed = runner.batches(step, "process", [1, 2], note)
+        copied = runner.batches(step, "node", [1], note, where="node")
+        fed = runner.batches(step, "fed", [1], feed, where="node")
+        here = runner.batches(step, "thread", [1], note, where="thread")
+        assert local_pool() is runner.pool
+    assert [outcome.facts["own"] for outcome in (*computed, *copied, *here)] == [0, 0, 1, 1]
+    assert fed[0].facts == {"elsewhere": 1}
+
+
+def test_a_process_without_a_runner_gets_a_pool_of_one() -> None:
+    pool = local_pool()
+    try:
+        assert pool is local_pool() and pool.workers == 1
+        assert pool.call(_pool_in_a_worker) == 1  # a worker's child may have children of its own
+    finally:
+        pool.close()
+    other = local_pool()
+    assert other is not pool
+    other.close()
+
+
+def _pool_in_a_worker() -> int:
+    pool = local_pool()
+    try:
+        return pool.workers
+    finally:
+        pool.close()
+
+
+def _refused() -> str:
+    try:
+        local_pool()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _tell(sender: Any) -> None:
+    sender.send(_refused())
+
+
+def test_a_daemon_worker_says_what_to_set() -> None:
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe()
+    child = context.Process(target=_tell, args=(sender,), daemon=True)
+    child.start()
+    assert "DASK_DISTRIBUTED__WORKER__DAEMON=False" in receiver.recv()
+    child.join()
+
+
+def test_closing_another_pool_leaves_the_adopted_one() -> None:
+    first, second = WorkerPool(1), local_pool()
+    first.close()
+    assert local_pool() is second
+    second.close()
+
+
+@pytest.mark.parametrize("where", ["process", "thread"])
+def test_a_batch_on_a_full_disk_is_one_line(tmp_path: Path, where: Where) -> None:
+    with Runner(workers=1) as runner, pytest.raises(RunError, match=r"no space left while writing .*: free some"):
+        runner.batches(step_in(tmp_path), "part", [1], fill_up, where=where)

@@ -1,0 +1,218 @@
+"""The step contract: fingerprints, manifests, skipping, sweeping, resuming batch by batch."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2train.errors import RunError, UserError
+from tasks.core.runner import Runner
+from tasks.core.shards import commit_rows, read_rows, rejected_row, write_rows
+from tasks.core.step import (
+    Manifest,
+    Outcome,
+    Step,
+    canonical,
+    cpu_seconds,
+    fingerprint,
+    need_manifest,
+    read_manifest,
+    read_timings,
+)
+from tasks.core.storage import Folder
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(), children, max_size=4),
+    max_leaves=20,
+)
+SCHEMA = pa.schema([("id", pa.string()), ("url", pa.string())])
+
+
+def double(folder: Folder, name: str, item: int, calls: str) -> Outcome:
+    """A small batch: one row, and a line in a log file that counts the calls."""
+    with Path(calls).open("a") as file:
+        file.write(f"{item}\n")
+    return commit_rows(folder, f"{name}.parquet", [{"id": str(2 * item), "url": "u"}], [], SCHEMA, {"sum": item})
+
+
+def make_step(root: Folder, **parameters: object) -> Step:
+    return Step(root, "double", version=1, parameters=parameters, inputs={"numbers": "x"})
+
+
+def run(root: Folder, calls: Path, items: list[int], **parameters: object) -> Manifest:
+    step = make_step(root, **parameters)
+    with Runner(workers=2) as runner:
+        if done := runner.finished(step):
+            return done
+        return step.commit(Outcome.total(runner.batches(step, "part", items, double, str(calls), where="thread")))
+
+
+@given(JSON)
+def test_canonical_is_a_function_of_the_value(value: object) -> None:
+    assert json.loads(canonical(value)) == value
+    if isinstance(value, dict):
+        assert canonical(dict(reversed(value.items()))) == canonical(value)
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=4), st.dictionaries(st.text(), JSON, max_size=4))
+def test_fingerprint_separates_parameters(one: dict[str, object], other: dict[str, object]) -> None:
+    same = fingerprint("s", 1, one, {}) == fingerprint("s", 1, other, {})
+    assert same == (canonical(one) == canonical(other))
+
+
+def test_second_run_is_skipped_and_a_parameter_re_runs(tmp_path: Path) -> None:
+    root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
+    first = run(root, calls, [1, 2, 3], k=1)
+    assert first.outcome.facts == {"sum": 6}
+    assert run(root, calls, [1, 2, 3], k=1) == first
+    assert sorted(calls.read_text().split()) == ["1", "2", "3"]
+    second = run(root, calls, [1, 2], k=2)
+    assert second.fingerprint != first.fingerprint
+    assert len(calls.read_text().split()) == 5
+    # The third part of the first run is named by no manifest any more, so it is gone.
+    assert (root / "double").files() == ["_manifest.json", "part-00000.parquet", "part-00001.parquet"]
+
+
+class Cut(BaseException):
+    """In place of a kill."""
+
+
+@pytest.mark.parametrize("act", ["write_bytes", "remove"])
+def test_no_file_goes_before_the_manifest_that_does_without_it(
+    tmp_path: Path, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut at each write and at each removal of a second commit: one of the two manifests stands with all its files."""
+    root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
+    count = 0
+
+    def commit(cut_at: int | None) -> None:
+        """Commit three files, then two others under the same fingerprint, as a retry does."""
+        nonlocal count
+        step = make_step(root)
+        (step.folder).remove(*step.folder.files())
+        step.commit(Outcome.total(double(step.folder, f"old-{n}", n, str(calls)) for n in range(3)))
+        new = Outcome.total(double(step.folder, f"new-{n}", n, str(calls)) for n in range(2))
+        real, count = getattr(Folder, act), 0
+
+        def counted(self: Folder, *args: object) -> object:
+            nonlocal count
+            count += 1
+            if count - 1 == cut_at:
+                raise Cut
+            if act == "remove":  # one name at a time, as the disk does
+                for name in args:
+                    real(self, name)
+                return None
+            return real(self, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Folder, act, counted)
+            step.commit(new)
+
+    commit(None)
+    instants = count
+    assert instants >= 2
+    for instant in range(instants):
+        with pytest.raises(Cut):
+            commit(instant)
+        with Runner(workers=1) as runner:
+            manifest = runner.finished(make_step(root))
+        assert manifest is not None, instant
+        names = [record.name for record in manifest.outputs]
+        assert names in ([f"old-{n}.parquet" for n in range(3)], [f"new-{n}.parquet" for n in range(2)])
+        if (act, instant) != ("write_bytes", 0):  # the commit had begun: the next run sweeps what it left
+            assert set((root / "double").files()) == {"_manifest.json", *names}, instant
+
+
+def test_files_beside_a_finished_step_are_swept_by_its_commit_alone(tmp_path: Path) -> None:
+    root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
+    run(root, calls, [1])
+    (root / "double").write_bytes("README.md", b"written by hand, after the step")
+    run(root, calls, [1])
+    assert (root / "double").size("README.md")
+
+
+def test_committed_batches_are_not_repeated(tmp_path: Path) -> None:
+    root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
+    step = make_step(root)
+    step.begin()
+    step.commit_batch("part-00000", double(step.folder, "part-00000", 1, str(calls)))
+    step.folder.write_bytes("part-00001.parquet", b"half a file of a killed run")
+    calls.write_text("")
+    manifest = run(root, calls, [1, 2])
+    assert calls.read_text().split() == ["2"]
+    ids = [row["id"] for record in manifest.outputs for row in read_rows(root / "double", record.name)]
+    assert ids == ["2", "4"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_damaged_output_is_made_again(tmp_path: Path, damage: str) -> None:
+    root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
+    first = run(root, calls, [1, 2])
+    victim = Path((root / "double").path("part-00001.parquet"))
+    victim.unlink() if damage == "missing" else victim.write_bytes(victim.read_bytes()[:-1])
+    assert run(root, calls, [1, 2]) == first
+
+
+def test_verify_finds_a_flipped_bit(tmp_path: Path) -> None:
+    root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
+    run(root, calls, [1])
+    victim = Path((root / "double").path("part-00000.parquet"))
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(bytes(data))
+    step = make_step(root)
+    assert step.finished() is not None
+    step.verify = True
+    assert step.finished() is None
+
+
+def test_a_killed_write_leaves_nothing_under_the_name(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out")
+    with pytest.raises(ValueError, match="stop"), folder.writing("a/b.bin") as draft:
+        draft.write_bytes(b"half")
+        raise ValueError("stop")
+    assert folder.files() == []
+
+
+def test_manifest_of_an_unfinished_step_is_not_trusted(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out")
+    folder.write_bytes("_manifest.json", b'{"step": "half')
+    assert read_manifest(folder) is None
+    with pytest.raises(RunError, match="no finished step"):
+        need_manifest(folder)
+
+
+def test_unwritable_output_names_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--output"):
+        Folder(tmp_path / "file" / "out").check_writable()
+
+
+def test_rejected_rows_hold_an_excerpt_only(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    row = rejected_row({"id": "1", "url": "u", "text": "x" * 1000}, "too_short", "3 tokens, 128 expected")
+    outcome = commit_rows(folder, "p.parquet", [], [row], SCHEMA)
+    assert outcome.reasons == {"too_short": 1}
+    assert len(next(read_rows(folder, "rejected/p.parquet"))["text"]) == 300
+
+
+def test_parquet_bytes_depend_on_rows_alone(tmp_path: Path) -> None:
+    rows = [{"id": str(i), "url": "u"} for i in range(3000)]
+    first = write_rows(Folder(tmp_path / "a"), "p.parquet", rows, SCHEMA)
+    second = write_rows(Folder(tmp_path / "b"), "p.parquet", rows, SCHEMA)
+    assert first == second
+
+
+def test_timings_hold_what_the_workers_took_too(tmp_path: Path) -> None:
+    before = cpu_seconds()
+    with Runner(workers=1) as runner:
+        runner.pool.call(sum, range(20_000_000))
+        assert cpu_seconds() - before > 0.1
+    run(Folder(tmp_path), tmp_path / "calls", [1])
+    timing = read_timings(Folder(tmp_path))["double"]
+    assert timing["rows"] == 1 and timing["cpu_seconds"] >= 0 and timing["seconds"] >= 0

@@ -1,0 +1,149 @@
+"""URL lists: text, Parquet, web addresses, and the mistakes that a person makes."""
+
+import gzip
+import http.server
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2train.errors import UserError
+from tasks.core.url_lists import find_url_lists, read_urls
+from tasks.sources.documents import find_documents
+from tasks.sources.warcs import find_warcs
+
+LINES = b"# a comment\nhttp://a.example/\r\n\n  http://b.example/x y  \nhttp://a.example/\n"
+EXPECTED = ("http://a.example/", "http://b.example/x y", "http://a.example/")
+
+
+def urls_of(place: str) -> list[str | None]:
+    return [url for _, url in read_urls(place)]
+
+
+def test_lines_and_their_numbers(tmp_path: Path) -> None:
+    (tmp_path / "list.txt.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + LINES + b"x" * 9000))
+    (found,) = find_url_lists([str(tmp_path / "list.txt.gz")])
+    assert found.name == "list.txt.gz"
+    assert list(read_urls(found.place)) == [*zip((2, 4, 5), EXPECTED, strict=True), (6, None)]
+
+
+def test_parquet_by_its_column(tmp_path: Path) -> None:
+    path = tmp_path / "list.parquet"
+    column = pa.array([*EXPECTED, None, "x" * 9000, " http://c.example/ "])
+    for values in (column, column.cast(pa.large_string()), column.dictionary_encode(), column.cast(pa.binary())):
+        pq.write_table(pa.table({"score": range(6), "url": values}), path)
+        assert urls_of(str(path)) == [*EXPECTED, "", None, "http://c.example/"]
+    pq.write_table(pa.table({"score": [1], "link": ["x"]}), path)
+    with pytest.raises(UserError, match="no column 'url', only score, link"):
+        find_url_lists([str(path)])
+    path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(UserError, match=r"list.parquet is not a readable Parquet file"):
+        find_url_lists([str(path)])
+
+
+def test_a_list_over_http(tmp_path: Path) -> None:
+    (tmp_path / "urls.txt").write_bytes(LINES)
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args, directory=str(tmp_path))  # type: ignore[arg-type]
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}"
+        (found,) = find_url_lists([f"{base}/urls.txt?month=2005"])
+        assert (found.name, tuple(urls_of(found.place))) == ("urls.txt", EXPECTED)
+        with pytest.raises(UserError, match=r"gone\.txt"):
+            find_url_lists([f"{base}/gone.txt"])
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.txt", None, "cannot read .*missing.txt"),
+        ("*.none", None, "no file matches"),
+        ("empty.txt", b"\n# nothing\n", "holds no URL"),
+        ("cut.gz", gzip.compress(LINES, mtime=0)[:-9], "not a complete .gz file"),
+        ("plain.xz", LINES, "not a complete .xz file"),
+        ("plain.zst", LINES, "not a complete .zst file"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as error:
+        find_url_lists([str(tmp_path / name)])
+    assert "\n" not in str(error.value)
+
+
+WARC = b"WARC/1.0\r\nWARC-Type: response\r\n\r\n"
+WET = b"WARC/1.0\r\nWARC-Type: conversion\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "option"),
+    [
+        ("a.warc", WARC, "--warcs"),
+        ("a.warc.gz", gzip.compress(WARC, mtime=0), "--warcs"),
+        ("a.txt", WARC, "--warcs"),
+        ("a.txt.gz", gzip.compress(WARC, mtime=0), "--warcs"),
+        ("a.warc.wet.gz", gzip.compress(WET, mtime=0), "--documents"),
+        ("a.wet", WET, "--documents"),
+        ("a.lst", WET, "--documents"),
+        ("a.jsonl", b'{"text": "words"}\n', "--documents"),
+        ("a.jsonl.zst", b"", "--documents"),
+        ("a.txt", b'\xef\xbb\xbf {"text": "words"}\n', "--documents"),
+        ("a.html", b"<p>words", "--documents"),
+        ("a", b"<!DOCTYPE html><p>words", "--documents"),
+        ("warc.paths.txt", b"crawl-data/CC-MAIN-2026-01/a.warc.gz\n", "--warcs"),
+        ("a.parquet", None, "--documents"),
+        ("a.txt", b"\x7fELF\0\0\0", "is not text"),
+    ],
+)
+def test_what_is_no_list_is_refused_with_the_option_that_takes_it(
+    tmp_path: Path, name: str, content: bytes | None, option: str
+) -> None:
+    path = tmp_path / name
+    if content is None:
+        pq.write_table(pa.table({"text": ["words"], "id": [1]}), path)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=option) as error:
+        find_url_lists([str(path)])
+    assert "\n" not in str(error.value) and name in str(error.value)
+    if content:
+        path.with_name("list.txt").write_bytes(LINES)
+        with pytest.raises(UserError, match=option):
+            find_url_lists([str(path.with_name("list.txt")), f"{tmp_path}/a*"] if name[0] == "a" else [str(path)])
+
+
+def test_a_large_archive_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A terabyte that takes no room on the disk: a hash of it would take half an hour."""
+    for name in ("a.txt", "a.warc"):
+        with (tmp_path / name).open("wb") as file:
+            file.write(WARC)
+            file.truncate(2**40)
+        with pytest.raises(UserError, match="--warcs"):
+            find_url_lists([str(tmp_path / name)])
+    with pytest.raises(UserError, match="--warcs"):
+        find_documents([str(tmp_path / "a.warc")], "text", 2**20)
+    with (tmp_path / "b.warc").open("wb") as file:
+        file.write(LINES)
+        file.truncate(2**40)
+    with pytest.raises(UserError, match="--urls"):
+        find_warcs([str(tmp_path / "b.warc")])
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_give_lines(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.txt"
+    path.write_bytes(data)
+    assert all(url and url == url.strip() and "\n" not in url for url in urls_of(str(path)))

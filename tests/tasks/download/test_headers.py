@@ -1,0 +1,332 @@
+"""Headers as a hostile server writes them: none ends a fetch, none changes what an archive holds."""
+
+import asyncio
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import random
+import time
+from collections.abc import Callable
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from warcio.archiveiterator import ArchiveIterator
+from yarl import URL
+
+from tasks.core.step import Outcome, Step
+from tasks.core.storage import Folder
+from tasks.download.fetch import Fetched, Fetcher, join, parse, retry_after
+from tasks.download.mime import parse_content_type, sniff_html
+from tasks.download.response_body import Decoder, FetchRejectedError
+from tasks.download.robots import RobotsRules
+from tasks.download.ssrf_guard import refuse
+from tasks.download.warc import Page, encode_head, encode_record, read_pages, write_pages
+from tasks.extract.settings import ExtractSettings
+from tasks.extract.step import extract
+from tests.tasks.corpus import Inline, rejected_of
+from tests.tasks.download.fetch_helpers import make_settings
+from tests.tasks.download.malformed_responses import ANSWERS, answering
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+SIGNS = ["", " ", "\t", "\r", "\n", "\r\n", "\0", "\x85", "\u2028", "é", "\udc80", "ÿ", "%00", "%0d%0a", "%zz"]
+BITS = {
+    "Content-Type": [
+        *words("text/html text / html ; charset charset= charset* charset*0 charset*0* = utf-8 '' ' % =?utf-8?q?x?= *"),
+        *words('" \\ "a boundary= , ( punycode idna base64 rot13 undefined unicode_escape utf-7 utf_16'),
+        *("1" * 30, "9" * 4400, "x" * 100),
+    ],
+    "Retry-After": [
+        *words("Mon Mon, 01 Jan 2026 99999999999 00:00:00 25:61:61 GMT +9999 -9999 (c) +99999999 - . 0 ١ 24 1e9 nan"),
+        *words("inf : Feb 30 0000 00 -0001 EST5EDT UTC-25 +2500 +0000 +-12 9999 0001 +2359 -2359 Dec"),
+        *("1" * 60, "1" * 4400, '"'),
+    ],
+    "Location": [
+        *words("http:// https:// // / ? # [ ] @ : ::1 % \\ .. /.. a ﷺ xn-- xn--a . 。 0 99999 65536 -1 +80 ftp:"),
+        *words("javascript: user:pw@ 127.1 ß \u200d \u0130 | < ^ ` { } = & * !"),
+        *("1" * 30, "a" * 70, "a" * 300, '"'),
+    ],
+    "robots.txt": [
+        *("User-agent: *\n", "user agent gpt2train\n", "Disallow: ", "Allow: ", "Crawl-delay: ", "Request-rate: "),
+        *("Visit-time: ", "Sitemap: ", "Host: ", "\n", "\ufeff", "9" * 4400, "a" * 200),
+        *words("/ * $ %c3 nan inf 1e999 -1 1/ 0900- # ; ? :"),
+    ],
+}
+BITS["Content-Encoding"] = ["gzip", "x-gzip", "deflate", "identity", "br", "zstd", ",", ";q=1", "chunked", "9" * 5000]
+BITS["Content-Language"] = BITS["Set-Cookie"] = BITS["Link"] = BITS["Content-Type"]
+
+
+def spellings(kind: str, dice: random.Random) -> str:
+    """A header put together from what its parser looks for and from signs that no header should hold."""
+    bits = BITS[kind] + (SIGNS if dice.random() < 0.5 else SIGNS[:3])
+    between = dice.choice(["", "", " "])
+    words = between.join(dice.choice(bits) for _ in range(dice.randint(1, 8)))
+    return {"Content-Type": dice.choice(["", "text/html;", "text/html; charset="])}.get(kind, "") + words
+
+
+def location(value: str) -> bool:
+    """Take a redirect as the fetcher does; False for one that passes without a plain ASCII address."""
+    sound = True
+    with contextlib.suppress(FetchRejectedError):
+        url = join(URL("http://a.example/x/y?z"), value)
+        if refuse(url, (80, 443), ()) is None:
+            sound = str(url).isascii() and str(url.origin() / "robots.txt").endswith("/robots.txt")
+    with contextlib.suppress(FetchRejectedError):
+        parse(value)
+    return sound
+
+
+def content_type(value: str) -> bool:
+    kind, charset = parse_content_type(value)
+    found = kind + (charset or "")
+    return found.isascii() and found.isprintable() and not {"\r", "\n", " ", ";"} & set(found)
+
+
+def seconds(value: str) -> bool:
+    found = retry_after(value)
+    return found is None or found >= 0
+
+
+def encoding(value: str) -> bool:
+    """Unpack a body that is none; False for more than one byte beyond the limit."""
+    with contextlib.suppress(FetchRejectedError):
+        return len(Decoder(value).feed(b"\x1f\x8b\x08 no gzip", 100)) <= 101
+    return True
+
+
+def robots(value: str) -> bool:
+    with contextlib.suppress(FetchRejectedError):
+        rules = RobotsRules(value.encode("utf-8", "surrogateescape").decode("utf-8-sig", "replace"))
+        return isinstance(asyncio.run(rules.allows("http://a.example/x%zz?*$", "gpt2train")), bool) and (
+            rules.delay("gpt2train") >= 0
+        )
+    return True
+
+
+# Each is False for a value that it reads as something unsound, and raises nothing.
+PARSERS: dict[str, Callable[[str], bool]] = {
+    "Content-Type": content_type,
+    "Retry-After": seconds,
+    "Location": location,
+    "Content-Encoding": encoding,
+    "robots.txt": robots,
+}
+
+
+def read_badly(kind: str, count: int, seed: int) -> list[str]:
+    """Headers out of `count` that their parser raised for, or read as something unsound."""
+    dice = random.Random(f"{kind} {seed}")
+    found = []
+    for _ in range(count):
+        value = spellings(kind, dice)
+        try:
+            sound = PARSERS[kind](value)
+        except Exception as error:
+            raise AssertionError(f"{kind}: {value!r}") from error
+        if not sound:
+            found.append(value)
+    return found
+
+
+@pytest.mark.parametrize("kind", [*PARSERS])
+def test_any_header_is_parsed(kind: str) -> None:
+    assert read_badly(kind, 100 if kind == "robots.txt" else 1500, 0) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*PARSERS])
+def test_100_000_headers_are_parsed(kind: str) -> None:
+    assert read_badly(kind, 5_000 if kind == "robots.txt" else 35_000, 1) == []
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_parsed(value: str) -> None:
+    assert [kind for kind, take in PARSERS.items() if kind != "robots.txt" and not take(value)] == []
+
+
+@given(st.binary(max_size=300))
+def test_any_body_is_sniffed(body: bytes) -> None:
+    assert sniff_html(body) in ("", "text/html", "application/xhtml+xml")
+
+
+def test_media_types_as_the_standard_library_reads_them() -> None:
+    """A well-formed header is read as the standard library reads it."""
+    for value in (
+        *("text/html", "TEXT/HTML; Charset=UTF-8", "text/html;charset=x-sjis", "application/xhtml+xml; q=1"),
+        *(
+            'text/html; a="b;c"; charset="iso-8859-1"',
+            "text/html ; charset=utf-8 ; x=y",
+        ),
+    ):
+        message = Message()
+        message["Content-Type"] = value
+        assert parse_content_type(value) == (message.get_content_type(), message.get_content_charset()), value
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("text/html; charset*=utf-8''x%0d%0a%0d%0aZZZ", ("text/html", None)),
+        ("text/html;charset*;charset*0", ("text/html", None)),
+        ("text/html; charset=\r\n\r\nZZZ", ("text/html", None)),
+        ('text/html; charset="x\r\ny"', ("text/html", None)),
+        ("text/html; charset=a;charset=b", ("text/html", "a")),
+        ("text/html, text/html", ("", None)),
+        ("text/html charset=utf-8", ("", None)),
+        ("; charset=utf-8", ("", "utf-8")),
+        ("text/html; charset=" + "x" * 65, ("text/html", None)),
+    ],
+)
+def test_broken_media_types(value: str, expected: tuple[str, str | None]) -> None:
+    assert parse_content_type(value) == expected
+
+
+def test_a_header_takes_time_by_its_length() -> None:
+    """CPU time of 16 times the length, for headers made of what a parser has to search for."""
+    for head, piece in (
+        ("text/html", ";"),
+        ("text/html", ";a"),
+        ("text/html;", " "),
+        ('text/html;charset="', "\\"),
+        ("text/html", ';a="'),
+        ("text/html;charset=x", '"'),
+    ):
+        times = []
+        for count in (4_000, 64_000):
+            began = time.process_time()
+            for _ in range(3):
+                parse_content_type(head + piece * count)
+            times.append(time.process_time() - began)
+        assert times[1] < 0.1 + 100 * times[0], (piece, times)  # a square would be 256 times
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"<!DOCTYPE html><p>x", "text/html"),
+        (b"\n\t <HTML lang=en>", "text/html"),
+        (b"<!-- a note --><html>", "text/html"),
+        (b"\xef\xbb\xbf<html>", "text/html"),
+        ("\ufeff<!doctype html>".encode("utf-16-le"), "text/html"),
+        ("\ufeff<!doctype html>".encode("utf-16-be"), "text/html"),
+        (b"<p>x", "text/html"),
+        (b'<?xml version="1.0"?>\n<!DOCTYPE html PUBLIC "x">\n<html>', "application/xhtml+xml"),
+        (b'<?xml version="1.0"?><rss></rss>', ""),
+        (b"plain words", ""),
+        (b"<pre>x", ""),
+        (b"<path d=''/>", ""),
+        (b"%PDF-1.7 <html>", ""),
+        (b"\x89PNG\r\n\x1a\n<html>", ""),
+        (b"<html>\0\1\2\3", ""),
+        (b"\x1f\x8b\x08<html>", ""),
+        (b"", ""),
+    ],
+)
+def test_pages_without_a_type(body: bytes, kind: str) -> None:
+    assert sniff_html(body) == kind
+
+
+def test_each_hostile_answer_ends_with_a_reason() -> None:
+    """Over loopback, as many as were tried by hand, and one more."""
+    assert len(ANSWERS) >= 41
+
+    async def run(address: str, numbers: list[int], deadline: float) -> list[Fetched]:
+        settings = make_settings(obey_robots=False, attempts=3, deadline=deadline, max_wait=0, max_host_failures=1000)
+        async with Fetcher(settings, {"c*": address}) as fetcher:
+            return await asyncio.gather(*(fetcher.fetch(f"http://c{n}.example/", "list") for n in numbers))
+
+    endless = [number for number, (_, reasons) in enumerate(ANSWERS.values()) if reasons == ("deadline",)]
+    others = [number for number in range(len(ANSWERS)) if number not in endless]
+    with answering() as address:
+        found = dict(zip(others, asyncio.run(run(address, others, 60.0)), strict=True))
+        found |= zip(endless, asyncio.run(run(address, endless, 2.0)), strict=True)
+    pages = [found[number] for number in range(len(ANSWERS))]
+    for page, (name, (_, reasons)) in zip(pages, ANSWERS.items(), strict=True):
+        assert page.reason in reasons, (name, page)
+        assert page.body == (None if page.reason else b"hi"), name
+        if reasons == ("protocol_error",):
+            assert (page.attempts, page.retryable) == (1, False), name
+
+
+def page_with(**changes: Any) -> Page:
+    body = b"<html><p>hello world</p></html>"
+    page = Page(
+        url="http://a.example/",
+        final_url="http://a.example/",
+        content_type="text/html",
+        charset="utf-8",
+        body=body,
+        fetched_at="2026-01-02T03:04:05Z",
+        sha256=hashlib.sha256(body).hexdigest(),
+        source="list.txt",
+    )
+    return dataclasses.replace(page, **changes)
+
+
+FIELDS = ("url", "final_url", "charset", "source", "fetched_at", "ip", "content_language")
+ENDS = st.sampled_from(["\r\n", "\r\n\r\nZZZ", "\r\nContent-Encoding: gzip", "\r\nContent-Length: 0", "\n\n", "\0"])
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(FIELDS), st.text(max_size=40) | ENDS, max_size=4), max_size=3), ENDS)
+def test_no_value_reaches_the_body(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[dict[str, str]], name: str
+) -> None:
+    """Whatever stands in any field, the body and its digest come back as they went in."""
+    folder = tmp_path_factory.mktemp("warc")
+    pages = [page_with(**change) for change in changes]
+    pages = [dataclasses.replace(page, final_url=f"http://a.example/{page.final_url}") for page in pages]
+    write_pages(folder / "p.warc.gz", pages)
+    data = (folder / "p.warc.gz").read_bytes()
+    (folder / "p.warc.gz").write_bytes(encode_head(name, name) + data)
+    found = list(read_pages(Folder(folder), "p.warc.gz"))
+    assert [(page.body, page.sha256, page.fault) for page in found] == [(page.body, page.sha256, "") for page in pages]
+    with (folder / "p.warc.gz").open("rb") as file:
+        bodies = [r.content_stream().read() for r in ArchiveIterator(file, check_digests="raise") if r.http_headers]
+    assert bodies == [page.body for page in pages]
+
+
+def test_a_type_that_no_server_should_send(tmp_path: Path) -> None:
+    """The type is one of the settings' own; one that is none is left out, and the body tells."""
+    write_pages(tmp_path / "p.warc.gz", [page_with(content_type="text/html\r\n\r\nZZZ", charset="x\r\n\r\nZZZ")])
+    (page,) = read_pages(Folder(tmp_path), "p.warc.gz")
+    assert (page.content_type, page.charset, page.fault) == ("text/html", None, "")
+
+
+def injected(body: bytes, number: int) -> bytes:
+    """A record as versions before this one wrote it: line ends from a charset stand in its HTTP head."""
+    http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=x\r\n\r\nZZZ\r\n\r\n" + body
+    digest = hashlib.sha256(body).hexdigest()
+    head = (
+        f"WARC/1.1\r\nWARC-Type: response\r\nWARC-Target-URI: http://a.example/{number}\r\n"
+        f"WARC-Date: 2026-01-02T03:04:05Z\r\nWARC-Payload-Digest: sha256:{digest}\r\n"
+        f"Content-Type: application/http; msgtype=response\r\nContent-Length: {len(http)}\r\n\r\n"
+    )
+    return gzip.compress(head.encode() + http + b"\r\n\r\n")
+
+
+def test_an_archive_with_an_injected_head_costs_that_page_alone(tmp_path: Path) -> None:
+    text = b"".join(
+        b"<p>The river runs through valley %d, and people walk along it of an evening.</p>" % n for n in range(9)
+    )
+    body = b"<html><body><article>" + text + b"</article></body></html>"
+    good = [page_with(body=body, sha256=hashlib.sha256(body).hexdigest(), url=f"http://a.example/{n}") for n in (0, 2)]
+    folder = Folder(tmp_path)
+    step = Step(folder, "download", version=1, parameters={}, inputs={}, folder="pages")
+    with step.folder.writing("part-00000.warc.gz") as draft:
+        draft.write_bytes(encode_record(good[0]) + injected(body, 1) + encode_record(good[1]))
+    found = list(read_pages(step.folder, "part-00000.warc.gz"))
+    assert [bool(page.fault) for page in found] == [False, True, False] and found[1].body == b""
+    pages = step.commit(Outcome(outputs=(step.folder.record("part-00000.warc.gz"),)))
+    with Inline(1) as runner:
+        documents = extract(folder, pages, ExtractSettings(prefilter=False), runner)
+    assert (documents.outcome.kept, documents.outcome.reasons) == (2, {"broken_record": 1})
+    (row,) = rejected_of(folder, documents)
+    assert row["url"] == "http://a.example/1" and "record 2" in row["detail"]

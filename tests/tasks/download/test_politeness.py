@@ -1,0 +1,152 @@
+"""Manners towards hosts: robots.txt, pauses, limits over all shards, and hosts that fail or ask to wait."""
+
+import asyncio
+import email.utils
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.core.storage import Folder
+from tasks.download.fetch import Fetched, Fetcher
+from tasks.download.warc import read_pages
+from tests.tasks.download.fetch_helpers import fetch, make_settings, run
+from tests.tasks.web_server import Site, ok
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "reason"),
+    [
+        (200, "User-agent: *\nDisallow: /", "robots_forbidden"),
+        (200, "User-agent: *\nDisallow: /\n\nUser-agent: gpt2train\nAllow: /", ""),
+        (200, "\ufeffUser-agent: *\nDisallow: /pa*e", "robots_forbidden"),
+        (200, "User-agent: *\nDisallow: /\n#" + "x" * 600_000, "robots_forbidden"),
+        (200, "<html>not a robots file</html>", ""),
+        (403, "", ""),
+        (500, "", "robots_unavailable"),
+        (429, "", "robots_unavailable"),
+    ],
+)
+def test_robots(site: Site, status: int, text: str, reason: str) -> None:
+    site.robots["a.test"] = (status, text)
+    pages = fetch(site, ["http://a.test/page", "http://a.test/page?2"])
+    assert [page.reason for page in pages] == [reason, reason]
+    assert site.hits["a.test", "/robots.txt"] == 1
+
+
+def test_robots_can_be_turned_off(site: Site) -> None:
+    site.robots["a.test"] = (200, "User-agent: *\nDisallow: /")
+    (page,) = fetch(site, ["http://a.test/page"], obey_robots=False)
+    assert page.reason == ""
+    assert site.hits["a.test", "/robots.txt"] == 0
+
+
+def test_robots_go_through_the_same_guard(site: Site) -> None:
+    site.handlers["/robots.txt"] = site.handlers["/inside"]
+    (page,) = fetch(site, ["http://a.test/page"])
+    assert (page.reason, page.detail) == ("not_public_address", "169.254.169.254")
+    assert site.hits["a.test", "/page"] == 0
+
+
+def test_one_host_at_a_time_and_apart(site: Site) -> None:
+    fetch(site, [f"http://a.test/{n}" for n in range(4)] + ["http://b.test/0"], per_host=1, delay=0.1)
+    assert site.at_once["a.test"] == 1
+    times = [at for host, at in site.starts if host == "a.test"]
+    assert len(times) == 5  # robots.txt is a request like any other
+    assert times[-1] - times[0] > 0.35  # four pauses; a busy machine may note one start late
+
+
+def test_crawl_delay_counts(site: Site) -> None:
+    site.robots["a.test"] = (200, "User-agent: *\nCrawl-delay: 0.4")
+    fetch(site, ["http://a.test/1", "http://a.test/2"])
+    first, second = [at for host, at in site.starts if host == "a.test"][1:]
+    assert second - first > 0.25
+
+
+def test_all_hosts_together_are_capped(site: Site) -> None:
+    fetch(site, [f"http://h{n}.test/" for n in range(8)], concurrency=1)
+    moments = sorted(at for _, at in site.starts)
+    assert len(moments) == 16  # each page and its host's robots.txt
+    assert max(site.at_once.values()) == 1
+
+
+def test_a_slow_host_holds_back_its_own_shard_alone(site: Site, tmp_path: Path) -> None:
+    others_came_first: list[bool] = []
+
+    def slow(h: Any) -> None:
+        """Answers when the last page of the other shards was asked for, or after five seconds."""
+        end = time.monotonic() + 5
+        while not site.hits["h8.test", "/8"] and time.monotonic() < end:
+            time.sleep(0.01)
+        others_came_first.append(time.monotonic() < end)
+        h.answer(b"<p>slow")
+
+    site.handlers["/slow"] = slow
+    shards = [["http://slow.test/slow", "http://h.test/0"], *([f"http://h{n}.test/{n}"] for n in range(1, 9))]
+    manifest = run(Folder(tmp_path), site, shards, shards_at_once=2, deadline=30)
+    assert manifest.outcome.kept == 10
+    assert others_came_first == [True]
+    pages = [page.url for r in manifest.outputs for page in read_pages(Folder(tmp_path) / "pages", r.name)]
+    assert pages == [url for shard in shards for url in shard]
+
+
+def test_limits_per_host_hold_over_all_shards(site: Site, tmp_path: Path) -> None:
+    shards = [[f"http://a.test/{shard}-{n}" for n in range(3)] for shard in range(4)]
+    run(Folder(tmp_path), site, shards, per_host=1, delay=0.05, shards_at_once=4)
+    assert site.at_once["a.test"] == 1
+    assert len(site.starts) == 13
+    assert site.starts[-1][1] - site.starts[0][1] > 0.5  # twelve pauses; four shards by themselves would take a quarter
+    assert site.hits["a.test", "/robots.txt"] == 1
+
+
+def test_a_host_that_keeps_failing_is_given_up(site: Site, tmp_path: Path) -> None:
+    """Each page of a dead host costs a deadline; three of them are enough, over all shards."""
+    site.handlers["/hangs"] = lambda h: time.sleep(4)
+    shards = [
+        [f"http://dead.test/hangs?{shard}-{n}" for n in range(9)] + [f"http://h.test/{shard}"] for shard in (1, 2)
+    ]
+    manifest = run(Folder(tmp_path), site, shards, max_host_failures=3, per_host=1, deadline=1.5, obey_robots=False)
+    assert site.hits["dead.test", "/hangs"] == 3  # and not 18
+    assert manifest.outcome.reasons == {"deadline": 3, "host_given_up": 15}
+    assert manifest.outcome.facts["retryable"] == 18
+    assert manifest.outcome.kept == 2
+
+
+def test_one_good_page_clears_a_host(site: Site) -> None:
+    urls = ["http://a.test/broken", "http://a.test/1", "http://a.test/broken?2", "http://a.test/gone"]
+    pages = fetch(site, [*urls, *urls], max_host_failures=2, per_host=1, attempts=1)
+    assert [page.reason for page in pages] == ["http_error", "", "http_error", "not_found"] * 2
+
+
+def test_a_dead_name_costs_one_look_up(site: Site) -> None:
+    asked: list[str] = []
+
+    async def lookup(host: str) -> list[str]:
+        asked.append(host)
+        raise OSError("no such name")
+
+    async def run() -> list[Fetched]:
+        async with Fetcher(make_settings(attempts=1), {}, lookup) as fetcher:
+            return await asyncio.gather(*(fetcher.fetch(f"http://dead.example/{n}", "list") for n in range(9)))
+
+    pages = asyncio.run(run())
+    assert {(page.reason, page.retryable) for page in pages} == {("dns_failed", True)}
+    assert asked == ["dead.example"]  # for robots.txt, whose answer stands for all pages
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_a_host_that_asks_to_wait_is_left_alone(site: Site, form: str) -> None:
+    """429 with Retry-After on one page: the host's other pages wait too."""
+
+    def busy(h: Any) -> None:
+        if h.site.hits["a.test", "/busy"] > 1:
+            return ok(h)
+        date = email.utils.formatdate(time.time() + 2, usegmt=True)  # whole seconds: 1 to 2
+        return h.answer(b"", status=429, Retry_After="1" if form == "seconds" else date)
+
+    site.handlers["/busy"] = busy
+    pages = fetch(site, ["http://a.test/busy", "http://a.test/other"], per_host=1, obey_robots=False)
+    assert [(page.reason, page.attempts) for page in pages] == [("", 2), ("", 1)]
+    first, *later = [at for _, at in site.starts]
+    assert min(later) - first > 0.8

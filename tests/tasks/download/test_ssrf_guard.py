@@ -1,0 +1,312 @@
+"""No connection to an address that is not public: by number, by name, by redirect, by a second look-up."""
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import unicodedata
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from yarl import URL
+
+from tasks.download.fetch import Fetched, Fetcher
+from tasks.download.settings import DownloadSettings
+from tasks.download.ssrf_guard import (
+    METADATA,
+    GuardedResolver,
+    HostNotFoundError,
+    NotPublicError,
+    is_public,
+    literal,
+    refuse,
+    system_lookup,
+)
+from tests.tasks.web_server import running_site
+
+PRIVATE = """
+0.0.0.0 0.1.2.3 10.0.0.1 100.64.0.1 127.0.0.1 127.255.255.254 169.254.169.254 172.16.0.1 172.31.255.255 192.0.0.1
+192.0.0.170 192.0.2.1 192.88.99.1 192.168.1.1 198.18.0.1 198.19.255.255 198.51.100.1 203.0.113.1 224.0.0.1 239.1.1.1
+240.0.0.1 255.255.255.255 168.63.129.16 169.254.170.2 100.100.100.200 192.0.0.192
+fd00:ec2::254 fd20:ce::254 ::ffff:168.63.129.16 64:ff9b::168.63.129.16 2002:a83f:8110::
+:: ::1 ::127.0.0.1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 ::ffff:0:127.0.0.1 64:ff9b::127.0.0.1 64:ff9b::a00:1
+64:ff9b:1::1 100::1 2001::1 2001:10::1 2001:db8::1 2002:7f00:1:: 2002:a00:1:: 2002:c0a8:101:: 3fff::1 5f00::1 fc00::1
+fd12::1 fe80::1 fe80::1%eth0 fec0::1 ff02::1 2606:4700::1%eth0
+"""
+PUBLIC = """
+1.1.1.1 8.8.8.8 100.63.255.255 100.128.0.1 172.15.0.1 172.32.0.1 192.0.1.1 198.17.0.1 198.20.0.1 223.255.255.255
+2606:4700::1 2a00:1450:4001::1 ::ffff:8.8.8.8 64:ff9b::8.8.8.8 2002:808:808::
+"""
+# Spellings of loopback, and of hosts that a lenient parser takes for it.
+SPELLINGS = [
+    *("127.0.0.1", "127.1", "127.0.1", "2130706433", "0x7f000001", "0x7f.1", "0x7f.0.0.1", "0177.0.0.1"),
+    *("017700000001", "127.000.000.001", "0", "0.0.0.0", "00000000", "localhost", "LOCALHOST.", "localhost."),
+    *("127.0.0.1.", "2130706433.", "127.1.", "[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]"),
+    *("[::127.0.0.1]", "[64:ff9b::7f00:1]", "[64:ff9b:1::7f00:1]", "[2002:7f00:1::]", "[fe80::1%25lo]"),
+    *("[::1%25lo]", "[::ffff:127.0.0.1%25lo]", "[0:0:0:0:0:0:0:1]", "①②⑦.0.0.1", "127。0。0。1", "１２７.0.0.1"),
+    *("1２7.1", "%31%32%37.0.0.1", "127%2e0%2e0%2e1", "user:pass@127.0.0.1", "evil.com@127.0.0.1"),
+    *("127.0.0.1:{port}#@evil.com", "ip6-localhost", "[2001:0:4136:e378:8000:63bf:807f:fffe]"),
+    *("[::ffff:0:127.0.0.1]", "127.0.0.1%00.example.com", "127.0.0.1\\@example.com", "۱۲۷.0.0.1", "٠"),
+    *("２１３０７０６４３３", "0۱77.0.0.1", "127.0.0.1,example.com", "[v1.a]", "017700000001."),
+]
+# Those that are numbers, and so need no resolver: a client may connect without asking one.
+NUMERIC = [
+    *("127.1", "127.0.1", "2130706433", "0x7f000001", "0x7f.1", "0x7f.0.0.1", "0177.0.0.1", "017700000001", "0", "00"),
+    *(
+        "127.000.000.001",
+        "2130706433.",
+        "127.1.",
+        "1２7.1",
+        "２１３０７０６４３３",
+        "0x",
+        "0X7F.1",
+        "1.2.3.4.5",
+        "256.1",
+    ),
+    *("127.0.0.0x1", "①②⑦.1", "127。1", "example.0x7f", "example.1", "4294967296", "1e3.1", "٢١٣٠.1", "127.0.0.08"),
+]
+NUMBERS = "http://2130706433/ http://0x7f000001/ http://0177.0.0.1/ http://127.1/ http://127.0.0.1./ http://[::1]/"
+
+
+@pytest.mark.parametrize("address", PRIVATE.split())
+def test_private(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", PUBLIC.split())
+def test_public(address: str) -> None:
+    assert is_public(address)
+
+
+@given(st.ip_addresses(v=4))
+def test_an_address_in_a_coat_is_judged_by_itself(address: ipaddress.IPv4Address) -> None:
+    for coat in (
+        f"::ffff:{address}",
+        f"64:ff9b::{address}",
+        str(ipaddress.IPv6Address(0x2002 << 112 | int(address) << 80)),
+    ):
+        assert is_public(coat) == is_public(address)
+    if not address.is_global:
+        assert not is_public(address)
+
+
+def test_what_is_allowed_and_no_more() -> None:
+    allowed = [ipaddress.ip_network("127.0.0.0/8")]
+    assert is_public("127.0.0.1", allowed)
+    assert is_public("::ffff:127.0.0.1", allowed)
+    assert not is_public("::1", allowed)
+    assert not is_public("10.0.0.1", allowed)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://127.0.0.1/", "not_public_address"),
+        ("http://[::ffff:7f00:1]/", "not_public_address"),
+        ("https://10.0.0.1/", "not_public_address"),
+        ("http://8.8.8.8:22/", "port_forbidden"),
+        ("ftp://8.8.8.8/", "scheme_forbidden"),
+        ("file:///etc/passwd", "scheme_forbidden"),
+        ("http://8.8.8.8/", None),
+        ("https://name.example/", None),
+    ],
+)
+def test_urls(url: str, reason: str | None) -> None:
+    verdict = refuse(URL(url), (80, 443), ())
+    assert (verdict and verdict[0]) == reason
+
+
+@pytest.mark.parametrize("host", NUMERIC)
+def test_numbers_are_refused_before_any_client_sees_them(host: str) -> None:
+    """By the guard alone: what the HTTP client or the C library makes of them is not asked."""
+    try:
+        url = URL(f"http://{host}/")
+    except ValueError:
+        return
+    verdict = refuse(url, (80,), ())
+    assert verdict and verdict[0] in ("malformed", "not_public_address"), verdict
+    with pytest.raises(ValueError):
+        literal(host)
+    assert refuse(url, (80,), [ipaddress.ip_network("0.0.0.0/0")]), "nor where every address is allowed"
+
+
+@given(st.lists(st.text("0123456789abcdefxX.０１٢②。", min_size=1, max_size=5), min_size=1, max_size=4))
+def test_what_the_c_library_takes_for_an_address_is_judged(parts: list[str]) -> None:
+    """`inet_aton` and the parsers of browsers are lenient; no host that they take is taken for a name here."""
+    host = unicodedata.normalize("NFKC", ".".join(parts)).replace("\u3002", ".")
+    try:
+        packed = socket.inet_aton(host)
+    except (OSError, UnicodeEncodeError):
+        return
+    with contextlib.suppress(ValueError):
+        assert str(literal(host)) == socket.inet_ntoa(packed)
+
+
+def test_metadata_services_are_refused_by_address_and_name() -> None:
+    wide = [ipaddress.ip_network(text) for text in ("0.0.0.0/0", "::/0")]
+    one = [ipaddress.ip_network("169.254.169.254/32")]
+    for address in METADATA:
+        assert not is_public(address) and not is_public(address, wide)
+    assert is_public("169.254.169.254", one) and is_public("10.1.2.3", wide)
+    for name in ("metadata.google.internal", "METADATA.google.internal.", "metadata"):
+        assert refuse(URL(f"http://{name}/computeMetadata/v1/"), (80,), wide)
+    assert refuse(URL("http://metadata.example/"), (80,), ()) is None
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..b", "a b", "a,b", "a.example%00", "x" * 60 + ".y" * 100])
+def test_what_is_no_host_name(host: str) -> None:
+    with pytest.raises(ValueError):
+        literal(host)
+
+
+def test_fifty_two_spellings_reach_no_server_inside() -> None:
+    """In the list, and as the target of a redirect from a host that may be asked."""
+    assert len(SPELLINGS) >= 52
+    with running_site("127.0.0.1") as inside, running_site("127.0.0.2") as good:
+        port = int(inside.address.rpartition(":")[2])
+        urls = [f"http://{host.format(port=port)}" + ("" if "#" in host else f":{port}/x") for host in SPELLINGS]
+        good.handlers["/to"] = lambda h: h.redirect(urls[int(h.path.partition("?")[2])].encode().decode("latin-1"))
+
+        async def run() -> list[Fetched]:
+            settings = DownloadSettings(
+                delay=0,
+                per_host=20,
+                backoff=0,
+                deadline=10,
+                attempts=1,
+                max_host_failures=1000,
+                obey_robots=False,
+                ports=(80, port),
+                allow_private=("127.0.0.2/32",),
+            )
+            listed = [*urls, *(f"http://good.example/to?{number}" for number in range(len(urls)))]
+            async with Fetcher(settings, {"good.example": good.address}) as fetcher:
+                return await asyncio.gather(*(fetcher.fetch(url, "list") for url in listed))
+
+        pages = asyncio.run(run())
+        assert not inside.hits
+        assert sum(good.hits.values()) == len(urls)
+    for page in pages:
+        assert page.body is None
+        assert page.reason in ("not_public_address", "malformed", "dns_failed", "redirect_loop"), page
+    reasons = [page.reason for page in pages]
+    assert reasons[: len(urls)].count("dns_failed") <= 8, "most are refused without a look-up"
+
+
+def resolve(answers: Sequence[str], host: str = "name.example", **connect_to: str) -> list[tuple[str, int]]:
+    async def lookup(_: str) -> Sequence[str]:
+        return answers
+
+    async def run() -> list[tuple[str, int]]:
+        resolver = GuardedResolver((), {k.replace("_", "."): v for k, v in connect_to.items()}, lookup)
+        return [(answer["host"], answer["port"]) for answer in await resolver.resolve(host, 80)]
+
+    return asyncio.run(run())
+
+
+def test_one_private_answer_spoils_all() -> None:
+    assert resolve(["8.8.8.8", "2606:4700::1"]) == [("8.8.8.8", 80), ("2606:4700::1", 80)]
+    with pytest.raises(NotPublicError, match=r"name\.example has the address 10\.0\.0\.1"):
+        resolve(["8.8.8.8", "10.0.0.1"])
+    with pytest.raises(HostNotFoundError):
+        resolve([])
+
+
+def test_connect_to_is_judged_too() -> None:
+    assert resolve([], name_example="8.8.8.8:8080") == [("8.8.8.8", 8080)]
+    with pytest.raises(NotPublicError):
+        resolve([], name_example="127.0.0.1:8080")
+
+
+def fetch_all(
+    urls: Sequence[str], port: str, lookup: Sequence[Sequence[str]] = (), allowed: Sequence[str] = ()
+) -> list[Fetched]:
+    """Fetch one after the other; look-ups answer in turn, the last one for ever."""
+    answers = list(lookup)
+
+    async def answer(_: str) -> Sequence[str]:
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    async def run() -> list[Fetched]:
+        settings = DownloadSettings(
+            delay=0, backoff=0, deadline=2, attempts=1, ports=(80, int(port)), allow_private=tuple(allowed)
+        )
+        async with Fetcher(settings, {}, answer if answers else system_lookup) as fetcher:
+            return [await fetcher.fetch(url, "list") for url in urls]
+
+    return asyncio.run(run())
+
+
+def test_no_request_reaches_the_server_inside() -> None:
+    """Every way to write loopback, with a server listening there: none of them gets through."""
+    with running_site() as site:
+        port = site.address.rpartition(":")[2]
+        urls = [
+            url[:-1] + f":{port}/"
+            for url in (*NUMBERS.split(), "http://127.0.0.1/", "http://localhost/", "http://LOCALHOST./")
+        ]
+        pages = fetch_all(urls, port)
+        assert not site.hits
+    for page in pages:
+        assert page.body is None
+        assert page.reason in ("not_public_address", "malformed", "dns_failed"), page
+    assert [page.reason for page in pages].count("not_public_address") >= 4
+
+
+@pytest.mark.parametrize("turns", [["127.0.0.2", "127.0.0.1"], ["127.0.0.1", "127.0.0.2"]])
+def test_a_name_server_that_changes_its_mind(turns: list[str]) -> None:
+    """Rebinding: an address that may be asked first, one that may not next, or the other way about.
+
+    Both are loopback, and servers listen at both on one port; only 127.0.0.2 is allowed. Each look-up is judged, and
+    the connection goes to what was judged: the server at 127.0.0.1 never sees a request.
+    """
+    with running_site("127.0.0.2") as good:
+        port = good.address.rpartition(":")[2]
+        with running_site("127.0.0.1", int(port)) as inside:
+            urls = [f"http://rebind.example:{port}/{n}" for n in range(3)]
+            pages = fetch_all(urls, port, [[turn] for turn in turns], ["127.0.0.2/32"])
+            assert not inside.hits
+            if turns[0] == "127.0.0.2":
+                assert [page.reason for page in pages] == ["", "", ""]
+                assert {page.ip for page in pages} == {"127.0.0.2"}
+            else:
+                assert {page.reason for page in pages} == {"not_public_address"}
+                assert not good.hits
+
+
+def test_a_redirect_to_a_name_that_points_inside() -> None:
+    with running_site("127.0.0.2") as good:
+        port = good.address.rpartition(":")[2]
+        with running_site("127.0.0.1", int(port)) as inside:
+            good.handlers["/"] = lambda h: h.redirect(f"http://inside.example:{port}/")
+            # Look-ups in turn: the first name, then the name that it redirects to.
+            (page,) = fetch_all([f"http://out.example:{port}/"], port, [["127.0.0.2"], ["127.0.0.1"]], ["127.0.0.2/32"])
+            assert not inside.hits
+    assert page.reason == "not_public_address"
+
+
+def test_answers_are_kept_for_a_while() -> None:
+    asked: list[str] = []
+
+    async def lookup(host: str) -> Sequence[str]:
+        asked.append(host)
+        return ["8.8.8.8"]
+
+    async def run() -> None:
+        resolver = GuardedResolver((), {}, lookup)
+        for host in ("a.example", "a.example", "b.example", "a.example"):
+            await resolver.resolve(host, 80)
+
+    asyncio.run(run())
+    assert asked == ["a.example", "b.example"]
+
+
+def test_the_environment_names_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_site() as site:
+        monkeypatch.setenv("http_proxy", f"http://{site.address}")
+        monkeypatch.setenv("ALL_PROXY", f"http://{site.address}")
+        (page,) = fetch_all(["http://name.example/"], site.address.rpartition(":")[2], [["10.0.0.1"]])
+        assert not site.hits
+    assert page.reason == "not_public_address"

@@ -1,0 +1,137 @@
+"""WARC in and out: what is written is read back, archives made elsewhere are read, damage is named."""
+
+import dataclasses
+import gzip
+import hashlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from warcio.archiveiterator import ArchiveIterator
+from warcio.statusandheaders import StatusAndHeaders
+from warcio.warcwriter import WARCWriter
+
+from gpt2train.errors import RunError
+from tasks.core.storage import Folder
+from tasks.download.warc import Page, encode_head, encode_record, parse_content_type, read_pages, write_pages
+
+
+def make_page(body: bytes, number: int = 0) -> Page:
+    return Page(
+        url=f"http://a.example/{number}",
+        final_url=f"http://b.example/{number}?q=ä",
+        content_type="text/html",
+        charset="utf-8",
+        body=body,
+        fetched_at="2026-01-02T03:04:05Z",
+        sha256=hashlib.sha256(body).hexdigest(),
+        source="list.txt",
+    )
+
+
+@given(st.lists(st.binary(max_size=200), max_size=5))
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, bodies: list[bytes]) -> None:
+    folder = tmp_path_factory.mktemp("warc")
+    pages = [make_page(body, number) for number, body in enumerate(bodies)]
+    assert write_pages(folder / "p.warc.gz", pages) == len(pages)
+    assert list(read_pages(Folder(folder), "p.warc.gz")) == pages
+
+
+def test_bytes_depend_on_the_page_alone() -> None:
+    assert encode_record(make_page(b"<p>x")) == encode_record(make_page(b"<p>x"))
+
+
+def test_peers_read_it_and_the_digests_hold(tmp_path: Path) -> None:
+    write_pages(tmp_path / "p.warc.gz", [make_page(b"<p>one"), make_page(b"<p>two", 1)])
+    with (tmp_path / "p.warc.gz").open("rb") as file:
+        records = ArchiveIterator(file, check_digests="raise")
+        assert [record.content_stream().read() for record in records] == [b"<p>one", b"<p>two"]
+
+
+def test_records_as_the_standard_wants_them(tmp_path: Path) -> None:
+    page = dataclasses.replace(make_page(b"<p>x"), ip="192.0.2.7", content_language="de, en")
+    data = encode_head("p.warc.gz", page.fetched_at) + encode_record(page)
+    (tmp_path / "p.warc.gz").write_bytes(data)
+    assert list(read_pages(Folder(tmp_path), "p.warc.gz")) == [page]
+    with (tmp_path / "p.warc.gz").open("rb") as file:
+        fields = []
+        for record in ArchiveIterator(file, check_digests="raise"):
+            record.content_stream().read()
+            fields.append({name: record.rec_headers.get_header(name) for name, _ in record.rec_headers.headers})
+    head, response = fields
+    assert (head["WARC-Type"], head["WARC-Filename"]) == ("warcinfo", "p.warc.gz")
+    assert response["WARC-Type"] == "response"
+    assert response["WARC-Target-URI"] == page.final_url
+    assert response["X-List-URL"] == page.url
+    assert response["WARC-IP-Address"] == "192.0.2.7"
+    assert response["WARC-Date"] == page.fetched_at
+    assert response["WARC-Payload-Digest"] == f"sha256:{page.sha256}"
+    assert response["WARC-Block-Digest"].startswith("sha1:")
+    assert response["Content-Type"] == "application/http; msgtype=response"
+    for found in fields:  # ids are of the content, not drawn
+        assert re.fullmatch(r"<urn:uuid:[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f-]{21}>", found["WARC-Record-ID"])
+    assert encode_head("p.warc.gz", page.fetched_at) == data[: len(encode_head("p.warc.gz", page.fetched_at))]
+
+
+def test_an_archive_made_elsewhere(tmp_path: Path) -> None:
+    """As Common Crawl writes them: a request beside the response, compressed bodies, other types."""
+    with (tmp_path / "cc.warc.gz").open("wb") as file:
+        writer = WARCWriter(file, gzip=True)
+        for number, (status, kind, body) in enumerate(
+            [
+                ("200 OK", "text/html; charset=ISO-8859-1", gzip.compress("<p>é".encode("latin-1"))),
+                ("404 Not Found", "text/html", gzip.compress(b"gone")),
+                ("200 OK", "image/png", gzip.compress(b"\x89PNG")),
+            ]
+        ):
+            headers = StatusAndHeaders(
+                status, [("Content-Type", kind), ("Content-Encoding", "gzip")], protocol="HTTP/1.1"
+            )
+            for record_type in ("request", "response"):
+                payload = io.BytesIO(
+                    body if record_type == "response" else b"GET / HTTP/1.1\r\nHost: c.example\r\n\r\n"
+                )
+                uri = f"http://c.example/{number}"
+                http = headers if record_type == "response" else None
+                writer.write_record(writer.create_warc_record(uri, record_type, payload, http_headers=http))
+    (page,) = read_pages(Folder(tmp_path), "cc.warc.gz")
+    assert (page.url, page.final_url, page.source) == ("http://c.example/0", "http://c.example/0", "cc.warc.gz")
+    assert (page.body, page.content_type, page.charset) == (b"<p>\xe9", "text/html", "iso-8859-1")
+
+
+def test_a_body_over_the_cap_is_cut_and_says_so(tmp_path: Path) -> None:
+    write_pages(tmp_path / "p.warc.gz", [make_page(b"x" * 1000)])
+    (page,) = read_pages(Folder(tmp_path), "p.warc.gz", max_bytes=10)
+    assert (page.body, page.truncated) == (b"x" * 10, True)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_damage_is_named(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "p.warc.gz"
+    write_pages(path, [make_page(bytes(range(256)) * 40)])
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        del data[-len(data) // 3 :]
+    else:
+        data[len(data) // 2] ^= 0xFF
+    path.write_bytes(bytes(data))
+    with pytest.raises(RunError, match=r"p\.warc\.gz"):
+        list(read_pages(Folder(tmp_path), "p.warc.gz"))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("text/html", ("text/html", None)),
+        ("Text/HTML; Charset=UTF-8", ("text/html", "utf-8")),
+        ('text/html;charset="latin-1"', ("text/html", "latin-1")),
+        ("", ("", None)),
+        (None, ("", None)),
+        ("nonsense", ("", None)),
+    ],
+)
+def test_content_types(value: str | None, expected: tuple[str, str | None]) -> None:
+    assert parse_content_type(value) == expected

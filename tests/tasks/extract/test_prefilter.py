@@ -1,0 +1,120 @@
+"""The early look drops what is clear, and nothing that cleaning would keep."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.gold_pages import documentation_pages, gold_pages
+from gpt2train.data.tokenizer import build_tokenizer, read_tables
+from tasks.clean.repair import repair
+from tasks.clean.settings import CleanSettings
+from tasks.clean.step import check_text
+from tasks.download.warc import Page
+from tasks.extract.decode import decode
+from tasks.extract.page import ExtractOptions, extract_page
+from tasks.extract.prefilter import (
+    SAMPLE_MARKUP,
+    PrefilterRules,
+    max_tokens,
+    plain_text,
+    prefilter_reason,
+    samples,
+    visible_markup,
+)
+from tasks.extract.settings import ExtractSettings
+
+WANTED = PrefilterRules(128, ("en",), ExtractSettings().prefilter_min_prob)
+ENGLISH = "The committee met in the old library and spoke at length about the roof, the rent and the hours. "
+GERMAN = "Der Ausschuss traf sich in der alten Bücherei und sprach lange über das Dach und die Miete. "
+JAPANESE = "委員会は古い図書館で会合を開き、屋根と家賃と開館時間について長い間話し合った。"
+
+
+def html(*texts: str) -> str:
+    return "<html><body>" + "".join(f"<p>{text}</p>" for text in texts) + "</body></html>"
+
+
+def reason(page: str, wanted: PrefilterRules = WANTED) -> str | None:
+    found = prefilter_reason(page, wanted)
+    return found and found[0]
+
+
+def test_short_pages() -> None:
+    assert reason(html("A few words.")) == "early_short"
+    assert prefilter_reason(html("A few words."), WANTED) == (
+        "early_short",
+        "at most 7 tokens on the whole page, at least 128 expected",
+    )
+    assert reason(html(ENGLISH * 8)) is None
+    assert reason(html("A few words."), PrefilterRules(0, ("en",), 0.1)) is None
+    # A script's words are none, but text that trafilatura takes out of a script may be the page's.
+    assert reason(f"<script>{ENGLISH * 99}</script>" + html("few")) == "early_short"
+    assert reason(f'<script type="application/ld+json">{{"articleBody": "{ENGLISH * 9}"}}</script>' + html("x")) is None
+
+
+def test_languages() -> None:
+    assert prefilter_reason(html(GERMAN * 40), WANTED) == ("early_language", "found de, expected en")
+    assert reason(html(JAPANESE * 40)) == "early_language"
+    assert reason(html(ENGLISH * 40)) is None
+    assert reason(html(GERMAN * 40), PrefilterRules(128, ("en", "de"), 0.1)) is None
+    assert reason(html(GERMAN * 40), PrefilterRules(128, ("any",), 0.1)) is None
+    assert reason(html("1 2 3 " * 200)) is None  # no letters to tell by
+
+
+@pytest.mark.parametrize("position", range(0, 40, 3))
+@pytest.mark.parametrize("padding", ["", "<span class='a-long-class-name' data-x='1234567890'></span>" * 3])
+def test_english_among_another_language_is_seen_wherever_it_is(position: int, padding: str) -> None:
+    texts = [GERMAN * 3] * 40
+    texts[position : position + 6] = [ENGLISH * 3] * 6  # a seventh of the page
+    assert reason(html(*(padding + text for text in texts))) is None
+
+
+def test_visible_markup_takes_time_in_proportion() -> None:
+    page = f"a<!-- b --> c<SCRIPT x>d<p></Script>e<style>f</style>g<scripted>h<script>{'<script>' * 100_000}"
+    assert plain_text(visible_markup(page)) == "a c e g h"
+    assert plain_text(visible_markup("<" * 300_000)) != ""
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=3000) | st.text("<>!-/scripty le&;a ", max_size=300))
+def test_any_text_has_places(text: str) -> None:
+    markup = visible_markup(text)
+    for sample in [*samples(markup, None), *samples(markup, plain_text(markup))]:
+        assert 100 <= len(sample) <= 400 <= SAMPLE_MARKUP
+    prefilter_reason(text, WANTED)
+
+
+def test_tokens_are_never_underrated(real_data: Path) -> None:
+    tokenizer = build_tokenizer(*read_tables(real_data / "bpe"))
+    texts = [plain_text(visible_markup(decode(page.body)[0]))[:2000] for page in gold_pages(real_data, every=6)]
+    texts += [GERMAN * 4, JAPANESE * 4, "🙂🙃" * 50, "x = [a[i] for i in range(10)]\n" * 9]
+    for text, encoded in zip(texts, tokenizer.encode_batch_fast(texts, add_special_tokens=False), strict=True):
+        assert len(encoded.ids) <= max_tokens(text)
+
+
+def kept_and_dropped(data: Path, every: int, bodies: list[bytes]) -> tuple[int, int, list[int]]:
+    """How many pages cleaning keeps, how many the early look drops, and which it drops although they would be kept."""
+    bodies = [page.body for page in gold_pages(data, every=every)] + bodies
+    tokenizer = build_tokenizer(*read_tables(data / "bpe"))
+    kept, dropped, false = 0, 0, []
+    for number, body in enumerate(bodies):
+        page = Page("http://a.example/", "http://a.example/", "text/html", None, body, "2026-01-01", "", "list")
+        text = repair(extract_page(page, ExtractOptions()).text)
+        keep = check_text(text, len(tokenizer.encode(text).ids), CleanSettings())[1] is None
+        drop = extract_page(page, ExtractOptions(wanted=WANTED)).reason in ("early_short", "early_language")
+        kept, dropped = kept + keep, dropped + drop
+        false += [number] * (keep and drop)
+    return kept, dropped, false
+
+
+def test_nothing_that_cleaning_keeps_is_dropped_on_a_sample(real_data: Path) -> None:
+    kept, dropped, false = kept_and_dropped(real_data, 11, [])
+    assert (kept > 10, dropped > 5, false) == (True, True, [])
+
+
+@pytest.mark.slow
+def test_at_most_one_in_a_thousand_that_cleaning_keeps_is_dropped(real_data: Path) -> None:
+    bodies = [body for number, (_, body) in enumerate(documentation_pages(real_data)) if number % 6 == 0]
+    kept, dropped, false = kept_and_dropped(real_data, 1, bodies)
+    assert dropped > 130
+    assert len(false) <= 0.001 * kept, false

@@ -1,0 +1,152 @@
+"""A process that runs the recipe of the data in forked children, and kills one at a named instant of a named write.
+
+`main` reads one order a line from standard input and answers each with a line. It only imports and forks: every order
+is a process of its own, that dies by a real SIGKILL, and none pays for the imports.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import flows.dataprep
+import flows.sources
+import tasks.core.step
+from flows.dataprep import prepare
+from flows.settings import DataprepSettings
+from tasks.core.runner import Runner
+from tasks.core.step import Step
+from tasks.core.storage import Folder
+from tasks.core.worker_pool import WorkerLostError, WorkerPool, adopt
+from tasks.download.fetch import Fetched, Fetcher
+from tasks.report.step import report
+from tests.tasks.kill_points import INSTANTS, kill_at, work_and_die
+
+
+class InlinePool(WorkerPool):
+    """Calls at once, in this process: the matrix kills the process that writes, and spawning takes a second."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def submit(self, function: Callable[..., Any], *args: Any, **_limits: float | None) -> Any:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:  # noqa: BLE001 - as a pool would hand it on
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        pass
+
+
+class InlineRunner(Runner):
+    """One batch after the other, in this process."""
+
+    def batches(self, *args: Any, **options: Any) -> Any:
+        return super().batches(*args, **{**options, "where": "thread", "at_once": 1})
+
+
+class MortalRunner(Runner):
+    """Runs batches in real worker processes, of which each stage loses one; a lost batch is begun again.
+
+    Args:
+        workers: worker processes.
+        marks: folder with a file for each stage that has lost its worker.
+    """
+
+    def __init__(self, workers: int, marks: str) -> None:
+        super().__init__(workers)
+        self.marks = Path(marks)
+
+    def batches(self, step: Step, stage: str, items: Any, work: Any, *args: Any, **options: Any) -> Any:
+        if options.get("where", "process") == "process":
+            instant = INSTANTS[len(list(self.marks.iterdir())) % len(INSTANTS)]
+            work = functools.partial(work_and_die, self.marks / f"{step.name}-{stage}-{instant}", instant, work)
+        while True:
+            with contextlib.suppress(WorkerLostError):  # as Prefect's retries do
+                return super().batches(step, stage, items, work, *args, **options)
+
+
+def run(order: dict[str, Any]) -> None:
+    """Run the recipe as ordered: `workers` real ones or none, and killed at an instant or not."""
+    settings = DataprepSettings.model_validate(order["settings"])
+    root = Folder(settings.output)
+    stop_clocks()
+    flows.dataprep.run_step = flows.sources.run_step = call_step
+    with contextlib.ExitStack() as stack:
+        adopt(InlinePool(1))  # until a runner brings a real one
+        if "record" in order:
+            stack.enter_context(recording(Path(order["record"])))
+        if "folder" in order:
+            kill_at(root, order["folder"], order["write"], order["instant"])
+        runner = stack.enter_context(runner_of(order))
+        prepared = prepare(root, settings, runner)
+        report(root, prepared.manifests(), settings.report, runner=runner)
+
+
+def runner_of(order: dict[str, Any]) -> Runner:
+    """Real workers where the order says how many, mortal ones where it says where to count the dead."""
+    if "marks" in order:
+        return MortalRunner(order["workers"], order["marks"])
+    return Runner(order["workers"]) if "workers" in order else InlineRunner(1)
+
+
+def call_step(function: Callable[..., Any], *arguments: Any, runner: Runner, **options: Any) -> Any:
+    """In place of a Prefect task run."""
+    return function(*arguments, runner=runner, **options)
+
+
+def stop_clocks() -> None:
+    """The pages' times of fetching, and the report's times of steps, are the only bytes of the clock."""
+    tasks.core.step.time = SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 0.0)  # type: ignore[assignment]
+    tasks.core.step.cpu_seconds = lambda: 0.0  # type: ignore[assignment]
+    fetch = Fetcher.fetch
+
+    async def timeless(self: Fetcher, url: str, source: str) -> Fetched:
+        page = await fetch(self, url, source)
+        page.fetched_at, page.elapsed_ms = "2026-01-01T00:00:00Z", 0
+        return page
+
+    Fetcher.fetch = timeless  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def recording(path: Path) -> Iterator[None]:
+    """Note the target of every rename, in order."""
+    targets: list[str] = []
+    replace = Path.replace
+
+    def noted(self: Path, target: Any) -> Path:
+        targets.append(str(target))
+        return replace(self, target)
+
+    Path.replace = noted  # type: ignore[method-assign]
+    yield
+    path.write_text(json.dumps(targets))
+
+
+def main() -> None:
+    """Fork for each order; answer with its number and the exit status, negative for a signal."""
+    for line in sys.stdin:
+        order = json.loads(line)
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                run(order)
+                status = 0
+            except BaseException:  # noqa: BLE001 - the child must not go on as the server
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        print(order["number"], os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -1,0 +1,143 @@
+"""The order is that of the keyed hash, whatever the shards, cells and workers."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.core.runner import Runner
+from tasks.core.shards import CLEAN, read_table
+from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.storage import Folder
+from tasks.shuffle.settings import ShuffleSettings
+from tasks.shuffle.step import cell_of, count_cells, scatter_shards, shuffle, shuffle_key
+from tests.tasks.corpus import Inline, content_of, documents_of, row, rows_of
+
+ROWS = [row(f"text {number}") for number in range(300)]
+
+
+def run(place: Path, per_shard: int = 70, workers: int = 1, **settings: int) -> tuple[Folder, Manifest]:
+    root = Folder(place)
+    with (Runner if workers > 1 else Inline)(workers=workers) as runner:
+        return root, shuffle(root, documents_of(root, ROWS, per_shard), ShuffleSettings(**settings), runner)
+
+
+def test_order_equals_one_plain_sort(tmp_path: Path) -> None:
+    root, manifest = run(tmp_path, rows_per_cell=50)
+    plain = sorted(ROWS, key=lambda r: shuffle_key(1, r["id"]))
+    assert rows_of(root, manifest) == [{**dict.fromkeys(CLEAN.names), **r} for r in plain]
+    assert len(manifest.outputs) == 6
+    assert read_table(root / "shuffled", manifest.outputs[0].name).schema.equals(CLEAN)
+    assert (manifest.outcome.seen, manifest.outcome.kept) == (300, 300)
+    assert not [name for name in (root / "shuffled").files() if name.startswith("scatter")]
+
+
+def test_bytes_do_not_depend_on_shards_and_workers(tmp_path: Path) -> None:
+    one = run(tmp_path / "one", rows_per_cell=100)
+    other = run(tmp_path / "other", per_shard=299, workers=2, rows_per_cell=100)
+    assert content_of(*one) == content_of(*other)
+
+
+def test_another_seed_is_another_order_and_cells_are_not(tmp_path: Path) -> None:
+    ids = [
+        [r["id"] for r in rows_of(*run(tmp_path / name, **settings))]
+        for name, settings in {"a": {}, "b": {"rows_per_cell": 7}, "c": {"seed": 2}}.items()
+    ]
+    assert ids[0] == ids[1] != ids[2]
+    assert sorted(ids[0]) == sorted(ids[2])
+
+
+def test_every_order_is_equally_likely() -> None:
+    """Chi-square over the 24 orders of 4 documents, for consecutive seeds: 49.7 is passed by chance once in 1,000."""
+    seeds = 4800
+    orders = Counter(tuple(sorted(range(4), key=lambda d: shuffle_key(seed, f"d{d}"))) for seed in range(seeds))
+    expected = seeds / 24
+    assert len(orders) == 24
+    assert sum((count - expected) ** 2 / expected for count in orders.values()) < 49.7
+
+
+def test_every_place_is_equally_likely(tmp_path: Path) -> None:
+    """The step itself, with cells: over 20 seeds the places of 300 documents spread as they should."""
+    documents = documents_of(Folder(tmp_path), ROWS, 70)
+    order = {r["id"]: place for place, r in enumerate(ROWS)}
+    counts = np.zeros((6, 6))  # sixth of the list a document came from, sixth that it went to
+    with Inline(workers=1) as runner:
+        for seed in range(20):
+            manifest = shuffle(Folder(tmp_path), documents, ShuffleSettings(seed=seed, rows_per_cell=100), runner)
+            places = [order[r["id"]] for r in rows_of(Folder(tmp_path), manifest)]
+            for to, origin in enumerate(places):
+                counts[origin // 50, to // 50] += 1
+    expected = 20 * 50 / 6
+    assert ((counts - expected) ** 2 / expected).sum() < 52.6  # 25 degrees of freedom: once in 1,000
+
+
+def test_cells_by_rows_and_bytes() -> None:
+    assert count_cells(0, 0, ShuffleSettings()) == 1
+    assert count_cells(8193, 0, ShuffleSettings()) == 2
+    assert count_cells(10**8, 75 * 10**9, ShuffleSettings()) == 1024
+    assert count_cells(10**9, 750 * 10**9, ShuffleSettings()) == 2794
+    assert count_cells(100, 10**9, ShuffleSettings(bytes_per_cell=10**8)) == 10
+
+
+def test_large_documents_make_cells_of_fewer_rows(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    large = [row(random.bytes(50_000).hex()) for _ in range(20)]
+    root = Folder(tmp_path)
+    documents = documents_of(root, [*ROWS, *large], 40)
+    size = sum(record.bytes for record in documents.outputs)
+    with Inline(workers=1) as runner:
+        manifest = shuffle(root, documents, ShuffleSettings(bytes_per_cell=size // 7), runner)
+    assert len(manifest.outputs) == 8
+    assert max(record.bytes for record in manifest.outputs) < size / 2
+    assert [r["id"] for r in rows_of(root, manifest)] == sorted(
+        (r["id"] for r in [*ROWS, *large]), key=lambda name: shuffle_key(1, name)
+    )
+
+
+def test_shards_are_scattered_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How shards are grouped changes no byte."""
+    expected = content_of(*run(tmp_path / "one", rows_per_cell=100))
+    monkeypatch.setattr("tasks.shuffle.step.GROUP_ROWS", 150)
+    monkeypatch.setattr("tasks.shuffle.step.MAX_GROUPS", 3)
+    assert content_of(*run(tmp_path / "three", per_shard=20, rows_per_cell=100)) == expected
+
+
+def test_no_documents(tmp_path: Path) -> None:
+    root = Folder(tmp_path)
+    step = Step(root, "clean", version=1, parameters={}, inputs={})
+    with Inline(workers=1) as runner:
+        assert not shuffle(root, step.commit(Outcome()), ShuffleSettings(), runner).outputs
+        assert not rows_of(root, shuffle(root, documents_of(root, []), ShuffleSettings(), runner))
+
+
+@given(st.lists(st.binary(min_size=16, max_size=16), min_size=1), st.integers(1, 1000))
+def test_cells_are_ranges_of_keys(keys: list[bytes], cells: int) -> None:
+    numbers = [cell_of(key, cells) for key in sorted(keys)]
+    assert numbers == sorted(numbers)
+    assert numbers[0] >= 0 and numbers[-1] < cells
+
+
+def test_a_torn_scatter_file_is_not_trusted(tmp_path: Path) -> None:
+    """As after kill -9: one scattered shard is committed, another lies there torn and uncommitted."""
+    expected = content_of(*run(tmp_path / "straight", rows_per_cell=100))
+    root = Folder(tmp_path / "killed")
+    source = documents_of(root, ROWS, 70)
+    folder = root / "shuffled"
+    shards = [f"part-{number:05d}.parquet" for number in range(5)]
+    scatter_shards(folder, "scatter-00000", shards, root / "clean", 1, 3)
+    path = Path(folder.path("scatter/scatter-00000.parquet"))
+    path.write_bytes(path.read_bytes()[:100])
+    with Inline(workers=1) as runner:
+        assert content_of(root, shuffle(root, source, ShuffleSettings(rows_per_cell=100), runner)) == expected
+
+
+@pytest.mark.parametrize("per_shard", [1, 300])
+def test_the_same_document_twice_is_kept_twice(tmp_path: Path, per_shard: int) -> None:
+    root = Folder(tmp_path)
+    twins = [row("same", url="http://b"), row("same", url="http://a"), row("other")]
+    with Inline(workers=1) as runner:
+        manifest = shuffle(root, documents_of(root, twins, per_shard), ShuffleSettings(), runner)
+    assert [r["url"] for r in rows_of(root, manifest) if r["text"] == "same"] == ["http://a", "http://b"]

@@ -1,0 +1,195 @@
+"""A private Slurm cluster: munged, slurmctld and two slurmd that play two machines of four slots each."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpt2train.launch.parent_death import die_with_parent
+from tests.processes import wait_for, wait_until_ended
+
+DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian's daemons
+SECONDS = 60.0
+
+CONF = """\
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SwitchType=switch/none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+KillWait=30
+{more}
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=4 RealMemory=1000
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=4 RealMemory=1000
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=60 PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=n1,n2 MaxTime=60 PriorityTier=10
+"""
+
+
+@dataclass
+class Slurm:
+    """A running Slurm; `SLURM_CONF` in the environment leads to it."""
+
+    folder: Path
+    machines: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
+
+    def start(self, node: str) -> None:
+        """Let a machine come up, for the first time or after `lose`."""
+        self.machines[node] = _daemon(["slurmd", "-N", node, "-D"])
+
+    def lose(self, node: str) -> None:
+        """A machine loses its power: its daemon and all that it runs are gone at once."""
+        self.machines[node].kill()
+        self.machines[node].wait()
+        ran = [one for one in _processes_under(self.folder) if f"SLURMD_NODENAME={node}" in _variables(one)]
+        stewards = [one.parent() for one in ran]  # slurmstepd, whose variables do not tell its machine
+        _kill([*(one for one in stewards if one is not None and one.name() == "slurmstepd"), *ran])
+
+    def ask(self, *command: str) -> str:
+        """What one of Slurm's commands prints."""
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def jobs(self) -> list[str]:
+        """Numbers of the jobs that wait or run."""
+        return self.ask("squeue", "--noheader", "--format=%A").split()
+
+
+@contextlib.contextmanager
+def slurm_cluster(more: str = "") -> Iterator[Slurm]:
+    """Start Slurm, and end it with all that it runs. Skips where it is not installed, or we are not root.
+
+    Args:
+        more: lines for its configuration.
+    """
+    if missing := [name for name in DAEMONS if shutil.which(name, path=PATH) is None]:
+        pytest.skip(f"no {missing[0]} here (Debian: apt-get install slurm-wlm)")
+    if os.geteuid():
+        pytest.skip("slurmd starts jobs as root")
+    # A short path: that of a socket has 108 letters at most.
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder, _started(Path(folder), more) as slurm:
+        yield slurm
+
+
+@contextlib.contextmanager
+def _started(folder: Path, more: str) -> Iterator[Slurm]:
+    controller, first, second = _free_ports(3)
+    for name in ("state", "spool-n1", "spool-n2"):
+        (folder / name).mkdir(parents=True)
+    folder.chmod(0o755)  # munged trusts no folder that others can write
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o400)
+    host = socket.gethostname().partition(".")[0]
+    conf = folder / "slurm.conf"
+    ports = {"controller": controller, "first": first, "second": second}
+    conf.write_text(CONF.format(folder=folder, host=host, more=more, **ports))
+    munged = ["munged", "--force", "--foreground", f"--key-file={key}", f"--socket={folder}/munge.socket"]
+    munged += [f"--{what}-file={folder}/munged.{what}" for what in ("pid", "seed", "log")]
+    slurm = Slurm(folder)
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(conf))
+        patch.setenv("PATH", PATH)
+        stack.callback(_end_all, folder)
+        stack.callback(_end, _daemon(munged))
+        wait_for((folder / "munge.socket").exists, SECONDS, "munged")
+        stack.callback(_end, _daemon(["slurmctld", "-i", "-D"]))
+        for node in ("n1", "n2"):
+            slurm.start(node)
+            stack.callback(lambda node: _end(slurm.machines[node]), node)
+
+        def idle() -> bool:
+            done = subprocess.run(
+                ["sinfo", "-hN", "-p", "main", "-o", "%T"], capture_output=True, text=True, timeout=60
+            )
+            return done.stdout.split() == ["idle", "idle"]
+
+        wait_for(idle, SECONDS, f"two idle machines; see {folder}/slurmctld.log")
+        yield slurm
+
+
+def _daemon(command: list[str]) -> "subprocess.Popen[bytes]":
+    parent = os.getpid()
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: die_with_parent(parent),
+    )
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _end_all(folder: Path) -> None:
+    """Kill what a failed test left behind: the processes of its jobs have our Slurm in their environment."""
+    left = _processes_under(folder)
+    _kill(left)
+    wait_until_ended(left)
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _processes_under(folder: Path) -> list[psutil.Process]:
+    ours = f"SLURM_CONF={folder}/slurm.conf"
+    return [one for one in psutil.process_iter() if one.pid != os.getpid() and ours in _variables(one)]
+
+
+def _variables(process: psutil.Process) -> list[str]:
+    # Read here: slurmstepd writes its title over the first variables, at which psutil stops.
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    return []
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(contextlib.closing(socket.socket())) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]

@@ -1,0 +1,176 @@
+"""Two machines with an sshd each, joined by one cable: training on both, and what is left when the cable is cut."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpt2train.checkpoint import store
+from gpt2train.config import RunConfig, to_toml
+from gpt2train.monitoring.metrics import read_metrics
+from tasks.train.launch.settings import LaunchSettings
+from tests.gpt2train.jobs import curve, finish, make, start, write_tokens
+from tests.network_namespaces import ip
+from tests.network_namespaces import networks as networks
+from tests.processes import environment_of, has_ended, wait_for, wait_until_ended
+
+ROOT = Path(__file__).parents[4]
+SSHD = "/usr/sbin/sshd"
+MARK = "GPT2TRAIN_TEST_MARK"
+SECONDS = 240.0
+
+
+@dataclass
+class TwoHosts:
+    """The first machine, from which jobs are started.
+
+    Attributes:
+        mark: in the environment of all that runs on the two machines.
+    """
+
+    networks: list[str]
+    folder: Path
+    mark: str
+    launch: LaunchSettings
+
+    def start(self, config: RunConfig) -> "subprocess.Popen[bytes]":
+        """Start a job; its lines go to `job.log`."""
+        settings = self.folder / "launch.json"
+        settings.write_text(self.launch.model_dump_json())
+        command = [
+            sys.executable,
+            "-m",
+            "tests.tasks.train.launch.start_job",
+            f"{config.output}/config.toml",
+            str(settings),
+        ]
+        with (self.folder / "job.log").open("w") as log:
+            inside = ["ip", "netns", "exec", self.networks[0], *command]
+            return subprocess.Popen(inside, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+
+    def said(self) -> str:
+        return (self.folder / "job.log").read_text()
+
+    def running(self) -> list[psutil.Process]:
+        """What runs on the two machines for a job."""
+        marked = [p for p in psutil.process_iter() if environment_of(p).get(MARK) == self.mark]
+        return [process for process in marked if not has_ended(process)]
+
+    def wait_for(self, condition: object, job: "subprocess.Popen[bytes]", what: str) -> None:
+        assert callable(condition)
+
+        def there() -> object:
+            assert job.poll() is None, self.said()
+            return condition()
+
+        try:
+            wait_for(there, SECONDS, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.said()}") from error
+
+
+@pytest.fixture
+def hosts(networks: list[str], tmp_path: Path) -> Iterator[TwoHosts]:
+    if not Path(SSHD).exists() or not shutil.which("ssh"):
+        pytest.skip("needs openssh-server and openssh-client")
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    mark = uuid.uuid4().hex
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    lines = ["Port 2222", f"HostKey {tmp_path}/host", f"AuthorizedKeysFile {tmp_path}/user.pub", "StrictModes no"]
+    lines += ["PermitRootLogin yes", "UsePAM no", "PidFile none", f'SetEnv {MARK}={mark} "PYTHONPATH={path}"']
+    (tmp_path / "sshd_config").write_text("\n".join(lines) + "\n")
+    known = f"IdentityFile {tmp_path}/user\nUserKnownHostsFile {tmp_path}/known\nStrictHostKeyChecking accept-new\n"
+    hosts = "".join(f"Host gpu{n}\n HostName 10.99.0.{n}\n Port 2222\n" for n in (1, 2))
+    (tmp_path / "ssh_config").write_text(f"{hosts}Host *\n{known}")
+    alive = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=2 -o ServerAliveCountMax=2"
+    launch = LaunchSettings.model_validate(
+        {
+            "launcher": "ssh",
+            "hosts": ("gpu1", "gpu2"),
+            "endpoint": "10.99.0.1:29500",
+            "processes": 2,
+            "restarts": 1,
+            "shutdown_timeout": 20,
+            "ssh": {"command": f"ssh -F {tmp_path}/ssh_config {alive} {{host}}", "peer_timeout": 10},
+        }
+    )
+    with contextlib.ExitStack() as stack:
+        for name in networks:
+            command = ["ip", "netns", "exec", name, SSHD, "-D", "-e", "-f", str(tmp_path / "sshd_config")]
+            with (tmp_path / "sshd.log").open("a") as log:
+                daemon = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
+            stack.callback(daemon.kill)
+        found = TwoHosts(networks, tmp_path, mark, launch)
+        yield found
+        for process in found.running():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def prepare(config: RunConfig) -> RunConfig:
+    """Write a run's settings where the training step writes them."""
+    Path(config.output).mkdir()
+    Path(config.output, "config.toml").write_text(to_toml(config))
+    return config
+
+
+def steps(config: RunConfig) -> int:
+    rows = read_metrics(config.output)
+    return int(rows[-1]["step"]) if rows else 0
+
+
+@pytest.mark.slow
+def test_a_job_on_two_machines_outlives_a_cut_and_leaves_nothing_behind(hosts: TwoHosts) -> None:
+    tokens = write_tokens(hosts.folder)
+    checkpoints = {"interval": 10, "keep": 2}
+    cut, twin = (
+        prepare(make(tokens, hosts.folder / name, steps=1_000_000, checkpoints=checkpoints)) for name in ("cut", "twin")
+    )
+
+    job = hosts.start(cut)
+    hosts.wait_for(lambda: steps(cut) > 15 and store.list_checkpoints(cut.output), job, "a checkpoint")
+    assert ip("-n", hosts.networks[1], "link", "set", "cable", "down")
+    hosts.wait_for(
+        lambda: "warning: gpu2 was lost while the job ran; all hosts restart" in hosts.said(), job, "the cut's notice"
+    )
+    assert ip("-n", hosts.networks[1], "link", "set", "cable", "up")
+    log = Path(cut.output, "logs", "rank-0.log")
+    hosts.wait_for(lambda: "resuming from step" in log.read_text(), job, "the restart")
+    began = steps(cut)
+    hosts.wait_for(lambda: steps(cut) > began + 5, job, "more steps")
+
+    job.terminate()  # `ip netns exec` became the job itself
+    assert job.wait(SECONDS) == 99, hosts.said()
+    assert not hosts.running()
+    saved = store.verify(store.newest(cut.output)).position.step
+    assert saved == steps(cut) > 15
+    assert not list(Path(cut.output).glob(".shared-*"))
+
+    job = hosts.start(cut)
+    hosts.wait_for(lambda: steps(cut) > saved + 5, job, "steps of the second job")
+    theirs = hosts.running()
+    assert len([process for process in theirs if "RANK" in environment_of(process)]) == 4
+    job.kill()  # no chance to tell anybody: the far ends see their standard input close
+    job.wait()
+    wait_until_ended(theirs, 60)
+    assert not hosts.running()
+    assert store.verify(store.newest(cut.output)).position.step == steps(cut)  # and they have saved
+
+    straight = start("-m", "gpt2train.train", "--config", f"{twin.output}/config.toml", processes=4)
+    while straight.poll() is None and steps(twin) < steps(cut):
+        time.sleep(0.05)
+    straight.terminate()
+    assert finish(straight)[0] == 0
+    for key in ("step", "loss", "grad_norm"):
+        assert curve(cut.output, key) == curve(twin.output, key)[: steps(cut)], key

@@ -1,0 +1,36 @@
+"""torchrun on this machine: what it waits for before it starts."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from gpt2train.launch.rank_process import lock_run_folder
+from tasks.train.launch.job import Job
+from tasks.train.launch.local import run_local, wait_for_previous_job
+from tasks.train.launch.settings import LaunchSettings
+
+SAVES = """
+import sys, time
+from pathlib import Path
+from gpt2train.launch.rank_process import lock_run_folder
+with lock_run_folder(Path(sys.argv[1])):
+    print("holds", flush=True)
+    time.sleep(3)
+"""
+
+
+def test_a_job_that_lost_its_flow_has_the_time_to_save(tmp_path: Path) -> None:
+    job = Job(str(tmp_path / "config.toml"), LaunchSettings(processes=1))
+    waits = f"waiting until the previous job has saved and ended in {tmp_path}"
+    before = subprocess.Popen([sys.executable, "-c", SAVES, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert before.stdout is not None and before.stdout.readline() == "holds\n"
+    told: list[str] = []
+    code = run_local(job, told.append)
+    assert before.poll() == 0
+    assert code == 2 and told[0] == waits and "config.toml" in told[-1]  # which is not there
+
+    with lock_run_folder(tmp_path):  # not for ever
+        wait_for_previous_job(Job(job.config, LaunchSettings(processes=1, shutdown_timeout=0.5)), told.append)
+    assert told[2:] == [waits]
+    wait_for_previous_job(job, told.append)
+    assert told[3:] == []

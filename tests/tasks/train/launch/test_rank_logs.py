@@ -1,0 +1,170 @@
+"""What is passed on of the ranks' logs: whose lines, with which level, each once, and never a flood."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpt2train.monitoring.rank_logs import read_line
+from tasks.train.launch import rank_logs
+from tasks.train.launch.rank_logs import RankLogs, level_of, tail_rank_logs
+
+WRITE = """
+import logging, sys
+from pathlib import Path
+from gpt2train.monitoring.rank_logs import log_to
+log_to(Path(sys.argv[1]), int(sys.argv[2]), screen=sys.argv[3] == "screen")
+log = logging.getLogger("gpt2train")
+log.info("step 1/8 | loss 6.5")
+log.warning("step 2 skipped: a spike")
+try:
+    raise ValueError("bad")
+except ValueError:
+    log.error("rank 1: ValueError: bad", exc_info=True)
+"""
+HEAD = "2026-01-02 03:04:05.678Z"
+
+
+@pytest.fixture
+def seen() -> Iterator[list[logging.LogRecord]]:
+    """The records that reach the log."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger, level = logging.getLogger("gpt2train"), logging.getLogger("gpt2train").level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield records
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def words(records: list[logging.LogRecord]) -> list[str]:
+    return [f"{record.levelname} {record.getMessage()}" for record in records]
+
+
+def write(folder: Path, rank: int, *lines: str) -> None:
+    folder.mkdir(exist_ok=True)
+    with (folder / f"rank-{rank}.log").open("a") as file:
+        file.write("".join(f"{HEAD} {line}\n" for line in lines))
+
+
+def test_what_a_rank_writes_is_read_back_with_its_level_and_moment(tmp_path: Path) -> None:
+    script = [sys.executable, "-c", WRITE, str(tmp_path), "0"]
+    shown = subprocess.run([*script, "screen"], capture_output=True, text=True, check=True)
+    quiet = subprocess.run([*script, "quiet"], capture_output=True, text=True, check=True)
+    assert shown.stdout == "step 1/8 | loss 6.5\nstep 2 skipped: a spike\n" and quiet.stdout == ""
+    lines = (tmp_path / "rank-0.log").read_text().splitlines()
+    found = [line for line in map(read_line, lines) if line]
+    assert len(found) == 6 and len(lines) > 6  # the tracebacks are no lines of their own
+    assert [line.level for line in found[3:]] == [logging.INFO, logging.WARNING, logging.ERROR]
+    assert found[4].message == "step 2 skipped: a spike" and found[4].attempt == 0
+    assert abs(found[0].time - (tmp_path / "rank-0.log").stat().st_mtime) < 60
+
+
+def test_the_first_rank_is_heard_in_full_and_of_the_others_what_is_wrong(
+    tmp_path: Path, seen: list[logging.LogRecord]
+) -> None:
+    write(tmp_path, 0, "INFO attempt 0: of an earlier attempt")
+    with tail_rank_logs(tmp_path):
+        write(tmp_path, 0, "INFO attempt 0: step 1/8", "WARNING attempt 0: warning: 9.0 epochs of a corpus")
+        write(tmp_path, 1, "INFO attempt 0: not of interest", "WARNING attempt 0: the disk is slow", "Traceback …")
+        write(tmp_path, 2, "ERROR attempt 1: could not save")
+    assert words(seen) == [
+        "INFO step 1/8",
+        "WARNING 9.0 epochs of a corpus",
+        "WARNING rank 1: the disk is slow",
+        "ERROR rank 2: could not save",
+    ]
+    assert read_line(f"{HEAD} INFO attempt 0: x\n").time == seen[0].created  # type: ignore[union-attr]
+
+
+def test_each_line_comes_once_also_when_it_is_written_in_two_pieces(
+    tmp_path: Path, seen: list[logging.LogRecord]
+) -> None:
+    logs = RankLogs(tmp_path)
+    write(tmp_path, 0, "INFO attempt 0: one")
+    logs.poll()
+    with (tmp_path / "rank-0.log").open("a") as file:
+        file.write(f"{HEAD} INFO attempt 0: tw")
+    logs.poll()
+    with (tmp_path / "rank-0.log").open("a") as file:
+        file.write("o\n")
+    logs.poll()
+    logs.poll(True)
+    assert words(seen) == ["INFO one", "INFO two"]
+
+
+def test_an_error_that_the_launcher_told_is_not_told_again(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
+    logs = RankLogs(tmp_path)
+    for rank in range(3):
+        write(tmp_path, rank, "ERROR attempt 0: error: no space left")
+    logs.poll()
+    assert words(seen) == []  # it may be on its way
+    logs.note_printed("error: no space left")
+    write(tmp_path, 1, "ERROR attempt 0: something else")
+    logs.poll(True)
+    assert words(seen) == ["ERROR rank 1: something else"]
+
+
+def test_a_thousand_ranks_with_the_same_words_are_one_line(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
+    logs = RankLogs(tmp_path)
+    for rank in (*range(3), *range(7, 1000)):
+        write(tmp_path, rank, "WARNING attempt 0: lost a peer")
+    logs.poll(True)
+    assert words(seen) == ["WARNING ranks 0-2, 7-999: lost a peer"]
+
+
+def test_what_the_first_rank_said_is_not_said_again_by_those_that_are_read_later(
+    tmp_path: Path, seen: list[logging.LogRecord]
+) -> None:
+    logs = RankLogs(tmp_path)
+    write(tmp_path, 0, "WARNING attempt 0: warning: 9.0 epochs")
+    logs.poll(True)
+    write(tmp_path, 1, "WARNING attempt 0: warning: 9.0 epochs", "WARNING attempt 0: slow disk")
+    logs.poll(True)
+    write(tmp_path, 1, "WARNING attempt 0: slow disk")  # the same rank again: that is news
+    logs.poll(True)
+    assert words(seen) == ["WARNING 9.0 epochs", "WARNING rank 1: slow disk", "WARNING rank 1: slow disk"]
+
+
+def test_a_storm_is_cut_and_counted(
+    tmp_path: Path, seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_logs, "LINES_PER_SECOND", 0.0)
+    logs = RankLogs(tmp_path)
+    for rank in range(50):
+        write(tmp_path, rank, *(f"WARNING attempt 0: number {rank}.{i}" for i in range(20)))
+    write(tmp_path, 0, *(f"INFO attempt 0: step {step}" for step in range(8)))
+    logs.poll(True)
+    said = words(seen)
+    assert len([line for line in said if line.startswith("WARNING")]) == rank_logs.BURST
+    assert "INFO step 7" in said  # warnings do not use up the room of the first rank
+    assert said[-1] == f"INFO … {1000 - int(rank_logs.BURST):,} more lines in {tmp_path}"
+
+
+def test_of_a_file_that_grows_faster_than_it_is_read_the_newest_is_read(
+    tmp_path: Path, seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_logs, "MAX_BYTES", 1000)
+    logs = RankLogs(tmp_path)
+    write(tmp_path, 0, *(f"INFO attempt 0: step {step:04}" for step in range(500)))
+    logs.poll(True)
+    said = words(seen)
+    assert said[-2] == "INFO step 0499" and len(said) < 25
+    assert "more lines in" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "level", "message"),
+    [
+        ("error: no such file", logging.ERROR, "no such file"),
+        ("warning: restarting all ranks", logging.WARNING, "restarting all ranks"),
+        ("an error: quoted", logging.INFO, "an error: quoted"),
+    ],
+)
+def test_lines_of_the_launcher_have_their_level(line: str, level: int, message: str) -> None:
+    assert level_of(line) == (level, message)

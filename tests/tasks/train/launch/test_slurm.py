@@ -1,0 +1,171 @@
+"""What is written for Slurm and read from it; the jobs themselves are in test_slurm_jobs.py."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpt2train.errors import UserError
+from gpt2train.settings import build
+from tasks.train.launch.job import Job
+from tasks.train.launch.launchers import check_launcher, run_job
+from tasks.train.launch.settings import LaunchSettings
+from tasks.train.launch.slurm import controller
+from tasks.train.launch.slurm.controller import State, read_state
+from tasks.train.launch.slurm.output import Output
+from tasks.train.launch.slurm.run import check_slurm
+from tasks.train.launch.slurm.script import script
+
+LINE = (
+    "JobId=3 JobName=gpt2train-run UserId=me(7) Priority=1 JobState=PENDING Reason=BeginTime Dependency=(null) "
+    "Requeue=1 Restarts=2 BatchFlag=1 ExitCode=0:15 RunTime=00:00:00 ReqNodeList=(null) NodeList=n[1-2] BatchHost=n1 "
+    "Command=/data/a run/slurm.sh WorkDir=/data StdErr=/data/a run/logs/slurm-3.out Power="
+)
+
+
+def job(run: Path, **slurm: object) -> Job:
+    settings = {"launcher": "slurm", "processes": 8, "nodes": 4, "threads": 2, "restarts": 3, "slurm": slurm}
+    return Job(str(run / "config.toml"), build(LaunchSettings, settings))
+
+
+def test_the_script_says_all_that_was_asked_for(tmp_path: Path) -> None:
+    asked = {"partition": "gpu", "account": "lab", "qos": "high", "time_limit": "1-00:00:00", "gpus": 8, "memory": "0"}
+    more = {"options": ["--exclusive", "--constraint=h100"], "setup": ["module load cuda"], "python": "python3"}
+    text = script(job(tmp_path / "100% of it", **asked, **more, cpus=64, save_before=300))
+    lines = text.splitlines()
+    given = {line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH ")}
+    assert {"nodes=4", "ntasks-per-node=1", "cpus-per-task=64", "gpus-per-node=8", "mem=0"} <= given
+    assert {"partition=gpu", "account=lab", "qos=high", "time=1-00:00:00", "signal=TERM@300"} <= given
+    assert {"requeue", "open-mode=append", "exclusive", "constraint=h100"} <= given
+    assert f'output="{tmp_path}/100%% of it/logs/slurm-%j.out"' in given
+    assert lines.index("module load cuda") < lines.index("export OMP_NUM_THREADS=2 PYTHONUNBUFFERED=1")
+    assert lines[-1].startswith("    python3 -m gpt2train.launch --lost 3 -- --nproc-per-node 8 --max-restarts 3 -m ")
+    assert "exec srun --cpus-per-task=64 " in text and "rdzv" not in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_what_is_not_asked_for_is_not_written(tmp_path: Path) -> None:
+    text = script(job(tmp_path))
+    names = {line.removeprefix("#SBATCH --").partition("=")[0] for line in text.splitlines() if "#SBATCH " in line}
+    ours = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "signal", "requeue", "open-mode", "output"}
+    assert names == {*ours, "chdir"}
+    assert "--cpus-per-task=16" in text and "setup" not in text
+
+
+def test_a_line_of_setup_that_fails_is_named(tmp_path: Path) -> None:
+    text = script(job(tmp_path, setup=["true", "false", "echo never"], python="true"))
+    done = subprocess.run(["bash"], input=text, text=True, capture_output=True, check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == "error: launch.slurm.setup: exit code 1 of: false\n"
+
+
+@pytest.mark.parametrize(
+    ("slurm", "message"),
+    [
+        ({"options": ["--output=/elsewhere"]}, "--output is not allowed in options"),
+        ({"options": ["-p gpu"]}, "not a long option"),
+        ({"options": ["--comment=a\nrm"]}, "not a long option"),
+        ({"setup": ["a\nb"]}, "more than one line"),
+        ({"time_limit": "tomorrow"}, "time_limit"),
+        ({"partition": "gpu queue"}, "partition"),
+    ],
+)
+def test_settings_that_make_no_script_are_refused(slurm: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        job(tmp_path, **slurm)
+
+
+def test_a_folder_that_sbatch_cannot_write_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a quote"):
+        script(job(tmp_path / "it's"))
+
+
+def test_a_state_is_read_from_slurms_line() -> None:
+    state = read_state(LINE)
+    assert state == State("PENDING", "BeginTime", -15, 2, "n[1-2]", "/data/a run/slurm.sh") and not state.ended
+    done = read_state(LINE.replace("PENDING", "FAILED").replace("0:15", "2:0").replace("n[1-2]", "(null)"))
+    assert (done.name, done.code, done.nodes, done.ended) == ("FAILED", 2, "", True)
+
+
+def test_output_is_told_as_whole_lines_once(tmp_path: Path) -> None:
+    path = tmp_path / "slurm-7.out"
+    output = Output(path)
+    assert output.lines() == []
+    path.write_bytes("grün\nsrun: error: n1: task 0: Exi".encode())
+    assert output.lines() == ["grün"]
+    with path.open("ab") as file:
+        file.write(b"ted\nerror: the cause\nunfinished")
+    assert output.lines() == ["srun: n1: task 0: Exited", "error: the cause"]
+    assert output.lines(last=True) == ["unfinished"] and output.lines() == []
+    assert output.cause is None  # the engine told it
+
+
+def test_where_the_engine_is_silent_slurm_tells_the_cause(tmp_path: Path) -> None:
+    path = tmp_path / "slurm-7.out"
+    path.write_text("slurmstepd-n1: error: *** STEP 7.0 ***\nslurmstepd-n1: error: execve(): python: No such file\n")
+    output = Output(path)
+    output.lines()
+    assert output.cause == "slurmstepd-n1: execve(): python: No such file"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "StepId=1.0 exceeded memory limit (325660672 > 104857600), being killed",
+        "Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been OOM Killed.",
+    ],
+)
+def test_too_much_memory_is_seen_in_what_slurm_prints(tmp_path: Path, said: str) -> None:
+    path = tmp_path / "slurm-7.out"
+    path.write_text(f"error: {said}\n")  # a line of ours
+    output = Output(path)
+    output.lines()
+    assert not output.out_of_memory
+    with path.open("a") as file:
+        file.write(f"slurmstepd-n1: error: {said}\n")
+    output.lines()
+    assert output.out_of_memory
+
+
+def test_who_follows_again_is_told_the_last_lines_only(tmp_path: Path) -> None:
+    path = tmp_path / "slurm-7.out"
+    path.write_text("".join(f"line {n}\n" for n in range(5000)))
+    lines = Output(path, fresh=False).lines()
+    assert lines[-1] == "line 4999" and 20 < len(lines) < 500 and all(line.startswith("line ") for line in lines)
+    path.write_text("first\nsecond\n")
+    assert Output(path, fresh=False).lines() == ["first", "second"]
+
+
+def test_without_slurm_the_mistake_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="there is no sbatch on this machine; start it on a login node"):
+        run_job(job(tmp_path))
+    with pytest.raises(UserError, match="there is no sbatch"):
+        check_launcher(job(tmp_path).settings, str(tmp_path))
+    check_launcher(LaunchSettings(), str(tmp_path))
+
+
+def test_a_folder_of_this_machine_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where jobs run elsewhere; commands that play a cluster's, since a real one here runs jobs here."""
+    for name in ("sbatch", "scontrol", "squeue", "scancel"):
+        (tmp_path / name).symlink_to("/bin/true")
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho gpu01.cluster\necho gpu02.cluster\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(UserError, match="is local to this machine"):
+        check_slurm(Path("/tmp/run"))
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu02")
+    check_slurm(Path("/tmp/run"))
+
+
+def test_a_job_inherits_no_secret_and_no_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\nenv > {tmp_path}/seen\necho '12;cluster'\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    given = {"PREFECT_API_KEY": "secret", "SLURM_NTASKS": "3", "SLURM_CONF": "/etc/here", "SBATCH_QOS": "low"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert controller.submit(tmp_path / "slurm.sh") == 12
+    seen = (tmp_path / "seen").read_text()
+    assert "SLURM_CONF=/etc/here" in seen and "SBATCH_QOS=low" in seen
+    assert "PREFECT_API_KEY" not in seen and "SLURM_NTASKS" not in seen

@@ -1,0 +1,244 @@
+"""Trainings on one machine take turns: who waits, who does not, and what a killed one leaves."""
+
+import contextlib
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpt2train.config import TrainSettings
+from gpt2train.errors import RunError
+from tasks.train import gpu_queue
+from tasks.train.launch.settings import LaunchSettings
+from tests.processes import wait_for
+
+HOLDS = """
+import sys
+from pathlib import Path
+from tasks.train.gpu_queue import gpu_slot
+folder, who, share, *devices = sys.argv[1:]
+with gpu_slot(devices, int(share), who, lambda what: print("waits:", what, flush=True), Path(folder)) as held:
+    print("holds beside", held.others, flush=True)
+    sys.stdin.read()
+"""
+
+
+class Training:
+    """A process that takes a turn and holds it until it is told to end."""
+
+    def __init__(self, folder: Path, who: str, *places: str, share: int = 1) -> None:
+        command = [sys.executable, "-c", HOLDS, str(folder), who, str(share), *places]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(self.process.stdout)
+
+    def says(self, words: str) -> bool:
+        return any(words in line for line in self.lines)
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.wait(30)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[list[Training]]:
+    trainings: list[Training] = []
+    yield trainings
+    for one in trainings:
+        one.process.kill()
+        one.process.wait()
+
+
+def test_turns_at_gpus(tmp_path: Path, running: list[Training], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Training(tmp_path, "run A", "GPU 0", "GPU 1")
+    running.append(first)
+    wait_for(lambda: first.says("holds beside 0"), 60, "the first")
+    overlaps = Training(tmp_path, "run B", "GPU 1", "GPU 2")
+    elsewhere = Training(tmp_path, "run C", "GPU 3")
+    shares = Training(tmp_path, "run D", "GPU 0", share=2)
+    running += [overlaps, elsewhere, shares]
+    wait_for(lambda: elsewhere.says("holds beside 0"), 60, "the one on another GPU")
+    wait_for(lambda: shares.says("holds beside 1"), 60, "the one that shares")
+    wait_for(lambda: overlaps.says(f"waits: GPU 1 is taken by run A (process {first.process.pid})"), 60, "the wait")
+    assert not overlaps.says("holds")
+    first.process.kill()  # leaves no word; the kernel lets go of what it held
+    wait_for(lambda: overlaps.says("holds beside 0"), 60, "the turn after a kill")
+    overlaps.end()
+    told: list[str] = []
+    with gpu_queue.gpu_slot(["GPU 1", "GPU 2"], 1, "run E", told.append, tmp_path):
+        assert told == []
+
+
+def test_what_a_killed_one_could_not_give_back(tmp_path: Path) -> None:
+    lease = "0b9e7a7c-5d5b-4a3e-9f65-0d6d5ad3a2f1"
+    holder = f"""
+import os
+from pathlib import Path
+from tasks.train.gpu_queue import gpu_slot
+with gpu_slot(["GPU 0", "GPU 1"], 1, "me", print, Path({str(tmp_path)!r})) as held:
+    held.note({lease!r})
+    os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", holder], check=False).returncode == 9
+    with gpu_queue.gpu_slot(["GPU 2"], 1, "elsewhere", print, tmp_path) as held:
+        assert held.left == frozenset()
+    with gpu_queue.gpu_slot(["GPU 1"], 1, "next", print, tmp_path) as held:
+        assert held.left == {lease}
+        held.note("mine")
+        assert json.loads((tmp_path / "gpu-1.0").read_text())["lease"] == "mine"
+    with gpu_queue.gpu_slot(["GPU 1"], 1, "after it", print, tmp_path) as held:
+        assert held.left == frozenset()
+
+
+def test_a_job_holds_the_turn_of_a_flow_that_is_killed(tmp_path: Path) -> None:
+    flow = f"""
+import os, subprocess, sys
+from pathlib import Path
+from tasks.train.gpu_queue import gpu_slot
+with gpu_slot(["cores"], 1, "me", print, Path({str(tmp_path)!r})):
+    subprocess.Popen([sys.executable, "-c", "input()"], stdout=subprocess.DEVNULL, close_fds=False)
+    os.kill(os.getpid(), 9)
+"""
+    reads, writes = os.pipe()  # the job ends when it closes
+    assert subprocess.run([sys.executable, "-c", flow], stdin=reads, check=False).returncode == -9
+    os.close(reads)
+
+    def is_free() -> bool:
+        file = gpu_queue._open(tmp_path / "cores.0")
+        try:
+            return gpu_queue._lock(file)
+        finally:
+            os.close(file)
+
+    assert not is_free()
+    os.close(writes)
+    wait_for(is_free, 60, "the end of the job")
+
+
+def test_what_another_user_writes_is_one_short_line(tmp_path: Path) -> None:
+    file = tmp_path / "cores.0"
+    file.write_text('{"who": "a\\nb\\u001b[2J' + "x" * 900 + '", "process": 1}')
+    [words] = gpu_queue._holders(tmp_path, "cores", 1)
+    assert words.startswith("a b [2Jx")
+    assert len(words) < gpu_queue.MAX_HOLDER_CHARS + 20
+    file.write_text("no note")
+    assert gpu_queue._holders(tmp_path, "cores", 1) == []
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "cores.0").symlink_to(tmp_path / "precious")
+    with (
+        pytest.raises(RunError, match=gpu_queue.FOLDER_VARIABLE),
+        gpu_queue.gpu_slot(["cores"], 1, "me", print, tmp_path),
+    ):
+        pass
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_hard_link_to_a_file_of_ours_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "cores.0").hardlink_to(tmp_path / "precious")
+    with (
+        pytest.raises(RunError, match="not a regular file"),
+        gpu_queue.gpu_slot(["cores"], 1, "me", print, tmp_path),
+    ):
+        pass
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert gpu_queue._holders(tmp_path, "cores", 1) == []
+
+
+def test_a_pipe_in_place_of_a_file_blocks_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "cores.0")
+    with (
+        pytest.raises(RunError, match="not a regular file"),
+        gpu_queue.gpu_slot(["cores"], 1, "me", print, tmp_path),
+    ):
+        pass
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir(mode=0o700)
+    (tmp_path / "gpt2train-turns").symlink_to(tmp_path / "mine")
+    monkeypatch.delenv(gpu_queue.FOLDER_VARIABLE)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with (
+        pytest.raises(RunError, match=r"it is a link.*set GPT2TRAIN_TURNS"),
+        gpu_queue.gpu_slot(["cores"], 1, "me", print),
+    ):
+        pass
+    assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o700
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(gpu_queue.FOLDER_VARIABLE, str(tmp_path / "turns"))
+    (tmp_path / "turns").mkdir(mode=0o700)
+    with gpu_queue.gpu_slot(["cores"], 1, "me", print):
+        assert stat.S_IMODE((tmp_path / "turns").stat().st_mode) == 0o700
+    (tmp_path / "turns").chmod(0o777)
+    with pytest.raises(RunError, match=r"chmod \+t"), gpu_queue.gpu_slot(["cores"], 1, "me", print):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a process of another user")
+def test_another_user_takes_turns_in_the_same_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    stranger = """
+import fcntl, os, sys
+os.setgroups([]); os.setgid(12345); os.setuid(12345)
+file = os.open(sys.argv[1], os.O_RDWR | os.O_NOFOLLOW)
+try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit(75)
+os.ftruncate(file, 0)
+"""
+    with tempfile.TemporaryDirectory(dir="/tmp") as shared:  # pytest's own folders are closed to other users
+        Path(shared).chmod(0o711)
+        monkeypatch.setenv(gpu_queue.FOLDER_VARIABLE, f"{shared}/turns")
+        command = [sys.executable, "-c", stranger, f"{shared}/turns/cores.0"]
+        with gpu_queue.gpu_slot(["cores"], 1, "me", print):
+            assert subprocess.run(command, check=False).returncode == 75
+        assert subprocess.run(command, check=False).returncode == 0
+
+
+def test_the_folder_is_for_all_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(gpu_queue.FOLDER_VARIABLE, str(tmp_path / "turns"))
+    umask = os.umask(0o077)
+    try:
+        with gpu_queue.gpu_slot(["cores"], 1, "me", print):
+            assert (tmp_path / "turns").stat().st_mode & 0o7777 == 0o1777
+            assert (tmp_path / "turns" / "cores.0").stat().st_mode & 0o777 == 0o666
+    finally:
+        os.umask(umask)
+    monkeypatch.setenv(gpu_queue.FOLDER_VARIABLE, "/proc/none")
+    with (
+        pytest.raises(RunError, match="set GPT2TRAIN_TURNS to another folder"),
+        gpu_queue.gpu_slot(["cores"], 1, "me", print),
+    ):
+        pass
+
+
+def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpt2train.plan.devices import parse
+
+    gpus = parse("\n".join(f"{n}, GPU-{n}abc, NVIDIA H200, 143771" for n in range(4)))
+    monkeypatch.setattr(gpu_queue, "find_gpus", lambda: gpus)
+    train = TrainSettings()
+    assert gpu_queue.devices_of(train, LaunchSettings(processes=2)) == ("GPU 0", "GPU 1")
+    assert gpu_queue.devices_of(train.model_copy(update={"device": "cpu"}), LaunchSettings()) == ("cores",)
+    # As the engine does: with fewer GPUs than processes all train on the CPU.
+    assert gpu_queue.devices_of(train, LaunchSettings(processes=8)) == ("cores",)

@@ -1,0 +1,221 @@
+"""Files for contributors: links of the pages, figures, workflows, citation, lock files."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *sorted(DOCS.rglob("*.md"))]
+SITE_PAGES = {ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}  # docs/hooks/mkdocs_hooks.py
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+LOCKS = [ROOT / "requirements.lock", ROOT / "requirements-torch.lock"]
+LOCKED_EXTRAS = ("dev", "test")
+
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.S | re.M)
+LINK = re.compile(r"(?<!\\)\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?([^()\s>]+)>?(?:\s+\"[^\"]*\")?\)")
+FOLDERS = r"flows|tasks|gpt2train|tests|benchmarks|deployments|docs|\.ci|\.github"
+SOURCE_FILE = re.compile(rf"(?<![\w/.~-])((?:{FOLDERS})/[\w./-]*[\w/])")
+EXAMPLES = {"tasks/mine.yaml"}  # files that a reader makes
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def prose(page: Path) -> str:
+    """Text of a page without fenced blocks."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    found: dict[str, int] = {}
+    names = []
+    for heading in re.findall(r"^#{1,6}\s+(.+?)\s*#*$", prose(page), re.M):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        names.append(f"{slug}-{found[slug]}" if slug in found else slug)
+        found[slug] = found.get(slug, 0) + 1
+    return frozenset(names)
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    """The relative links of a page that lead nowhere, each with the reason."""
+    for link in LINK.findall(re.sub(r"`[^`\n]*`", "", prose(page))):
+        if re.match(r"[a-z][a-z+.-]*:", link):
+            continue
+        path, _, anchor = unquote(link).partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.is_relative_to(ROOT) or not target.exists():
+            yield f"{link}: no such file"
+        elif page.is_relative_to(DOCS) and not target.is_relative_to(DOCS) and target not in SITE_PAGES:
+            yield f"{link}: outside docs/, which the documentation site does not have"
+        elif anchor and (target.suffix != ".md" or anchor not in anchors(target)):
+            yield f"{link}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_relative_links_lead_to_files_and_headings(page: Path) -> None:
+    assert list(broken_links(page)) == []
+
+
+def test_a_broken_link_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.test_repository.ROOT", tmp_path)
+    monkeypatch.setattr("tests.test_repository.DOCS", tmp_path / "docs")
+    page = tmp_path / "docs/page.md"
+    page.parent.mkdir()
+    (tmp_path / "README.md").touch()
+    page.write_text(
+        "# A `b.c`: d\n## Twice\n## Twice\n[1](page.md#a-bc-d) [2](#twice-1) [3](#twice-2) [4](other.md)\n"
+        "[5](../README.md) [6](https://example.org/x) ![7](p.png) `[8](code)`\n```text\n[9](fence)\n# Fence\n```\n"
+    )
+    assert [problem.split(":")[0] for problem in broken_links(page)] == [
+        "#twice-2",
+        "other.md",
+        "../README.md",
+        "p.png",
+    ]
+
+
+def missing_files(page: Path) -> list[str]:
+    """Files and folders that the code of a page names and that the repository does not have; `NAME` stands for any."""
+    text = page.read_text(encoding="utf-8")
+    code = [block for _, block in FENCE.findall(text)] + re.findall(r"^(?: {4}.*\n)+", text, re.M)
+    code += re.findall(r"`([^`\n]+)`", prose(page))
+    named = {name for piece in code for name in SOURCE_FILE.findall(piece)} - EXAMPLES
+    return sorted(name for name in named if "NAME" not in name and not (ROOT / name).exists())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_source_files_that_a_page_names_exist(page: Path) -> None:
+    assert missing_files(page) == []
+
+
+def test_a_missing_file_would_be_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("`tests/gone.py`, `pytest -m slow tests/no/folder`, tasks/prose.py\n\n    python flows/none.py\n")
+    assert missing_files(page) == ["flows/none.py", "tests/gone.py", "tests/no/folder"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_figures_are_diagrams(page: Path) -> None:
+    """Each mermaid block begins with its kind, has edges, and closes the groups that it opens."""
+    for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
+        if language == "mermaid":
+            kind, *lines = [line.strip() for line in block.splitlines() if line.strip()]
+            assert re.fullmatch(r"(flowchart|graph) (TB|TD|LR)|sequenceDiagram|stateDiagram-v2", kind), block
+            assert any("->" in line for line in lines), block
+            assert sum(line.startswith("subgraph ") for line in lines) == lines.count("end"), block
+
+
+def test_the_architecture_has_a_figure_of_each_layer() -> None:
+    sections = re.split(r"^## ", (DOCS / "architecture.md").read_text(encoding="utf-8"), flags=re.M)
+    for layer in ("flows", "tasks", "gpt2train"):
+        section = next(one for one in sections if one.startswith(f"`{layer}/`"))
+        assert "```mermaid\n" in section
+
+
+def test_the_index_lists_every_decision() -> None:
+    folder = DOCS / "decisions"
+    listed = set(LINK.findall((folder / "README.md").read_text(encoding="utf-8")))
+    records = {path.name for path in folder.glob("*.md")} - {"README.md"}
+    assert listed == records
+    for name in records:
+        headings = re.findall(r"^## (.+)$", (folder / name).read_text(encoding="utf-8"), re.M)
+        assert headings == ["Context", "Decision", "Consequences"], name
+
+
+def test_the_glossary_is_sorted_and_names_each_term_once() -> None:
+    glossary = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Glossary")[2]
+    terms = [row.split("|")[1].strip().lower() for row in re.findall(r"^\| .*$", glossary, re.M)][1:]
+    assert len(terms) >= 40
+    assert terms == sorted(set(terms))
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_call_what_there_is(file: Path) -> None:
+    """Each step uses an action pinned to a major version, or runs a make target, a script or pip."""
+    workflow = yaml.safe_load(file.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    assert {"schedule", "workflow_dispatch"} <= set(workflow[True])  # YAML 1.1 reads `on` as true
+    for name, job in workflow["jobs"].items():
+        assert job["timeout-minutes"] > 0, name
+        for step in job["steps"]:
+            if "uses" in step:
+                assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"])
+                continue
+            for line in step["run"].splitlines():
+                command, *words = line.split()
+                if command == "make":
+                    assert set(words) <= make_targets(), line
+                elif not re.match(r"(python -m )?pip ", line):
+                    assert (ROOT / command).is_file(), line
+
+
+def test_pages_name_existing_make_targets() -> None:
+    for page in PAGES:
+        for line in re.findall(r"(?:`|^ {4})make ([a-z -]+)", page.read_text(encoding="utf-8"), re.M):
+            assert set(line.split()) <= make_targets(), (page, line)
+
+
+def test_forms_of_the_issues_parse() -> None:
+    for file in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
+        form = yaml.safe_load(file.read_text())
+        if file.name != "config.yml":
+            assert {"name", "description", "body"} <= set(form)
+            ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+            assert len(ids) == len(set(ids)) >= 4
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (project()["version"], project()["license"])
+
+
+@cache
+def pins() -> dict[str, list[str]]:
+    """Versions of each package in the lock files; there may be one for each range of Python releases."""
+    found: dict[str, list[str]] = {}
+    for name, version in re.findall(r"^([\w.-]+)==([^\s;\\]+)", "".join(file.read_text() for file in LOCKS), re.M):
+        found.setdefault(canonicalize_name(name), []).append(version)
+    return found
+
+
+def test_the_lock_files_agree_with_the_project() -> None:
+    """Every dependency is pinned, to versions that pyproject.toml admits; otherwise `make lock` is due."""
+    extras = project()["optional-dependencies"]
+    wanted = [*project()["dependencies"], *(one for extra in LOCKED_EXTRAS for one in extras[extra])]
+    for requirement in map(Requirement, wanted):
+        versions = pins().get(canonicalize_name(requirement.name))
+        assert versions, f"{requirement} is in no lock file; run make lock"
+        wrong = [version for version in versions if not requirement.specifier.contains(version)]
+        assert not wrong, f"{requirement}, but {wrong} is locked; run make lock"
+
+
+@pytest.mark.parametrize("file", LOCKS, ids=lambda path: path.name)
+def test_every_locked_package_has_hashes_and_no_address(file: Path) -> None:
+    text = file.read_text()
+    entries = re.split(r"^(?=[\w.-]+==)", text, flags=re.M)[1:]
+    assert entries
+    assert [entry.split()[0] for entry in entries if not re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry)] == []
+    # No index, no file, no local build: the hashes are those of the public artefacts.
+    assert not re.search(r"://|^-|\+\w+ *[;\\]| @ ", text, re.M)
+    assert (" torch==" in f" {text}".replace("\n", " ")) == (file.name == "requirements-torch.lock")
