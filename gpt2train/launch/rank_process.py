@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from gpt2train.monitoring.rank_logs import write_raw_stderr
 
 log = logging.getLogger("gpt2train")
 
+INTERFACE_REMEDY = "set GLOO_SOCKET_IFNAME to the network interface that reaches the other machines"
 SIGNAL_DEBOUNCE_SECONDS = 1.0  # seconds within which several signals count as one
 LOCK_SECONDS = 1.0  # a job that was just killed may need a moment to release the lock
 
@@ -132,10 +134,10 @@ def _diagnose(kind: type[BaseException], error: BaseException, rank: int) -> tup
         return 1, f"rank {rank}: {kind.__name__}: {error}"
     if hung := rank_store.hung_ranks("timed out" in str(error).lower()):
         code = PEER_HUNG if LAUNCHER in os.environ else 1
-        return (
-            code,
-            f"{rank_store.ranks(hung)} gave no sign of life while rank {rank} waited; check the machine",
-        )
+        # gloo reports any error of a connection as a timeout, after four attempts without a pause between them.
+        if refused := re.search(r"timed out connecting: (.*)", str(error)):
+            return code, f"rank {rank} cannot connect to {rank_store.ranks(hung)} ({refused[1]}); {INTERFACE_REMEDY}"
+        return code, f"{rank_store.ranks(hung)} gave no sign of life while rank {rank} waited; check the machine"
     return LOST_CONTACT, None if LAUNCHER in os.environ else f"rank {rank}: lost contact with another process"
 
 

@@ -24,11 +24,11 @@ from functools import cache
 from pathlib import Path
 
 import filelock
-import psutil
 from pydantic import Field, ValidationError
 
 from gpt2train.errors import UserError
 from gpt2train.io.files import private_folder
+from gpt2train.launch.network_interfaces import forget_loopback, use_interface_of
 from gpt2train.launch.parent_death import LOST_CONTACT
 from gpt2train.settings import Settings
 
@@ -79,6 +79,7 @@ def main() -> int:
     try:
         with contextlib.ExitStack() as stack:
             request = _read_request(connection)
+            os.environ.update(request.environment)
             stack.enter_context(_lock_machine(request, connection))
             local = _check(request)
             print(READY, flush=True)
@@ -87,7 +88,6 @@ def main() -> int:
             if line.strip() != GO:
                 return 0
             threading.Thread(target=_watch, args=(connection, request), daemon=True).start()
-            os.environ.update(request.environment)
             from gpt2train.launch import torchrun
 
             return torchrun.main(["--lost", str(LOST_CONTACT), "--", *local, *request.arguments])
@@ -154,9 +154,8 @@ def _check(request: RemoteJobRequest) -> list[str]:
     address = _address_towards(request.endpoint)
     if address.startswith("127.") or address == "::1":  # own name in /etc/hosts: torch uses the name
         return []
-    for device, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", device)
+    forget_loopback(os.environ)
+    use_interface_of(address, os.environ)
     return ["--local-addr", address]
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar, cast
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.launch import rank_store
-from gpt2train.launch.process_env import LOOPBACK, ProcessEnv, read_process_env
+from gpt2train.launch.network_interfaces import forget_loopback, use_loopback
+from gpt2train.launch.process_env import ProcessEnv, read_process_env
 from gpt2train.parallel.layout import Layout
 
 T = TypeVar("T")
@@ -73,19 +73,13 @@ def join(device: str, env: ProcessEnv | None = None, timeout: timedelta = TIMEOU
     if on_gpu:
         torch.cuda.set_device(own_device)
     if env.world == 1 or env.one_machine:
-        _use_loopback()
+        use_loopback(os.environ)
+    else:
+        forget_loopback(os.environ)
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     store = rank_store.join(env, timeout) if env.world > 1 else dist.HashStore()
     dist.init_process_group(backend, store=store, rank=env.rank, world_size=env.world, timeout=timeout)
     return DistContext(env.rank, env.world, own_device, timeout)
-
-
-def _use_loopback() -> None:
-    """Make gloo and NCCL open their ports on loopback; by default they use the interface of the host name."""
-    for interface, addresses in psutil.net_if_addrs().items():
-        if any(one.address == LOOPBACK for one in addresses):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # exact name, not a prefix
 
 
 def make_mesh(ctx: DistContext, layout: Layout) -> DeviceMesh:

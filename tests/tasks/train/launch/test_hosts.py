@@ -55,7 +55,10 @@ class TwoHosts:
         ]
         with (self.folder / "job.log").open("w") as log:
             inside = ["ip", "netns", "exec", self.networks[0], *command]
-            return subprocess.Popen(inside, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+            # As in a process that took part in a job of one machine; the launcher passes GLOO_* on to all machines.
+            env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            return subprocess.Popen(inside, cwd=ROOT, env=env, **streams)
 
     def said(self) -> str:
         return (self.folder / "job.log").read_text()
