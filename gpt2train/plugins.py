@@ -1,0 +1,91 @@
+"""Plug-ins: installed distributions that add models, evaluations, launchers, data steps and text filters.
+
+A distribution names a module in the entry-point group `gpt2train`. Importing that module registers what it adds:
+
+    [project.entry-points.gpt2train]
+    my_filters = "my_package.filters"
+
+One `Registry` for each kind of extension holds the built-in ones and those of plug-ins alike.
+"""
+
+import importlib
+import importlib.metadata
+from collections.abc import Iterator
+from functools import cache
+from typing import Generic, TypeVar
+
+from gpt2train.errors import UserError
+
+GROUP = "gpt2train"
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Extensions of one kind by name. Reading imports the installed plug-ins first.
+
+    Args:
+        kind: what is registered, in the singular, for messages: "launcher".
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str, entry: T) -> T:
+        """Add an entry and return it.
+
+        Raises:
+            UserError: the name is taken.
+        """
+        if name in self._entries:
+            raise UserError(f"two {self.kind}s are named {name}; rename the one of your plug-in")
+        self._entries[name] = entry
+        return entry
+
+    def __getitem__(self, name: str) -> T:
+        """Return an entry.
+
+        Raises:
+            UserError: there is none of this name.
+        """
+        load_plugins()
+        if name not in self._entries:
+            raise UserError(f"there is no {self.kind} {name!r}; choose from {', '.join(self)}")
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Names, the built-in ones first, each group in the order of registration."""
+        load_plugins()
+        return iter(list(self._entries))
+
+    def __contains__(self, name: object) -> bool:
+        """Return True if an entry has this name."""
+        load_plugins()
+        return name in self._entries
+
+    def items(self) -> list[tuple[str, T]]:
+        """Names and entries, in the order of the names of `iter`."""
+        load_plugins()
+        return list(self._entries.items())
+
+
+@cache
+def load_plugins() -> dict[str, str]:
+    """Import the modules of all installed plug-ins, sorted by the names of their entry points.
+
+    Returns:
+        Version of each distribution that has a plug-in, for fingerprints of cached steps.
+
+    Raises:
+        UserError: a plug-in cannot be imported.
+    """
+    versions: dict[str, str] = {}
+    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+        name = point.dist.name if point.dist else point.name
+        try:
+            importlib.import_module(point.module)
+        except ImportError as error:
+            raise UserError(f"plug-in {name} cannot be imported ({error}); repair or uninstall it") from error
+        versions[name] = point.dist.version if point.dist else ""
+    return dict(sorted(versions.items()))

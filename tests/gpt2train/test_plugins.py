@@ -1,0 +1,57 @@
+"""Registries, and plug-ins that are installed beside the package."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpt2train.errors import UserError
+from gpt2train.plugins import Registry
+
+
+def install(folder: Path, name: str, source: str) -> None:
+    """Write a distribution with one module, as `pip install --target` leaves it."""
+    (folder / f"{name}.py").write_text(source)
+    info = folder / f"{name}-1.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+    (info / "entry_points.txt").write_text(f"[gpt2train]\n{name} = {name}\n")
+
+
+def python(folder: Path, code: str) -> "subprocess.CompletedProcess[str]":
+    path = f"import sys; sys.path.insert(0, {str(folder)!r})\n"
+    return subprocess.run([sys.executable, "-c", path + code], capture_output=True, text=True, timeout=60)
+
+
+def test_an_unknown_name_is_a_mistake_that_lists_the_known_ones() -> None:
+    registry: Registry[int] = Registry("launcher")
+    registry.register("local", 1)
+    registry.register("ssh", 2)
+    assert (registry["ssh"], list(registry), "local" in registry, "other" in registry) == (
+        2,
+        ["local", "ssh"],
+        True,
+        False,
+    )
+    with pytest.raises(UserError, match="there is no launcher 'other'; choose from local, ssh"):
+        registry["other"]
+    with pytest.raises(UserError, match="two launchers are named ssh"):
+        registry.register("ssh", 3)
+
+
+def test_installed_plug_ins_are_imported_before_a_registry_is_read(tmp_path: Path) -> None:
+    install(tmp_path, "second", "from gpt2train import plugins; plugins.TEST.register('b', 2)")
+    install(tmp_path, "first", "from gpt2train import plugins; plugins.TEST.register('a', 1)")
+    code = (
+        "from gpt2train import plugins; plugins.TEST = plugins.Registry('number'); "
+        "plugins.TEST.register('zero', 0); print(plugins.TEST.items(), plugins.load_plugins())"
+    )
+    done = python(tmp_path, code)
+    assert done.stdout == "[('zero', 0), ('a', 1), ('b', 2)] {'first': '1.5', 'second': '1.5'}\n", done.stderr
+
+
+def test_a_broken_plug_in_is_named(tmp_path: Path) -> None:
+    install(tmp_path, "broken", "import a_module_that_is_not_there")
+    done = python(tmp_path, "from gpt2train import plugins; plugins.load_plugins()")
+    assert "UserError: plug-in broken cannot be imported (No module named 'a_module" in done.stderr, done.stderr
