@@ -16,6 +16,8 @@ from gpt2train.settings import Settings
 
 S = TypeVar("S", bound=Settings)
 
+CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it; it overrides the preset."
+
 
 def command(flow: SettingsFlow[S], result: str) -> None:
     """Run the command line of this process and exit with its status.
@@ -39,14 +41,14 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
     @app.default
     def main(
         *,
-        config: str | None = None,
+        config: Annotated[str | None, cyclopts.Parameter(help=CONFIG_HELP)] = None,
         settings: Annotated[flow.model | None, cyclopts.Parameter(name="*")] = None,  # type: ignore[name-defined]
         help_all: Annotated[bool, cyclopts.Parameter(name=ALL_FLAG, negative="", show=False)] = False,
     ) -> None:
         """Run the flow.
 
         Args:
-            config: TOML file of settings, or a deployment's name. Flags override it; it overrides the preset.
+            config: Settings file or deployment (CONFIG_HELP).
             settings: All settings, one flag each.
             help_all: Show every setting.
         """

@@ -31,7 +31,6 @@ FLOWS: dict[str, type[Settings]] = {
     "pipeline": PipelineSettings,
     "pretrain": PretrainSettings,
 }
-OTHERS = [flow for flow in FLOWS if flow != "pipeline"]
 
 
 def page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str, width: int = 80) -> str:
@@ -59,19 +58,20 @@ def flags_of(model: type[BaseModel], prefix: str = "--") -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("flow", ["pipeline", *(pytest.param(flow, marks=pytest.mark.slow) for flow in OTHERS)])
+@pytest.mark.parametrize("flow", FLOWS)
 def test_the_page_of_usual_settings_fits_a_screen(
     flow: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = page(capsys, monkeypatch, flow, "--help")
     assert said.startswith(f"Usage: python -m flows.{flow} [OPTIONS]\n")
     assert len(said.splitlines()) <= 60 and "--help-all" in said
+    assert "TOML file of settings" in said and "Show the steps that would run" in " ".join(said.split())
     shown = re.findall(r"^│ (--[a-z.-]+)", said, re.M)
     usual = [f"--{name}".replace("_", "-") for name in USUAL]
     assert shown == [flag for flag in usual if flag == "--config" or flag in flags_of(FLOWS[flow])]
 
 
-@pytest.mark.parametrize("flow", ["pipeline", *(pytest.param(flow, marks=pytest.mark.slow) for flow in OTHERS)])
+@pytest.mark.parametrize("flow", FLOWS)
 def test_the_page_of_all_settings_has_each_under_its_step(
     flow: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
