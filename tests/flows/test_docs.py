@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import prefect.settings
 import pytest
 from cyclopts import App
 from pydantic import ValidationError
@@ -140,6 +141,18 @@ def test_settings_of_toml_blocks_are_valid(page: Path) -> None:
             else:
                 refused.append([])
         assert [] in refused, block
+
+
+def test_prefect_variables_exist() -> None:
+    """Each environment variable of Prefect that a page or a deployment names is one of Prefect's settings."""
+    files = [*PAGES, *(path for path in (ROOT / "deployments").rglob("*") if path.suffix in (".yaml", ".toml"))]
+    named = {
+        (name_of(file), name)
+        for file in files
+        for name in re.findall(r"\bPREFECT_[A-Z0-9_]*[A-Z0-9]\b", file.read_text())
+    }
+    assert len(named) > 20
+    assert not [found for found in sorted(named) if not hasattr(prefect.settings, found[1])]
 
 
 def test_python_blocks_import_nothing_that_is_no_dependency() -> None:
