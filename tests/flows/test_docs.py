@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import prefect.settings
 import pytest
 from cyclopts import App
 from pydantic import ValidationError
@@ -128,18 +129,30 @@ def test_a_wrong_option_would_be_found() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=name_of)
-def test_settings_of_toml_blocks_exist(page: Path) -> None:
-    """Each block is of one of the settings files: a flow's, or a training's."""
+def test_settings_of_toml_blocks_are_valid(page: Path) -> None:
+    """Each block belongs to one of the settings files, a flow's or a training's, of which it may be a part."""
     for block in blocks(page, "toml"):
         values, refused = tomllib.loads(block), []
         for model in (PipelineSettings, TrainSettings, RunConfig):
             try:
                 model.model_validate(values)
             except ValidationError as error:
-                refused.append([wrong["loc"] for wrong in error.errors() if wrong["type"] == "extra_forbidden"])
+                refused.append([wrong["loc"] for wrong in error.errors() if wrong["type"] != "missing"])
             else:
                 refused.append([])
         assert [] in refused, block
+
+
+def test_prefect_variables_exist() -> None:
+    """Each environment variable of Prefect that a page or a deployment names is one of Prefect's settings."""
+    files = [*PAGES, *(path for path in (ROOT / "deployments").rglob("*") if path.suffix in (".yaml", ".toml"))]
+    named = {
+        (name_of(file), name)
+        for file in files
+        for name in re.findall(r"\bPREFECT_[A-Z0-9_]*[A-Z0-9]\b", file.read_text())
+    }
+    assert len(named) > 20
+    assert not [found for found in sorted(named) if not hasattr(prefect.settings, found[1])]
 
 
 def test_python_blocks_import_nothing_that_is_no_dependency() -> None:
