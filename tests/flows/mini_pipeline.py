@@ -131,7 +131,7 @@ class Mini:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 text=True,
-                preexec_fn=_heed_ctrl_c,
+                preexec_fn=_restore_sigint,
             )
 
     def children(self) -> list[psutil.Process]:
@@ -160,7 +160,7 @@ class Mini:
             wait_until_ended(running, seconds)
 
 
-def _heed_ctrl_c() -> None:
+def _restore_sigint() -> None:
     """A test run in the background may have been started with SIGINT ignored, which children inherit."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -67,9 +67,9 @@ def test_a_command_line_that_is_refused(
     (tmp_path / "urls.txt").write_text("\n# nothing yet\n")
     for more in ([], ["--dry-run"]):  # a dry run says what the run would say
         assert run(flow, *(flag.replace("{}", str(tmp_path)) for flag in flags), *more) == 2
-        told = capsys.readouterr()
-        check_line(told.err, *said)
-        assert told.out == ""
+        captured = capsys.readouterr()
+        check_line(captured.err, *said)
+        assert captured.out == ""
 
 
 @pytest.mark.parametrize(("name", "said"), [("none.jsonl", "No such file"), ("bad.jsonl", "row 1 (KeyError)")])
@@ -88,16 +88,16 @@ def test_training_without_tokens_names_what_is_missing(tmp_path: Path, capsys: p
         check_line(error, "/tokens holds no finished step")
         # A dry run ends alike; before it does, its plan says what is missing.
         assert run("pretrain", *flags, "--dry-run") == 1
-        told = capsys.readouterr()
-        assert told.err == error and "missing     tokens (none in" in told.out
+        captured = capsys.readouterr()
+        assert captured.err == error and "missing     tokens (none in" in captured.out
 
 
 def test_scoring_without_a_run_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for more in ([], ["--dry-run"]):
         assert run("evaluate", "--run", str(tmp_path / "runs/none"), *more) == 1
-        told = capsys.readouterr()
-        check_line(told.err, "runs/none holds no finished step")
-        assert told.out == ""
+        captured = capsys.readouterr()
+        check_line(captured.err, "runs/none holds no finished step")
+        assert captured.out == ""
 
 
 def test_a_list_whose_every_url_is_rejected(finished: Finished, server: Server, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def ask_run(home: PrefectServer, deployment: str, **parameters: Any) -> Any:
         return error.response.json()["detail"]
 
 
-def test_every_deployment_is_offered(place: tuple[PrefectServer, Path]) -> None:
+def test_every_deployment_is_registered(place: tuple[PrefectServer, Path]) -> None:
     home, _ = place
     found = home.ask("POST", "deployments/filter", limit=50)
     flows = {flow["id"]: flow["name"] for flow in home.ask("POST", "flows/filter", limit=50)}

@@ -129,7 +129,7 @@ def run(mini: Mini, output: Path) -> "tuple[subprocess.CompletedProcess[str], fl
 
 
 def check_silence(mini: Mini, done: "subprocess.CompletedProcess[str]") -> None:
-    """Nothing of a text was printed, nor told to Prefect, and nobody outside was spoken to."""
+    """No text was printed or sent to Prefect, and no other host was connected to."""
     assert "Traceback" not in done.stderr
     assert SECRET not in done.stdout + done.stderr
     home = Path(mini.environ()["PREFECT_HOME"])

@@ -143,7 +143,7 @@ def test_openwebtext(operator: Operator) -> None:
     write_lists(operator)
     _, wrong = operator.run("openwebtext", tokenizer={"folder": "/nowhere"})
     assert wrong["name"] == "Failed" and "give tokenizer.folder with GPT-2's files" in wrong["message"]
-    assert operator.pages_asked() == asked  # it was told before the crawl
+    assert operator.pages_asked() == asked  # the error came before the crawl
 
     # Cancelled while pages come: each that came is kept, and asked for no second time.
     slow = {f"/page/{number}": operator.site.handlers[f"/page/{number}"] for number in range(LISTED)}

@@ -193,8 +193,8 @@ def test_the_traceback_of_a_thread_is_in_the_log_of_its_rank_alone(
     ended = threading.Thread(target=lambda: (tmp_path / "none").read_text(), name="curves")
     ended.start()
     ended.join()
-    told = (tmp_path / "rank-0.log").read_text()
-    assert "WARNING attempt 0: curves ended with FileNotFoundError: " in told and "Traceback" in told
+    log = (tmp_path / "rank-0.log").read_text()
+    assert "WARNING attempt 0: curves ended with FileNotFoundError: " in log and "Traceback" in log
     assert capfd.readouterr() == ("", "")
 
 

@@ -56,7 +56,7 @@ def kill_at(root: Folder, folder: str, number: int, instant: str) -> None:
 
 
 def work_and_die(mark: Path, instant: str, work: Any, folder: Folder, *args: Any) -> Any:
-    """Do a batch in a worker; whoever is the first to set the mark dies at its first write."""
+    """Do a batch in a worker; the first worker to create the mark dies at its first write."""
     with contextlib.suppress(FileExistsError):
         mark.open("x").close()
         kill_at(folder, "", 0, instant)

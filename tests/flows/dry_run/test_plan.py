@@ -28,7 +28,7 @@ def test_a_machine_without_gpus_says_all_that_is_missing_and_what_would_do(
     assert not out.exists()  # at once
     assert run("pipeline", "--preset", "345m", "--output", str(out)) == 2
     assert "2 GPUs (none found)" in capsys.readouterr().err
-    # Whoever insists is told of the tokens alone.
+    # With the resource check skipped, the missing tokens alone are an error.
     assert run("pretrain", "--preset", "345m", "--output", str(out), "--launch.skip-resource-check") == 1
     assert "holds no finished step" in capsys.readouterr().err
 
@@ -51,9 +51,9 @@ def test_the_plan_of_a_training_is_printed_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
     flags = ["--preset", "345m", "--output", str(tmp_path / "out")]
     assert run("pretrain", *flags, "--dry-run") == 2
-    told = capsys.readouterr()
-    assert "20,000 steps" in told.out and "lacks 2 GPUs (none found), time" in told.err
-    assert run("pretrain", *flags) == 2 and capsys.readouterr().err == told.err  # what the run would say
+    captured = capsys.readouterr()
+    assert "20,000 steps" in captured.out and "lacks 2 GPUs (none found), time" in captured.err
+    assert run("pretrain", *flags) == 2 and capsys.readouterr().err == captured.err  # what the run would say
     assert run("pretrain", *flags, "--launch.skip-resource-check", "--dry-run") == 1
     assert "holds no finished step" in capsys.readouterr().err
 
@@ -92,7 +92,7 @@ def test_the_plan_of_a_data_flow(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [path.name for path in tmp_path.iterdir()] == ["urls.txt"]
 
 
-def test_finished_steps_are_told_as_cached(
+def test_finished_steps_are_listed_as_cached(
     finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flows.dry_run.resources, "find_gpus", lambda: ())

@@ -1,4 +1,4 @@
-"""Flows as they are offered: the form that Prefect makes of settings, how parameters merge, what is refused."""
+"""Settings flows: the form that Prefect makes of the settings, the merging of parameters, refused values."""
 
 import json
 import os
@@ -36,7 +36,7 @@ from gpt2train.settings import Settings
 
 # Pytest undoes the filter that flows/orchestration/flow.py sets.
 pytestmark = pytest.mark.filterwarnings("ignore:Default value not given is not JSON serializable")
-OFFERS = [dataprep, pretrain, evaluate, pipeline]
+FLOWS = [dataprep, pretrain, evaluate, pipeline]
 FILE = Path(deployments.__file__).with_name("prefect.yaml")
 ENTRIES: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
 
@@ -79,15 +79,15 @@ def schema() -> dict[str, Any]:
     return prefect_schema(pretrain).model_dump_for_openapi()
 
 
-@pytest.mark.parametrize("flow", OFFERS, ids=lambda flow: flow.name)
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
 def test_every_setting_is_a_parameter_without_a_default(flow: SettingsFlow[Any]) -> None:
     """A default that a form fills in would count as given, and win over the preset; so would a switch's `false`."""
-    offered = prefect_schema(flow).model_dump_for_openapi()
-    assert list(offered["properties"]) == ["config", *flow.model.model_fields]
-    assert [node for node in nodes(offered) if "default" in node or node.get("type") == "boolean"] == []
+    schema = prefect_schema(flow).model_dump_for_openapi()
+    assert list(schema["properties"]) == ["config", *flow.model.model_fields]
+    assert [node for node in nodes(schema) if "default" in node or node.get("type") == "boolean"] == []
     required = [name for name, field in flow.model.model_fields.items() if field.is_required()]
-    assert offered.get("required", []) == required
-    assert [name for name, shown in offered["properties"].items() if not shown["description"]] == []
+    assert schema.get("required", []) == required
+    assert [name for name, shown in schema["properties"].items() if not shown["description"]] == []
 
 
 def test_the_form_shows_bounds_choices_help_and_defaults(schema: dict[str, Any]) -> None:

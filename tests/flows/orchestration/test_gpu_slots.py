@@ -39,7 +39,7 @@ trains()
 
 @dataclass
 class Trainings:
-    """Runs that take a turn and hold it until they are told to end.
+    """Runs that take a GPU slot and hold it until they are asked to end.
 
     Attributes:
         place: their server.

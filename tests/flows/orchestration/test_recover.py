@@ -109,7 +109,7 @@ def test_a_run_ends_with_its_worker_and_is_found_crashed(training: Deployed) -> 
         steps = training.steps()
         assert steps == list(range(1, steps[-1] + 1))
         assert "process 77 on gpu01 was killed" in training.wait(silent, "CRASHED")["message"]
-        # A worker that is asked to stop kills its flows and is gone: the job saves, and the witness reports. Done here
+        # A worker that is asked to stop kills its flows and is gone: the job saves, and the reporter reports. Done here
         # by hand, for Prefect's worker now and then waits for its flows instead.
         flow = flow_of(training, worker)
         worker.suspend()
@@ -184,7 +184,7 @@ def test_a_run_killed_together_with_its_worker_is_found_by_the_next(training: De
         run = training.start_and_come_on()
         flow = flow_of(training, worker)
         worker.suspend()  # or it would report the end of the flow
-        for process in (*flow.children(), flow, worker):  # the witness among them, as when a machine is switched off
+        for process in (*flow.children(), flow, worker):  # the crash reporter among them, as in a power loss
             process.kill()
         wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
     assert training.state(run)["type"] == "RUNNING"

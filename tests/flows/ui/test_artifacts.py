@@ -98,23 +98,23 @@ def test_a_storm_of_different_warnings_is_bounded(warned: tuple[logging.Logger, 
 
 
 @pytest.mark.parametrize(
-    ("seen", "rejected", "told"), [(10_000, 7_500, False), (10_000, 7_700, True), (900, 890, False)]
+    ("seen", "rejected", "warns"), [(10_000, 7_500, False), (10_000, 7_700, True), (900, 890, False)]
 )
-def test_rejects_near_their_limit_are_told(seen: int, rejected: int, told: bool) -> None:
+def test_rejects_near_their_limit_give_a_warning(seen: int, rejected: int, warns: bool) -> None:
     found = manifest("clean", seen=seen, kept=seen - rejected, reasons={"too_short": rejected})
     warning = near_limit(found, LimitSettings())
-    assert (warning is not None) == told
+    assert (warning is not None) == warns
     assert near_limit(found, None) is None
     assert warning is None or "clean rejected 77.0% of 10,000 rows; above limits.clean = 0.95" in warning
 
 
-def test_a_loss_scale_that_keeps_falling_is_told_once_for_every_six_halvings() -> None:
-    watch, records, told = LossScaleMonitor(), [], []
+def test_a_falling_loss_scale_gives_one_warning_for_every_six_halvings() -> None:
+    watch, records, warnings = LossScaleMonitor(), [], []
     for step, power in enumerate([16, 16, 12, 11, 10, 10, 9, 8, 4, 3], 1):
         records.append({"step": step, "loss_scale": 2.0**power})
-        told.append(watch.check(records))
-    assert [step for step, words in enumerate(told, 1) if words] == [5, 9]
-    assert str(told[4]).startswith("the loss scale fell from 2^16 to 2^10 by step 5")
+        warnings.append(watch.check(records))
+    assert [step for step, words in enumerate(warnings, 1) if words] == [5, 9]
+    assert str(warnings[4]).startswith("the loss scale fell from 2^16 to 2^10 by step 5")
     assert LossScaleMonitor().check([{"step": 1}]) is None
 
 

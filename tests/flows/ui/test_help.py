@@ -19,29 +19,29 @@ from flows.ui.help import STEPS, USUAL
 from gpt2train.io.command_line import run_command
 from gpt2train.settings import Settings
 
-OFFERS: dict[str, SettingsFlow[Any]] = {
+FLOWS: dict[str, SettingsFlow[Any]] = {
     "dataprep": dataprep,
     "evaluate": evaluate,
     "pipeline": pipeline,
     "pretrain": pretrain,
 }
-FLOWS: dict[str, type[Settings]] = {
+SETTINGS: dict[str, type[Settings]] = {
     "dataprep": DataprepSettings,
     "evaluate": EvaluateFlowSettings,
     "pipeline": PipelineSettings,
     "pretrain": PretrainSettings,
 }
-OTHERS = [flow for flow in FLOWS if flow != "pipeline"]
+OTHERS = [flow for flow in SETTINGS if flow != "pipeline"]
 
 
 def page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str, width: int = 80) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
     flow, *flags = words
-    app = app_of(OFFERS[flow], "result")  # a new one, whose console has this width
+    app = app_of(FLOWS[flow], "result")  # a new one, whose console has this width
     assert run_command(app, flags) == 0
-    told = capsys.readouterr()
-    assert told.err == ""
-    return told.out
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
 
 
 def flags_of(model: type[BaseModel], prefix: str = "--") -> set[str]:
@@ -68,7 +68,7 @@ def test_the_page_of_usual_settings_fits_a_screen(
     assert len(said.splitlines()) <= 60 and "--help-all" in said
     shown = re.findall(r"^│ (--[a-z.-]+)", said, re.M)
     usual = [f"--{name}".replace("_", "-") for name in USUAL]
-    assert shown == [flag for flag in usual if flag == "--config" or flag in flags_of(FLOWS[flow])]
+    assert shown == [flag for flag in usual if flag == "--config" or flag in flags_of(SETTINGS[flow])]
 
 
 @pytest.mark.parametrize("flow", ["pipeline", *(pytest.param(flow, marks=pytest.mark.slow) for flow in OTHERS)])
@@ -78,13 +78,13 @@ def test_the_page_of_all_settings_has_each_under_its_step(
     said = page(capsys, monkeypatch, flow, "--help-all", width=200)
     headings = re.findall(r"^╭─ ([a-zA-Z_. ]+) ─", said, re.M)
     assert headings[0] == "Run and sources"
-    steps = [step for step in STEPS if step in FLOWS[flow].model_fields]
+    steps = [step for step in STEPS if step in SETTINGS[flow].model_fields]
     assert list(dict.fromkeys(heading.partition(".")[0] for heading in headings[1:])) == steps
     # Long names are broken over lines, so they are asked for instead.
-    app = app_of(OFFERS[flow], "result")
+    app = app_of(FLOWS[flow], "result")
     app.shows_all = True
     under = {one.name: one.parameter.group[0].name for one in app.assemble_argument_collection() if one.show}
-    wanted = flags_of(FLOWS[flow])
+    wanted = flags_of(SETTINGS[flow])
     assert wanted | {"--config"} == under.keys()
     for flag in wanted:
         step = flag[2:].partition(".")[0].replace("-", "_")

@@ -111,7 +111,7 @@ def test_while_it_trains_the_page_says_how_far_it_is_and_what_is_wrong(
         wait_for(lambda: artifacts(server, run)["training-progress"]["data"] > done, SECONDS, "progress")
         assert artifacts(server, run)["training-progress"]["id"] == begun["training-progress"]["id"]
         warned = [line for line in ask(server, "logs", run, limit=200) if "the warm-up takes" in line["message"]]
-        assert [line["level"] for line in warned] == [WARNING]  # of two ranks, told once
+        assert [line["level"] for line in warned] == [WARNING]  # of two ranks, logged once
 
         def stepped() -> list[int]:
             lines = ask(server, "logs", run, limit=200)

@@ -66,7 +66,7 @@ def test_lost_weights_are_not_saved_and_the_run_goes_on_from_before(
     assert "; ;" not in str(caught.value) and "is not finite" in str(caught.value)
     assert str(tmp_path / "run" / "checkpoints" / "step-00000009") in str(caught.value)
     assert standing(healthy.output) == [3, 6, 9]
-    assert train(longer, alone).step == 21  # the rate mended, as the message says
+    assert train(longer, alone).step == 21  # with a sound learning rate, as the message says
     assert standing(healthy.output) == [15, 18, 21]
     assert curve(healthy.output, "skipped") == [0] * 21 and curve(healthy.output)[20] < curve(healthy.output)[8]
 
@@ -92,7 +92,7 @@ def test_finite_weights_that_are_worse_than_guessing_are_not_saved(
 def test_the_end_and_a_stop_save_what_is_sound_or_nothing(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch, last: bool
 ) -> None:
-    """The update of the very last step harms: no later step would have told."""
+    """The update of the very last step harms: no later step would have shown it."""
     train(config(tokens, tmp_path / "run", 4), alone)
     assert standing(tmp_path / "run") == [3, 4]
     stop = StopRequest()

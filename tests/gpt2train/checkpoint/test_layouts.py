@@ -40,7 +40,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "interleaved": {"pp": 2, "zero": 3, "schedule": "interleaved", "virtual_pipeline_stages": 2},
 }
 
-# In the order of the jobs: whoever goes on comes after who saved.
+# In the order of the jobs: a layout resumes after the one that saved.
 TWO = [("dp2-zero3", "pp2"), ("pp2", "tp2"), ("tp2", "dp2-zero3")]
 FOUR = [
     ("dp4-zero3", "tp2-pp2"),

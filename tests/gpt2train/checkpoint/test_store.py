@@ -119,14 +119,14 @@ def test_a_tensor_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         store.load(folder, {"model.b.bias": torch.zeros(41)})
 
 
-class Mischief:
+class CodeOnLoad:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return Path.touch, (Path("/nowhere/at/all"),)  # type: ignore[return-value]
 
 
 def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
-    (folder / ".metadata").write_bytes(pickle.dumps(Mischief()))
+    (folder / ".metadata").write_bytes(pickle.dumps(CodeOnLoad()))
     manifest = store.read_manifest(folder)
     files = manifest.files | {
         ".metadata": store.StoredFile(
@@ -138,11 +138,11 @@ def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path) -> None:
         store.load_weights(folder)
 
 
-def test_a_save_that_a_quota_ends_is_told_as_want_of_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_over_the_quota_is_reported_as_no_space_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def probe(dir: Path) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
-    monkeypatch.setattr(tempfile, "TemporaryFile", probe)  # the disk has room; torch's own error tells no reason
+    monkeypatch.setattr(tempfile, "TemporaryFile", probe)  # the disk has room; torch's own error has no reason
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:

@@ -16,7 +16,7 @@ from gpt2train.data.tokenizer import save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.io.command_line import run_command
 from gpt2train.model.shape import Shape
-from tests.gpt2train.convert.malicious_pickle import Mischief
+from tests.gpt2train.convert.malicious_pickle import CodeOnLoad
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.convert.test_huggingface import make_model as make_ours
@@ -179,7 +179,7 @@ def test_a_folder_that_transformers_saved_is_converted_and_served(
 
 @pytest.mark.parametrize("archive", [True, False])
 def test_pickled_code_is_refused_and_not_run(here: Path, archive: bool) -> None:
-    tensors: dict[str, Any] = {"wte.weight": Mischief(here / "mark")}
+    tensors: dict[str, Any] = {"wte.weight": CodeOnLoad(here / "mark")}
     pickled(here / "bad", tensors, 1, archive)
     with pytest.raises(UserError, match=r"pytorch_model\.bin is refused, as a pickle can run code: .* posix\.mkdir"):
         read_model(here / "bad")

@@ -1,4 +1,4 @@
-"""Damaged and mischievous folders: each command says in one line what is wrong, and none ends in a bare exception."""
+"""Damaged and malicious model folders: each command ends with one line that names the fault."""
 
 import json
 import random

@@ -25,7 +25,7 @@ from gpt2train.convert.megatron_write import write_megatron
 from gpt2train.convert.weights import LazyWeights, in_memory
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
-from tests.gpt2train.convert.malicious_pickle import Mischief
+from tests.gpt2train.convert.malicious_pickle import CodeOnLoad
 from tests.gpt2train.convert.megatron_trees import Model, fused, make_model, write_tree
 
 VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT = 130, 4, 4, 8, 6
@@ -202,7 +202,7 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, archive:
     mark = tmp_path / "mark"
     folder = tmp_path / "c" / "mp_rank_00"
     folder.mkdir(parents=True)
-    state = {"model": {"language_model": {"w": torch.ones(2)}}, "args": Mischief(mark)}
+    state = {"model": {"language_model": {"w": torch.ones(2)}}, "args": CodeOnLoad(mark)}
     file = folder / "model_optim_rng.pt"
     torch.save(state, file, _use_new_zipfile_serialization=archive)
     with pytest.raises(UserError, match=r"is refused, as a pickle can run code: it names posix\.mkdir"):

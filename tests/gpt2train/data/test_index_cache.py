@@ -1,4 +1,4 @@
-"""Kept epochs: equal to built ones, trusted only when whole, whoever writes, dies or damages them."""
+"""Cached epoch indices: equal to built ones, and used only when complete and undamaged."""
 
 import multiprocessing
 import os

@@ -35,7 +35,7 @@ def test_shared_scores_are_those_of_one_process(count: int, findings: Findings) 
     assert all(found["same"] and found["count"] == count for found in everybody)
     assert sum(found["mine"] for found in everybody) == count
     assert all(found["mine"] < count or count == 2 for found in everybody)
-    assert [found["told"] for found in everybody] == [[[found["mine"]] * 2] for found in everybody]
+    assert [found["progress"] for found in everybody] == [[[found["mine"]] * 2] for found in everybody]
 
 
 def test_a_wrong_count_is_an_error(findings: Findings) -> None:
@@ -44,7 +44,7 @@ def test_a_wrong_count_is_an_error(findings: Findings) -> None:
         assert "1 of 7 sequences were not scored once each (number 4: 0 times)" in said["missing"]
         assert "(number 2: 2 times)" in said["doubled"]
         assert "different passages" in said["other"]
-        assert "not finite" in said["broken"]  # of one process, told by all: nobody waits for it
+        assert "not finite" in said["broken"]  # of one process, reported by all: no process waits for it
 
 
 @pytest.mark.exhaustive

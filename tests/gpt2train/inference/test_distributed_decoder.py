@@ -54,8 +54,8 @@ def test_two_processes_that_share_each_layer_answer_as_one(of_two: Findings) -> 
     assert found["difference"] < 2e-5 * found["scale"], found
     scored = of_two("scored 2 1")[0]
     assert scored["difference"] < 1e-4 and scored["greedy"] and 0 < scored["likeliest"] < scored["of"], scored
-    judged = of_two("lambada 2 1")[0]
-    assert judged["same"] and judged["difference"] < 1e-4 and judged["passages"] > judged["correct"] > 0, judged
+    lambada = of_two("lambada 2 1")[0]
+    assert lambada["same"] and lambada["difference"] < 1e-4 and lambada["passages"] > lambada["correct"] > 0, lambada
     assert "a newer one of the same model" in of_two("over 2 1")[0]["said"]
 
 

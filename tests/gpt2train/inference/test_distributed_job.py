@@ -120,7 +120,7 @@ def test_four_processes_answer_as_one_and_sigterm_ends_all(folder: Path, expecte
 
 
 @pytest.mark.parametrize("flags", [(), ("--tp", "2")], ids=["one process", "two processes"])
-def test_other_machines_reach_no_port_of_a_server_that_is_not_told_so(folder: Path, flags: tuple[str, ...]) -> None:
+def test_other_machines_reach_no_port_of_a_server_by_default(folder: Path, flags: tuple[str, ...]) -> None:
     server = Server(renamed_python("-m", "gpt2train", "serve", "--model", str(folder), "--port", "0", *flags))
     try:
         with sampled(server.job.pid) as sockets:

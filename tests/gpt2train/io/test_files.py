@@ -1,4 +1,4 @@
-"""Small files that are written whole: what a person is told where they cannot be."""
+"""Atomic writes of small files, and the error messages where they fail."""
 
 import errno
 import os

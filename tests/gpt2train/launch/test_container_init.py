@@ -43,7 +43,7 @@ def test_it_stays_until_all_have_ended(tmp_path: Path, container: bool) -> None:
     try:
         wait_for(lambda: (tmp_path / "ready").exists(), 60, "the command")
         assert not (tmp_path / "saved").exists()
-        if container:  # unshare itself does not heed it: what a container's engine signals is the first process within
+        if container:  # unshare ignores it; a container engine signals the first process inside
             psutil.Process(process.pid).children()[0].send_signal(signal.SIGTERM)
         else:
             process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Sockets of training jobs: none outside loopback on one machine, and no code run for whoever reaches those of several.
+"""Sockets of training jobs: loopback alone on one machine; on several machines no client can run code.
 
 Where the tests run as root the machine gets an address of its network as its name, as on a machine in a real network:
 gloo and torchrun listen at the machine's name unless they are kept from it.

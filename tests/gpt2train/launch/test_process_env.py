@@ -77,10 +77,10 @@ def test_torchrun() -> None:
 
 
 def test_slurm() -> None:
-    seat = read_process_env(SLURM)
-    assert seat == ProcessEnv(5, 7, 1, 3, "gpu08", 12_000 + 4711 + 2, "4711.2")
+    process = read_process_env(SLURM)
+    assert process == ProcessEnv(5, 7, 1, 3, "gpu08", 12_000 + 4711 + 2, "4711.2")
     first = read_process_env(SLURM | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"})
-    assert first.hosts_store and (first.host, first.port, first.locals) == ("gpu08", seat.port, 4)
+    assert first.hosts_store and (first.host, first.port, first.locals) == ("gpu08", process.port, 4)
     assert read_process_env(SLURM | {"MASTER_PORT": "999", "MASTER_ADDR": "x"}).host == "x"
     assert read_process_env(SLURM | {"CUDA_VISIBLE_DEVICES": "1"}).own_gpu
     assert not read_process_env(SLURM | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}).own_gpu

@@ -59,7 +59,7 @@ class Job:
         return (self.folder / name).exists()
 
 
-def test_a_save_ends_though_the_parent_is_killed_and_no_later_than_the_grace(tmp_path: Path) -> None:
+def test_a_save_outlives_a_killed_parent_for_the_shutdown_timeout_at_most(tmp_path: Path) -> None:
     patient, hasty = Job(tmp_path / "a", 2.0, 60.0), Job(tmp_path / "b", 600.0, 2.0)
     for job in (patient, hasty):
         launcher, rank = job.processes()
@@ -72,7 +72,7 @@ def test_a_save_ends_though_the_parent_is_killed_and_no_later_than_the_grace(tmp
         job.parent.wait()
 
 
-def test_a_job_whose_parent_is_killed_saves_when_it_has_a_grace(tmp_path: Path) -> None:
+def test_a_job_whose_parent_is_killed_saves_if_it_has_a_shutdown_timeout(tmp_path: Path) -> None:
     saves, hasty, graceless = (
         Job(tmp_path / "a", 2.0, 60.0),
         Job(tmp_path / "b", 600.0, 2.0),
@@ -89,12 +89,12 @@ def test_a_job_whose_parent_is_killed_saves_when_it_has_a_grace(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_parent_that_is_gone_is_no_second_wish(tmp_path: Path) -> None:
+def test_the_death_of_the_parent_is_no_second_stop_request(tmp_path: Path) -> None:
     job = Job(tmp_path / "a", 4.0, 60.0)
     launcher, rank = job.processes()
     launcher.send_signal(signal.SIGTERM)
     wait_for(lambda: job.has("asked"), 60, "the signal")
-    time.sleep(1.5)  # what comes within a second counts as one wish anyway
+    time.sleep(1.5)  # signals within one second count as one request anyway
     job.parent.kill()
     wait_until_ended([launcher, rank], 60)
     job.parent.wait()

@@ -25,7 +25,7 @@ class AskedAt(StopRequest):
         return self.look <= 0
 
 
-def test_a_validation_is_left_when_a_stop_is_asked(tmp_path: Path, alone: DistContext) -> None:
+def test_a_stop_request_ends_a_validation(tmp_path: Path, alone: DistContext) -> None:
     # 16 micro-batches of validation are two looks; the steps before look once each.
     changes = {"batch": {"micro_batch": 1, "global_batch": 2}, "validation": {"interval": 3, "samples": 16}}
     config = make(write_tokens(tmp_path), tmp_path / "run", steps=30, **changes)
@@ -37,7 +37,7 @@ def test_a_validation_is_left_when_a_stop_is_asked(tmp_path: Path, alone: DistCo
     assert "valid_loss" in read_metrics(config.output)[-1]
 
 
-def test_signals_within_a_second_are_one_wish_and_a_later_one_ends_at_once() -> None:
+def test_signals_within_a_second_are_one_request_and_a_later_one_ends_at_once() -> None:
     stop = StopRequest()
     stop._on_signal(signal.SIGTERM, None)
     stop._on_signal(signal.SIGINT, None)

@@ -14,7 +14,7 @@ from gpt2train.io.files import read_json_lines
 from gpt2train.monitoring.metrics import MetricsWriter, read_metrics
 
 
-def test_a_full_disk_is_told_and_what_was_written_stays(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_earlier_rows_stay(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path, 0)
     whole = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:

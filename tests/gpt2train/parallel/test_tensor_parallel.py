@@ -50,7 +50,7 @@ def test_logits_loss_and_gradients_are_those_of_the_plain_model(tp: int, sequenc
 @pytest.mark.parametrize(("tp", "sequence"), WAYS)
 def test_every_gradient_lies_as_its_parameter(tp: int, sequence: bool, findings: Findings) -> None:
     for found in findings(f"tensor_cases.equal {tp} {sequence}"):
-        # Under sequence parallelism whole parameters see a part of the tokens: that must have been mended.
+        # Under sequence parallelism replicated parameters see a part of the tokens: their gradients must be summed.
         assert len(found["partial"]) == (1 + 2 * 6 + 2 if sequence else 0)
         assert found["left partial"] == []
 

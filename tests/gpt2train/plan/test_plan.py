@@ -86,7 +86,7 @@ def test_a_small_model_on_large_gpus_is_data_parallel() -> None:
     )
 
 
-def test_a_model_that_does_not_fit_is_offloaded_and_the_reasons_are_told() -> None:
+def test_a_model_that_does_not_fit_is_offloaded_and_the_reasons_are_given() -> None:
     settings = build(TrainSettings, preset("1542m"))
     shape = Shape(50257, 48, 25, 1600, 1024)
     found = search(settings, shape, Hardware(gpus=1, memory=24))

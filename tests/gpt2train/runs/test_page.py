@@ -106,9 +106,9 @@ def test_the_page_in_a_browser(browser: Browser, tmp_path: Path) -> None:
 
     chart = browser.all("[data-curve=valid] svg")[0]
     ActionChains(browser.driver).move_to_element(chart).perform()
-    told = browser.all("#tip .row")
-    assert [row.text.split()[0] for row in told] == ["r0", "r1", "r2"]  # by value
-    assert all(float(row.text.split()[-1]) == pytest.approx(2.2 + at, abs=0.9) for at, row in enumerate(told))
+    rows = browser.all("#tip .row")
+    assert [row.text.split()[0] for row in rows] == ["r0", "r1", "r2"]  # by value
+    assert all(float(row.text.split()[-1]) == pytest.approx(2.2 + at, abs=0.9) for at, row in enumerate(rows))
     before = browser.all("[data-curve=valid] polyline")[0].get_attribute("points")
     browser.all("#log")[0].click()
     assert browser.all("[data-curve=valid] polyline")[0].get_attribute("points") != before

@@ -33,7 +33,7 @@ def test_an_output_its_runs_and_a_run_are_all_places(out: Path, tmp_path: Path) 
     assert [run.name for run in read_runs([out, out / "runs", out / "runs" / "tiny-2"])[0]] == names
 
 
-def test_two_of_one_name_are_told_apart(out: Path, tmp_path: Path) -> None:
+def test_two_runs_of_one_name_get_distinct_names(out: Path, tmp_path: Path) -> None:
     make_run(tmp_path / "other" / "runs" / "tiny-1")
     assert [run.name for run in read_runs([tmp_path])[0]] == ["other/tiny-1", "out/tiny-1", "tiny-2", "tiny-3"]
 

@@ -128,7 +128,7 @@ def test_lm_eval_scores_the_server_as_it_scores_the_folder(server: Running, mode
     assert len(set(texts[0])) > 3
 
 
-def test_the_command_answers_curl_and_stops_when_it_is_told(model: Path, tmp_path: Path) -> None:
+def test_the_command_answers_curl_and_stops_on_sigterm(model: Path, tmp_path: Path) -> None:
     """One process for it all: a start costs seconds."""
     key = tmp_path / "key"
     key.write_text("secret-of-the-test\n")

@@ -333,5 +333,5 @@ def test_a_key(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     assert KEY not in caplog.text
 
 
-def test_only_this_machine_unless_told_otherwise() -> None:
+def test_the_server_listens_on_loopback_by_default() -> None:
     assert ServeSettings().host == "127.0.0.1"

@@ -161,7 +161,7 @@ def test_probabilities_on_hover_and_focus(page: Page) -> None:
     best = sorted(scores["top_logprobs"][5].values(), reverse=True)
     assert [row for row in rows[1:] if row.endswith("%")] == [shown(one) for one in best]
 
-    tokens[0].click()  # a letter of two tokens: both are told, and the probability of both together
+    tokens[0].click()  # a letter of two tokens: both are shown, with their joint probability
     assert tip.text.split("\n")[1] == shown(scores["token_logprobs"][0] + scores["token_logprobs"][1])
     page.driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert tip.text.split("\n")[:2] == ["e", shown(scores["token_logprobs"][4])]

@@ -105,7 +105,7 @@ def test_a_key_is_described(tmp_path: Path) -> None:
         check(description, server.client.get("/v1/models"))
 
 
-def test_what_is_not_offered_is_said(server: Running) -> None:
+def test_unsupported_fields_and_routes_are_named(server: Running) -> None:
     for field, value, nothing in (
         ("presence_penalty", 0.5, 0),
         ("frequency_penalty", "1", 0.0),

@@ -111,7 +111,7 @@ def test_nothing_leaks() -> None:
 
 
 def test_the_norm_of_a_large_tensor_is_exact() -> None:
-    """Added up in a few float32 lanes, a norm of 4 million equal numbers is wrong by 1e-4 and more on a CPU."""
+    """Summed in a few float32 accumulators, a norm of 4 million equal numbers is wrong by 1e-4 and more on a CPU."""
     tensor = torch.full((4096, 1024), 0.3)
     exact = (tensor.double().square().sum()).sqrt().item()
     assert norms([tensor]).item() == pytest.approx(exact, rel=1e-6)

@@ -36,7 +36,7 @@ def test_without_hysteresis_it_is_the_scaler_of_torch(happened: list[bool], wind
 
 
 def megatron(settings: ScalerSettings, happened: list[bool]) -> list[float]:
-    """Megatron-LM's dynamic scaler as its documentation tells it, with counters that count up."""
+    """Megatron-LM's dynamic scaler as its documentation describes it, with counters that count up."""
     scale, good, bad, found = settings.initial, 0, 0, []
     for overflow in happened:
         found.append(scale)

@@ -39,7 +39,7 @@ def test_a_spike_is_found_and_does_not_hide_the_next() -> None:
     assert walk(values) == [30, 32]
 
 
-def test_nothing_is_judged_early_or_when_it_is_off() -> None:
+def test_nothing_is_a_spike_before_the_window_is_full_or_when_detection_is_off() -> None:
     values = [*noise(7), 40.0, *noise(20)]
     assert walk(values) == []
     assert walk([*noise(40), 40.0], SpikeSettings(threshold_sigma=0.0, window=16)) == []
@@ -90,7 +90,7 @@ def test_a_spike_is_skipped_by_what_is_watched() -> None:
         assert not is_spike(at, **(low if watch == "loss" else high), settings=made)
 
 
-def test_overflows_that_a_lower_scale_may_mend_do_not_end_a_run() -> None:
+def test_overflows_that_a_lower_scale_may_cure_do_not_end_a_run() -> None:
     made = settings(precision="fp16", scaler={"initial": 16.0, "hysteresis": 2})
     at, rows, values = START, [], []
     for _ in range(8):

@@ -131,10 +131,10 @@ def test_what_differs_is_kept(other: str) -> None:
 
 @given(st.text() | st.text().map("http://{}".format) | st.text(st.sampled_from("htp:/.[]@?#%a1é\u202e")))
 def test_any_text_gets_a_verdict(url: str) -> None:
-    judge = UrlClassifier(RULES)
-    found, _, digest = verdict = judge(url)
+    classify = UrlClassifier(RULES)
+    found, _, digest = verdict = classify(url)
     assert len(digest) == (0 if found else 16)
-    assert judge(url) == verdict  # what it remembers of the host changes nothing
+    assert classify(url) == verdict  # what it remembers of the host changes nothing
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,9 @@ def test_any_text_gets_a_verdict(url: str) -> None:
     ],
 )
 def test_parity_has_the_faults_of_the_recipe(url: str, expected: str) -> None:
-    judge = MegatronClassifier(Rules(blocked_names(), EXTENSIONS))
-    assert judge(url)[0] == expected
-    assert judge(url)[2] != judge(url + "#x")[2] or expected
+    classify = MegatronClassifier(Rules(blocked_names(), EXTENSIONS))
+    assert classify(url)[0] == expected
+    assert classify(url)[2] != classify(url + "#x")[2] or expected
 
 
 WORDS = """http https ftp :// : / // ? # @ . .. - _ [ ] ! ~ % %41 \\ ; & = google good.example bad.example www. a.b
@@ -225,11 +225,11 @@ def test_the_real_list_with_its_reference_decisions(real_data: Path) -> None:
         rows = [row.split("\t", 2) for row in file.read().split("\n")[1:] if row.count("\t") >= 2]
     counts = json.loads((real_data / "urls" / "expected_counts.json").read_text())["counts"]
     assert len(rows) == counts["total"]
-    judge = UrlClassifier(Rules(listed=read_blocklists([str(real_data / "urls" / "blacklists")])))
+    classify = UrlClassifier(Rules(listed=read_blocklists([str(real_data / "urls" / "blacklists")])))
     seen: set[bytes] = set()
     pairs: Counter[tuple[str, str]] = Counter()
     for decision, category, url in rows:
-        found, detail, digest = judge(url)
+        found, detail, digest = classify(url)
         if not found and digest in seen:
             found = "duplicate"
         seen.add(digest)

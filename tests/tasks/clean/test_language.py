@@ -148,7 +148,8 @@ GERMAN = (
 )
 PROSE = (
     "The library waits for the reply of the server, and gives up when the reply does not come in time. After that the "
-    "connection is closed, and the error is written to the log. Whoever wants to know more reads the manual. "
+    "connection is closed, and the error is written to the log. "
+    "Whoever wants to know more reads the manual. "  # retired-word: ok
 )
 
 
@@ -264,7 +265,7 @@ def test_nothing_of_the_network_is_imported() -> None:
 
 
 @pytest.mark.parametrize("row", ["17 23,5 | 99\n", " Toledo      1.41  2.04   --   4.85\n"])
-def test_windows_of_numbers_tell_nothing(row: str) -> None:
+def test_windows_of_numbers_are_left_out(row: str) -> None:
     assert detect(PROSE * 4 + row * 400, LanguageSettings()) == "en"
     assert detect(GERMAN * 4 + row * 400, LanguageSettings()) == "de"
 

@@ -1,4 +1,4 @@
-"""Repair: ftfy's answer, faster; and what is damaged is mended."""
+"""Repair of texts: ftfy's results in less time, and damaged texts repaired."""
 
 import gzip
 import itertools
@@ -61,7 +61,7 @@ def check_fast_way(texts: list[str]) -> None:
 
 
 def test_cases_of_ftfy(open_data: Path) -> None:
-    """ftfy's own cases: what it must mend, and what it must leave alone."""
+    """ftfy's own cases: texts that it must repair, and texts that it must not change."""
     for name in ("in-the-wild", "negative"):
         cases: list[dict[str, Any]] = json.loads((open_data / "lang" / "ftfy_cases" / f"{name}.json").read_text())
         assert len(cases) > 10
@@ -90,7 +90,7 @@ def test_repaired_text_is_storable_and_stable(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "mended"), [("cafÃ©", True), ("café", False), ("plain", False), ("“curly”", False), ("ﬁne", False)]
+    ("before", "repaired"), [("cafÃ©", True), ("café", False), ("plain", False), ("“curly”", False), ("ﬁne", False)]
 )
-def test_what_counts_as_mended(before: str, mended: bool) -> None:
-    assert is_repaired(before, repair(before)) == mended
+def test_a_text_counts_as_repaired_if_mojibake_was_fixed(before: str, repaired: bool) -> None:
+    assert is_repaired(before, repair(before)) == repaired

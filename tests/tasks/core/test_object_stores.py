@@ -225,8 +225,8 @@ def test_drafts_of_killed_processes_are_swept(tmp_path: Path, monkeypatch: pytes
         assert [path.name for path in tmp_path.iterdir()] == [f"{DRAFT}{os.getpid()}-bb"]
 
 
-def told(code: str, **variables: str) -> str:
-    """What a fresh process says of a folder in a store."""
+def run_code(code: str, **variables: str) -> str:
+    """Run code in a new process; its error, as text."""
     program = f"""
 from tasks.core.storage import Folder
 from gpt2train.errors import UserError
@@ -247,15 +247,15 @@ except (UserError, ConnectionError) as error:
 def test_a_store_that_cannot_be_used_says_so_in_one_line() -> None:
     pytest.importorskip("s3fs")
     with store_server("s3") as variables:
-        assert "UserError the bucket of s3://none/out/.writable does not exist; create it" in told(
+        assert "UserError the bucket of s3://none/out/.writable does not exist; create it" in run_code(
             "Folder('s3://none/out').check_writable()", **variables
         )
         bare = {name: value for name, value in variables.items() if "KEY" not in name}
-        assert "UserError no valid credentials for s3://none/out" in told(
+        assert "UserError no valid credentials for s3://none/out" in run_code(
             "Folder('s3://none/out').check_writable()", **bare
         )
     gone = environment("s3", free_port())
-    waiting = told(
+    waiting = run_code(
         "import tasks.core.object_stores; tasks.core.object_stores.ATTEMPTS = 1; Folder('s3://b/out').check_writable()",
         **gone,
     )

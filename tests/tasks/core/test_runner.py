@@ -130,14 +130,14 @@ def _refused() -> str:
     return ""
 
 
-def _tell(sender: Any) -> None:
+def _send_refusal(sender: Any) -> None:
     sender.send(_refused())
 
 
 def test_a_daemon_worker_says_what_to_set() -> None:
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe()
-    child = context.Process(target=_tell, args=(sender,), daemon=True)
+    child = context.Process(target=_send_refusal, args=(sender,), daemon=True)
     child.start()
     assert "DASK_DISTRIBUTED__WORKER__DAEMON=False" in receiver.recv()
     child.join()

@@ -286,7 +286,9 @@ def test_no_ngram_of_lambada_and_wikitext_survives_in_real_texts(
 def test_the_user_s_sets(tmp_path: Path, runner: Runner) -> None:
     """A Parquet file with a key of its own and a plain text whose line ends stand elsewhere."""
     root = Folder(tmp_path)
-    other = "Nobody had ever told the old man that the mill would be sold in the spring of that year."
+    other = (
+        "Nobody had ever told the old man that the mill would be sold in the spring of that year."  # retired-word: ok
+    )
     clean = cleaned(root, [(f"{FILLER} {PASSAGE} {FILLER}", "train"), (f"{FILLER} {other} {FILLER}", "train")])
     folder = tmp_path / "sets"
     folder.mkdir()

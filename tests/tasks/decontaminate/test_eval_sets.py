@@ -47,7 +47,7 @@ def test_parquet(tmp_path: Path, kind: pa.DataType) -> None:
     assert rows(tmp_path, "s.parquet", (tmp_path / "s.parquet").read_bytes(), "q") == [("s", 1, "x"), ("s", 2, "y")]
 
 
-def test_sets_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_sets_of_one_name_get_distinct_names(tmp_path: Path) -> None:
     for name in ("lambada.txt", "a.txt", "a.jsonl", "b.txt"):
         (tmp_path / name).write_text('{"text": "x"}')
     found = find_sets([("lambada", str(tmp_path / "b.txt"))], [str(tmp_path)], "text")

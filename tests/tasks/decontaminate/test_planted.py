@@ -16,7 +16,8 @@ from tasks.decontaminate.step import remove
 from tests.tasks.corpus import read_jsonl, texts_of
 
 PROSE = (
-    "The old man told them that the mill would be sold in the spring, because nobody had paid for the flour since the "
+    "The old man told them "  # retired-word: ok
+    "that the mill would be sold in the spring, because nobody had paid for the flour since the "
     "winter. They looked at the river for a long time and did not say a word to him. When the boat came in at night, "
     "he was still waiting at the harbour with the letter in his hand, and he gave it to nobody but the captain"
 )

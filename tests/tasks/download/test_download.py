@@ -48,38 +48,38 @@ def test_pages_stand_in_the_order_of_the_list(site: Site, tmp_path: Path) -> Non
     assert site.hits["a.test", "/robots.txt"] == 1  # once for both shards
 
 
-class Told(Runner):
-    """A runner that notes what it is told of batches in flight."""
+class ProgressRunner(Runner):
+    """A runner that records the progress of batches in flight."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stages: list[dict[str, int]] = []
-        self.said: dict[str, list[tuple[int, int]]] = {}
+        self.progress: dict[str, list[tuple[int, int]]] = {}
 
     def dispatch(self, stage: Stage, *args: Any) -> None:
         self.stages.append(dict(stage.rows))
         super().dispatch(stage, *args)
 
     def advance(self, name: str, done: int, rows: int) -> None:
-        self.said.setdefault(name, []).append((done, rows))
+        self.progress.setdefault(name, []).append((done, rows))
 
 
-def test_a_shard_tells_how_far_it_is(site: Site, tmp_path: Path) -> None:
+def test_a_shard_reports_its_progress(site: Site, tmp_path: Path) -> None:
     def slow(h: Any) -> None:
         time.sleep(0.5)
-        h.answer(b"", status=503 if len(told.stages) == 1 else 200)
+        h.answer(b"", status=503 if len(runner.stages) == 1 else 200)
 
     site.handlers["/slow"] = slow
     root = Folder(tmp_path)
     urls = make_urls(root, [["http://a.test/1", "http://b.test/slow"], ["http://a.test/2"]])
-    with Told() as told:
-        ask = functools.partial(download, root, urls, make_settings(attempts=1), told, {"*.test": site.address})
+    with ProgressRunner() as runner:
+        ask = functools.partial(download, root, urls, make_settings(attempts=1), runner, {"*.test": site.address})
         ask()
-        assert told.stages == [{"part-00000": 2, "part-00001": 1}]
-        assert (1, 2) in told.said["part-00000"] and told.said["part-00000"][-1] == (2, 2)
-        assert told.said["part-00001"][-1] == (1, 1)
+        assert runner.stages == [{"part-00000": 2, "part-00001": 1}]
+        assert (1, 2) in runner.progress["part-00000"] and runner.progress["part-00000"][-1] == (2, 2)
+        assert runner.progress["part-00001"][-1] == (1, 1)
         ask(retry_failed=True)
-        assert told.stages[1:] == [{"retry-00000": 1}] and told.said["retry-00000"][-1] == (1, 1)
+        assert runner.stages[1:] == [{"retry-00000": 1}] and runner.progress["retry-00000"][-1] == (1, 1)
 
 
 def test_content_does_not_depend_on_times_or_workers(site: Site, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_killed_in_the_middle_and_run_again(site: Site, tmp_path: Path) -> None:
     assert not (tmp_path / "killed" / "pages" / "_journal").exists()
 
 
-def test_hosts_are_told_apart(site: Site, tmp_path: Path) -> None:
+def test_hosts_are_counted_apart(site: Site, tmp_path: Path) -> None:
     shards = [
         ["http://a.test/1", "http://a.test/gone", "http://b.test/broken"],
         ["http://A.test/2", "http://b.test/gone"],

@@ -294,7 +294,7 @@ def test_no_value_reaches_the_body(
 
 
 def test_a_type_that_no_server_should_send(tmp_path: Path) -> None:
-    """The type is one of the settings' own; one that is none is left out, and the body tells."""
+    """The type is one of the settings' own; an invalid one is left out, and the body decides."""
     write_pages(tmp_path / "p.warc.gz", [page_with(content_type="text/html\r\n\r\nZZZ", charset="x\r\n\r\nZZZ")])
     (page,) = read_pages(Folder(tmp_path), "p.warc.gz")
     assert (page.content_type, page.charset, page.fault) == ("text/html", None, "")

@@ -1,4 +1,4 @@
-"""Manners towards hosts: robots.txt, pauses, limits over all shards, and hosts that fail or ask to wait."""
+"""Rate limits of hosts: robots.txt, pauses, limits over all shards, and hosts that fail or ask to wait."""
 
 import asyncio
 import email.utils

@@ -100,7 +100,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.fixture
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedRateLimiter, SharedRateLimiter]:
-    """Two objects that stand for two processes: as POSIX's locks are the process's, theirs is told what ours holds."""
+    """Two objects that stand for two processes: POSIX locks belong to a process, so theirs asks ours."""
     ours, theirs = SharedRateLimiter(tmp_path), SharedRateLimiter(tmp_path)
     theirs._pid = ours._pid + 1
     monkeypatch.setattr(theirs, "_lock", lambda at: at not in ours._held)
@@ -148,7 +148,7 @@ def test_who_waits_is_let_go_first_whenever_it_looked(
         ours.release(slot)
 
 
-def test_turns_are_told_apart_by_host(tmp_path: Path) -> None:
+def test_each_host_has_a_schedule_of_its_own(tmp_path: Path) -> None:
     one = SharedRateLimiter(tmp_path)
     assert record_index("a") != record_index("b")
     assert one.reserve("a", 5.0) == 0.0

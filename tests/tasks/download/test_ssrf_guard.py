@@ -81,7 +81,7 @@ def test_public(address: str) -> None:
 
 
 @given(st.ip_addresses(v=4))
-def test_an_address_in_a_coat_is_judged_by_itself(address: ipaddress.IPv4Address) -> None:
+def test_an_embedded_ipv4_address_is_checked_itself(address: ipaddress.IPv4Address) -> None:
     for coat in (
         f"::ffff:{address}",
         f"64:ff9b::{address}",
@@ -133,7 +133,7 @@ def test_numbers_are_refused_before_any_client_sees_them(host: str) -> None:
 
 
 @given(st.lists(st.text("0123456789abcdefxX.０１٢②。", min_size=1, max_size=5), min_size=1, max_size=4))
-def test_what_the_c_library_takes_for_an_address_is_judged(parts: list[str]) -> None:
+def test_all_that_the_c_library_takes_for_an_address_is_checked(parts: list[str]) -> None:
     """`inet_aton` and the parsers of browsers are lenient; no host that they take is taken for a name here."""
     host = unicodedata.normalize("NFKC", ".".join(parts)).replace("\u3002", ".")
     try:
@@ -214,7 +214,7 @@ def test_one_private_answer_spoils_all() -> None:
         resolve([])
 
 
-def test_connect_to_is_judged_too() -> None:
+def test_the_setting_connect_to_is_checked_too() -> None:
     assert resolve([], name_example="8.8.8.8:8080") == [("8.8.8.8", 8080)]
     with pytest.raises(NotPublicError):
         resolve([], name_example="127.0.0.1:8080")

@@ -59,7 +59,7 @@ def test_languages() -> None:
     assert reason(html(ENGLISH * 40)) is None
     assert reason(html(GERMAN * 40), PrefilterRules(128, ("en", "de"), 0.1)) is None
     assert reason(html(GERMAN * 40), PrefilterRules(128, ("any",), 0.1)) is None
-    assert reason(html("1 2 3 " * 200)) is None  # no letters to tell by
+    assert reason(html("1 2 3 " * 200)) is None  # no letters to detect a language by
 
 
 @pytest.mark.parametrize("position", range(0, 40, 3))

@@ -1,4 +1,4 @@
-"""Soft 404s, parked domains and placeholders are told, and content is not taken for one."""
+"""Detection of soft 404s, parked domains and placeholders, without false positives on content."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def test_soft_404s(line: str) -> None:
 )
 def test_parked_and_registered_anew(text: str) -> None:
     assert flagged("example.com", f"<p>{text}</p>", text) == "parked"
-    assert flagged("example.com", f"<p>{text}</p>", f"{text} {PROSE * 8}") is None  # told in a longer text
+    assert flagged("example.com", f"<p>{text}</p>", f"{text} {PROSE * 8}") is None  # quoted in a longer text
 
 
 def test_what_a_parking_provider_shows() -> None:
@@ -108,7 +108,7 @@ def test_placeholders(title: str) -> None:
     ],
 )
 def test_titles_of_content(title: str) -> None:
-    if title != "Not Found: a novel":  # a part of it is what a missing page calls itself: only the length tells
+    if title != "Not Found: a novel":  # a part of it is what a missing page calls itself: only the length differs
         assert flagged(title, f"<h1>{title}</h1>", PROSE) is None
     assert flagged(title, f"<h1>{title}</h1>", PROSE * (MAX_CHARACTERS // len(PROSE) + 1)) is None
 

@@ -171,7 +171,7 @@ def test_a_worker_that_has_grown_is_replaced_and_no_page_is_lost(hostile: Hostil
     pages = [page(ARTICLE.replace("library", word).encode()) for word in ("library", "GROW", "archive")]
     options = ExtractOptions(worker_recycle_mb=64)
     workers = [hostile.call(os.getpid)]
-    for one in pages:  # the second page grows the worker, which the third one's call finds worn
+    for one in pages:  # the second page grows the worker, which the third call finds too large
         [(_, found)] = extracted(hostile, [one], options, 30)
         assert found.reason is None
         workers.append(hostile.call(os.getpid))

@@ -155,13 +155,13 @@ def test_kill_in_the_middle_then_the_same_again(tmp_path: Path, bpe: Path, news:
         process.kill()
     committed = list(batches.glob("part-*.json"))
     assert committed and not (tmp_path / "killed/tokens/_manifest.json").exists()
-    with Witness(workers=1) as runner:
+    with RecordingRunner(workers=1) as runner:
         assert content_of(*finish(tmp_path / "killed", news, bpe, 10, runner)) == straight
     assert len(committed) + len(runner.done) >= 25 and "part-00000" not in runner.done
 
 
-class Witness(Inline):
-    """Notes which batches of the encoding were run."""
+class RecordingRunner(Inline):
+    """A runner that records which batches of the encoding it ran."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)

@@ -31,7 +31,7 @@ with gpu_slot(devices, int(share), who, lambda what: print("waits:", what, flush
 
 
 class Training:
-    """A process that takes a turn and holds it until it is told to end."""
+    """A process that takes GPUs and holds them until it is asked to end."""
 
     def __init__(self, folder: Path, who: str, *places: str, share: int = 1) -> None:
         command = [sys.executable, "-c", HOLDS, str(folder), who, str(share), *places]
@@ -77,9 +77,9 @@ def test_turns_at_gpus(tmp_path: Path, running: list[Training], monkeypatch: pyt
     first.process.kill()  # leaves no word; the kernel lets go of what it held
     wait_for(lambda: overlaps.says("holds beside 0"), 60, "the turn after a kill")
     overlaps.end()
-    told: list[str] = []
-    with gpu_queue.gpu_slot(["GPU 1", "GPU 2"], 1, "run E", told.append, tmp_path):
-        assert told == []
+    logged: list[str] = []
+    with gpu_queue.gpu_slot(["GPU 1", "GPU 2"], 1, "run E", logged.append, tmp_path):
+        assert logged == []
 
 
 def test_what_a_killed_one_could_not_give_back(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_what_occurs_once_repeats_nothing() -> None:
 @given(st.lists(st.sampled_from(["a", "bb", "c", "dd"]), max_size=30), st.integers(1, 5))
 def test_repeated_n_grams_by_the_plain_twin(words: list[str], length: int) -> None:
     grams = [tuple(words[n : n + length]) for n in range(len(words) - length + 1)]
-    # An n-gram inside one that was skipped is not noted; whoever comes later is measured against the noted ones.
+    # An n-gram inside one that was skipped is not recorded; a later one is compared with the recorded ones.
     noted: list[tuple[str, ...]] = []
     characters, place = 0, 0
     while place < len(grams):

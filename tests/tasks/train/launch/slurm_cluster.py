@@ -74,7 +74,7 @@ class Slurm:
         self.machines[node].kill()
         self.machines[node].wait()
         ran = [one for one in _processes_under(self.folder) if f"SLURMD_NODENAME={node}" in _variables(one)]
-        stewards = [one.parent() for one in ran]  # slurmstepd, whose variables do not tell its machine
+        stewards = [one.parent() for one in ran]  # slurmstepd, whose variables do not name its machine
         _kill([*(one for one in stewards if one is not None and one.name() == "slurmstepd"), *ran])
 
     def ask(self, *command: str) -> str:

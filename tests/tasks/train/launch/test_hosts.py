@@ -164,7 +164,7 @@ def test_a_job_on_two_machines_outlives_a_cut_and_leaves_nothing_behind(hosts: T
     hosts.wait_for(lambda: steps(cut) > saved + 5, job, "steps of the second job")
     theirs = hosts.running()
     assert len([process for process in theirs if "RANK" in environment_of(process)]) == 4
-    job.kill()  # no chance to tell anybody: the far ends see their standard input close
+    job.kill()  # no message is sent: the remote agents see their standard input close
     job.wait()
     wait_until_ended(theirs, 60)
     assert not hosts.running()

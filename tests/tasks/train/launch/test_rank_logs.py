@@ -98,7 +98,7 @@ def test_each_line_comes_once_also_when_it_is_written_in_two_pieces(
     assert words(seen) == ["INFO one", "INFO two"]
 
 
-def test_an_error_that_the_launcher_told_is_not_told_again(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
+def test_an_error_that_the_launcher_reported_is_not_logged_again(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
     logs = RankLogs(tmp_path)
     for rank in range(3):
         write(tmp_path, rank, "ERROR attempt 0: error: no space left")

@@ -87,7 +87,7 @@ def test_a_state_is_read_from_slurms_line() -> None:
     assert (done.name, done.code, done.nodes, done.ended) == ("FAILED", 2, "", True)
 
 
-def test_output_is_told_as_whole_lines_once(tmp_path: Path) -> None:
+def test_output_is_passed_on_as_whole_lines_once(tmp_path: Path) -> None:
     path = tmp_path / "slurm-7.out"
     output = Output(path)
     assert output.lines() == []
@@ -97,10 +97,10 @@ def test_output_is_told_as_whole_lines_once(tmp_path: Path) -> None:
         file.write(b"ted\nerror: the cause\nunfinished")
     assert output.lines() == ["srun: n1: task 0: Exited", "error: the cause"]
     assert output.lines(last=True) == ["unfinished"] and output.lines() == []
-    assert output.cause is None  # the engine told it
+    assert output.cause is None  # the engine reported it
 
 
-def test_where_the_engine_is_silent_slurm_tells_the_cause(tmp_path: Path) -> None:
+def test_slurm_names_the_cause_where_the_engine_did_not(tmp_path: Path) -> None:
     path = tmp_path / "slurm-7.out"
     path.write_text("slurmstepd-n1: error: *** STEP 7.0 ***\nslurmstepd-n1: error: execve(): python: No such file\n")
     output = Output(path)
@@ -127,7 +127,7 @@ def test_too_much_memory_is_seen_in_what_slurm_prints(tmp_path: Path, said: str)
     assert output.out_of_memory
 
 
-def test_who_follows_again_is_told_the_last_lines_only(tmp_path: Path) -> None:
+def test_following_a_job_again_logs_its_last_lines_only(tmp_path: Path) -> None:
     path = tmp_path / "slurm-7.out"
     path.write_text("".join(f"line {n}\n" for n in range(5000)))
     lines = Output(path, fresh=False).lines()
@@ -136,7 +136,7 @@ def test_who_follows_again_is_told_the_last_lines_only(tmp_path: Path) -> None:
     assert Output(path, fresh=False).lines() == ["first", "second"]
 
 
-def test_without_slurm_the_mistake_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_slurm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="there is no sbatch on this machine; start it on a login node"):
         run_job(job(tmp_path))

@@ -109,7 +109,7 @@ def test_a_machine_is_lost_and_another_goes_on(
     assert curve(job.run) == curve(whole.run)
 
 
-def test_too_much_memory_is_told_with_the_remedy(slurm: Slurm, tokens: Path, tmp_path: Path) -> None:
+def test_too_much_memory_is_reported_with_the_remedy(slurm: Slurm, tokens: Path, tmp_path: Path) -> None:
     job = job_of(tokens, tmp_path / "run", asked(memory="100M"))
     with pytest.raises(RunError, match=r"ended with OUT_OF_MEMORY: .* a larger launch\.slurm\.memory"):
         run_job(job)
