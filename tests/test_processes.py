@@ -1,4 +1,4 @@
-"""What the tests of kills lean on: a process that lives, one that is ending, one that is a zombie."""
+"""Helpers of the kill tests: running, ending and zombie processes."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The lines of docs/operate/server.md, as they stand there: from no server at all to a finished training."""
+"""The commands of docs/operate/server.md as written: from a new server to a finished training."""
 
 import dataclasses
 import json
@@ -83,7 +83,7 @@ def fill_the_pool(home: PrefectServer) -> str:
     return busy
 
 
-def test_down_to_a_finished_training(place: tuple[PrefectServer, Path]) -> None:
+def test_the_documented_commands_end_in_a_finished_training(place: tuple[PrefectServer, Path]) -> None:
     """The last two lines, with a smaller deployment; before them nobody is there to take a run."""
     home, folder = place
     wrong = ask_run(home, "pretrain/tiny", train={"schedule": {"warmup": 7000}})

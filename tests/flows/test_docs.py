@@ -115,7 +115,7 @@ def unknown_options(line: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_options_of_shell_lines_exist(page: Path) -> None:
+def test_options_in_shell_examples_exist(page: Path) -> None:
     wrong = [(flag, line) for line in shell_lines(page) for flag in unknown_options(line)]
     assert not wrong
 
@@ -128,7 +128,7 @@ def test_a_wrong_option_would_be_found() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=name_of)
-def test_settings_of_toml_blocks_exist(page: Path) -> None:
+def test_settings_in_toml_blocks_exist(page: Path) -> None:
     """Each block is of one of the settings files: a flow's, or a training's."""
     for block in blocks(page, "toml"):
         values, refused = tomllib.loads(block), []
@@ -142,7 +142,7 @@ def test_settings_of_toml_blocks_exist(page: Path) -> None:
         assert [] in refused, block
 
 
-def test_python_blocks_import_nothing_that_is_no_dependency() -> None:
+def test_python_blocks_import_only_dependencies() -> None:
     required = importlib.metadata.requires("gpt2train") or []
     declared = {re.split(r"[^\w-]", name)[0].lower() for name in required if "extra ==" not in name}
     imports = importlib.metadata.packages_distributions()

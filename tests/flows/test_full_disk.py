@@ -1,4 +1,4 @@
-"""A disk that something else fills while a deployed run works: one line, nothing left, and it goes on once freed."""
+"""A disk that fills up during a deployed run: one error line, no leftovers, and a resume after space is freed."""
 
 import json
 import re
@@ -73,7 +73,7 @@ class Watched:
         wait_for(lambda: self.deployed.state(run)["type"] not in ("FAILED", "SCHEDULED"), SECONDS, "the retry")
 
 
-def test_training_goes_on_from_its_last_checkpoint(place: PrefectServer, disk: Path, tmp_path: Path) -> None:
+def test_training_resumes_from_its_last_checkpoint(place: PrefectServer, disk: Path, tmp_path: Path) -> None:
     output = prepare_tokens(disk / "out")
     parameters = {"config": "pretrain/tiny", "output": str(output), "train": TRAIN, "launch": {"processes": 2}}
     training = deploy(place, "full", "flows/pretrain.py:pretrain", parameters, output, tmp_path / "worker.log")
@@ -101,7 +101,7 @@ def test_training_goes_on_from_its_last_checkpoint(place: PrefectServer, disk: P
     np.testing.assert_array_equal(losses, straight_losses(training, tmp_path, STEPS))
 
 
-def test_data_steps_go_on_from_what_is_committed(
+def test_data_steps_resume_from_committed_batches(
     place: PrefectServer, disk: Path, tmp_path: Path, site: DemoSite
 ) -> None:
     config = str(Mini(tmp_path / "mini", site.connect_to).folder / "mini.toml")
@@ -136,7 +136,7 @@ def test_data_steps_go_on_from_what_is_committed(
     assert ours.keys() == theirs.keys()
 
 
-def test_a_command_without_room_for_its_server_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_without_space_for_its_server_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "")
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "disk"))
     with small_disk(tmp_path / "disk", "200k") as mounted:

@@ -1,4 +1,4 @@
-"""The whole data flow over a corpus that is made to do harm: it ends, says why each page went, and stays small."""
+"""The data flow over an adversarial corpus: it ends, gives a reason for each rejected page, in bounded memory."""
 
 import subprocess
 import sys
@@ -148,7 +148,7 @@ def check_reasons(found: dict[str, str], expected: dict[str, tuple[str, ...]]) -
 
 @pytest.mark.slow
 @pytest.mark.alone  # pages have seconds, and the memory of all processes is bounded
-def test_over_http(place: Mini, tmp_path: Path) -> None:
+def test_an_adversarial_site_is_processed_over_http(place: Mini, tmp_path: Path) -> None:
     cases: dict[str, Case] = dict(answers())
     for name, (body, reasons) in bodies(20).items():
         cases[f"body-{name}"] = Case(lambda h, body=body: h.answer(body), reasons)  # type: ignore[misc]
@@ -194,7 +194,7 @@ def test_over_http(place: Mini, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.alone  # pages have seconds, and the memory of all processes is bounded
-def test_from_archives_and_json_lines(place: Mini, tmp_path: Path) -> None:
+def test_adversarial_archives_and_json_lines_are_processed(place: Mini, tmp_path: Path) -> None:
     expected = write_archive(tmp_path / "hostile.warc.gz") | write_lines(tmp_path)
     sources = f"warcs = ['{tmp_path}/hostile.warc.gz']\ndocuments = ['{tmp_path}/*.jsonl*']"
     write_settings(place, 80, sources)

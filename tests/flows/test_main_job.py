@@ -1,4 +1,4 @@
-"""The README's first line as a newcomer runs it: the whole demo, its time, its memory, its dirt."""
+"""The README's first command: the whole demo, its time, memory and rejected rows."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ DIRT = {
 @pytest.mark.slow
 @pytest.mark.alone  # time and memory are bounded
 @pytest.mark.timeout(900)
-def test_the_demo_from_nothing(tmp_path: Path) -> None:
+def test_the_demo_runs_from_an_empty_folder(tmp_path: Path) -> None:
     mini = Mini(tmp_path / "mini", {})
     command = [sys.executable, "-m", "flows.pipeline"]
     began, peak = time.monotonic(), 0

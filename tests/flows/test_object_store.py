@@ -12,7 +12,7 @@ from tests.processes import wait_for
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_dataprep_on_s3_killed_and_run_again(finished: Finished, tmp_path: Path) -> None:
+def test_dataprep_on_s3_killed_and_run_again_gives_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
     s3fs = pytest.importorskip("s3fs")
     mini = finished.mini.another(tmp_path / "mini")
     with store_server("s3") as variables:

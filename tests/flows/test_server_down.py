@@ -17,13 +17,15 @@ def nobody() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}/api"
 
 
-def test_it_is_named_with_the_remedy(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_is_named_with_the_remedy(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", nobody)
     with pytest.raises(UserError, match=rf"no Prefect server answers at {nobody} \(.*refused\); start it"):
         prefect_server().__enter__()
 
 
-def test_also_when_the_profile_names_it(nobody: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unreachable_server_of_the_profile_is_named(
+    nobody: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.delenv("PREFECT_PROFILE", raising=False)
     profiles = tmp_path / "profiles.toml"
@@ -35,7 +37,7 @@ def test_also_when_the_profile_names_it(nobody: str, monkeypatch: pytest.MonkeyP
         prefect_server().__enter__()
 
 
-def test_an_address_without_its_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_scheme_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "127.0.0.1:4200/api")
     with pytest.raises(UserError, match=r"answers at 127\.0\.0\.1:4200/api"):
         prefect_server().__enter__()

@@ -113,7 +113,9 @@ def prepared(settings: PipelineSettings, runner: Inline, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("kind", CORPORA)
-def test_tokens_come_out(kind: str, tmp_path: Path, direct: Inline, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_small_corpus_gives_tokens(
+    kind: str, tmp_path: Path, direct: Inline, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = settings_for(kind, tmp_path)
     data = prepared(settings, direct, caplog)
     assert data.clean.outcome.kept == {"two lines": 2, "Chinese": 10}.get(kind, data.clean.outcome.seen)
@@ -153,7 +155,7 @@ def test_a_validation_split_below_one_sample_is_left_out(
     "kind",
     [pytest.param("two lines", marks=pytest.mark.slow), pytest.param("Chinese", marks=pytest.mark.exhaustive)],
 )
-def test_the_main_job_ends_well(kind: str, tmp_path: Path) -> None:
+def test_the_pipeline_succeeds_on_a_small_corpus(kind: str, tmp_path: Path) -> None:
     settings = settings_for(kind, tmp_path)
     (tmp_path / "run.toml").write_text(to_toml(settings))
     environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")}

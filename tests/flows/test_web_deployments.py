@@ -1,4 +1,4 @@
-"""The deployments that take from the web, as an operator runs them: server, pool, worker, `prefect deployment run`."""
+"""Deployments that read from the web, as an operator runs them: server, pool, worker, `prefect deployment run`."""
 
 import functools
 import json
@@ -135,7 +135,7 @@ def write_lists(operator: Operator) -> None:
     (lists / "RS_2015-06.txt").write_text("\n".join(urls[60:] + odd) + "\n")
 
 
-def test_openwebtext(operator: Operator) -> None:
+def test_the_openwebtext_deployment_resumes_after_cancel(operator: Operator) -> None:
     asked = operator.pages_asked()
     _, missing = operator.run("openwebtext")
     assert missing["name"] == "Failed" and "no file matches urls/openwebtext/*" in missing["message"]
@@ -192,7 +192,7 @@ def slowly(answer: Any) -> Any:
     return handler
 
 
-def test_commoncrawl(operator: Operator) -> None:
+def test_the_commoncrawl_deployment_reads_archives(operator: Operator) -> None:
     _, missing = operator.run("commoncrawl")
     assert missing["name"] == "Failed" and "no file matches warcs/*.warc.gz" in missing["message"]
     folder = operator.folder / "warcs"

@@ -1,4 +1,4 @@
-"""kill -9 at each instant of a write, in each step: the run goes on, and every byte is that of an undisturbed run."""
+"""Kills at each instant of a write, in each step: a resumed run gives the bytes of an undisturbed one."""
 
 import contextlib
 import dataclasses
@@ -169,7 +169,7 @@ def test_the_matrix_knows_every_step(matrix: Matrix) -> None:
 
 
 @pytest.mark.parametrize("folder", MARKED)
-def test_killed_at_each_instant(matrix: Matrix, folder: str) -> None:
+def test_a_run_killed_at_each_instant_gives_the_same_bytes(matrix: Matrix, folder: str) -> None:
     """Before the first write, at the rename of one in the middle, and after the rename of the manifest."""
     writes = len(matrix.writes[folder])
     for instant, number in zip(INSTANTS, (0, writes // 2, writes - 1), strict=True):
@@ -177,7 +177,7 @@ def test_killed_at_each_instant(matrix: Matrix, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_workers_killed_at_each_instant(matrix: Matrix, tmp_path: Path) -> None:
+def test_workers_killed_at_each_instant_leave_the_same_bytes(matrix: Matrix, tmp_path: Path) -> None:
     """Every stage that works in processes loses one."""
     matrix.clear()
     (tmp_path / "marks").mkdir()
@@ -202,7 +202,7 @@ def test_workers_and_hash_seed_change_no_byte(matrix: Matrix, tmp_path: Path, wo
 @pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("folder", STEPS)
-def test_killed_around_every_write(matrix: Matrix, folder: str) -> None:
+def test_a_run_killed_around_every_write_gives_the_same_bytes(matrix: Matrix, folder: str) -> None:
     writes = len(matrix.writes[folder])
     for number in range(0, writes, 1 + writes // 12):  # the dedup has many
         for instant in INSTANTS[1:]:

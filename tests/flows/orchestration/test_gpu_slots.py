@@ -1,4 +1,4 @@
-"""Turns at the GPUs, or at the cores, with a real Prefect server: who waits, what its page says, what a kill leaves."""
+"""GPU slots as concurrency limits of a real Prefect server: waiting runs, their artifacts, killed runs."""
 
 import socket
 import subprocess
@@ -94,7 +94,7 @@ def trainings(tmp_path: Path) -> Iterator[Trainings]:
 
 
 @pytest.mark.slow
-def test_a_waiting_run_says_for_whom(trainings: Trainings) -> None:
+def test_a_waiting_run_names_the_holder(trainings: Trainings) -> None:
     running = trainings.running
     first = trainings.start("first", "here")
     wait_for(lambda: holds(first), 120, "the first training")
@@ -139,7 +139,7 @@ def test_a_waiting_run_says_for_whom(trainings: Trainings) -> None:
 
 
 @pytest.mark.exhaustive  # waits for a lease of a minute
-def test_the_slot_of_a_killed_run_comes_back(trainings: Trainings) -> None:
+def test_the_slot_of_a_killed_run_is_freed(trainings: Trainings) -> None:
     first = trainings.start("first", "here")
     wait_for(lambda: holds(first), 120, "the first training")
     trainings.running[0].kill()

@@ -1,4 +1,4 @@
-"""What befalls a deployed run, on a real server and worker: cancelled, killed, its worker killed; then run again."""
+"""Recovery of deployed runs on a real server and worker: cancelled, killed, worker killed; then run again."""
 
 import datetime
 import os
@@ -57,7 +57,7 @@ def flow_of(deployed: Deployed, worker: psutil.Process) -> psutil.Process:
 
 
 @pytest.mark.slow
-def test_cancelled_lost_and_killed_it_goes_on_from_where_it_was(training: Deployed, tmp_path: Path) -> None:
+def test_a_cancelled_crashed_or_killed_run_resumes_when_retried(training: Deployed, tmp_path: Path) -> None:
     with training.server.worker(training.pool, training.log) as worker:
         run = training.start()
         training.wait_for_step(20)
@@ -91,7 +91,7 @@ def test_cancelled_lost_and_killed_it_goes_on_from_where_it_was(training: Deploy
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_its_worker_and_is_found_crashed(training: Deployed) -> None:
+def test_a_run_ends_with_its_worker_and_is_reported_as_crashed(training: Deployed) -> None:
     with training.server.worker(training.pool, training.log) as worker:
         run = training.start_and_come_on()
         worker.kill()
@@ -136,7 +136,7 @@ def test_a_training_that_logs_nothing_ends_with_its_worker(place: PrefectServer,
 
 
 @pytest.mark.slow
-def test_a_run_without_a_worker_is_cancelled_all_the_same(place: PrefectServer, tmp_path: Path) -> None:
+def test_a_run_without_a_worker_can_be_cancelled(place: PrefectServer, tmp_path: Path) -> None:
     """Started by hand on a server that lasts: no worker is there that ends what somebody cancels."""
     output = prepare_tokens(tmp_path / "out")
     config = {"output": str(output), "train": ENDLESS, "launch": {"processes": 1}}
@@ -164,7 +164,7 @@ def test_a_run_without_a_worker_is_cancelled_all_the_same(place: PrefectServer, 
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(os.geteuid() != 0, reason="process namespaces need root")
-def test_a_container_that_is_stopped_saves_first(training: Deployed) -> None:
+def test_a_stopped_container_saves_a_checkpoint_first(training: Deployed) -> None:
     under = [*CONTAINER, sys.executable, "-m", "gpt2train.launch.container_init"]
     with training.server.worker(training.pool, training.log, under=under) as container:
         run = training.start_and_come_on()
@@ -179,7 +179,7 @@ def flow_id(training: Deployed) -> str:
 
 
 @pytest.mark.exhaustive
-def test_a_run_killed_together_with_its_worker_is_found_by_the_next(training: Deployed) -> None:
+def test_a_run_killed_together_with_its_worker_is_reported_by_the_next_run(training: Deployed) -> None:
     with training.server.worker(training.pool, training.log) as worker:
         run = training.start_and_come_on()
         flow = flow_of(training, worker)
@@ -195,7 +195,7 @@ def test_a_run_killed_together_with_its_worker_is_found_by_the_next(training: De
 
 
 @pytest.mark.exhaustive
-def test_an_end_that_the_server_was_away_for_is_reported_when_it_is_back(
+def test_an_end_during_an_outage_of_the_server_is_reported_afterwards(
     place: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(place.environment, "PREFECT_CLIENT_MAX_RETRIES", "1")  # of 5: it tries for many minutes
@@ -221,7 +221,7 @@ def test_an_end_that_the_server_was_away_for_is_reported_when_it_is_back(
 
 
 @pytest.mark.exhaustive
-def test_cancelled_batches_leave_no_process_and_what_is_committed_stays(place: PrefectServer, tmp_path: Path) -> None:
+def test_cancelled_batches_leave_no_process_and_keep_committed_work(place: PrefectServer, tmp_path: Path) -> None:
     output = tmp_path / "out"
     parameters = {"settings": {"output": str(output), "workers": 2}, "seconds": 0.3}
     entry = "tests/flows/slow_batches.py:slow_batches"
@@ -249,7 +249,7 @@ def test_cancelled_batches_leave_no_process_and_what_is_committed_stays(place: P
 
 
 @pytest.mark.slow
-def test_what_a_step_tries_again(place: PrefectServer, tmp_path: Path) -> None:
+def test_only_transient_errors_of_a_step_are_retried(place: PrefectServer, tmp_path: Path) -> None:
     tried: list[str] = []
 
     def passes(runner: Runner) -> Manifest:
@@ -285,7 +285,7 @@ def test_what_a_step_tries_again(place: PrefectServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_automation_finds_a_silent_run_and_no_other(place: PrefectServer, tmp_path: Path) -> None:
+def test_the_automation_reports_only_runs_without_a_heartbeat(place: PrefectServer, tmp_path: Path) -> None:
     text = (ROOT / "deployments/lost-runs.yaml").read_text()
     assert "within: 540" in text
     (tmp_path / "lost-runs.yaml").write_text(text.replace("within: 540", "within: 10"))

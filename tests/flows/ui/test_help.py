@@ -91,7 +91,7 @@ def test_the_page_of_all_settings_has_each_under_its_step(
         assert under[flag].partition(".")[0] == (step if step in STEPS else "Run and sources")
 
 
-def test_defaults_are_those_that_hold(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_effective_defaults_are_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The preset decides about the training: tiny has 4 layers, the model's own default is 12."""
     said = page(capsys, monkeypatch, "pipeline", "--help-all", width=200)
     assert "[default: 0.8]" in next(line for line in said.splitlines() if "--dedup.threshold" in line)
@@ -99,7 +99,7 @@ def test_defaults_are_those_that_hold(capsys: pytest.CaptureFixture[str], monkey
     assert "default:" not in training and "comes from the preset" in training
 
 
-def test_the_command_itself_is_named() -> None:
+def test_the_help_names_the_command() -> None:
     """As the shell starts it, where the module is `__main__`."""
     done = subprocess.run([sys.executable, "-m", "flows.evaluate", "-h"], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0 and done.stdout.startswith("Usage: python -m flows.evaluate [OPTIONS]\n")

@@ -49,7 +49,7 @@ def test_text_of_a_stage_whose_batches_report_their_rows() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (7384, "2:03:04")])
-def test_clock(seconds: float, said: str) -> None:
+def test_durations_are_formatted_as_clock_time(seconds: float, said: str) -> None:
     assert format_duration(seconds) == said
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a training that diverges: none of lost weights, and no good one given up for it."""
+"""Checkpoints of a diverging training: lost weights are not saved and replace no good checkpoint."""
 
 import logging
 from pathlib import Path
@@ -53,7 +53,7 @@ def break_in_step(monkeypatch: pytest.MonkeyPatch, step: int, harm: Any) -> None
 
 
 @pytest.mark.parametrize(("lr", "async_save"), [(1e30, True), (1e5, True), (float("inf"), False)])
-def test_lost_weights_are_not_saved_and_the_run_goes_on_from_before(
+def test_lost_weights_are_not_saved_and_the_run_resumes_from_an_earlier_step(
     tokens: Path, tmp_path: Path, alone: DistContext, lr: float, async_save: bool
 ) -> None:
     saving = SETTINGS["checkpoints"] | {"async_save": async_save}
@@ -89,7 +89,7 @@ def test_finite_weights_that_are_worse_than_guessing_are_not_saved(
 
 
 @pytest.mark.parametrize("last", [True, False])
-def test_the_end_and_a_stop_save_what_is_sound_or_nothing(
+def test_the_end_and_a_stop_save_finite_weights_or_nothing(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch, last: bool
 ) -> None:
     """The update of the very last step harms: no later step would have shown it."""
@@ -115,14 +115,14 @@ def test_the_end_and_a_stop_save_what_is_sound_or_nothing(
     assert standing(tmp_path / "run") == [4, 6, 8] or standing(tmp_path / "run") == [3, 6, 8]
 
 
-def test_a_short_run_that_is_lost_does_not_end_well(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+def test_a_short_diverged_run_ends_with_an_error(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     short = with_lr(config(tokens, tmp_path / "run", 4), float("inf"))
     with pytest.raises(RunError, match=r"step 4 is not saved: the loss is not finite.*no checkpoint"):
         train(short, alone)
     assert standing(short.output) == []
 
 
-def test_a_bad_sample_delays_a_save_and_ends_nothing(
+def test_a_step_with_nan_gradients_delays_a_save_and_the_run_continues(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gradient of one step is not a number; the weights are sound. The save of that step comes one later."""
@@ -142,7 +142,7 @@ def test_a_bad_sample_delays_a_save_and_ends_nothing(
     assert store.read_manifest(tmp_path / "run/checkpoints" / names[-1]).position.consecutive_skipped == 0
 
 
-def test_an_optimizer_state_that_is_not_finite_is_not_saved(
+def test_a_non_finite_optimizer_state_is_not_saved(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An infinite second moment freezes its weight for good, and shows in no loss."""
@@ -158,7 +158,7 @@ def test_an_optimizer_state_that_is_not_finite_is_not_saved(
     assert standing(tmp_path / "run") == [3]
 
 
-def test_a_checkpoint_of_lost_weights_gives_way_to_the_one_before(
+def test_a_checkpoint_of_lost_weights_is_skipped_for_the_one_before(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Such as earlier releases have written."""
@@ -179,7 +179,7 @@ def test_a_checkpoint_of_lost_weights_gives_way_to_the_one_before(
     assert all(torch.equal(value, expected[name]) for name, value in weights(run.output).items())
 
 
-def test_weights_to_begin_with_that_are_lost_are_refused(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+def test_non_finite_initial_weights_are_refused(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     run = config(tokens, tmp_path / "run", 3)
     engine = Engine(run, alone)
     engine.model_parts[0].wte.weight.data[7] = float("nan")
@@ -193,7 +193,7 @@ def test_weights_to_begin_with_that_are_lost_are_refused(tokens: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_all_ranks_agree_on_every_layout(tokens: Path, tmp_path: Path) -> None:
+def test_all_ranks_agree_to_save_nothing_on_every_layout(tokens: Path, tmp_path: Path) -> None:
     """Two ranks: an exploding rate, and a weight, a moment and a gradient that are lost on the second one alone."""
     layouts: dict[str, dict[str, Any]] = {
         "zero 0": {},

@@ -1,4 +1,4 @@
-"""kill -9 at any instant, then the same command: the numbers are those of a run that nothing has happened to."""
+"""Trainings killed at any instant and run again: the numbers of an undisturbed run."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def same(ours: RunConfig, theirs: RunConfig) -> bool:
 
 
 @pytest.mark.slow
-def test_killed_in_the_write_after_the_rename_and_in_the_removal(tokens: Path, tmp_path: Path) -> None:
+def test_a_run_killed_in_write_rename_or_removal_resumes_exactly(tokens: Path, tmp_path: Path) -> None:
     straight, broken = (run(tokens, tmp_path / name, 50, 10) for name in ("straight", "broken"))
     folder = Path(broken.output) / "checkpoints"
 
@@ -69,7 +69,7 @@ def test_killed_in_the_write_after_the_rename_and_in_the_removal(tokens: Path, t
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1500)
-def test_killed_at_ten_random_instants(tokens: Path, tmp_path: Path) -> None:
+def test_a_run_killed_at_ten_random_instants_resumes_exactly(tokens: Path, tmp_path: Path) -> None:
     """A save every three steps: the background is seldom idle. The launcher dies, or a rank alone."""
     straight, broken = (run(tokens, tmp_path / name, 400, 3) for name in ("straight", "broken"))
     rng = np.random.Generator(np.random.Philox(77))

@@ -1,4 +1,4 @@
-"""What one layout saved, any other one goes on from, optimizer included; the same one bit for bit.
+"""Resuming a checkpoint on another layout, optimizer included; on the same layout bit for bit.
 
 The layouts of a number of processes share one torchrun job: first those that save at step 10, each of which trains on
 to step 20, then the pairs, which begin at that checkpoint. The bound is that of the matrix: the loss of every step
@@ -116,7 +116,7 @@ def of(pairs: list[tuple[str, str]], tokens: Path, folder: Path) -> list[RunConf
 
 
 @pytest.mark.exhaustive
-def test_two_processes_go_on_from_each_others_checkpoints(tokens: Path, folder: Path) -> None:
+def test_layouts_of_two_processes_resume_each_others_checkpoints(tokens: Path, folder: Path) -> None:
     job(of(TWO, tokens, folder), 2)
     found = differences(folder, TWO, folder / "dp2-zero3")
     assert max(found.values()) <= 1e-5, found
@@ -124,7 +124,7 @@ def test_two_processes_go_on_from_each_others_checkpoints(tokens: Path, folder: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2000)
-def test_four_processes_go_on_from_each_others_checkpoints(tokens: Path, folder: Path) -> None:
+def test_layouts_of_four_processes_resume_each_others_checkpoints(tokens: Path, folder: Path) -> None:
     job(of(FOUR, tokens, folder), 4)
     found = differences(folder, FOUR, folder / "dp4-zero3")
     assert max(found.values()) <= 1e-5, found
@@ -137,7 +137,7 @@ def test_four_processes_go_on_from_each_others_checkpoints(tokens: Path, folder:
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(2000)
-def test_more_pairs_of_four_processes(tokens: Path, tmp_path: Path) -> None:
+def test_further_pairs_of_layouts_resume_each_others_checkpoints(tokens: Path, tmp_path: Path) -> None:
     job(of(MORE, tokens, tmp_path), 4)
     found = differences(tmp_path, MORE, tmp_path / "dp4-zero3")
     assert max(found.values()) <= 1e-5, found
@@ -158,7 +158,7 @@ def check_readable(pairs: list[tuple[str, str]], folder: Path) -> None:
 @pytest.mark.parametrize(
     "names", [pytest.param(SAME, marks=pytest.mark.slow), pytest.param(SAME_MORE, marks=pytest.mark.exhaustive)]
 )
-def test_the_same_layout_goes_on_bit_for_bit(tokens: Path, folder: Path, names: list[str]) -> None:
+def test_the_same_layout_resumes_bit_for_bit(tokens: Path, folder: Path, names: list[str]) -> None:
     """With dropout, accumulation and clipping, on every kind of layout."""
     drop = {"model": {"layers": 4, "heads": 4, "dropout": 0.1}}
     straight = {name: run(tokens, folder / f"{name}-drop", name, **drop) for name in names}

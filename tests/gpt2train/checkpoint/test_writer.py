@@ -105,7 +105,7 @@ def test_a_failed_save_is_reported_at_the_next_step(
     assert not list((tmp_path / "run" / "checkpoints").glob("*.tmp"))
 
 
-def test_a_stop_waits_for_the_save_under_way_and_saves_again(
+def test_a_stop_waits_for_the_running_save_and_saves_again(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make(tokens, tmp_path / "run", steps=10_000, checkpoints={"interval": 4, "keep": 9})
@@ -123,7 +123,7 @@ def test_a_stop_waits_for_the_save_under_way_and_saves_again(
     assert [store.verify(path).position.step for path in saved] == [4, position.step]
 
 
-def test_an_error_of_the_training_waits_for_the_save_under_way(
+def test_an_error_of_the_training_waits_for_the_running_save(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A save of sound weights is under way when the loss diverges; it is completed."""

@@ -41,7 +41,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     return code, captured.err if code else captured.out
 
 
-def test_round_the_formats_and_back(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_survives_conversion_through_all_formats(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layout = ["--tp", "2", "--pp", "4", "--checkpoint-version", "0", "--names", "old"]
     code, out = run(capsys, "hf", "meg", "--to", "megatron", *layout)
     assert code == 0 and out.splitlines()[-1] == "megatron: meg", out
@@ -57,7 +57,7 @@ def test_round_the_formats_and_back(here: Path, capsys: pytest.CaptureFixture[st
     assert {tensor.dtype for tensor in load_file(here / "half/model.safetensors").values()} == {torch.bfloat16}
 
 
-def test_what_megatron_left_out_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_left_out_of_a_megatron_checkpoint_are_reported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tree(here / "m", make_model(130, 4, 4, 16, 8), 4, optimizer={"state": torch.ones(3)})
     code, out = run(capsys, "m", "c", "--to", "gpt2train")
     assert code == 2 and "give --heads N" in out
@@ -146,7 +146,7 @@ def test_pickled_weights_are_read(here: Path, shards: int, archive: bool) -> Non
         ("gpt2", "hf download gpt2"),
     ],
 )
-def test_a_model_that_is_no_folder_is_one_line(
+def test_a_model_path_that_is_no_folder_is_one_error_line(
     here: Path, capsys: pytest.CaptureFixture[str], command: list[str], model: str, message: str
 ) -> None:
     (here / "m.zip").write_bytes(b"PK")

@@ -172,14 +172,14 @@ def equal(a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_rows_against_the_plain_twin(version: int) -> None:
+def test_row_orders_equal_the_reference_implementation(version: int) -> None:
     column = torch.arange(3 * 12.0)  # q | k | v of 3 heads of 4
     here = rows_from(2, fused(column, 3, 1, 0, 2), 3)
     assert torch.equal(rows_from(version, fused(column, 3, 1, 0, version), 3), here)
     assert torch.equal(rows_to(version, here, 3), fused(column, 3, 1, 0, version))
 
 
-def test_what_stands_beside_the_model_is_left_out_with_a_word(tmp_path: Path) -> None:
+def test_state_beside_the_weights_is_left_out_with_a_note(tmp_path: Path) -> None:
     """Optimizer, random state as numpy and Python have it, and args with their own classes."""
     rng = [{"np_rng_state": np.random.RandomState(3).get_state(), "random_rng_state": random.Random(1).getstate()}]
     optimizer = {"optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}}, "fp32_from_fp16_params": [[torch.ones(2)]]}
@@ -216,7 +216,7 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, archive:
     assert mark.exists()
 
 
-def test_what_is_missing_is_asked_for(tmp_path: Path) -> None:
+def test_missing_heads_and_vocabulary_are_asked_for(tmp_path: Path) -> None:
     write_tree(tmp_path / "a", MODEL, HEADS)
     with pytest.raises(UserError, match="give --heads"):
         open_megatron(tmp_path / "a", VOCAB)
@@ -282,7 +282,7 @@ def test_an_untied_head_is_refused(tmp_path: Path) -> None:
         open_megatron(tree, VOCAB)
 
 
-def test_nothing_is_written_over_and_the_layout_must_divide(tmp_path: Path) -> None:
+def test_existing_folders_are_kept_and_the_layout_must_divide(tmp_path: Path) -> None:
     weights = ours(MODEL, SHAPE)
     with pytest.raises(UserError, match="--tp must divide 4 heads"):
         write_megatron(tmp_path / "m", weights, tp=3)

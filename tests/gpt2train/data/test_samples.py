@@ -1,4 +1,4 @@
-"""Packed samples: nothing lost, nothing twice, and everything from one integer."""
+"""Packed samples: each token once, as a function of the sample index."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def write(prefix: Path, documents: list[list[int]]) -> Path:
 
 @settings(max_examples=25)
 @given(LENGTHS, st.integers(1, 6), st.lists(st.integers(0, 200), min_size=1, max_size=12))
-def test_a_batch_is_its_samples_one_by_one(
+def test_a_batch_equals_its_samples_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], context: int, wanted: list[int]
 ) -> None:
     counter = iter(range(10_000))

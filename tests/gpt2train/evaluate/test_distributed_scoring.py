@@ -1,4 +1,4 @@
-"""Several processes score what one scores, each sequence once; a count that is wrong is an error."""
+"""Distributed scoring: the scores of one process, each sequence once; wrong counts are errors."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_shared_scores_are_those_of_one_process(count: int, findings: Findings) -> None:
+def test_scores_of_several_processes_equal_those_of_one(count: int, findings: Findings) -> None:
     everybody = findings(f"share_cases.equal {count}")
     assert all(found["same"] and found["count"] == count for found in everybody)
     assert sum(found["mine"] for found in everybody) == count

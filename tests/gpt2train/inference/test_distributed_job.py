@@ -1,4 +1,4 @@
-"""A served model over several processes: one process's text, a loud end when a rank dies, a quiet one on SIGTERM."""
+"""A served model over several processes: text of one process, an error when a rank dies, a clean end on SIGTERM."""
 
 import contextlib
 import json
@@ -108,7 +108,7 @@ def expected(folder: Path) -> list[list[tuple[int, str]]]:
     return [texts(answer) for answer in answers]
 
 
-def test_four_processes_answer_as_one_and_sigterm_ends_all(folder: Path, expected: list[list[tuple[int, str]]]) -> None:
+def test_four_processes_answer_as_one_and_end_on_sigterm(folder: Path, expected: list[list[tuple[int, str]]]) -> None:
     with served(folder, "--tp", "4") as server:
         assert sorted(server.ranks) == [0, 1, 2, 3]
         found = [server.post(body) for body in (GREEDY, SAMPLED)]
@@ -136,7 +136,9 @@ def test_other_machines_reach_no_port_of_a_server_by_default(folder: Path, flags
         server.job.communicate()
 
 
-def test_torchrun_by_hand_is_the_same_and_idle_ranks_sleep(folder: Path, expected: list[list[tuple[int, str]]]) -> None:
+def test_a_job_by_torchrun_answers_the_same_and_idle_ranks_sleep(
+    folder: Path, expected: list[list[tuple[int, str]]]
+) -> None:
     launched = ("gpt2train.launch", "--", "--standalone", "--nproc-per-node", "2", "-m", "gpt2train.inference")
     with served(folder, "--tp", "2", "--peer-timeout", "2", through=launched) as server:
         before = [sum(rank.cpu_times()[:2]) for rank in server.ranks.values()]
@@ -149,7 +151,7 @@ def test_torchrun_by_hand_is_the_same_and_idle_ranks_sleep(folder: Path, expecte
         assert server.finish() == (0, "")
 
 
-def test_a_rank_killed_at_work_ends_the_service_with_a_line_that_names_it(
+def test_a_rank_killed_during_a_request_is_named_and_ends_the_service(
     folder: Path, expected: list[list[tuple[int, str]]]
 ) -> None:
     with served(folder, "--tp", "2", "--pp", "2") as server:
@@ -178,7 +180,7 @@ def test_a_rank_killed_at_work_ends_the_service_with_a_line_that_names_it(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_killed_at_rest_ends_the_service_with_a_line_that_names_it(rank: int, folder: Path) -> None:
+def test_a_rank_killed_while_idle_is_named_and_ends_the_service(rank: int, folder: Path) -> None:
     with served(folder, "--tp", "2") as server:
         server.ranks[rank].kill()
         code, err = server.finish()

@@ -1,4 +1,4 @@
-"""The user's own folder among temporary files, whose name every user of the machine can foresee."""
+"""The private temporary folder of a user, whose name other users can predict."""
 
 import os
 import stat
@@ -25,7 +25,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_it_is_made_for_the_user_alone_and_found_again(temporary: Path) -> None:
+def test_the_folder_is_private_and_reused(temporary: Path) -> None:
     umask = os.umask(0)
     try:
         folder = private_folder()
@@ -36,7 +36,7 @@ def test_it_is_made_for_the_user_alone_and_found_again(temporary: Path) -> None:
     assert private_folder() == folder and (folder / "kept").exists()
 
 
-def test_a_link_in_its_place_is_refused(temporary: Path, tmp_path: Path) -> None:
+def test_a_symbolic_link_instead_of_the_folder_is_refused(temporary: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o700)
     (temporary / f"gpt2train-{os.geteuid()}").symlink_to(victim)
@@ -53,7 +53,7 @@ def test_a_folder_that_others_may_write_to_is_refused(temporary: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to another user")
-def test_the_journals_of_an_object_store_are_not_written_where_a_stranger_was_first(
+def test_journals_are_not_written_to_a_folder_of_another_user(
     temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = tmp_path / "authorized_keys"
@@ -77,7 +77,7 @@ def test_the_journals_of_an_object_store_are_not_written_where_a_stranger_was_fi
 
 
 @pytest.mark.parametrize(("number", "stays"), [("9" * 40, False), ("0", True), ("\u00b2", True), ("-1", True)])
-def test_a_stranger_s_file_among_drafts_of_uploads_stops_nothing(temporary: Path, number: str, stays: bool) -> None:
+def test_a_file_of_another_user_among_upload_drafts_is_ignored(temporary: Path, number: str, stays: bool) -> None:
     """A number too large for a process id is of no process; 0, -1 and other digits are none of a draft."""
     other = temporary / f"{DRAFT}{number}-x"
     other.touch()

@@ -41,7 +41,7 @@ LAUNCH = ["-m", "gpt2train.launch", "--", "--standalone", "--nproc-per-node"]
         ),
     ],
 )
-def test_a_training_on_one_machine_listens_on_loopback_alone(launcher: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_training_on_one_machine_listens_on_loopback_only(launcher: tuple[str, ...], tmp_path: Path) -> None:
     config = make(write_tokens(tmp_path), tmp_path / "run", steps=1_000_000)
     job = start_process(renamed_python(*launcher, "-m", "gpt2train.train", "--config", write(config)))
     with sampled(job.pid) as sockets:
@@ -60,7 +60,7 @@ def test_a_training_on_one_machine_listens_on_loopback_alone(launcher: tuple[str
     assert not any(Path(folder).exists() for folder in folders if folder)
 
 
-def test_the_folder_of_a_killed_launcher_is_removed_by_the_next(
+def test_the_folder_of_a_killed_launcher_is_removed_by_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -90,7 +90,7 @@ class Evil:
         return os.system, (f"touch {self.proof}",)
 
 
-def test_a_stranger_at_the_port_of_several_machines_runs_no_code(tmp_path: Path) -> None:
+def test_a_foreign_client_of_the_rendezvous_port_runs_no_code(tmp_path: Path) -> None:
     port, proof = free_port(), tmp_path / "proof"
     [job] = start_machines([meeting_at(port, 1)], "-m", "gpt2train.train", "--config", "none.toml")
     with sampled(job.pid) as sockets:
@@ -114,7 +114,7 @@ def state_of(**changes: Any) -> bytes:
     return pickle.dumps(state)
 
 
-def test_a_state_of_torch_passes_as_it_is() -> None:
+def test_a_rendezvous_state_of_torch_is_accepted_unchanged() -> None:
     for state in (pickle.dumps(_RendezvousState()), state_of()):
         assert check_state(state) is state
 
@@ -136,7 +136,7 @@ def test_a_state_of_torch_passes_as_it_is() -> None:
         lambda proof: b"(" * 5_000_000,
     ],
 )
-def test_any_other_state_is_refused_before_it_does_anything(make_state: Any, tmp_path: Path) -> None:
+def test_any_other_state_is_refused_before_it_runs_code(make_state: Any, tmp_path: Path) -> None:
     with pytest.raises(RendezvousStateError, match="was not written by torch's launchers"):
         check_state(make_state(tmp_path / "proof"))
     assert not (tmp_path / "proof").exists()

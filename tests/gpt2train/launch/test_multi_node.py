@@ -1,4 +1,4 @@
-"""Two machines with networks of their own, or one of them played by ports, that train together."""
+"""Training on two machines, simulated by network namespaces or by ports."""
 
 import sys
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_machines_with_networks_of_their_own_train_together(tmp_path: Path, netw
 
 
 @pytest.mark.slow
-def test_a_number_for_each_machine_instead_of_a_rendezvous(tmp_path: Path) -> None:
+def test_static_node_ranks_work_without_a_rendezvous(tmp_path: Path) -> None:
     config = make(write_tokens(tmp_path), tmp_path / "run", steps=6)
     where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc-per-node", "1"]
     done = finish_all(start_machines([[*where, "--node-rank", str(n)] for n in (0, 1)], str(RANKS), write(config)))
@@ -70,7 +70,7 @@ def test_a_number_for_each_machine_instead_of_a_rendezvous(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_machine_stops_and_saves_all(tmp_path: Path) -> None:
+def test_a_signal_to_one_machine_stops_and_saves_on_all(tmp_path: Path) -> None:
     config = in_its_folder(
         make(write_tokens(tmp_path), tmp_path / "run", steps=1_000_000, checkpoints={"interval": 1_000_000})
     )

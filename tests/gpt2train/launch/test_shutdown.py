@@ -1,4 +1,4 @@
-"""The launcher between a parent in a hurry and ranks that save: the time they have, and what its exit code says."""
+"""Shutdown of the launcher: the time that ranks have to save, and its exit codes."""
 
 import signal
 import subprocess
@@ -102,7 +102,7 @@ def test_the_death_of_the_parent_is_no_second_stop_request(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_lost_process_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+def test_a_lost_rank_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
     job = Job(tmp_path / "a", 1.0, 60.0)
     _, rank = job.processes()
     rank.kill()

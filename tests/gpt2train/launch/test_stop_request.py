@@ -1,4 +1,4 @@
-"""A request to stop: in the middle of a validation, and a second one."""
+"""Stop requests: during a validation, and repeated ones."""
 
 import signal
 from pathlib import Path

@@ -49,7 +49,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("line", UNREADABLE)
-def test_an_unreadable_line_is_left_out_with_a_warning(
+def test_an_unreadable_line_is_skipped_with_a_warning(
     tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [json.dumps({"step": step, "loss": 1.0}).encode() for step in (1, 2, 4)]
@@ -65,7 +65,7 @@ def test_an_unreadable_line_is_left_out_with_a_warning(
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.just(b'{"step": 1}'))))
-def test_whatever_lies_in_a_file_of_json_lines_is_counted_and_never_raises(lines: list[bytes]) -> None:
+def test_any_json_lines_file_is_read_without_an_exception(lines: list[bytes]) -> None:
     data = b"".join(line + b"\n" for line in lines)
     rows, unreadable = read_json_lines(data)
     assert len(rows) + len(unreadable) == data.count(b"\n")

@@ -81,7 +81,7 @@ def difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_stages_train_like_one_model(case: str, plain: dict[str, Any], ranks: dict[str, Any]) -> None:
+def test_two_stages_train_like_one_process(case: str, plain: dict[str, Any], ranks: dict[str, Any]) -> None:
     assert min(plain["norm"]) > 0.5  # clipping works in every step
     first, last = ranks[case]
     for seen in (first, last):
@@ -96,7 +96,7 @@ def test_two_stages_train_like_one_model(case: str, plain: dict[str, Any], ranks
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_are_those_of_one_model(case: str, plain: dict[str, Any], ranks: dict[str, Any]) -> None:
+def test_gradients_equal_those_of_one_process(case: str, plain: dict[str, Any], ranks: dict[str, Any]) -> None:
     first, last = ranks[case]
     assert torch.equal(first["gradients"]["wte.weight"], last["gradients"]["wte.weight"])
     assert difference(first["gradients"] | last["gradients"], plain["gradients"]) < 1e-6
@@ -121,7 +121,7 @@ def test_a_failing_stage_ends_the_job_in_one_line(how: str, line: str) -> None:
 
 
 @pytest.mark.slow
-def test_copies_of_the_embedding_that_differ_are_not_saved() -> None:
+def test_differing_copies_of_the_embedding_are_not_saved() -> None:
     code, _, err = finish(start(str(HERE / "failing_stage.py"), "drift"))
     assert code == 1
     assert "RunError: the copies of wte.weight on the first and the last pipeline stage differ" in err

@@ -1,4 +1,4 @@
-"""A request that is cancelled while an event comes: it ends, at whatever moment the two meet."""
+"""Cancellation of a request at the moment of an event."""
 
 import asyncio
 import time
@@ -31,5 +31,5 @@ async def left_running(turns: int) -> bool:
     return bool(left)
 
 
-def test_a_cancelled_request_ends() -> None:
+def test_a_request_cancelled_at_any_moment_ends() -> None:
     assert [turns for turns in range(6) if asyncio.run(left_running(turns))] == []

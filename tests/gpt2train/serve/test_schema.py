@@ -1,4 +1,4 @@
-"""The published description of the interface: what it says is what the server does."""
+"""The OpenAPI description of the interface, compared with the server."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def check(description: dict[str, Any], answer: Any) -> None:
     jsonschema.validate(answer.json() if kind == "application/json" else answer.text, schema)
 
 
-def test_answers_are_as_described(server: Running, description: dict[str, Any]) -> None:
+def test_answers_match_the_description(server: Running, description: dict[str, Any]) -> None:
     completion = {"prompt": ["a", "b"], "max_tokens": 3}
     api = {"prompts": ["a"], "tokens_to_generate": 3}
     for path, body in (
@@ -126,7 +126,7 @@ def test_unsupported_fields_and_routes_are_named(server: Running) -> None:
         assert ("chat is not supported" in answer.text) == (path != "/v1/embeddings")
 
 
-def test_a_whole_number_may_have_a_point(server: Running) -> None:
+def test_integers_may_be_written_with_a_point(server: Running) -> None:
     """To JSON Schema 3.0 is an integer; 3.5 is none, and true is no number."""
     asked = {"prompt": [[70, 71.0]], "max_tokens": 3.0, "seed": 1e3, "n": 1.0}
     plain = {"prompt": [[70, 71]], "max_tokens": 3, "seed": 1000}

@@ -1,4 +1,4 @@
-"""What cannot be trained: one clear error on the first rank alone, every rank ends, the exit code is not 0.
+"""Refused trainings: one error on rank 0, the end of every rank, and a non-zero exit code.
 
 All cases are run by the same two real ranks, one after the other; each joins and leaves a process group of its own.
 """
@@ -108,7 +108,7 @@ def ending(out: Path, name: str, run: str) -> Ending:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_one_error_on_the_first_rank_alone(endings: dict[str, Ending], name: str) -> None:
+def test_only_rank_0_prints_the_error(endings: dict[str, Ending], name: str) -> None:
     if name not in endings:
         pytest.skip("mounting a small disk needs root")
     code, message = REFUSED[name]
@@ -119,12 +119,12 @@ def test_one_error_on_the_first_rank_alone(endings: dict[str, Ending], name: str
     assert end.screens[1] == "", end
 
 
-def test_what_could_not_be_saved_leaves_the_checkpoints_before(endings: dict[str, Ending]) -> None:
+def test_a_failed_save_keeps_the_earlier_checkpoints(endings: dict[str, Ending]) -> None:
     assert endings["file-limit"].checkpoints == [2, 4]
     if "full-disk" in endings:
         assert endings["full-disk"].checkpoints[0] == 2
 
 
-def test_the_ranks_are_as_fit_as_before_for_what_is_sound(endings: dict[str, Ending]) -> None:
+def test_the_ranks_can_train_after_refusals(endings: dict[str, Ending]) -> None:
     assert endings["sound"].codes == (0, 0)
     assert "memory at the end" in endings["sound"].screens[0] and endings["sound"].screens[1] == ""

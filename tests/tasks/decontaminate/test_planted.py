@@ -1,4 +1,4 @@
-"""Passages planted in other texts in 28 ways of setting them: all are cut out, and texts without one stay whole."""
+"""Passages planted in other texts in 28 typographic variants: all are cut out, and clean texts are unchanged."""
 
 import json
 import random
@@ -103,7 +103,7 @@ def left_of(passage: str, kind: str, index: NgramIndex, around: str, at: int) ->
     return sum(tuple(words[start : start + 5]) in runs for start in range(len(words) - 4))
 
 
-def test_there_are_as_many_kinds_as_were_tried_by_hand() -> None:
+def test_there_are_28_variants() -> None:
     assert len(KINDS) >= 28
     changed = [kind for kind, change in KINDS.items() if change(f"\"{PROSE} don't ﬂ fl") != f"\"{PROSE} don't ﬂ fl"]
     assert set(KINDS) - set(changed) == {"exact"}
@@ -143,7 +143,7 @@ def cuts_in(real_data: Path, counts: dict[str, int]) -> tuple[int, list[str]]:
     return seen, cut
 
 
-def test_clean_reviews_stay_whole(real_data: Path) -> None:
+def test_clean_reviews_are_unchanged(real_data: Path) -> None:
     assert cuts_in(real_data, {"imdb": 1000, "reuters": 500}) == (1500, [])
 
 

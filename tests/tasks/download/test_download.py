@@ -1,4 +1,4 @@
-"""The step against a server on loopback: order, the same content, kill -9 and resume, flat memory."""
+"""The download step against a server on loopback: order, reproducible content, kills, constant memory."""
 
 import functools
 import os
@@ -25,7 +25,7 @@ from tests.tasks.download.fetch_helpers import make_settings, make_urls, run
 from tests.tasks.web_server import Site
 
 
-def test_pages_stand_in_the_order_of_the_list(site: Site, tmp_path: Path) -> None:
+def test_pages_are_in_the_order_of_the_list(site: Site, tmp_path: Path) -> None:
     def slow_first(h: Any) -> None:
         time.sleep(0.3)
         h.answer(b"<p>slow")
@@ -82,7 +82,7 @@ def test_a_shard_reports_its_progress(site: Site, tmp_path: Path) -> None:
         assert runner.stages[1:] == [{"retry-00000": 1}] and runner.progress["retry-00000"][-1] == (1, 1)
 
 
-def test_content_does_not_depend_on_times_or_workers(site: Site, tmp_path: Path) -> None:
+def test_content_does_not_depend_on_timing_or_workers(site: Site, tmp_path: Path) -> None:
     shards = [[f"http://h{n}.test/{m}" for m in range(3)] for n in range(3)]
     first = run(Folder(tmp_path / "a"), site, shards)
     time.sleep(1.1)  # WARC dates are whole seconds
@@ -95,7 +95,7 @@ def test_content_does_not_depend_on_times_or_workers(site: Site, tmp_path: Path)
     assert third.content != first.content
 
 
-def test_nothing_fetched_is_an_error_and_is_not_believed_later(site: Site, tmp_path: Path) -> None:
+def test_a_download_without_any_page_is_an_error_and_not_cached(site: Site, tmp_path: Path) -> None:
     site.handlers["/x"] = site.handlers["/broken"]
     with pytest.raises(RunError, match=r"none of the 1 pages could be fetched \(http_error 1\)"):
         run(Folder(tmp_path), site, [["http://a.test/x"]])
@@ -129,7 +129,7 @@ with Runner(1) as runner:
 """
 
 
-def test_killed_in_the_middle_and_run_again(site: Site, tmp_path: Path) -> None:
+def test_a_killed_download_resumes(site: Site, tmp_path: Path) -> None:
     """kill -9 in the midst of the shards: what was fetched is not asked for again, and the content is the same."""
     shards = [[f"http://a.test/{shard}-{n}" for n in range(9)] for shard in range(2)]
 

@@ -1,4 +1,4 @@
-"""Headers as a hostile server writes them: none ends a fetch, none changes what an archive holds."""
+"""Malformed headers of hostile servers: none crashes a fetch or changes an archive."""
 
 import asyncio
 import contextlib
@@ -137,7 +137,7 @@ def read_badly(kind: str, count: int, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [*PARSERS])
-def test_any_header_is_parsed(kind: str) -> None:
+def test_any_header_is_parsed_without_an_exception(kind: str) -> None:
     assert read_badly(kind, 100 if kind == "robots.txt" else 1500, 0) == []
 
 
@@ -148,16 +148,16 @@ def test_100_000_headers_are_parsed(kind: str) -> None:
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_parsed(value: str) -> None:
+def test_any_text_is_parsed_without_an_exception(value: str) -> None:
     assert [kind for kind, take in PARSERS.items() if kind != "robots.txt" and not take(value)] == []
 
 
 @given(st.binary(max_size=300))
-def test_any_body_is_sniffed(body: bytes) -> None:
+def test_any_body_is_sniffed_without_an_exception(body: bytes) -> None:
     assert sniff_html(body) in ("", "text/html", "application/xhtml+xml")
 
 
-def test_media_types_as_the_standard_library_reads_them() -> None:
+def test_media_types_equal_those_of_the_standard_library() -> None:
     """A well-formed header is read as the standard library reads it."""
     for value in (
         *("text/html", "TEXT/HTML; Charset=UTF-8", "text/html;charset=x-sjis", "application/xhtml+xml; q=1"),
@@ -185,11 +185,11 @@ def test_media_types_as_the_standard_library_reads_them() -> None:
         ("text/html; charset=" + "x" * 65, ("text/html", None)),
     ],
 )
-def test_broken_media_types(value: str, expected: tuple[str, str | None]) -> None:
+def test_malformed_media_types_are_parsed(value: str, expected: tuple[str, str | None]) -> None:
     assert parse_content_type(value) == expected
 
 
-def test_a_header_takes_time_by_its_length() -> None:
+def test_parsing_time_is_proportional_to_the_length() -> None:
     """CPU time of 16 times the length, for headers made of what a parser has to search for."""
     for head, piece in (
         ("text/html", ";"),
@@ -230,11 +230,11 @@ def test_a_header_takes_time_by_its_length() -> None:
         (b"", ""),
     ],
 )
-def test_pages_without_a_type(body: bytes, kind: str) -> None:
+def test_pages_without_a_content_type_are_sniffed(body: bytes, kind: str) -> None:
     assert sniff_html(body) == kind
 
 
-def test_each_hostile_answer_ends_with_a_reason() -> None:
+def test_each_malformed_response_ends_with_a_reason() -> None:
     """Over loopback, as many as were tried by hand, and one more."""
     assert len(ANSWERS) >= 41
 
@@ -276,7 +276,7 @@ ENDS = st.sampled_from(["\r\n", "\r\n\r\nZZZ", "\r\nContent-Encoding: gzip", "\r
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(FIELDS), st.text(max_size=40) | ENDS, max_size=4), max_size=3), ENDS)
-def test_no_value_reaches_the_body(
+def test_no_header_value_changes_a_body_in_the_archive(
     tmp_path_factory: pytest.TempPathFactory, changes: list[dict[str, str]], name: str
 ) -> None:
     """Whatever stands in any field, the body and its digest come back as they went in."""
@@ -293,7 +293,7 @@ def test_no_value_reaches_the_body(
     assert bodies == [page.body for page in pages]
 
 
-def test_a_type_that_no_server_should_send(tmp_path: Path) -> None:
+def test_an_invalid_content_type_is_left_out(tmp_path: Path) -> None:
     """The type is one of the settings' own; an invalid one is left out, and the body decides."""
     write_pages(tmp_path / "p.warc.gz", [page_with(content_type="text/html\r\n\r\nZZZ", charset="x\r\n\r\nZZZ")])
     (page,) = read_pages(Folder(tmp_path), "p.warc.gz")
@@ -312,7 +312,7 @@ def injected(body: bytes, number: int) -> bytes:
     return gzip.compress(head.encode() + http + b"\r\n\r\n")
 
 
-def test_an_archive_with_an_injected_head_costs_that_page_alone(tmp_path: Path) -> None:
+def test_an_injected_record_head_costs_one_page_only(tmp_path: Path) -> None:
     text = b"".join(
         b"<p>The river runs through valley %d, and people walk along it of an evening.</p>" % n for n in range(9)
     )

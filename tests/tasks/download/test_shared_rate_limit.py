@@ -1,4 +1,4 @@
-"""Two downloads at the same time, in processes of their own, are as polite to a host as one is."""
+"""The rate limit that concurrent downloads of one machine share."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ def go(*processes: "subprocess.Popen[str]") -> None:
         process.stdin.flush()
 
 
-def test_two_processes_keep_to_one_pace(site: Site, tmp_path: Path) -> None:
+def test_two_processes_share_the_delay_of_a_host(site: Site, tmp_path: Path) -> None:
     site.handlers["/busy"] = lambda h: (time.sleep(0.1), ok(h))[1]
     lists = [[f"http://a.test/{name}{n}" for n in range(5)] for name in "xy"]
     together = [crawl(site, urls, shared_rate_limit_dir=str(tmp_path), delay=0.3) for urls in lists]
@@ -62,7 +62,7 @@ def test_two_processes_keep_to_one_pace(site: Site, tmp_path: Path) -> None:
     assert times[-1] - times[0] > 2.4  # nine pauses; each by itself would take four of them, 1.2
 
 
-def test_two_processes_ask_a_host_one_after_the_other(site: Site, tmp_path: Path) -> None:
+def test_two_processes_request_from_a_host_in_turn(site: Site, tmp_path: Path) -> None:
     site.handlers["/slow"] = lambda h: (time.sleep(0.05), ok(h))[1]
     together = [
         crawl(site, [f"http://a.test/slow?{n}" for n in range(8)], shared_rate_limit_dir=str(tmp_path)) for _ in "xy"
@@ -75,7 +75,7 @@ def test_two_processes_ask_a_host_one_after_the_other(site: Site, tmp_path: Path
     assert site.hits["a.test", "/slow"] == 16
 
 
-def test_a_killed_process_gives_its_share_back(site: Site, tmp_path: Path) -> None:
+def test_the_slot_of_a_killed_process_is_freed(site: Site, tmp_path: Path) -> None:
     site.handlers["/hangs"] = lambda h: time.sleep(60)
     killed = crawl(site, ["http://a.test/hangs"], shared_rate_limit_dir=str(tmp_path), deadline=50)
     go(killed)
@@ -107,7 +107,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedRateLimi
     return ours, theirs
 
 
-def test_who_waits_is_let_go_first(two: tuple[SharedRateLimiter, SharedRateLimiter], clock: SimpleNamespace) -> None:
+def test_a_waiting_process_goes_first(two: tuple[SharedRateLimiter, SharedRateLimiter], clock: SimpleNamespace) -> None:
     ours, theirs = two
     slot = ours.acquire("a", 1)
     assert slot is not None
@@ -126,7 +126,7 @@ def test_who_waits_is_let_go_first(two: tuple[SharedRateLimiter, SharedRateLimit
     assert theirs.acquire("a", 1) is not None
 
 
-def test_who_waits_is_let_go_first_whenever_it_looked(
+def test_a_waiting_process_goes_first_at_any_clock_value(
     two: tuple[SharedRateLimiter, SharedRateLimiter], clock: SimpleNamespace
 ) -> None:
     """In the same instant, by a clock that is a little behind, when a stamp begins anew; but not a second later."""
@@ -161,14 +161,16 @@ def test_each_host_has_a_schedule_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / FILE).stat().st_blocks * 512 < 2**20  # of 16 MiB
 
 
-def test_hosts_that_are_asked_elsewhere_are_others(site: Site, tmp_path: Path) -> None:
+def test_redirected_hosts_are_counted_apart(site: Site, tmp_path: Path) -> None:
     fetch(site, ["http://a.test/1"], shared_rate_limit_dir=str(tmp_path), delay=50.0, obey_robots=False)
     shared = shared_rate_limit.open_rate_limiter(tmp_path)
     assert shared.reserve("a.test", 0.0) == 0.0
     assert shared.reserve(f"a.test at {site.address}", 0.0) > 1.0
 
 
-def test_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_folder_is_found_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert rate_limit_folder("auto") == tmp_path / "cache" / "gpt2train" / "rate-limit"
     assert rate_limit_folder("off") is None

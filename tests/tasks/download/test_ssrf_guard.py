@@ -1,4 +1,4 @@
-"""No connection to an address that is not public: by number, by name, by redirect, by a second look-up."""
+"""SSRF guard: no connection to a non-public address by number, name, redirect or DNS rebinding."""
 
 import asyncio
 import contextlib
@@ -71,12 +71,12 @@ NUMBERS = "http://2130706433/ http://0x7f000001/ http://0177.0.0.1/ http://127.1
 
 
 @pytest.mark.parametrize("address", PRIVATE.split())
-def test_private(address: str) -> None:
+def test_private_addresses_are_refused(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.mark.parametrize("address", PUBLIC.split())
-def test_public(address: str) -> None:
+def test_public_addresses_are_allowed(address: str) -> None:
     assert is_public(address)
 
 
@@ -92,7 +92,7 @@ def test_an_embedded_ipv4_address_is_checked_itself(address: ipaddress.IPv4Addre
         assert not is_public(address)
 
 
-def test_what_is_allowed_and_no_more() -> None:
+def test_only_the_allowed_networks_are_excepted() -> None:
     allowed = [ipaddress.ip_network("127.0.0.0/8")]
     assert is_public("127.0.0.1", allowed)
     assert is_public("::ffff:127.0.0.1", allowed)
@@ -113,13 +113,13 @@ def test_what_is_allowed_and_no_more() -> None:
         ("https://name.example/", None),
     ],
 )
-def test_urls(url: str, reason: str | None) -> None:
+def test_urls_are_refused_with_their_reason(url: str, reason: str | None) -> None:
     verdict = refuse(URL(url), (80, 443), ())
     assert (verdict and verdict[0]) == reason
 
 
 @pytest.mark.parametrize("host", NUMERIC)
-def test_numbers_are_refused_before_any_client_sees_them(host: str) -> None:
+def test_numeric_hosts_are_refused_before_a_client_sees_them(host: str) -> None:
     """By the guard alone: what the HTTP client or the C library makes of them is not asked."""
     try:
         url = URL(f"http://{host}/")
@@ -156,12 +156,12 @@ def test_metadata_services_are_refused_by_address_and_name() -> None:
 
 
 @pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..b", "a b", "a,b", "a.example%00", "x" * 60 + ".y" * 100])
-def test_what_is_no_host_name(host: str) -> None:
+def test_invalid_host_names_are_refused(host: str) -> None:
     with pytest.raises(ValueError):
         literal(host)
 
 
-def test_fifty_two_spellings_reach_no_server_inside() -> None:
+def test_fifty_two_spellings_reach_no_internal_server() -> None:
     """In the list, and as the target of a redirect from a host that may be asked."""
     assert len(SPELLINGS) >= 52
     with running_site("127.0.0.1") as inside, running_site("127.0.0.2") as good:
@@ -206,7 +206,7 @@ def resolve(answers: Sequence[str], host: str = "name.example", **connect_to: st
     return asyncio.run(run())
 
 
-def test_one_private_answer_spoils_all() -> None:
+def test_one_private_answer_refuses_the_host() -> None:
     assert resolve(["8.8.8.8", "2606:4700::1"]) == [("8.8.8.8", 80), ("2606:4700::1", 80)]
     with pytest.raises(NotPublicError, match=r"name\.example has the address 10\.0\.0\.1"):
         resolve(["8.8.8.8", "10.0.0.1"])
@@ -239,7 +239,7 @@ def fetch_all(
     return asyncio.run(run())
 
 
-def test_no_request_reaches_the_server_inside() -> None:
+def test_no_request_reaches_the_internal_server() -> None:
     """Every way to write loopback, with a server listening there: none of them gets through."""
     with running_site() as site:
         port = site.address.rpartition(":")[2]
@@ -256,7 +256,7 @@ def test_no_request_reaches_the_server_inside() -> None:
 
 
 @pytest.mark.parametrize("turns", [["127.0.0.2", "127.0.0.1"], ["127.0.0.1", "127.0.0.2"]])
-def test_a_name_server_that_changes_its_mind(turns: list[str]) -> None:
+def test_dns_rebinding_is_prevented(turns: list[str]) -> None:
     """Rebinding: an address that may be asked first, one that may not next, or the other way about.
 
     Both are loopback, and servers listen at both on one port; only 127.0.0.2 is allowed. Each look-up is judged, and
@@ -276,7 +276,7 @@ def test_a_name_server_that_changes_its_mind(turns: list[str]) -> None:
                 assert not good.hits
 
 
-def test_a_redirect_to_a_name_that_points_inside() -> None:
+def test_a_redirect_to_an_internal_name_is_refused() -> None:
     with running_site("127.0.0.2") as good:
         port = good.address.rpartition(":")[2]
         with running_site("127.0.0.1", int(port)) as inside:
@@ -287,7 +287,7 @@ def test_a_redirect_to_a_name_that_points_inside() -> None:
     assert page.reason == "not_public_address"
 
 
-def test_answers_are_kept_for_a_while() -> None:
+def test_dns_answers_are_cached() -> None:
     asked: list[str] = []
 
     async def lookup(host: str) -> Sequence[str]:
@@ -303,7 +303,7 @@ def test_answers_are_kept_for_a_while() -> None:
     assert asked == ["a.example", "b.example"]
 
 
-def test_the_environment_names_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_variables_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     with running_site() as site:
         monkeypatch.setenv("http_proxy", f"http://{site.address}")
         monkeypatch.setenv("ALL_PROXY", f"http://{site.address}")

@@ -1,4 +1,4 @@
-"""The shortcuts against plain trafilatura: the same elements from every expression, the same text of every page."""
+"""Patched trafilatura against the original: the same elements for every XPath, the same text of every page."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -74,12 +74,12 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("checked")
-def test_expressions_find_the_same_on_real_pages(real_data: Path) -> None:
+def test_expressions_find_the_same_elements_on_real_pages(real_data: Path) -> None:
     check_expressions([one.body for one in gold_pages(real_data, every=19)])
 
 
 @pytest.mark.usefixtures("checked")
-def test_expressions_find_the_same_on_documentation_pages(open_data: Path) -> None:
+def test_expressions_find_the_same_elements_on_documentation_pages(open_data: Path) -> None:
     check_expressions([body for _, body in documentation_pages(open_data)])
 
 
@@ -114,14 +114,14 @@ def trees(draw: st.DrawFn) -> HtmlElement:
 
 @settings(max_examples=60, deadline=None)
 @given(trees())
-def test_expressions_find_the_same_on_any_tree(tree: HtmlElement) -> None:
+def test_expressions_find_the_same_elements_on_any_tree(tree: HtmlElement) -> None:
     for group in GROUPS:
         for member in group.members():
             plain = list(member.group.plain[member.number](tree))
             assert member(tree) == (plain[:1] if group.first else plain)
 
 
-def test_elements_that_were_removed_are_not_found_again() -> None:
+def test_removed_elements_are_not_found_again() -> None:
     tree = document_fromstring(
         "<div class=sidebar><p class=teaser>in it</p></div><p class=teaser>beside</p><p class=caption>x</p>"
     )
@@ -132,12 +132,12 @@ def test_elements_that_were_removed_are_not_found_again() -> None:
     assert [element.text for element in caption(tree)] == ["x"]
 
 
-def test_attributes_that_cannot_be_written_are_left_to_the_plain_expression() -> None:
+def test_invalid_attributes_are_left_to_the_original_expression() -> None:
     tree = document_fromstring("<div id='a&#1;'>x</div><div class=sidebar>y</div>")
     assert [element.text for element in module.DISCARD.members()[0](tree)] == ["y"]
 
 
-def test_little_is_remembered_of_hostile_attributes() -> None:
+def test_long_attributes_are_not_cached() -> None:
     clear_caches()
     tree = document_fromstring("".join(f"<div class='{'x' * 400}{n}'>a</div>" for n in range(50)))
     module.BODY.members()[0](tree)
@@ -197,7 +197,7 @@ def test_the_same_links_are_pruned(tree: HtmlElement) -> None:
         "<div>a few plain words that stand in it<ref>a longer link</ref><p>x</p><p>y</p></div>",
     ],
 )
-def test_what_is_links_once_another_part_is_gone_goes_too(inner: str) -> None:
+def test_parts_that_become_link_lists_are_pruned_too(inner: str) -> None:
     tree = document_fromstring(f"<body><div>{inner}<ref>another longer link</ref></div><p>text</p></body>")[0]
     ours, plain = pruned(tree)
     assert etree.tostring(ours) == etree.tostring(plain)
@@ -214,13 +214,13 @@ def test_texts_are_cleaned_the_same_way(text: str) -> None:
     assert module._sanitize(text or "x", True, True) == utils.sanitize(text or "x", True, True)
 
 
-def test_stop_words_are_those_that_were_asked_for() -> None:
+def test_stop_words_are_those_of_the_given_language() -> None:
     stop_words = module.StopWords()
     for words in (("The", "a"), ("die",), ("The", "a")):
         assert stop_words.of(words) == frozenset(word.lower() for word in words)
 
 
-def test_one_block_in_another() -> None:
+def test_patches_can_be_nested() -> None:
     plain = core.load_html
     with apply_patches():
         with apply_patches():
@@ -229,7 +229,7 @@ def test_one_block_in_another() -> None:
     assert core.load_html is plain
 
 
-def test_everything_is_put_back_even_after_an_error() -> None:
+def test_patches_are_removed_even_after_an_error() -> None:
     before = [core.load_html, core._prepare_tree, core._extract_and_compare, list(xpaths.BODY_XPATH)]
     with pytest.raises(RecursionError), apply_patches():
         assert core.load_html is not before[0]

@@ -1,4 +1,4 @@
-"""The folder of a training run: named by what the weights depend on, and by nothing else."""
+"""The run folder of a training: a name by all inputs of the weights, and nothing else."""
 
 from pathlib import Path
 

@@ -134,7 +134,7 @@ def steps(config: RunConfig) -> int:
 
 
 @pytest.mark.slow
-def test_a_job_on_two_machines_outlives_a_cut_and_leaves_nothing_behind(hosts: TwoHosts) -> None:
+def test_a_job_on_two_machines_survives_a_network_cut_and_leaves_nothing(hosts: TwoHosts) -> None:
     tokens = write_tokens(hosts.folder)
     checkpoints = {"interval": 10, "keep": 2}
     cut, twin = (

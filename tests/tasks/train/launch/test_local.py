@@ -1,4 +1,4 @@
-"""torchrun on this machine: what it waits for before it starts."""
+"""The torchrun launcher on this machine: the wait for a previous job of the run."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ with lock_run_folder(Path(sys.argv[1])):
 """
 
 
-def test_a_job_that_lost_its_flow_has_the_time_to_save(tmp_path: Path) -> None:
+def test_the_next_job_waits_while_the_previous_one_saves(tmp_path: Path) -> None:
     job = Job(str(tmp_path / "config.toml"), LaunchSettings(processes=1))
     waits = f"waiting until the previous job has saved and ended in {tmp_path}"
     before = subprocess.Popen([sys.executable, "-c", SAVES, str(tmp_path)], stdout=subprocess.PIPE, text=True)

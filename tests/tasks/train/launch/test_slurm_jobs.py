@@ -1,4 +1,4 @@
-"""Training under a real Slurm: followed, requeued, preempted, taken up again, cancelled, refused."""
+"""Training under a real Slurm: followed, requeued, preempted, resumed, cancelled, refused."""
 
 import contextlib
 import logging
@@ -45,7 +45,7 @@ def _restore_sigint() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_a_job_is_put_back_and_preempted_and_learns_the_same(
+def test_a_requeued_and_preempted_job_gives_the_same_losses(
     slurm: Slurm, tokens: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gpt2train")
@@ -78,7 +78,7 @@ def test_a_job_is_put_back_and_preempted_and_learns_the_same(
     assert curve(cut.run) == curve(whole.run)
 
 
-def test_a_killed_flow_finds_its_job_again_and_cancels_it(slurm: Slurm, tokens: Path, tmp_path: Path) -> None:
+def test_a_restarted_flow_finds_its_job_and_can_cancel_it(slurm: Slurm, tokens: Path, tmp_path: Path) -> None:
     job = job_of(tokens, tmp_path / "run", {"processes": 2, "nodes": 1}, steps=NO_END)
     killed = start_flow(job, tmp_path / "first.log")
     wait_for(lambda: steps_of(job) > 0, SECONDS, "the first step")
