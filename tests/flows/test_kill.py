@@ -15,7 +15,7 @@ from tests.tasks.kill_points import FOLDERS
 
 
 def is_training(output: Path, lines: int = 1) -> bool:
-    """Whether a run has written its first metrics."""
+    """True if a run has written this many rows of metrics."""
     found = list(output.glob("runs/*/metrics.jsonl"))
     return bool(found) and len(found[0].read_text().splitlines()) >= lines
 
@@ -88,7 +88,7 @@ def test_ctrl_c_saves_and_the_same_command_resumes(finished: Finished, tmp_path:
 
 
 def is_training_run(run: Path, rows: int) -> bool:
-    """Whether a run folder has this many rows of metrics."""
+    """True if a run folder has this many rows of metrics."""
     path = run / "metrics.jsonl"
     return path.exists() and len(path.read_text().splitlines()) >= rows
 

@@ -14,7 +14,7 @@ from tasks.core.step import read_manifest
 from tasks.core.storage import Folder
 from tests.flows.conftest import Finished, Server
 from tests.flows.mini_pipeline import STEPS, lines_of
-from tests.flows.network_audit import Watch
+from tests.flows.network_audit import NetworkAudit
 from tests.small_disk import small_disk
 
 
@@ -71,7 +71,7 @@ def test_scores_and_samples_are_written(finished: Finished) -> None:
 
 
 def test_the_pipeline_connects_to_this_machine_only(finished: Finished) -> None:
-    watch = Watch(finished.mini.folder)
+    watch = NetworkAudit(finished.mini.folder)
     assert {what for _, what, _ in watch.notes()} >= {"connect", "getaddrinfo"}, "the hook noted nothing"
     assert watch.outside() == []
 

@@ -52,12 +52,12 @@ def test_every_field_has_a_help_text() -> None:
     """The same text is the flag's help and the hint in the form of the Prefect UI."""
     missing = []
 
-    def look(model: type, path: str) -> None:
+    def check_fields(model: type, path: str) -> None:
         for name, field in model.model_fields.items():  # type: ignore[attr-defined]
             if not field.description:
                 missing.append(f"{path}.{name}")
             if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
-                look(field.annotation, f"{path}.{name}")
+                check_fields(field.annotation, f"{path}.{name}")
 
-    look(PipelineSettings, "pipeline")
+    check_fields(PipelineSettings, "pipeline")
     assert missing == []

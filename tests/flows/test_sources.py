@@ -15,7 +15,7 @@ from tasks.core.shards import read_rows
 from tasks.core.step import need_manifest
 from tasks.core.storage import Folder
 from tests.flows.mini_pipeline import SETTINGS, Mini, lines_of
-from tests.flows.network_audit import Watch
+from tests.flows.network_audit import NetworkAudit
 from tests.tasks.corpus import pieces_of_novels
 from tests.tasks.sources.archives import members, response
 
@@ -76,7 +76,7 @@ def test_the_pipeline_runs_from_a_file_of_texts(mini: Mini, open_data: Path, tmp
     (tmp_path / "small.toml").write_text(SETTINGS.replace("[connect_to]", ""))
     command = [sys.executable, "-m", "flows.pipeline", "--config", str(tmp_path / "small.toml")]
     command += ["--documents", str(tmp_path / "raw.json"), "--output", str(tmp_path / "out")]
-    watch = Watch(tmp_path)
+    watch = NetworkAudit(tmp_path)
     environment = mini.environ(**watch.environment())
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.monitoring.rank_logs import log_to
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
-from tests.gpt2train.jobs import curve, finish, gone, make, start, start_alone, wait_for, weights, with_lr, write
+from tests.gpt2train.jobs import all_ended, curve, finish, make, start, start_alone, wait_for, weights, with_lr, write
 
 HERE = Path(__file__).parent
 
@@ -104,7 +104,7 @@ def test_a_failing_rank_ends_the_job_in_one_line(how: str, line: str, tmp_path: 
     code, out, err = finish(job)
     assert (code, out) == (1, ""), err
     assert err.startswith(line) and len(err.splitlines()) == 1, err
-    assert len(ranks) == 2 and gone(list(ranks))
+    assert len(ranks) == 2 and all_ended(list(ranks))
     if how == "raise":
         assert "Traceback" in (tmp_path / "rank-1.log").read_text()  # the other may be ended before it writes one
 
@@ -191,8 +191,8 @@ def test_the_traceback_of_a_thread_is_only_in_the_log_of_its_rank(
     ended = threading.Thread(target=lambda: (tmp_path / "none").read_text(), name="curves")
     ended.start()
     ended.join()
-    log = (tmp_path / "rank-0.log").read_text()
-    assert "WARNING attempt 0: curves ended with FileNotFoundError: " in log and "Traceback" in log
+    logged = (tmp_path / "rank-0.log").read_text()
+    assert "WARNING attempt 0: curves ended with FileNotFoundError: " in logged and "Traceback" in logged
     assert capfd.readouterr() == ("", "")
 
 

@@ -54,7 +54,7 @@ class InlineRunner(Runner):
         return super().batches(*args, **{**options, "where": "thread", "at_once": 1})
 
 
-class MortalRunner(Runner):
+class LossyRunner(Runner):
     """Runs batches in real worker processes, of which each stage loses one; a lost batch is begun again.
 
     Args:
@@ -93,14 +93,14 @@ def run(order: dict[str, Any]) -> None:
 
 
 def runner_of(order: dict[str, Any]) -> Runner:
-    """Real workers where the order says how many, mortal ones where it says where to count the dead."""
+    """Runner of an order: real workers if it gives their number, dying ones if it gives a folder for their marks."""
     if "marks" in order:
-        return MortalRunner(order["workers"], order["marks"])
+        return LossyRunner(order["workers"], order["marks"])
     return Runner(order["workers"]) if "workers" in order else InlineRunner(1)
 
 
 def call_step(function: Callable[..., Any], *arguments: Any, runner: Runner, **options: Any) -> Any:
-    """In place of a Prefect task run."""
+    """Call a step without a Prefect task run."""
     return function(*arguments, runner=runner, **options)
 
 

@@ -78,8 +78,8 @@ def saved(run_folder: Path) -> str:
     return str(run_folder / "checkpoints" / f"step-{HALF:08d}")
 
 
-def going_on(tokens: Path, folder: Path, before: Path, layout: str, **changes: Any) -> RunConfig:
-    """A run that takes the weights, the optimizer and the position of another one at half its way."""
+def resumed_run(tokens: Path, folder: Path, before: Path, layout: str, **changes: Any) -> RunConfig:
+    """A run that starts with the full state of another one at half its steps."""
     checkpoints = {"interval": STEPS, "init_from": saved(before), "restore": "full"}
     return run(tokens, folder, layout, checkpoints=checkpoints, **changes)
 
@@ -108,16 +108,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("layouts")
 
 
-def of(pairs: list[tuple[str, str]], tokens: Path, folder: Path) -> list[RunConfig]:
-    """The runs of some pairs: first all that save, then all that go on."""
+def runs_of(pairs: list[tuple[str, str]], tokens: Path, folder: Path) -> list[RunConfig]:
+    """The runs of some pairs: first all that save, then all that resume."""
     before = [run(tokens, folder / name, name) for name in dict.fromkeys(name for name, _ in pairs)]
-    after = [going_on(tokens, folder / f"{a}--{b}", folder / a, b) for a, b in pairs]
+    after = [resumed_run(tokens, folder / f"{a}--{b}", folder / a, b) for a, b in pairs]
     return before + after
 
 
 @pytest.mark.exhaustive
 def test_layouts_of_two_processes_resume_each_others_checkpoints(tokens: Path, folder: Path) -> None:
-    job(of(TWO, tokens, folder), 2)
+    job(runs_of(TWO, tokens, folder), 2)
     found = differences(folder, TWO, folder / "dp2-zero3")
     assert max(found.values()) <= 1e-5, found
 
@@ -125,10 +125,10 @@ def test_layouts_of_two_processes_resume_each_others_checkpoints(tokens: Path, f
 @pytest.mark.slow
 @pytest.mark.timeout(2000)
 def test_layouts_of_four_processes_resume_each_others_checkpoints(tokens: Path, folder: Path) -> None:
-    job(of(FOUR, tokens, folder), 4)
+    job(runs_of(FOUR, tokens, folder), 4)
     found = differences(folder, FOUR, folder / "dp4-zero3")
     assert max(found.values()) <= 1e-5, found
-    one = [going_on(tokens, folder / f"{a}--{b}", folder / a, b) for a, b in ONE]
+    one = [resumed_run(tokens, folder / f"{a}--{b}", folder / a, b) for a, b in ONE]
     job(one, 1)
     found = differences(folder, ONE, folder / "dp4-zero3")
     assert max(found.values()) <= 1e-5, found
@@ -138,14 +138,14 @@ def test_layouts_of_four_processes_resume_each_others_checkpoints(tokens: Path, 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(2000)
 def test_further_pairs_of_layouts_resume_each_others_checkpoints(tokens: Path, tmp_path: Path) -> None:
-    job(of(MORE, tokens, tmp_path), 4)
+    job(runs_of(MORE, tokens, tmp_path), 4)
     found = differences(tmp_path, MORE, tmp_path / "dp4-zero3")
     assert max(found.values()) <= 1e-5, found
     check_readable(MORE, tmp_path)
 
 
 def check_readable(pairs: list[tuple[str, str]], folder: Path) -> None:
-    """What merges a checkpoint into one model reads those of every layout, whole and without the layout's names."""
+    """Check that checkpoints of every layout can be merged, with the same tensor names and equal weights."""
     expected = load_weights(find_source(folder / "dp4-zero3").checkpoint)
     for name in dict.fromkeys(name for name, _ in pairs):
         weights = load_weights(find_source(folder / name).checkpoint)
@@ -161,11 +161,13 @@ def check_readable(pairs: list[tuple[str, str]], folder: Path) -> None:
 def test_the_same_layout_resumes_bit_for_bit(tokens: Path, folder: Path, names: list[str]) -> None:
     """With dropout, accumulation and clipping, on every kind of layout."""
     drop = {"model": {"layers": 4, "heads": 4, "dropout": 0.1}}
-    straight = {name: run(tokens, folder / f"{name}-drop", name, **drop) for name in names}
-    again = {name: going_on(tokens, folder / f"{name}-again", folder / f"{name}-drop", name, **drop) for name in names}
-    job([*straight.values(), *again.values()], 4)
+    uninterrupted = {name: run(tokens, folder / f"{name}-drop", name, **drop) for name in names}
+    again = {
+        name: resumed_run(tokens, folder / f"{name}-again", folder / f"{name}-drop", name, **drop) for name in names
+    }
+    job([*uninterrupted.values(), *again.values()], 4)
     for name in names:
         for key in ("loss", "grad_norm", "lr", "tokens"):
-            assert curve(again[name].output, key) == curve(straight[name].output, key)[HALF:], (name, key)
-        a, b = (load_weights(find_source(Path(runs[name].output)).checkpoint) for runs in (straight, again))
+            assert curve(again[name].output, key) == curve(uninterrupted[name].output, key)[HALF:], (name, key)
+        a, b = (load_weights(find_source(Path(runs[name].output)).checkpoint) for runs in (uninterrupted, again))
         assert all((a[key] == b[key]).all() for key in a), name

@@ -31,7 +31,7 @@ def start_process(command: list[str], **variables: str) -> subprocess.Popen[str]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
-def meeting_at(port: int, processes: int, restarts: int = 0) -> list[str]:
+def rendezvous_arguments(port: int, processes: int, restarts: int = 0) -> list[str]:
     """torchrun's arguments for one of two machines that meet at a port of this one."""
     return [
         *("--nnodes", "2", "--nproc-per-node", str(processes), "--max-restarts", str(restarts)),

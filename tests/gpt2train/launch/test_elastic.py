@@ -10,7 +10,7 @@ import pytest
 from gpt2train.checkpoint import store
 from gpt2train.config import RunConfig
 from tests.gpt2train.jobs import curve, finish, make, start, wait_for, write
-from tests.gpt2train.launch.multi_node_jobs import RANKS, finish_all, free_port, meeting_at, start_machines
+from tests.gpt2train.launch.multi_node_jobs import RANKS, finish_all, free_port, rendezvous_arguments, start_machines
 
 WITH_DROPOUT: dict[str, Any] = {"model": {"dropout": 0.1}, "steps": 40, "checkpoints": {"interval": 10, "keep": 9}}
 
@@ -30,7 +30,9 @@ def test_two_machines_resume_after_a_rank_is_lost(tokens: Path, tmp_path: Path, 
     broken, straight = (make(tokens, tmp_path / name, **WITH_DROPOUT) for name in ("broken", "straight"))
     port = free_port()
     # One job trains both: the first run is broken, and the second is its undisturbed twin.
-    jobs = start_machines([meeting_at(port, processes, restarts=2)] * 2, str(RANKS), write(broken), write(straight))
+    jobs = start_machines(
+        [rendezvous_arguments(port, processes, restarts=2)] * 2, str(RANKS), write(broken), write(straight)
+    )
     wait_for(lambda: passed(broken, 14), jobs[0], pause=0.002, seconds=240)
     lost = ranks_of(jobs[1].pid)[-1]
     lost.kill()

@@ -23,7 +23,13 @@ from gpt2train.launch.process_env import STORE
 from gpt2train.launch.rendezvous import FOLDER_PREFIX, check_state, rendezvous
 from gpt2train.monitoring.metrics import read_metrics
 from tests.gpt2train.jobs import finish, make, wait_for, write, write_tokens
-from tests.gpt2train.launch.multi_node_jobs import finish_all, free_port, meeting_at, start_machines, start_process
+from tests.gpt2train.launch.multi_node_jobs import (
+    finish_all,
+    free_port,
+    rendezvous_arguments,
+    start_machines,
+    start_process,
+)
 from tests.listening_sockets import renamed_python, sampled
 from tests.processes import environment_of
 
@@ -92,7 +98,7 @@ class Evil:
 
 def test_a_foreign_client_of_the_rendezvous_port_runs_no_code(tmp_path: Path) -> None:
     port, proof = free_port(), tmp_path / "proof"
-    [job] = start_machines([meeting_at(port, 1)], "-m", "gpt2train.train", "--config", "none.toml")
+    [job] = start_machines([rendezvous_arguments(port, 1)], "-m", "gpt2train.train", "--config", "none.toml")
     with sampled(job.pid) as sockets:
         wait_for(lambda: ("127.0.0.1", port) in sockets.found, job, seconds=240)
     stranger = dist.TCPStore("127.0.0.1", port, None, timeout=timedelta(seconds=60), wait_for_workers=False)

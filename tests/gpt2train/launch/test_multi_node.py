@@ -14,7 +14,7 @@ from tests.gpt2train.launch.multi_node_jobs import (
     RANKS,
     finish_all,
     free_port,
-    meeting_at,
+    rendezvous_arguments,
     start_machines,
     start_process,
 )
@@ -74,7 +74,7 @@ def test_a_signal_to_one_machine_stops_and_saves_on_all(tmp_path: Path) -> None:
     config = in_its_folder(
         make(write_tokens(tmp_path), tmp_path / "run", steps=1_000_000, checkpoints={"interval": 1_000_000})
     )
-    job = [*LAUNCH[:-1], "--complete", config.output, "--", *meeting_at(free_port(), 1, restarts=2)]
+    job = [*LAUNCH[:-1], "--complete", config.output, "--", *rendezvous_arguments(free_port(), 1, restarts=2)]
     jobs = [start_process([*job, "-m", "gpt2train.train", "--config", f"{config.output}/config.toml"]) for _ in "ab"]
     wait_for(lambda: len(read_metrics(config.output)) > 3, jobs[0], seconds=240)
     jobs[1].terminate()

@@ -32,7 +32,7 @@ def test_a_line_has_the_values_that_are_known() -> None:
 
 
 class Listener(logging.Handler):
-    """Keeps what is logged."""
+    """Handler that keeps the logged messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,8 +55,8 @@ def test_a_run_logs_its_steps_and_records_a_profile(tmp_path: Path, request: pyt
         schedule={"warmup": 40},
         logging={"profile": 2, "interval": 25, "tensorboard": False},
     )
-    place = join("cpu")
-    train(config, place)
+    ctx = join("cpu")
+    train(config, ctx)
     dist.destroy_process_group()
     logged = listener.messages
     assert any(text.startswith("warning: the warm-up takes 40 of 60 steps") for text in logged)

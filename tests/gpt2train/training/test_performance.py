@@ -66,7 +66,7 @@ def test_kernel_settings_and_gc_are_restored() -> None:
 
 
 class StopsAt(StopRequest):
-    """Asked to stop in a step, counted by the looks at it; there is one a step."""
+    """Stop request at a step, counted by the reads of `requested`, one for each step."""
 
     def __init__(self, step: int) -> None:
         self.left = step
@@ -79,7 +79,7 @@ class StopsAt(StopRequest):
 
 def test_starting_the_next_step_early_changes_nothing(tmp_path: Path) -> None:
     tokens = write_tokens(tmp_path)
-    place = join("cpu")
+    ctx = join("cpu")
     numbers = {}
     for overlap in ("off", "on"):
         changes = {
@@ -90,8 +90,8 @@ def test_starting_the_next_step_early_changes_nothing(tmp_path: Path) -> None:
         config = make(tokens, tmp_path / overlap, performance={"overlap": overlap}, **changes)
         early = [step for step in range(1, STEPS + 1) if can_start_next_step(config, CPU, step)]
         assert early == ([step for step in range(1, STEPS) if step % 5] if overlap == "on" else [])
-        assert train(config, place, StopsAt(7)).step == 7
-        assert train(config, place).step == STEPS
+        assert train(config, ctx, StopsAt(7)).step == 7
+        assert train(config, ctx).step == STEPS
         numbers[overlap] = curve(tmp_path / overlap), weights(tmp_path / overlap)
     dist.destroy_process_group()
     assert numbers["on"][0] == numbers["off"][0]
@@ -105,7 +105,7 @@ def test_fp16_never_starts_the_next_step_early(tmp_path: Path) -> None:
 
 
 class NoReading(TorchFunctionMode):
-    """Refuses whatever waits for a GPU: to look at a number there, or to take one there from pageable memory."""
+    """Refuses operations that wait for a GPU: reading a number from it, or copying one to it from pageable memory."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")

@@ -39,21 +39,21 @@ SAVING: dict[str, Any] = {"checkpoints": {"interval": 2, "keep": 99}, "schedule"
 
 @dataclass(frozen=True)
 class Ending:
-    """How a case ended on both ranks."""
+    """Exit codes and output of a case on both ranks."""
 
     codes: tuple[int, ...]
     screens: tuple[str, ...]
     checkpoints: list[int]
-    """Steps of those that stand and are intact."""
+    """Steps of the intact checkpoints."""
 
 
 def write_bad_tokens(folder: Path) -> tuple[Path, Path, Path]:
-    """Tokens that are sound, that lost their end, and that have the index of another corpus."""
+    """Intact tokens, truncated ones, and ones with the index of another corpus."""
     sound, truncated, other = write_tokens(folder), folder / "cut", folder / "other"
-    for place in (truncated, other):
-        place.mkdir()
+    for target in (truncated, other):
+        target.mkdir()
         for name in ("train.bin", "train.idx", "valid.bin", "valid.idx"):
-            shutil.copy(sound / name, place)
+            shutil.copy(sound / name, target)
     os.truncate(truncated / "train.bin", (sound / "train.bin").stat().st_size - 1000)
     with IndexedWriter(folder / "corpus", "<u2") as writer:
         writer.add(list(range(90)))
@@ -63,7 +63,7 @@ def write_bad_tokens(folder: Path) -> tuple[Path, Path, Path]:
 
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ending]]:
-    """How each case ended, all in one torchrun job; without those that this machine cannot play."""
+    """Ending of each case, all in one torchrun job; without those that this machine cannot run."""
     folder = tmp_path_factory.mktemp("refusals")
     sound, truncated, other = write_bad_tokens(folder)
     (folder / "elsewhere").write_text("a file where a folder should be")
@@ -102,9 +102,9 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Endi
 
 
 def ending(out: Path, name: str, run: str) -> Ending:
-    standing = [store.verify(path).position.step for path in store.list_checkpoints(run)]
+    checkpoints = [store.verify(path).position.step for path in store.list_checkpoints(run)]
     codes = tuple(int((out / f"{name}.{rank}.code").read_text()) for rank in (0, 1))
-    return Ending(codes, tuple((out / f"{name}.{rank}.txt").read_text() for rank in (0, 1)), standing)
+    return Ending(codes, tuple((out / f"{name}.{rank}.txt").read_text() for rank in (0, 1)), checkpoints)
 
 
 @pytest.mark.parametrize("name", REFUSED)
