@@ -15,7 +15,7 @@ import psutil
 
 from flows.demo.site_index import JOURNAL, REFERENCE, topics
 from flows.demo.site_index import url_list as demo_list
-from tests.processes import GONE_SECONDS, environment_of, has_ended, wait_until_ended
+from tests.processes import MAX_END_SECONDS, environment_of, has_ended, wait_until_ended
 
 ODD = ("missing", "loop", "reading-notes", "essays/de", "typeset/cmd", "short-1", "private", "typeset/textwrap")
 # Of the main job, in order; the data flow has those up to the tokens.
@@ -154,7 +154,7 @@ class Mini:
         wait_until_ended(theirs)
         self.wait_for_the_end()
 
-    def wait_for_the_end(self, seconds: float = GONE_SECONDS) -> None:
+    def wait_for_the_end(self, seconds: float = MAX_END_SECONDS) -> None:
         """Wait until no process of these commands is left; fail with those that are."""
         while running := self.children():  # what they start while they end is waited for as well
             wait_until_ended(running, seconds)

@@ -30,7 +30,7 @@ from tasks.core.url_lists import find_url_lists
 from tasks.download.ledger import ledgers_of
 from tasks.download.settings import DownloadSettings
 from tasks.download.step import download
-from tests.processes import GONE_SECONDS, wait_for
+from tests.processes import MAX_END_SECONDS, wait_for
 
 SAMPLE = (
     (LIBRARY, "/argparse.html"),
@@ -251,7 +251,7 @@ def test_the_server_ends_with_its_parent_even_if_killed() -> None:
         port = int(match.group(1))
         assert answers(port)
         parent.send_signal(signal.SIGKILL)
-    wait_for(lambda: not answers(port), GONE_SECONDS, "the end of the site")
+    wait_for(lambda: not answers(port), MAX_END_SECONDS, "the end of the site")
 
 
 def test_a_server_that_cannot_start_reports_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

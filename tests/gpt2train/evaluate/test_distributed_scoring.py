@@ -20,7 +20,7 @@ Findings = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """What the three processes of one job found in each case."""
+    """Results of each case on the three processes of one job."""
     output = tmp_path_factory.mktemp("share") / "found.json"
     cases = [*(f"share_cases.equal {count}" for count in COUNTS), "share_cases.wrong"]
     code, _, err = finish(start(str(RANKS), str(output), *cases, processes=3))
@@ -31,11 +31,11 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_scores_of_several_processes_equal_those_of_one(count: int, findings: Findings) -> None:
-    everybody = findings(f"share_cases.equal {count}")
-    assert all(found["same"] and found["count"] == count for found in everybody)
-    assert sum(found["mine"] for found in everybody) == count
-    assert all(found["mine"] < count or count == 2 for found in everybody)
-    assert [found["progress"] for found in everybody] == [[[found["mine"]] * 2] for found in everybody]
+    results = findings(f"share_cases.equal {count}")
+    assert all(found["same"] and found["count"] == count for found in results)
+    assert sum(found["mine"] for found in results) == count
+    assert all(found["mine"] < count or count == 2 for found in results)
+    assert [found["progress"] for found in results] == [[[found["mine"]] * 2] for found in results]
 
 
 def test_a_wrong_count_is_an_error(findings: Findings) -> None:

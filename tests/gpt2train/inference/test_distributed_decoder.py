@@ -25,8 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def of_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """What two processes that share each layer found."""
+def findings_of_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    """Results of each case on two tensor-parallel processes."""
     return run(
         folder, tmp_path_factory, 2, [f"{name} '{folder}' 2 1" for name in ("equal", "scored", "lambada", "over")]
     )
@@ -34,7 +34,7 @@ def of_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
 
 @pytest.fixture(scope="module")
 def findings(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """What the four processes of one job found in each case."""
+    """Results of each case on the four processes of one job."""
     names = [f"{name} '{folder}' {tp} {pp}" for name in ("equal", "scored", "lambada") for tp, pp in LAYOUTS]
     return run(folder, tmp_path_factory, 4, [*names, f"idle '{folder}' 2 2"])
 
@@ -48,15 +48,15 @@ def run(folder: Path, temporary: pytest.TempPathFactory, processes: int, cases: 
     return lambda case: found[f"decode_cases.{case.split()[0]} '{folder}' {case.split(maxsplit=1)[1]}"]
 
 
-def test_two_tensor_parallel_processes_answer_as_one(of_two: Findings) -> None:
-    found = of_two("equal 2 1")[0]
+def test_two_tensor_parallel_processes_answer_as_one(findings_of_two: Findings) -> None:
+    found = findings_of_two("equal 2 1")[0]
     assert found["sizes"] and found["lengths"] and found["dtype"] == "torch.float32", found
     assert found["difference"] < 2e-5 * found["scale"], found
-    scored = of_two("scored 2 1")[0]
+    scored = findings_of_two("scored 2 1")[0]
     assert scored["difference"] < 1e-4 and scored["greedy"] and 0 < scored["likeliest"] < scored["of"], scored
-    lambada = of_two("lambada 2 1")[0]
+    lambada = findings_of_two("lambada 2 1")[0]
     assert lambada["same"] and lambada["difference"] < 1e-4 and lambada["passages"] > lambada["correct"] > 0, lambada
-    assert "a newer one of the same model" in of_two("over 2 1")[0]["said"]
+    assert "a newer one of the same model" in findings_of_two("over 2 1")[0]["said"]
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def texts(answer: dict[str, Any]) -> list[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[list[tuple[int, str]]]:
-    """What one process answers to the two requests."""
+    """Answers of a single process to the two requests."""
     batcher = Batcher(LocalDecoder(read_model(folder), 8))
     batcher.start()
     client = TestClient(make_app(Service(batcher, load_tokenizer(folder), ServeSettings(), "model")))
@@ -142,7 +142,7 @@ def test_a_job_by_torchrun_answers_the_same_and_idle_ranks_sleep(
     launched = ("gpt2train.launch", "--", "--standalone", "--nproc-per-node", "2", "-m", "gpt2train.inference")
     with served(folder, "--tp", "2", "--peer-timeout", "2", through=launched) as server:
         before = [sum(rank.cpu_times()[:2]) for rank in server.ranks.values()]
-        time.sleep(6)  # three times its patience
+        time.sleep(6)  # three times the peer timeout
         spent = [sum(rank.cpu_times()[:2]) - old for rank, old in zip(server.ranks.values(), before, strict=True)]
         assert max(spent) < 1, spent
         status, answer = server.post(GREEDY)

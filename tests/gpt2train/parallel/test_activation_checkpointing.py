@@ -41,8 +41,8 @@ def test_recomputation_gives_the_same_numbers(mode: str, dropout: float) -> None
         assert torch.equal(loss_of(checkpointed.eval()), loss_of(plain.eval()))
 
 
-def kept(mode: str) -> float:
-    """What a forward leaves in memory for its backward, in floats a token and block, as multiples of the width."""
+def saved_floats(mode: str) -> float:
+    """Memory that a forward keeps for its backward, in floats per token and block, as multiples of the width."""
     model = model_with(mode, 0.0)
     loss_of(model).backward()
     model.zero_grad()
@@ -55,7 +55,7 @@ def kept(mode: str) -> float:
 
 def test_each_mode_saves_the_documented_tensors() -> None:
     # The last norm and the loss keep 2 to 3 units for all blocks together, the statistics of norms and attention some.
-    none, selective, full = (kept(mode) for mode in ("none", "selective", "full"))
+    none, selective, full = (saved_floats(mode) for mode in ("none", "selective", "full"))
     assert 16 <= none < 17.5
     assert 10 <= selective < 11.5
     assert 1 <= full < 2.5

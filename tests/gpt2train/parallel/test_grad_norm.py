@@ -30,7 +30,7 @@ def case(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """What the four processes of one job found in each case."""
+    """Results of each case on the four processes of one job."""
     output = tmp_path_factory.mktemp("norm") / "found.json"
     cases = [*map(case, LAYOUTS), "norm_cases.partial"]
     code, _, err = finish(start(str(RANKS), str(output), *cases, processes=4), 240)

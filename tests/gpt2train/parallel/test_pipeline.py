@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What each rank of one job wrote down, by case."""
+    """Results of each rank of one job, by case."""
     folder = tmp_path_factory.mktemp("two")
     (folder / "cases.json").write_text(json.dumps(CASES))
     code, out, err = finish(start(str(HERE / "pipeline_cases.py"), str(folder), str(folder / "cases.json")), SECONDS)
@@ -39,7 +39,7 @@ def gradients_of(model: GPT2) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
-    """The same run by the textbook: one model, torch's own AdamW and clipping."""
+    """The same run in its simplest form: one model, torch's own AdamW and clipping."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     config = settings({})
@@ -74,7 +74,7 @@ def plain() -> dict[str, Any]:
 
 
 def difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """The largest one of an element, relative to the largest element of all."""
+    """The largest difference of an element, relative to the largest element."""
     assert set(ours) == set(theirs)
     largest = max(float(tensor.abs().max()) for tensor in theirs.values())
     return max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) / largest

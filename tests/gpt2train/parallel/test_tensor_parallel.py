@@ -30,7 +30,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """What the four processes of one job found in each case."""
+    """Results of each case on the four processes of one job."""
     output = tmp_path_factory.mktemp("tensor") / "found.json"
     code, _, err = finish(start(str(RANKS), str(output), *CASES, processes=4), 240)
     assert code == 0, err

@@ -1,4 +1,4 @@
-"""The batcher: who comes late may end early, rows are freed at once, and a failure is heard by all."""
+"""The batcher: continuous batching, rows freed at once, and failures reported to all requests."""
 
 import asyncio
 import time
@@ -58,15 +58,15 @@ async def test_a_short_request_that_comes_later_may_end_first() -> None:
     batcher.start()
     long, short = ticket(job([1, 2, 3], 40, streams=True)), ticket(job([4], 3))
     batcher.submit(long)
-    gate.let(10)
+    gate.allow(10)
     for _ in range(11):
         await asyncio.wait_for(long.events.get(), SECONDS)
     batcher.submit(short)
-    gate.let(3)
+    gate.allow(3)
     await ended(short)
     assert short.jobs[0].sequence.finished == "length"
     assert long.jobs[0].sequence.finished is None
-    gate.let(40)
+    gate.allow(40)
     await ended(long)
     assert 2 in gate.rows_seen
     assert gate.rows_seen[-1] == 1
@@ -88,7 +88,7 @@ async def test_a_client_that_disconnects_frees_its_row_for_a_waiting_request() -
         batcher.submit(ticket(job([4], 1)))
     batcher.cancel(second)  # in the queue
     batcher.cancel(first)  # in the decoder
-    gate.let(1)  # the step that may have begun
+    gate.allow(1)  # the step that may have begun
     await ended(third)
     assert len(first.jobs[0].sequence.tokens) <= 2
     assert second.jobs[0].sequence.tokens == []
@@ -105,7 +105,7 @@ async def test_a_request_ends_at_its_deadline() -> None:
     batcher.submit(runs)
     batcher.submit(waits)
     await asyncio.sleep(0.4)
-    gate.let(1)
+    gate.allow(1)
     for one in (runs, waits):
         with pytest.raises(DeadlineExceededError):
             await ended(one)
@@ -123,7 +123,7 @@ async def test_a_failing_decoder_fails_all_requests() -> None:
     batcher.submit(runs)
     batcher.submit(waits)
     gate.failure = RuntimeError("no more memory")
-    gate.let(1)
+    gate.allow(1)
     for one in (runs, waits):
         with pytest.raises(ServerFailedError, match="failed"):
             await ended(one)
@@ -142,7 +142,7 @@ async def test_long_prompts_are_prefilled_a_few_at_a_time() -> None:
     batcher.submit(flows)
     batcher.submit(late)
     batcher.start()
-    gate.let(100)
+    gate.allow(100)
     await ended(flows)
     await ended(late)
     assert gate.rows_seen[:3] == [1, 2, 3]  # one long prompt between two steps, though four rows are free
@@ -184,11 +184,11 @@ def test_rows_are_not_moved_without_need(wanted: list[int]) -> None:
     places = arrange(wanted)
     assert sorted(places) == list(range(len(wanted)))
     stay = {row for row in wanted if row < len(wanted)}
-    assert sum(row == place for row, place in zip(wanted, places, strict=True)) == len(stay)
+    assert sum(row == position for row, position in zip(wanted, places, strict=True)) == len(stay)
 
 
 class Doubler:
-    """A search that copies its row once, goes on with both, and ends after some steps."""
+    """A search that copies its row once, continues with both, and ends after some steps."""
 
     width = 2
 

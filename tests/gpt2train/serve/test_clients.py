@@ -66,7 +66,7 @@ def test_the_openai_package_raises_an_error_inside_a_stream() -> None:
     with running(gate, ServeSettings(max_batch_size=1)) as one:
         client = openai.OpenAI(base_url=f"{one.url}/v1", api_key="any", max_retries=0)
         stream = client.completions.create(model="small", prompt="a", stream=True)
-        gate.let(1)
+        gate.allow(1)
         with pytest.raises(openai.APIError, match="failed"):
             list(stream)
 

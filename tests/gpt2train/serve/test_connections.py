@@ -32,7 +32,7 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """With a key, and limits that a test can wait for."""
+    """A server with a key, and time limits short enough for a test."""
     key = tmp_path_factory.mktemp("key") / "key"
     key.write_text(KEY)
     with running(settings=ServeSettings(head_seconds=1, body_seconds=1.5, deadline=2, key_file=key)) as one:
@@ -47,7 +47,7 @@ def connect(server: Running, raw: bytes = b"") -> socket.socket:
 
 
 def read(connection: socket.socket) -> bytes:
-    """All that comes until the server closes the connection."""
+    """All bytes until the server closes the connection."""
     raw = b""
     try:
         while part := connection.recv(65536):
@@ -67,7 +67,7 @@ def head(method: str, path: str, *lines: str) -> bytes:
 
 
 def test_a_foreign_host_header_is_refused(server: Running) -> None:
-    """DNS rebinding: a page of such a name is of this server's origin to the browser."""
+    """DNS rebinding: to the browser, a page under such a name has the origin of this server."""
     body = json.dumps({"prompt": "a", "max_tokens": 1})
     port = server.url.rpartition(":")[2]
     for host, expected in (
@@ -152,7 +152,7 @@ def test_the_authorization_scheme_is_case_insensitive(short: Running) -> None:
 
 
 def test_no_body_is_read_without_a_key_or_a_known_path(short: Running) -> None:
-    """And the answer does not wait for it."""
+    """The answer does not wait for the body."""
     large = f"Content-Length: {8 * MiB}"
     for method, path, expected in (
         ("POST", "/v1/completions", 401),
@@ -250,7 +250,7 @@ def test_idle_connections_and_partial_heads_are_closed(short: Running) -> None:
 
 
 def test_the_rest_of_a_discarded_body_has_a_time_limit(short: Running) -> None:
-    """A client that is answered already sends a byte now and then."""
+    """A client keeps sending single bytes after its answer."""
     connection = connect(short, head("POST", "/nothing", "Content-Length: 1000"))
     assert status(connection.recv(65536)) == 404
     connections = short.server.http.server_state.connections
@@ -311,7 +311,7 @@ def test_a_running_request_may_take_longer_than_the_head_timeout() -> None:
     ):
         late = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 3})
         time.sleep(1.5)
-        gate.let(3)
+        gate.allow(3)
         assert late.result().status_code == 200
 
 

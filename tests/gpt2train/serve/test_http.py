@@ -234,7 +234,7 @@ def test_a_full_queue_and_a_large_body_are_refused() -> None:
             large = server.client.post(path, content=b"a" * 3000, headers={"Content-Type": "application/json"})
             assert large.status_code == 413
             assert "2000" in large.text
-        gate.let(6)
+        gate.allow(6)
         assert [one.result().json()["choices"][0]["text"] for one in waiting] == [greedy("a", 4)] * 2
 
 
@@ -250,15 +250,13 @@ def test_a_client_that_disconnects_frees_its_row() -> None:
             connection.request("POST", "/v1/completions", sent, {"Content-Type": "application/json"})
             wait_for(lambda: batcher.rows == 1, 30, "the row to be taken")
             if streams:
-                gate.let(2)
+                gate.allow(2)
                 assert connection.getresponse().read(10)
             assert connection.sock
             connection.sock.shutdown(socket.SHUT_RDWR)
             connection.close()
-            wait_for(
-                lambda: all(place.ticket.cancelled for place in list(batcher._running)), 30, "the server to notice"
-            )
-            gate.let(1)
+            wait_for(lambda: all(row.ticket.cancelled for row in list(batcher._running)), 30, "the server to notice")
+            gate.allow(1)
             wait_for(lambda: batcher.rows == 0, 30, "the row to be free")
         assert len(gate.rows_seen) < 10
         wait_for(lambda: "disconnects_total 2.0" in server.client.get("/metrics").text, 30, "both to be counted")
@@ -269,12 +267,12 @@ def test_a_request_ends_at_its_deadline() -> None:
     with running(gate, ServeSettings(max_batch_size=1, deadline=0.4)) as server, ThreadPoolExecutor(1) as pool:
         late = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 9})
         time.sleep(0.6)
-        gate.let(1)
+        gate.allow(1)
         assert late.result().status_code == 504
-        gate.let(1)
+        gate.allow(1)
         streamed = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "stream": True})
         time.sleep(0.6)
-        gate.let(1)
+        gate.allow(1)
         last = streamed.result().text.strip().rpartition("data: ")[2]
         assert json.loads(last)["error"]["code"] == 504
 
@@ -286,7 +284,7 @@ def test_a_hanging_decoder_does_not_hang_its_clients(monkeypatch: pytest.MonkeyP
         assert server.client.post("/v1/completions", json={"prompt": "a"}).status_code == 504
         health = server.client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "stuck")
-        gate.let(1)
+        gate.allow(1)
         wait_for(lambda: server.client.get("/health").status_code == 200, 30, "the step to end")
 
 
@@ -296,10 +294,10 @@ def test_requests_beyond_the_shutdown_timeout_are_cut_off() -> None:
         batcher = server.server.service.batcher
         late = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 100})
         wait_for(lambda: batcher.rows == 1, 30, "the row to be taken")
-        [place] = batcher._running
+        [running_row] = batcher._running
         server.server.http.should_exit = True
-        wait_for(lambda: place.ticket.cancelled, 30, "the server to give it up")
-        gate.let(1)
+        wait_for(lambda: running_row.ticket.cancelled, 30, "the server to give it up")
+        gate.allow(1)
         server.thread.join(30)
         assert not server.thread.is_alive()
         try:
@@ -312,7 +310,7 @@ def test_a_failing_decoder_ends_the_service() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     gate.failure = RuntimeError("a rank is gone")
     with running(gate, ServeSettings(max_batch_size=1)) as server:
-        gate.let(1)
+        gate.allow(1)
         with contextlib.closing(httpx.Client(base_url=server.url, timeout=60, trust_env=False)) as client:
             answer = client.post("/v1/completions", json={"prompt": "a"})
         assert answer.status_code == 500

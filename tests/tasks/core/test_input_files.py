@@ -23,7 +23,7 @@ def zstd(data: bytes) -> bytes:
     return bytes(pa.compress(data, codec="zstd", asbytes=True))
 
 
-PACKS: dict[str, Callable[[bytes], bytes]] = {
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
@@ -104,17 +104,17 @@ def test_an_empty_list_and_an_unknown_protocol_are_refused() -> None:
         find_inputs(["nosuch://x"], "--warcs", [".warc"])
 
 
-@pytest.mark.parametrize("suffix", PACKS)
+@pytest.mark.parametrize("suffix", COMPRESSORS)
 def test_each_compression_is_decompressed(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"list.txt{suffix}"
-    path.write_bytes(PACKS[suffix](b"one\n") + PACKS[suffix](b"two\n"))  # packed files may be joined
+    path.write_bytes(COMPRESSORS[suffix](b"one\n") + COMPRESSORS[suffix](b"two\n"))  # packed files may be joined
     with open_input(str(path)) as stream:
         assert stream.read() == b"one\ntwo\n"
 
 
-@pytest.mark.parametrize("suffix", [suffix for suffix in PACKS if suffix])
+@pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESSORS if suffix])
 def test_a_truncated_or_false_archive_is_named(tmp_path: Path, suffix: str) -> None:
-    whole = PACKS[suffix](bytes(range(256)) * 4000)
+    whole = COMPRESSORS[suffix](bytes(range(256)) * 4000)
     for content in (whole[: len(whole) // 2], b"plain text, and no archive at all\n"):
         (tmp_path / f"cut{suffix}").write_bytes(content)
         with (

@@ -73,19 +73,19 @@ def test_a_second_run_is_cached_and_a_changed_parameter_runs_again(tmp_path: Pat
     second = run(root, calls, [1, 2], k=2)
     assert second.fingerprint != first.fingerprint
     assert len(calls.read_text().split()) == 5
-    # The third part of the first run is named by no manifest any more, so it is gone.
+    # No manifest names the third part of the first run any more, so it is removed.
     assert (root / "double").files() == ["_manifest.json", "part-00000.parquet", "part-00001.parquet"]
 
 
 class Cut(BaseException):
-    """In place of a kill."""
+    """Simulated kill."""
 
 
 @pytest.mark.parametrize("act", ["write_bytes", "remove"])
 def test_files_of_the_old_manifest_stay_until_the_new_one_is_written(
     tmp_path: Path, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut at each write and at each removal of a second commit: one of the two manifests stands with all its files."""
+    """Interrupted at each write and removal of a second commit: one of the manifests is there with all its files."""
     root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
     count = 0
 

@@ -93,7 +93,7 @@ def test_the_bound_on_tokens_is_never_too_low(real_data: Path) -> None:
 
 
 def kept_and_dropped(data: Path, every: int, bodies: list[bytes]) -> tuple[int, int, list[int]]:
-    """How many pages cleaning keeps, how many the early look drops, and which it drops although they would be kept."""
+    """Number of pages that cleaning keeps, number that the prefilter drops, and the pages in both groups."""
     bodies = [page.body for page in gold_pages(data, every=every)] + bodies
     tokenizer = build_tokenizer(*read_tables(data / "bpe"))
     kept, dropped, false = 0, 0, []

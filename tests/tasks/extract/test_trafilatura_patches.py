@@ -51,7 +51,7 @@ def test_paragraphs_are_classified_as_by_justext(classes: list[tuple[str, bool]]
 
 
 class Checked(module.GroupedXPath):
-    """A member that asks the plain expression too."""
+    """A member that evaluates the original expression too."""
 
     asked = 0
 
@@ -64,7 +64,7 @@ class Checked(module.GroupedXPath):
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every expression is compared with the plain one, wherever trafilatura asks it."""
+    """Compare every expression with the original one, wherever trafilatura evaluates it."""
     members = {plain: Checked(*fast) for plain, fast in module.FAST.items()}
     monkeypatch.setattr(module, "FAST", members)
     lists = tuple(tuple(members[plain] for plain in plain_ones) for plain_ones in module.PLAIN_LISTS)
@@ -84,7 +84,7 @@ def test_expressions_find_the_same_elements_on_documentation_pages(open_data: Pa
 
 
 def check_expressions(bodies: list[bytes]) -> None:
-    """The texts are plain trafilatura's, and the expressions were compared on the way."""
+    """Check that the texts equal those of unpatched trafilatura, and that expressions were compared meanwhile."""
     for body in bodies:
         html, _ = decode(body)
         assert our_text(html) == plain_text(html)
@@ -101,7 +101,7 @@ display:none comment-list comments cookie-notice cookie infinite-scroll reply-1 
 
 @st.composite
 def trees(draw: st.DrawFn) -> HtmlElement:
-    """Trees of the tags and attributes that the expressions look at."""
+    """Trees of the tags and attributes that the expressions test."""
     root = document_fromstring("<html><body></body></html>")
     places = [root[0]]
     for _ in range(draw(st.integers(0, 25))):
@@ -153,7 +153,8 @@ def test_short_and_odd_pages_have_the_same_text(options: dict[str, Any]) -> None
         f"{'<div>loose words in a row, ' * 40}",
         f"<table>{'<tr><td>one cell of many<td>and the next' * 30}</table><form>{ARTICLE}</form>",
         f"<nav>{'<a href=x>link</a> ' * 40}</nav><ul>{'<li><a href=y>item</a> words' * 40}</ul>",
-        f'<script type="application/ld+json">{{"articleBody": "{"told in a script, " * 40}"}}</script>',  # retired-word: ok
+        '<script type="application/ld+json">{"articleBody": "'
+        f'{"told in a script, " * 40}"}}</script>',  # retired-word: ok
     ]
     pages = ["", "no markup", *(f"<html><body>{body}</body></html>" for body in bodies)]
     for html in pages:
@@ -165,7 +166,7 @@ TEXTS = ("", "x", "a few words here", "long words in a row, " * 8, "\n")
 
 @st.composite
 def linked(draw: st.DrawFn) -> HtmlElement:
-    """Trees of what trafilatura weighs links in."""
+    """Trees of the elements in which trafilatura measures link density."""
     root = document_fromstring("<html><body></body></html>")[0]
     places = [root]
     for _ in range(draw(st.integers(0, 25))):
@@ -177,7 +178,7 @@ def linked(draw: st.DrawFn) -> HtmlElement:
 
 
 def pruned(tree: HtmlElement) -> tuple[HtmlElement, HtmlElement]:
-    """What is left of a tree by our way and by trafilatura's."""
+    """A tree after pruning by the patch and by trafilatura."""
     plain = prune_unwanted_sections(deepcopy(tree), {"p"}, Extractor())
     with apply_patches():
         return main_extractor.prune_unwanted_sections(tree, {"p"}, Extractor()), plain

@@ -46,7 +46,7 @@ def zstd(data: bytes) -> bytes:
     return bytes(sink.getvalue())
 
 
-PACKS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
+COMPRESSORS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
 
 
 def read(root: Path, *places: Path, key: str = "text", runner: Runner | None = None, **chosen: Any) -> Manifest:
@@ -64,12 +64,12 @@ def write(path: Path, *lines: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("pack", PACKS)
+@pytest.mark.parametrize("pack", COMPRESSORS)
 def test_json_lines_are_read_compressed_or_not(tmp_path: Path, pack: str) -> None:
     """As Megatron's and ColossalAI's tools write them."""
     lines = [{"text": f"words {n}", "url": f"http://a.example/{n}"} for n in range(5)]
     path = tmp_path / f"raw.json{pack}"
-    path.write_bytes(PACKS[pack](b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
+    path.write_bytes(COMPRESSORS[pack](b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
     rows = rows_of(Folder(tmp_path / "out"), read(tmp_path / "out", path, shard_rows=2))
     assert [(row["text"], row["url"]) for row in rows] == [(line["text"], line["url"]) for line in lines]
     assert rows[0]["id"] == document_id("http://a.example/0", "words 0")

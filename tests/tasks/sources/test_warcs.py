@@ -48,7 +48,7 @@ def zstd(data: bytes) -> bytes:
     return bytes(sink.getvalue())
 
 
-PACKS = {
+COMPRESSORS = {
     "members.warc.gz": members,
     "plain.warc": b"".join,
     "one_stream.warc.gz": lambda records: gzip.compress(b"".join(records)),
@@ -83,13 +83,13 @@ def numbered(number: int) -> bytes:
     return BODY + str(number).encode()
 
 
-@pytest.mark.parametrize("name", PACKS)
+@pytest.mark.parametrize("name", COMPRESSORS)
 def test_every_compression_is_read_and_indexed(tmp_path: Path, name: str) -> None:
     records = [INFO]
     for number in range(1, 8):
         records += [record("request", number, b"GET / HTTP/1.1\r\n\r\n"), response(number, numbered(number))]
         records += [record("metadata", number, b"fetchTimeMs: 7")]
-    path = archive(tmp_path, PACKS[name](records), name)
+    path = archive(tmp_path, COMPRESSORS[name](records), name)
     manifest = index(tmp_path / "out", path, shard_rows=2)
     pages = pages_of(tmp_path / "out", manifest)
     assert [(page.url, page.body) for page in pages] == [(url(n), numbered(n)) for n in range(1, 8)]
@@ -104,7 +104,7 @@ def test_a_large_archive_in_one_stream_is_split_into_shards(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.sources.warcs.MAX_SHARD_FACTOR", 3)
-    path = archive(tmp_path, PACKS[name]([response(n, numbered(n)) for n in range(7)]), name)
+    path = archive(tmp_path, COMPRESSORS[name]([response(n, numbered(n)) for n in range(7)]), name)
     manifest = index(tmp_path / "out", path, shard_rows=1)
     assert [output.rows for output in manifest.outputs] == [3, 3, 1]
     assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(n) for n in range(7)]
@@ -198,7 +198,7 @@ REFUSED = {
 def test_a_fault_has_a_reason_and_costs_no_other_page(tmp_path: Path, kind: str, pack: str) -> None:
     bad, reason, said = REFUSED[kind]
     good = [response(n, numbered(n)) for n in (2, 3, 4)]
-    path = archive(tmp_path, PACKS[pack]([INFO, good[0], bad, good[1], good[2]]), pack)
+    path = archive(tmp_path, COMPRESSORS[pack]([INFO, good[0], bad, good[1], good[2]]), pack)
     manifest = index(tmp_path / "out", path, max_record=50_000 if kind == "too large" else 2**20)
     found = [page.url for page in pages_of(tmp_path / "out", manifest)]
     # What a wrong length swallows can be looked through again, unless the packing allows no way back.
