@@ -39,7 +39,7 @@ atexit.register(shutil.rmtree, QUEUE_FOLDER, ignore_errors=True)
 if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
-# A time limit for one example would be one for the machine, which has other work as well.
+# A time limit for one example would depend on the load of the machine.
 settings.register_profile("here", deadline=None)
 settings.load_profile("here")
 

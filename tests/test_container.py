@@ -15,7 +15,7 @@ FILE = ROOT / "deployments" / "Containerfile"
 
 
 def copied() -> list[str]:
-    """What the file copies out of the repository."""
+    """Paths that the file copies from the repository."""
     lines = re.findall(r"^COPY (?!--)(.+)$", FILE.read_text(), re.MULTILINE)
     return [name for line in lines for name in line.split()[:-1]]
 

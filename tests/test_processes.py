@@ -26,6 +26,6 @@ def test_a_process_that_is_ending_has_not_ended() -> None:
         while environment_of(process):
             pass
         wait_until_ended([process])
-        assert process.status() == psutil.STATUS_ZOMBIE  # nobody has asked for it
+        assert process.status() == psutil.STATUS_ZOMBIE  # its parent has not reaped it
     wait_until_ended([process])
     assert environment_of(process) == {} and command_of(process) == ""

@@ -17,7 +17,7 @@ from tests.gpt2train import jobs
 from tests.processes import environment_of, has_ended, wait_for
 
 SECONDS = 240.0  # for what a busy machine takes a minute
-# Hours long if nobody stops it, a few milliseconds a step; a checkpoint only where something stops it.
+# Runs for hours unless it is stopped, at a few milliseconds per step; a checkpoint is saved only at a stop.
 ENDLESS: dict[str, Any] = {
     "model": {"layers": 1, "heads": 2, "hidden": 16, "context": 32, "dropout": 0.1},
     "batch": {"micro_batch": 2, "global_batch": 4},

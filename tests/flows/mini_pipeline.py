@@ -18,7 +18,7 @@ from flows.demo.site_index import url_list as demo_list
 from tests.processes import MAX_END_SECONDS, environment_of, has_ended, wait_until_ended
 
 ODD = ("missing", "loop", "reading-notes", "essays/de", "typeset/cmd", "short-1", "private", "typeset/textwrap")
-# Of the main job, in order; the data flow has those up to the tokens.
+# Steps of the pipeline in order; the data flow has those up to the tokens.
 STEPS = [
     *("blacklist", "download", "extract", "clean", "cloze", "decontaminate", "dedup", "shuffle", "tokenizer"),
     *("tokenize", "train", "merge", "evaluate", "report"),

@@ -20,14 +20,14 @@ from tests.flows.conftest import Finished, Server
 
 
 def check_line(error: str, *said: str) -> None:
-    """Exactly one line that says these things."""
+    """Check that the output is exactly one line with these parts."""
     assert error.startswith("error: ") and error.count("\n") == 1, error
     for part in said:
         assert part in error
 
 
 def test_a_missing_list_is_refused(tmp_path: Path) -> None:
-    """As the shell sees it."""
+    """Exit code and output as the shell gets them."""
     command = [sys.executable, "-m", "flows.pipeline", "--urls", str(tmp_path / "none.txt")]
     command += ["--output", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
@@ -65,7 +65,7 @@ def test_a_wrong_command_line_is_refused(
     (tmp_path / "a.warc.gz").write_bytes(gzip.compress(b"WARC/1.0\r\nWARC-Type: response\r\n\r\n"))
     (tmp_path / "lambada.jsonl").write_text('{"text": "a b"}\n{"words": 1}\n')
     (tmp_path / "urls.txt").write_text("\n# nothing yet\n")
-    for more in ([], ["--dry-run"]):  # a dry run says what the run would say
+    for more in ([], ["--dry-run"]):  # a dry run reports what the run would report
         assert run(flow, *(flag.replace("{}", str(tmp_path)) for flag in flags), *more) == 2
         captured = capsys.readouterr()
         check_line(captured.err, *said)
@@ -86,7 +86,7 @@ def test_training_without_tokens_names_what_is_missing(tmp_path: Path, capsys: p
         assert run("pretrain", *flags) == 1
         error = capsys.readouterr().err
         check_line(error, "/tokens holds no finished step")
-        # A dry run ends alike; before it does, its plan says what is missing.
+        # A dry run ends with the same error, after a plan that shows what is missing.
         assert run("pretrain", *flags, "--dry-run") == 1
         captured = capsys.readouterr()
         assert captured.err == error and "missing     tokens (none in" in captured.out

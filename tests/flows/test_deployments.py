@@ -84,7 +84,7 @@ def fill_the_pool(server: PrefectServer) -> str:
 
 
 def test_the_documented_commands_end_in_a_finished_training(operated: tuple[PrefectServer, Path]) -> None:
-    """The last two lines, with a smaller deployment; before them nobody is there to take a run."""
+    """The last two commands, with a smaller deployment; before them no worker takes a run."""
     server, folder = operated
     wrong = ask_run(server, "pretrain/tiny", train={"schedule": {"warmup": 7000}})
 

@@ -103,7 +103,7 @@ def unknown_options(line: str) -> Iterator[str]:
     elif module.startswith("flows."):
         known = flow_options(module.removeprefix("flows."))
     else:
-        # The other modules parse by argparse: what they take stands in their text.
+        # The other modules use argparse: their options are in their source text.
         file = ROOT / f"{module.replace('.', '/')}.py"
         source = file.read_text() if file.exists() else (file.with_suffix("") / "__main__.py").read_text()
         if module == "gpt2train.launch":  # what follows -- is torchrun's
@@ -157,7 +157,7 @@ def test_python_blocks_import_only_dependencies() -> None:
 
 
 def test_python_blocks_run(finished: Finished, tmp_path: Path) -> None:
-    """On the output of the main job, laid out as the pages name it: `out/`, `out/mine/`, a model folder `M`."""
+    """On the output of the pipeline, with the paths of the pages: `out/`, `out/mine/`, a model folder `M`."""
     (tmp_path / "out").mkdir()
     for entry in finished.output.iterdir():
         (tmp_path / "out" / entry.name).symlink_to(entry)

@@ -84,7 +84,7 @@ def test_training_resumes_from_its_last_checkpoint(
     with long_lived_server.worker(training.pool, training.log) as worker:
         watched = FullDiskRuns(training, worker)
         run = training.start()
-        for left in (ROOM, 0):  # the next checkpoint finds no room; the next row of the metrics
+        for left in (ROOM, 0):  # no space for the next checkpoint; or for the next row of the metrics
             begun = training.saved()
             wait_for(lambda begun=begun: training.saved() > begun, SECONDS, "a checkpoint")
             fill(disk, left)

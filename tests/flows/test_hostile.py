@@ -88,7 +88,7 @@ def write_settings(mini: Mini, port: int, source: str) -> None:
 
 
 def ended_with(output: Path) -> dict[str, str]:
-    """URL -> the reason it was rejected with, or KEPT for what stands in the tokens; each URL once."""
+    """URL -> its reject reason, or KEPT for documents in the tokens; each URL once."""
     found: dict[str, str] = {}
     for manifest_path in sorted(output.glob("*/_manifest.json")):
         folder = Folder(manifest_path.parent)
@@ -140,7 +140,7 @@ def check_silence(mini: Mini, done: "subprocess.CompletedProcess[str]") -> None:
 
 
 def check_reasons(found: dict[str, str], expected: dict[str, tuple[str, ...]]) -> None:
-    """Every row ended, none twice, each with a reason that is right for it."""
+    """Check that every URL has exactly one accepted outcome."""
     assert found.keys() == expected.keys()
     wrong = [f"{name}: {found[name]!r}, not in {expected[name]}" for name in found if found[name] not in expected[name]]
     assert not wrong, "\n".join(wrong)

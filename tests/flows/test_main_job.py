@@ -13,7 +13,7 @@ from tests.flows.mini_pipeline import Mini
 
 SECONDS = 600  # 200-290 s on two quiet cores; 398 s were seen beside another demo
 BYTES = 6e9
-# Every kind of dirt in the demo's list, by the step that must name it.
+# Every kind of bad URL and page in the demo's list, by the step that must reject it.
 DIRT = {
     "blacklist": {"blacklisted_domain", "duplicate", "forbidden_extension", "malformed", "too_short"},
     "download": {"content_type", "deadline", "not_found", "redirect_loop", "robots_forbidden", "too_large"},

@@ -19,7 +19,7 @@ from tests.small_disk import small_disk
 
 
 def cached(stderr: str) -> list[str]:
-    """Steps that a command says it did not repeat."""
+    """Steps that a command reports as cached."""
     return [name for name, rest in lines_of(stderr) if name in STEPS and re.search(r"\bcached\b", rest)]
 
 
@@ -99,7 +99,7 @@ def test_a_second_run_is_cached_and_quick(finished: Finished, server: Server) ->
 
 
 def cpu_of_children() -> float:
-    """Seconds that commands which have ended took of a core, the processes that they waited for among them."""
+    """CPU seconds of ended commands, with the processes that they waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -115,7 +115,7 @@ def _prefect_states(server: Server) -> list[str]:
 
 
 def test_another_dedup_threshold_repeats_dedup_and_later_steps(finished: Finished, server: Server) -> None:
-    """And the data steps alone, by which this is seen, write a report of their own."""
+    """The data flow, which is used for this, also writes a report."""
     whole = (finished.output / "report" / "report.html").read_bytes()
     flags = ["--output", str(finished.output)]
     changed = finished.mini.run("dataprep", *flags, "--dedup.threshold", "0.6", **server.environment)

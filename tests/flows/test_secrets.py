@@ -40,7 +40,7 @@ def leaks(text: str) -> list[str]:
 
 @pytest.mark.parametrize("address", SPELLINGS)
 def test_no_error_contains_a_secret(address: str) -> None:
-    """In the words of libraries too, which name what they took for a bucket."""
+    """Messages of libraries included, which name what they took for a bucket."""
     for read in (lambda: find_inputs([address], "--urls", (".txt",)), lambda: read_any(address)):
         with pytest.raises(UserError) as caught:
             read()
@@ -86,7 +86,7 @@ def lists() -> Iterator[str]:
 
 
 def test_a_command_leaves_no_secret_behind(mini: Mini, server: Server, lists: str, tmp_path: Path) -> None:
-    """Of addresses that are read: parameters, logs and state in the server's database, the output, both streams."""
+    """Checked are parameters, logs and state in the server's database, the output, and both streams."""
     command = [sys.executable, "-m", "flows.dataprep", "--output", str(tmp_path / "out")]
     command += ["--urls", f"http://user:SECRETPW@{lists}/urls.txt?X-Amz-Signature=SECRETSIG"]
     command += ["--lambada", f"http://SECRETTOKEN@{lists}/lambada.jsonl?sig=SECRETSIG"]

@@ -1,4 +1,4 @@
-"""A Prefect server that is named but does not answer: said at once, before anything else starts."""
+"""A configured Prefect server that does not answer: an error before anything else starts."""
 
 import socket
 from pathlib import Path

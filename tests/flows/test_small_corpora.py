@@ -70,7 +70,7 @@ TINY = {
 
 
 def settings_for(kind: str, folder: Path) -> PipelineSettings:
-    """Settings of a main job on one of the corpora, which is written below `folder`."""
+    """Settings of a pipeline on one of the corpora, which is written below `folder`."""
     write, clean = CORPORA[kind]
     (folder / "in").mkdir()
     write(folder / "in")
@@ -102,7 +102,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> Iterator[Inline]:
 
 
 def prepared(settings: PipelineSettings, runner: Inline, caplog: pytest.LogCaptureFixture) -> DataManifests:
-    """Run the data recipe twice, and see that the second run repeats nothing."""
+    """Run the data recipe twice, and check that the second run repeats nothing."""
     data = prepare(Folder(settings.output), settings, runner)
     assert data.lambada is None
     assert "no cloze passage in the" in caplog.text and "--lambada FILE" in caplog.text

@@ -23,7 +23,7 @@ AFTER = ["clean", "cloze", "decontaminate", "dedup", "shuffle", "tokenizer", "to
 
 
 def refused(output: Path, **given: object) -> str:
-    """The one line that the check before the start says."""
+    """The one-line error of the check before the start."""
     with pytest.raises(UserError) as error:
         check(resolve(DataprepSettings, flags={"output": str(output), **given}))
     assert "\n" not in str(error.value)
@@ -67,7 +67,7 @@ def steps_of(stderr: str) -> list[str]:
 
 @pytest.mark.exhaustive
 def test_the_pipeline_runs_from_a_file_of_texts(mini: Mini, open_data: Path, tmp_path: Path) -> None:
-    """As Megatron's tools wrote it: one {"text": …, "url": …} a line; no connection leaves the machine."""
+    """A file as Megatron's tools write it: one {"text": …, "url": …} per line; no connection leaves the machine."""
     texts = pieces_of_novels(open_data, 300)
     with (tmp_path / "raw.json").open("w") as file:
         for number, text in enumerate(texts):

@@ -75,22 +75,22 @@ class Operator:
         return found
 
     def shown(self, run: str) -> dict[str, Any]:
-        """The artifacts of a run's page: their words and data by their keys."""
+        """The artifacts of a run: text and data by key."""
         found = self.server.ask("POST", "artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}})
         return {one["key"]: f"{one['description']}\n{one['data']}" for one in found}
 
     def lines(self, run: str) -> list[str]:
-        """The log on the run's page."""
+        """The log lines of a run."""
         found = self.server.ask("POST", "logs/filter", logs={"flow_run_id": {"any_": [run]}}, sort="TIMESTAMP_ASC")
         return [one["message"] for one in found]
 
     def cached(self, run: str) -> set[str]:
-        """The steps that a run found done."""
+        """The steps that a run reports as cached."""
         found = self.server.ask("POST", "task_runs/filter", flow_runs={"id": {"any_": [run]}})
         return {one["name"] for one in found if one["state"]["name"] == "Cached"}
 
     def processes(self) -> list[psutil.Process]:
-        """What the worker has started and is still there."""
+        """Running processes that the worker started."""
         mark = self.server.environment[MARK]
         found = [one for one in psutil.process_iter() if environment_of(one).get(MARK) == mark and not has_ended(one)]
         return [one for one in found if one.pid != self.worker.pid]
@@ -216,12 +216,12 @@ def test_the_commoncrawl_deployment_reads_archives(operator: Operator) -> None:
     # The same archive at an address: other hosts may have what is asked for, or not.
     packed = (folder / "CC-MAIN-0.warc.gz").read_bytes()
     operator.site.handlers["/CC-MAIN-0.warc.gz"] = lambda h: h.answer(packed, "application/octet-stream")
-    place = f"http://{operator.site.address}"
-    run, state = operator.run("commoncrawl", warcs=[f"{place}/CC-MAIN-0.warc.gz"], output="out/away")
+    base = f"http://{operator.site.address}"
+    run, state = operator.run("commoncrawl", warcs=[f"{base}/CC-MAIN-0.warc.gz"], output="out/away")
     assert state["name"] == "Completed", state["message"]
     assert "| warcs | 63 | 61 |" in operator.shown(run)["result"]
-    _, gone = operator.run("commoncrawl", warcs=[f"{place}/gone"], output="out/away")
-    assert gone["name"] == "Failed" and gone["message"].startswith(f"cannot read {place}/gone: no such file")
+    _, gone = operator.run("commoncrawl", warcs=[f"{base}/gone"], output="out/away")
+    assert gone["name"] == "Failed" and gone["message"].startswith(f"cannot read {base}/gone: no such file")
 
     refused = operator.start("commoncrawl", "--watch", warcz=["a"])
     assert refused.returncode == 1 and "not found on the deployment: 'warcz'" in refused.stdout

@@ -143,7 +143,7 @@ def main() -> None:
             try:
                 run(order)
                 status = 0
-            except BaseException:  # noqa: BLE001 - the child must not go on as the server
+            except BaseException:  # noqa: BLE001 - the child must not continue as the server
                 import traceback
 
                 traceback.print_exc()

@@ -70,7 +70,7 @@ def test_a_cancelled_crashed_or_killed_run_resumes_when_retried(training: Deploy
 
         again = training.start()
         training.wait_for_step(saved + 20)
-        steps = training.steps()  # once: they go on
+        steps = training.steps()  # each once: the run resumed
         assert steps == list(range(1, steps[-1] + 1)), "no step is repeated"
         losses = [row["loss"] for row in read_metrics(training.folder)]
         # A lost rank makes the training task start again, by a retry that Prefect shows.

@@ -1,4 +1,4 @@
-"""A flow whose worker was killed with -9, so that its standard output is a pipe that nobody reads."""
+"""A flow whose worker was killed with -9, so that its standard output is a pipe without a reader."""
 
 import signal
 import subprocess

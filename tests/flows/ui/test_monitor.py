@@ -68,7 +68,7 @@ def test_the_log_lines_of_rank_0_are_in_the_log_once(finished: Finished, server:
 
 
 def first_run(server: Server) -> str:
-    """That of `finished`, in whose database the server goes on."""
+    """The run of fixture `finished`, whose database the server uses."""
     wanted = {"flows": {"name": {"any_": ["pipeline"]}}, "sort": "START_TIME_ASC", "limit": 1}
     found = server.ask("POST", "flow_runs/filter", **wanted)
     return str(found[0]["id"])
@@ -106,7 +106,7 @@ def test_artifacts_during_training_show_progress_and_warnings(
         )
         [train] = [one for one in ask(server, "task_runs", run) if one["name"] == "train"]
         assert train["state_name"] == "Running" and begun["training-progress"]["task_run_id"] == train["id"]
-        # In place: the same rows go on, instead of a new one a version.
+        # Artifacts are updated in place, without a new row for each version.
         done = begun["training-progress"]["data"]
         wait_for(lambda: artifacts(server, run)["training-progress"]["data"] > done, SECONDS, "progress")
         assert artifacts(server, run)["training-progress"]["id"] == begun["training-progress"]["id"]

@@ -1,4 +1,4 @@
-"""Progress lines: done of total, rate, time left; and their place on a terminal."""
+"""Progress lines: done of total, rate, time left; and their position on a terminal."""
 
 import os
 import pty

@@ -143,14 +143,14 @@ def test_other_training_data_is_refused_by_name(
                 writer.add(document or [1])
     moved = tmp_path / "moved"
     shutil.copytree(tokens, moved)
-    train(make(moved, run, steps=10), alone)  # the same data at another place
+    train(make(moved, run, steps=10), alone)  # the same data under another path
     data = {"train": str(tmp_path / "other")}
     with pytest.raises(UserError, match=r"other training data \(.*other had [\d,]+ tokens there and has 1,200 now\)"):
         train(make(tokens, run, steps=10, data=data), alone)
     two = {"train": [{"prefix": str(tokens / "train")}, {"prefix": str(tmp_path / "other")}]}
     with pytest.raises(UserError, match=r"other training data \(1 corpora there, 2 now\)"):
         train(make(tokens, run, steps=10, data=two), alone)
-    with (moved / "train.bin").open("r+b") as file:  # one token in the middle of a piece that is looked at
+    with (moved / "train.bin").open("r+b") as file:  # one token within a sampled chunk
         file.seek(16)
         file.write(b"\x01\x00" if file.read(2) != b"\x01\x00" else b"\x02\x00")
     with pytest.raises(UserError, match=r"moved/train has other documents"):

@@ -133,7 +133,7 @@ def test_vocabulary_is_padded_for_matrix_kernels() -> None:
 def test_a_commented_file_reads_back_as_the_preset(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every setting of the models stands in it, set or as a comment, with its description."""
+    """It has every setting, set or as a comment, with its description."""
     flags = ["--train", "t/tokens", "--valid", "v/tokens", "--vocab", "300", "--output", "run"]
     assert run_command(app, ["config", "--preset", name, *flags]) == 0
     (tmp_path / "run.toml").write_text(capsys.readouterr().out)

@@ -35,7 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit code, and what was printed; of an error the error."""
+    """Exit code, and standard output, or standard error after an error."""
     code = run_command(app, ["convert", *arguments])
     captured = capsys.readouterr()
     return code, captured.err if code else captured.out
@@ -108,7 +108,7 @@ def test_mistakes_are_one_line(
 
 
 def pickled(folder: Path, tensors: dict[str, torch.Tensor], shards: int, archive: bool) -> None:
-    """The same model as older programs have it: `pytorch_model.bin`, whole or in shards."""
+    """The same model as older programs store it: `pytorch_model.bin`, in one file or in shards."""
     folder.mkdir()
     (folder / "config.json").write_text(
         json.dumps({"vocab_size": 130, "n_layer": 4, "n_head": 4, "n_embd": 16, "n_ctx": 8})

@@ -56,7 +56,7 @@ def test_fused_rows_round_trip(heads: int, head_dim: int, width: int, seed: int)
     split = split_heads(rows, heads)
     assert torch.equal(join_heads(split, heads), rows)
     assert torch.equal(split_heads(join_heads(rows, heads), heads), rows)
-    for part in range(3):  # the plain twin: row by row
+    for part in range(3):  # the reference implementation: row by row
         for head in range(heads):
             for place in range(head_dim):
                 theirs = split[(part * heads + head) * head_dim + place]

@@ -106,7 +106,7 @@ def test_each_corpus_has_its_own_epochs(tmp_path: Path) -> None:
     data = TrainingData(parts, [1, 1], NONE)
     rounds = 3 * parts[1].per_epoch
     batch = data.batch(range(2 * rounds)).tokens.numpy()
-    # Every other sample is of the small corpus, which is gone through three times, shuffled anew each time.
+    # Every other sample is from the small corpus, which is read three times, in a new order each time.
     assert np.array_equal(batch[0::2], parts[0].batch(range(rounds))[:, :-1])
     assert np.array_equal(batch[1::2], parts[1].batch(range(rounds))[:, :-1])
     assert data.epochs(2 * rounds) == [

@@ -35,7 +35,7 @@ HARD = {
     "special": f"a{END_OF_TEXT}{END_OF_TEXT} b <|endoftext |>",
     "unassigned": "\u0378\ue000\U000e0001\U0001fbff\u0600",
 }
-# 10 MB without a space. Quick for both: what makes a word slow is merges, and these have few.
+# 10 MB without a space. Both encoders are fast, since the time depends on merges, and there are few.
 LONG = {"one word": "aXq9" * 2_500_000, "no words": "=-" * 5_000_000}
 
 

@@ -49,10 +49,12 @@ def test_each_corpus_is_read_in_its_own_order(weights: list[float], length: int)
     mixture = Mixture(weights)
     corpora, mine = mixture.of(range(length))
     seen: Counter[int] = Counter()
-    for corpus, index in zip(corpora.tolist(), mine.tolist(), strict=True):  # the plain twin: count as you go
+    for corpus, index in zip(
+        corpora.tolist(), mine.tolist(), strict=True
+    ):  # the reference implementation: counts one by one
         assert index == seen[corpus]
         seen[corpus] += 1
-    # Whatever lies before, and however the indices are asked for, an index means the same sample.
+    # An index means the same sample, whatever indices are requested before or with it.
     some = np.random.default_rng(length).integers(0, length, 20)
     assert (mixture.of(some)[0] == corpora[some]).all() and (mixture.of(some)[1] == mine[some]).all()
     for number, share in enumerate(mixture.shares):

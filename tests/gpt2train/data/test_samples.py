@@ -53,7 +53,7 @@ def test_too_few_tokens_are_an_error(tmp_path: Path) -> None:
 def test_document_numbers_change_where_documents_do(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], context: int, wanted: list[int]
 ) -> None:
-    # Every token is the number of its document, so that the tokens say where documents change.
+    # Every token is the number of its document, so that the tokens show where documents change.
     prefix = write(tmp_path_factory.mktemp("s") / "t", [[number] * length for number, length in enumerate(lengths)])
     samples = Samples(prefix, context, 100, seed=3)
     tokens, documents = samples.read(wanted)

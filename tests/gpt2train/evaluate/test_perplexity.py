@@ -153,7 +153,7 @@ def test_perplexity_above_that_of_token_counts_is_explained(uniform: GPT2, token
 
 
 def test_a_short_text_has_a_high_unigram_perplexity(model: GPT2, tokenizer: Tokenizer) -> None:
-    """Ten words that occur once say nothing: their counts alone give nearly the vocabulary as perplexity."""
+    """The unigram perplexity of ten words that occur once is nearly the vocabulary size."""
     got = document_perplexity(model, tokenizer, ["ten plain words that stand here once and say little"])
     assert got["unigram_perplexity"] > 20000
 

@@ -83,7 +83,7 @@ def test_beams_and_scores_equal_transformers(
 
 
 def test_stop_tokens_end_some_answers_early(model: GPT2) -> None:
-    """What the comparison above would not notice: that nothing ever ended early."""
+    """The comparison above would also pass if no answer ended early."""
     wanted = BeamSettings(max_new_tokens=14, stop_tokens=(5, 17, 30))
     ended = [beam for prompt in PROMPTS for beam in beam_search(LocalDecoder(model, 4), prompt, wanted, end=END)]
     assert {beam.stopped for beam in ended} >= {"stop", "length"}

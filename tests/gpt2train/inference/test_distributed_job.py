@@ -164,7 +164,7 @@ def test_a_rank_killed_during_a_request_is_named_and_ends_the_service(
                 try:
                     answers.append(server.post(LONG))
                 except OSError:
-                    answers.append(None)  # nobody is there any more
+                    answers.append(None)  # no process is left
 
         asker = threading.Thread(target=ask, daemon=True)
         asker.start()

@@ -100,12 +100,12 @@ def test_a_prompt_that_fills_the_context_can_be_scored(small: GPT2) -> None:
 
 
 def plain_window(model: GPT2, prompt: list[int], new: int, window: int) -> list[int]:
-    """By the rule as it is written: where the context is full, the text begins `context - window` tokens back."""
+    """Reference implementation: where the context is full, the text begins `context - window` tokens back."""
     context = model.shape.context
     read, made = prompt[-(context - window) :] if len(prompt) >= context else list(prompt), []
     for _ in range(new):
         made.append(int(model(torch.tensor([read]))[0, -1, : model.shape.vocab].argmax()))
-        # The read text may fill the context; the next token then has no room.
+        # The prompt may fill the context; there is no space for another token then.
         read = [*read, made[-1]] if len(read) < context else [*prompt, *made][-(context - window) :]
     return made
 

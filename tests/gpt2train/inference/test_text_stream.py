@@ -49,7 +49,7 @@ def test_text_ends_before_the_first_stop_string(tokenizer: Tokenizer) -> None:
     @settings(deadline=None, max_examples=150)
     @given(st.text("ab\né", max_size=25), st.lists(st.text("ab\né", min_size=1, max_size=4), max_size=3))
     def check(text: str, stop: list[str]) -> None:
-        # Letter by letter: a stop string lies across the tokens. It ends with the first that is complete.
+        # Letter by letter: a stop string spans several tokens. The first complete one ends the text.
         tokens = [token for letter in text for token in encode_ordinary(tokenizer, [letter])[0]]
         made, pieces = stream(tokenizer, tokens, stop)
         complete = [i for i in range(len(text) + 1) if any(text[:i].endswith(one) for one in stop)]

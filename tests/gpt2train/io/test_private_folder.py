@@ -12,7 +12,7 @@ from gpt2train.io.files import private_folder
 from tasks.core.storage import DRAFT, Folder, sweep_drafts
 from tasks.download.journal import Journal, journal_folder
 
-STRANGER = 12345  # a user id
+OTHER_USER = 12345  # a user id
 
 
 @pytest.fixture
@@ -60,14 +60,14 @@ def test_journals_are_not_written_to_a_folder_of_another_user(
     keys.write_text("ssh-rsa KEY")
     store = Folder("memory://bucket/out/pages")
     monkeypatch.setattr("tasks.download.journal.private_folder", lambda: temporary / "planted")
-    planted = journal_folder(store)  # where a stranger who foresees all names would put them
+    planted = journal_folder(store)  # where another user who predicts all names would put them
     monkeypatch.undo()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     folder = temporary / f"gpt2train-{os.geteuid()}"
     (folder / planted.name).mkdir(parents=True)
     (folder / planted.name / "part-00000.rows").symlink_to(keys)
     for path in (folder, folder / planted.name):
-        os.chown(path, STRANGER, STRANGER)
+        os.chown(path, OTHER_USER, OTHER_USER)
     with (
         pytest.raises(UserError, match="belongs to another user"),
         Journal(journal_folder(store) / "part-00000", "key", ["http://a/"]) as journal,

@@ -29,7 +29,7 @@ def passed(config: RunConfig, step: int) -> bool:
 def test_two_machines_resume_after_a_rank_is_lost(tokens: Path, tmp_path: Path, processes: int) -> None:
     broken, straight = (make(tokens, tmp_path / name, **WITH_DROPOUT) for name in ("broken", "straight"))
     port = free_port()
-    # One job trains both: the first run is broken, and the second is its undisturbed twin.
+    # One job trains both: the first run is disturbed, the second is the undisturbed reference.
     jobs = start_machines(
         [rendezvous_arguments(port, processes, restarts=2)] * 2, str(RANKS), write(broken), write(straight)
     )

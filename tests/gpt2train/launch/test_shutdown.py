@@ -11,7 +11,7 @@ import pytest
 
 from tests.processes import wait_for, wait_until_ended
 
-# A rank without torch: says that it is there, and on SIGTERM takes its time to save.
+# A rank without torch: writes a file when it runs, and on SIGTERM saves slowly.
 RANK = """
 import os, pathlib, signal, sys, time
 from gpt2train.launch.parent_death import LAUNCHER, die_with_parent
@@ -73,19 +73,19 @@ def test_a_save_outlives_a_killed_parent_for_the_shutdown_timeout_at_most(tmp_pa
 
 
 def test_a_job_whose_parent_is_killed_saves_if_it_has_a_shutdown_timeout(tmp_path: Path) -> None:
-    saves, hasty, graceless = (
+    saves, hasty, without_timeout = (
         Job(tmp_path / "a", 2.0, 60.0),
         Job(tmp_path / "b", 600.0, 2.0),
         Job(tmp_path / "c", 1.0, None),
     )
-    for job in (saves, hasty, graceless):
+    for job in (saves, hasty, without_timeout):
         processes = job.processes()
         job.parent.kill()
         wait_until_ended(processes, 60)
         job.parent.wait()
     assert saves.has("saved")
     assert hasty.has("asked") and not hasty.has("saved")
-    assert not graceless.has("asked")
+    assert not without_timeout.has("asked")
 
 
 @pytest.mark.slow

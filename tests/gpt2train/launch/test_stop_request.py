@@ -14,7 +14,7 @@ from tests.gpt2train.jobs import make, write_tokens
 
 
 class AskedAt(StopRequest):
-    """Asks to stop from the n-th look on."""
+    """Stop request that holds from its n-th check on."""
 
     def __init__(self, look: int) -> None:
         self.look = look
@@ -26,7 +26,7 @@ class AskedAt(StopRequest):
 
 
 def test_a_stop_request_ends_a_validation(tmp_path: Path, alone: DistContext) -> None:
-    # 16 micro-batches of validation are two looks; the steps before look once each.
+    # 16 micro-batches of validation check twice; the steps before check once each.
     changes = {"batch": {"micro_batch": 1, "global_batch": 2}, "validation": {"interval": 3, "samples": 16}}
     config = make(write_tokens(tmp_path), tmp_path / "run", steps=30, **changes)
     position = train(config, alone, AskedAt(3 + 2))

@@ -30,7 +30,7 @@ def test_a_full_disk_is_reported_and_earlier_rows_stay(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, whole)
     steps = [row["step"] for row in read_metrics(tmp_path)]
     assert steps == list(range(1, len(steps) + 1)) and 30 < len(steps) < 50
-    again = MetricsWriter(tmp_path, 10)  # a run that goes on from step 10
+    again = MetricsWriter(tmp_path, 10)  # a run that resumes from step 10
     again.write({"step": 11, "loss": 1.0})
     again.close()
     assert [row["step"] for row in read_metrics(tmp_path)] == list(range(1, 12))

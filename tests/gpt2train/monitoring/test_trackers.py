@@ -50,7 +50,7 @@ def test_a_full_disk_is_one_log_line_and_hides_no_other_error(tmp_path: Path) ->
     writer = MetricsWriter(settings.output, 0, open_trackers(settings, 0))
     (curves,) = (tmp_path / "run" / "tensorboard").iterdir()
     (tmp_path / "full").symlink_to("/dev/full")
-    (tmp_path / "full").replace(curves)  # at once: the thread that writes would make the file anew
+    (tmp_path / "full").replace(curves)  # at once: the writer thread would create the file again
     with pytest.raises(RunError, match=r"no space left while writing .*tensorboard: free some"):
         for step in range(1, 1000):
             writer.write({"step": step, "loss": 1.0})

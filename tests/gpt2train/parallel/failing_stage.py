@@ -1,7 +1,7 @@
 """Program for torchrun: one pipeline stage fails while the other waits for its hidden states.
 
 failing_stage.py raise|die
-failing_stage.py drift        the two copies of the embedding are made to differ
+failing_stage.py drift        the two copies of the embedding differ
 """
 
 import os

@@ -79,7 +79,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "tp 2 pp 2 dp 2 zero 3": {"tp": 2, "pp": 2, "zero": 3},
     },
 }
-# Tensor parallelism on a CPU waits for a collective at every turn: four such processes on two cores take 25 to 100 s a
+# Tensor parallelism on a CPU waits for many collectives: four such processes on two cores take 25 to 100 s a
 # row, where others take 4 to 9. One of each kind is among the slow tests, the others are there for who has the time,
 # with those that lie between two others.
 RARE = (

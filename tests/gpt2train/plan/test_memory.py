@@ -66,7 +66,7 @@ def run(output: Path, changes: dict[str, Any]) -> RunConfig:
 
 
 def compare(folder: Path, processes: int) -> dict[str, list[float]]:
-    """For each layout the measured bytes of every rank, as multiples of the planned ones."""
+    """Measured bytes of every rank for each layout, as multiples of the planned ones."""
     runs = {name: run(folder / f"{i}", changes) for i, (name, changes) in enumerate(LAYOUTS[processes].items())}
     report = folder / "peaks.json"
     code, _, err = finish(

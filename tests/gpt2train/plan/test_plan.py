@@ -21,7 +21,7 @@ M345 = Shape(50257, 24, 16, 1024, 1024)
 
 
 def test_parameters_of_each_rank_equal_those_of_the_tutorial() -> None:
-    """With Megatron-LM's padding (to a multiple of 128 x tp) and its even stages, which are not the engine's."""
+    """Megatron-LM's padding (to a multiple of 128 x tp) and equal stages are used, unlike in the engine."""
 
     def counts(tp: int, pp: int) -> list[int]:
         parts = [Piece(24 // pp, rank == 0, rank == pp - 1) for rank in range(pp)]
@@ -47,7 +47,7 @@ def test_parameters_of_each_rank_equal_those_of_the_tutorial() -> None:
     ],
 )
 def test_parameters_of_each_rank_equal_those_of_the_engine(tp: int, pp: int, expected: list[int]) -> None:
-    """By the arithmetic of the plan, and by the model that the engine builds."""
+    """Counts by the plan and by the model that the engine builds."""
     settings = build(TrainSettings, preset("345m"), {"parallel": {"tp": tp, "pp": pp}})
     planned = [parameters(piece, M345, tp) for piece in pieces(settings, M345)]
     assert planned == expected

@@ -19,7 +19,7 @@ from tests.trained_run import train_small_run
 
 
 def cut_back(run: Path, step: int) -> None:
-    """What the engine does to the rows after the last checkpoint."""
+    """Remove the rows after the last checkpoint, as the engine does."""
     rows = [line for line in (run / "metrics.jsonl").read_text().splitlines() if json.loads(line)["step"] <= step]
     (run / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows))
 

@@ -27,8 +27,8 @@ def out(tmp_path: Path) -> Path:
 
 def test_an_output_its_runs_folder_and_a_run_are_all_accepted(out: Path, tmp_path: Path) -> None:
     names = ["tiny-1", "tiny-2", "tiny-3"]
-    for place in (tmp_path, out, out / "runs"):
-        assert [found.name for found in find_runs(place)] == names
+    for folder in (tmp_path, out, out / "runs"):
+        assert [found.name for found in find_runs(folder)] == names
     assert [run.name for run in read_runs([out / "runs" / "tiny-2"])[0]] == ["tiny-2"]
     assert [run.name for run in read_runs([out, out / "runs", out / "runs" / "tiny-2"])[0]] == names
 
@@ -152,8 +152,8 @@ def test_mistakes_are_one_error_line(
 
 
 def test_paths_are_no_difference_between_runs(tmp_path: Path) -> None:
-    for place in ("one", "other"):
-        make_run(tmp_path / place / "runs" / "a", steps=20)
+    for folder in ("one", "other"):
+        make_run(tmp_path / folder / "runs" / "a", steps=20)
     assert differences(read_runs([tmp_path])[0]) == {}
 
 

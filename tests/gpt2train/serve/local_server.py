@@ -106,7 +106,7 @@ def running(decoder: Decoder | None = None, settings: ServeSettings | None = Non
     def run() -> None:
         try:
             server.run()
-        except Exception as error:  # noqa: BLE001 - a test looks at it
+        except Exception as error:  # noqa: BLE001 - a test checks it
             failure.append(error)
 
     thread = threading.Thread(target=run, name="server")

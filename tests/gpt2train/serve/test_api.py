@@ -66,7 +66,7 @@ def test_seeds_and_server_defaults_apply(server: Running) -> None:
 
 
 def test_generation_stops_at_line_ends_if_asked(server: Running) -> None:
-    """With a newline the likeliest token by far, after a colon too."""
+    """The model's likeliest token by far is a newline, after a colon too."""
     model = small_model()
     newline, colon = (tokenizer().encode(letter).ids[0] for letter in "\n:")
     model.wte.weight[newline] = 3 * model.ln_f.bias.sign()

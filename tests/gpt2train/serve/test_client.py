@@ -20,7 +20,7 @@ TEXT = "sesame \x1b[31m opens.\n"
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with a key; after n letters it goes on with TEXT from letter n on."""
+    """Address of a server with a key; after n letters it continues with TEXT from letter n on."""
     model = tmp_path_factory.mktemp("reciting") / "model"
     write_reciting_model(model, TEXT)
     with pytest.MonkeyPatch.context() as patch:
@@ -31,7 +31,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def start(address: str, key: str | None = KEY) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name != "GPT2TRAIN_API_KEY"}
-    environment |= {"http_proxy": "http://127.0.0.1:9"}  # nobody is there: the client goes to its server directly
+    environment |= {
+        "http_proxy": "http://127.0.0.1:9"
+    }  # nothing listens there: the client connects to its server directly
     if key:
         environment["GPT2TRAIN_API_KEY"] = key
     command = [sys.executable, "-m", "gpt2train", "client", address]

@@ -166,7 +166,7 @@ def test_no_body_is_read_without_a_key_or_a_known_path(short: Running) -> None:
         began = time.monotonic()
         assert status(connection.recv(65536)) == expected, path
         connection.close()
-        # 408 after body_seconds is what came before; a loaded machine is slow, but the status says which one it was.
+        # Earlier it was 408 after body_seconds; a loaded machine is slow, but the status shows which one it is.
         assert time.monotonic() - began < 60
     expecting = connect(short, head("PUT", "/api", large, "Expect: 100-continue"))
     raw = read(expecting)  # closed: the client may send its body after all

@@ -37,7 +37,7 @@ def post(server: Running, path: str, body: object) -> Any:
 def test_a_lone_surrogate_in_any_field_is_refused(
     server: Running, where: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In each field of each body, as a value, in a list, as a key; and as the name of a field."""
+    """In each field of each body: as a value, in a list, as a key, and as the name of a field."""
     caplog.set_level(logging.DEBUG)
     bodies = [("/v1/completions", COMPLETION, field) for field in [*COMPLETION, "stream_options", "logit_bias", "seed"]]
     bodies += [("/api", API, field) for field in [*API, "stop_token", "random_seed"]]
@@ -138,7 +138,7 @@ def test_millions_of_ids_are_refused_in_time(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "place"),
+    ("body", "field"),
     [
         (b'{"prompt": "a",\n "max_tokens": 3,,}', "line 2, column 18"),
         (b'{\n\n"prompt": "\xe2\x82\xac" x}', "line 3, column 15"),
@@ -154,12 +154,12 @@ def test_millions_of_ids_are_refused_in_time(server: Running) -> None:
         (b'{"prompt": [1, "a"], "prompts": [{}]}', "item 1|prompts[0]"),
     ],
 )
-def test_an_error_names_the_field(server: Running, body: bytes, place: str) -> None:
+def test_an_error_names_the_field(server: Running, body: bytes, field: str) -> None:
     for path in ("/v1/completions", "/api"):
         answer = server.client.post(path, content=body, headers=JSON)
         message = answer.json()["error"]["message"] if path != "/api" else answer.json()["message"]
         assert answer.status_code == 400
-        assert any(one in message for one in place.split("|")), message
+        assert any(one in message for one in field.split("|")), message
 
 
 def test_an_error_names_the_full_path_of_a_field(server: Running) -> None:

@@ -45,7 +45,7 @@ def test_a_completion_equals_the_generation_of_the_model(server: Running) -> Non
 
 
 def test_a_small_answer_is_sent_at_once(server: Running) -> None:
-    """By Nagle's algorithm, which waits 40 ms for a client's acknowledgement."""
+    """Nagle's algorithm, which waits 40 ms for a client's acknowledgement, is off."""
     assert server.client.get("/health").status_code == 200
     [connection] = server.server.http.server_state.connections
     there = connection.transport.get_extra_info("socket")

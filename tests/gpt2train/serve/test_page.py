@@ -70,7 +70,7 @@ class Page:
         return [line for line in lines if line["level"] not in ("INFO", "DEBUG") and " 401 " not in line["message"]]
 
     def ask(self, path: str, body: object = None) -> str:
-        """What the server answers without the page."""
+        """Answer of the server to a request without the page."""
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
         request = urllib.request.Request(self.address + path, body and json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request) as response:

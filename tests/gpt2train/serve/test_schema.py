@@ -32,7 +32,7 @@ def description(server: Running) -> dict[str, Any]:
 
 
 def check(description: dict[str, Any], answer: Any) -> None:
-    """Hold an answer against what is said of its operation."""
+    """Compare an answer with the description of its operation."""
     request = answer.request
     path = next(p for p in description["paths"] if p.partition("{")[0] == request.url.path.partition("small")[0])
     said = description["paths"][path][request.method.lower()]["responses"][str(answer.status_code)]
@@ -78,7 +78,7 @@ def test_every_error_is_described(description: dict[str, Any]) -> None:
 
 
 def test_every_route_is_described(server: Running, description: dict[str, Any]) -> None:
-    """And a body is read on the paths that have one alone."""
+    """A body is read only on paths that are described with one."""
     with_body = {
         path: {m.upper() for m, one in of.items() if "requestBody" in one} for path, of in description["paths"].items()
     }

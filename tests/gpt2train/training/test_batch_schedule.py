@@ -68,7 +68,7 @@ def test_a_ramp_up_that_does_not_fit_is_refused(ramp: tuple[int, int, int], mess
 
 
 def megatron(plan: BatchPlan, samples: int) -> int:
-    """The rule of `--rampup-batch-size START INCREMENT SAMPLES`, in its words: as many samples for each increment."""
+    """Megatron-LM's rule of `--rampup-batch-size START INCREMENT SAMPLES`: equal samples for each increment."""
     assert plan.ramp is not None
     increments = (plan.size - plan.ramp.start) // plan.ramp.increment
     if samples > plan.ramp.samples or not increments:

@@ -19,7 +19,7 @@ SETTINGS = SpikeSettings(threshold_sigma=6.0, window=16)
 
 
 def walk(values: list[float], settings: SpikeSettings = SETTINGS) -> list[int]:
-    """Places of the spikes."""
+    """Indices of the spikes."""
     history, found = SpikeWindow(), []
     for place, value in enumerate(values):
         history, spike = update(SpikeWindow.model_validate_json(history.model_dump_json()), value, settings)

@@ -96,10 +96,10 @@ def test_a_url_loses_its_credentials_and_nothing_else(rest: str, secret: str) ->
 
 
 def test_the_parity_setting_follows_megatron(tmp_path: Path) -> None:
-    place = write(tmp_path / "l.txt", ["http://a.example/1", "http://a.example/1#x", "http://a.example/a.7z"])
+    urls = write(tmp_path / "l.txt", ["http://a.example/1", "http://a.example/1#x", "http://a.example/a.7z"])
     root = Folder(tmp_path / "out")
-    assert run(root, [place]).outcome.reasons == {"duplicate": 1, "forbidden_extension": 1}
-    assert run(root, [place], parity="megatron").outcome.kept == 3
+    assert run(root, [urls]).outcome.reasons == {"duplicate": 1, "forbidden_extension": 1}
+    assert run(root, [urls], parity="megatron").outcome.kept == 3
     with pytest.raises(ValueError, match="one of the two"):
         BlacklistSettings(parity="megatron", domain_lists=("ut1",))
 

@@ -43,7 +43,7 @@ def key(url: str) -> bytes:
         ("http://google.blogspot.com/x", None),
         ("http://good.example/google.com", None),
         ("http://twitter.good.example/x", None),
-        # The user's lists: the domain and what lies under it.
+        # Blocklists of the user: a domain and its subdomains.
         ("http://bad.example/x", "listed_domain"),
         ("http://a.b.bad.example/x", "listed_domain"),
         ("http://notbad.example/x", None),

@@ -116,7 +116,7 @@ def test_the_final_decision_drops_low_probabilities(share: float, stands: str | 
 
 
 def test_english_with_much_code_is_kept() -> None:
-    """By its first 500 characters a twelfth English; the rest of it, or langdetect, decides."""
+    """Its first 500 characters are one twelfth English; the rest of it, or langdetect, decides."""
     names = [f"ascii_{name} = '{name * 3}'" for name in ("lower", "upper", "digit", "octal", "hexal", "punct", "space")]
     text = "string\n" + "\n".join(names * 3) + "\n" + ENGLISH * 6
     settings = LanguageSettings()

@@ -15,7 +15,7 @@ from tasks.clean.repair import fix_clean_line, fix_simple_text, fix_text, is_rep
 from tests.tasks.corpus import pieces_of_novels, real_texts, texts_of
 
 SIGNS = "\u00a0\u2013\u2014\u2018\u2019\u201c\u201d\u2022\u2026"
-# What ftfy looks for: mojibake, entities, tags, ligatures, full width, control characters, line ends, combining marks.
+# Patterns that ftfy repairs: mojibake, entities, tags, ligatures, full width, control characters, line ends, accents.
 TRICKY = st.sampled_from(
     [*SIGNS, *"aZ9 .&;<>é\n\r\f\x1bÃ¢€™œÂ\u0301ﬁＡ\ufeff\x85\u2028\ud83d\ude00\u02bc", "&amp;", "â€™"]
 )

@@ -28,7 +28,7 @@ def runner() -> Iterator[Runner]:
 
 
 def story(name: str, sentences: int = 12) -> str:
-    """Prose in which each sentence ends in a word that came before; other words for each name."""
+    """Prose in which each sentence ends in a word that occurred before; different words for each name."""
     return " ".join(
         f"In chapter {n} the traveller {name} looked for {name} harbour, but nobody knew where {name} saw the harbour."
         for n in range(sentences)

@@ -31,7 +31,7 @@ def outcome(seen: int, rejected: int) -> Outcome:
         ("clean", 100_000, 99_000, True),
         ("clean", 1000, 950, False),  # just at the limit
         ("clean", 1000, 951, True),
-        ("clean", 999, 998, False),  # too few to say
+        ("clean", 999, 998, False),  # too few rows to decide
         ("clean", 3, 3, True),  # but nothing is left
         ("clean", 0, 0, False),
         ("decontaminate", 10_000, 6_000, True),
@@ -138,6 +138,6 @@ def test_a_limit_changes_no_fingerprint(tmp_path: Path) -> None:
 
 
 def test_every_limit_belongs_to_a_step_of_the_recipe() -> None:
-    """A limit under a name that no step has would never be looked at."""
+    """A limit under a name that no step has would never be checked."""
     fields = set(DataprepSettings.model_fields)
     assert set(LimitSettings.model_fields) - {"min_rows"} <= fields

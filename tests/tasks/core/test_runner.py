@@ -37,7 +37,7 @@ def fail_at(folder: Folder, name: str, item: int, calls: str, bad: int) -> Outco
 
 
 def fill_up(folder: Folder, name: str, item: int) -> Outcome:
-    """A batch whose last byte finds no room."""
+    """A batch for whose last byte there is no space."""
     with Path("/dev/full").open("wb") as file:
         file.write(b"x")
     return Outcome(seen=item)
@@ -47,14 +47,14 @@ def _parent(folder: Folder) -> int:
     return int(folder.read_bytes("parent.txt"))
 
 
-def step_in(place: Path) -> Step:
-    step = Step(Folder(place), "noted", version=1, parameters={}, inputs={})
+def step_in(folder: Path) -> Step:
+    step = Step(Folder(folder), "noted", version=1, parameters={}, inputs={})
     step.folder.write_bytes("parent.txt", str(os.getpid()).encode())
     return step
 
 
 class Counting(Runner):
-    """Notes what an orchestrator would see."""
+    """A runner that records the groups and the progress."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)

@@ -126,7 +126,7 @@ def test_a_file_that_is_no_list_is_refused_with_the_right_option(
 
 
 def test_a_large_archive_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """A terabyte that takes no room on the disk: a hash of it would take half an hour."""
+    """A sparse terabyte, without space on the disk: hashing it would take half an hour."""
     for name in ("a.txt", "a.warc"):
         with (tmp_path / name).open("wb") as file:
             file.write(WARC)

@@ -58,7 +58,7 @@ def rows_of(root: Folder, manifest: Manifest, which: str = "outputs") -> list[di
 
 
 def survivors(texts: Sequence[str], text: str, longest: int, shortest: int) -> int:
-    """The plain twin: n-grams of the set in a text, by tuples in a Python set."""
+    """Reference implementation: n-grams of the set in a text, by tuples in a Python set."""
     known = set()
     for other in texts:
         words = tuple(words_of(other))
@@ -81,7 +81,7 @@ def test_no_ngram_of_an_evaluation_set_survives(texts: list[str], text: str, mar
     assert (left == text) == (not cuts)
     assert bool(cuts) == bool(survivors(texts, text, 4, 2))
     remaining = iter(words_of(text))
-    assert all(word in remaining for word in words_of(left))  # words go, none is added or moved
+    assert all(word in remaining for word in words_of(left))  # words are removed, none is added or moved
 
 
 def test_the_step_cuts_matches_and_reports_them(tmp_path: Path, runner: Runner) -> None:
@@ -166,7 +166,7 @@ def cut_once(text: str, passage: str, **settings: int) -> str:
 
 
 def test_cut_positions_refer_to_the_original_text() -> None:
-    # 'İ'.lower() has two characters: places in the lower-cased text lie 50 further on.
+    # 'İ'.lower() has two characters: positions in the lower-cased text are 50 higher.
     head = "İ" * 50 + " first. "
     assert cut_once(f"{head}{PASSAGE} Last.", PASSAGE) == f"{head.strip()}\n\nLast."
 
@@ -239,7 +239,7 @@ def test_planted_passages_of_lambada_are_removed(open_data: Path) -> None:
 def test_no_ngram_of_lambada_and_wikitext_survives_in_real_texts(
     tmp_path: Path, open_data: Path, runner: Runner
 ) -> None:
-    """Passages planted in news, speeches and novels; the twin counts what is left by tuples in a Python set."""
+    """Passages planted in news, speeches and novels; the reference counts what is left by tuples in a Python set."""
     root = Folder(tmp_path)
     lambada, wikitext = open_data / "lambada" / "lambada_test.jsonl", open_data / "wikitext" / "wiki.test.head20.raw"
     passages = [json.loads(line)["text"] for line in lambada.open(encoding="utf-8")]
@@ -284,7 +284,7 @@ def test_no_ngram_of_lambada_and_wikitext_survives_in_real_texts(
 
 
 def test_evaluation_sets_of_the_user_are_searched(tmp_path: Path, runner: Runner) -> None:
-    """A Parquet file with a key of its own and a plain text whose line ends stand elsewhere."""
+    """A Parquet file with a key of its own and a plain text with other line ends."""
     root = Folder(tmp_path)
     other = (
         "Nobody had ever told the old man that the mill would be sold in the spring of that year."  # retired-word: ok
@@ -303,7 +303,7 @@ def test_evaluation_sets_of_the_user_are_searched(tmp_path: Path, runner: Runner
     (folder / "elsewhere").mkdir()
     for file in folder.glob("*.*"):
         file.rename(folder / "elsewhere" / file.name)
-    assert decontaminate(root, clean, [], settings, runner) == second  # the content counts, not the place
+    assert decontaminate(root, clean, [], settings, runner) == second  # the content counts, not the path
 
 
 def test_contradicting_lengths_are_refused() -> None:

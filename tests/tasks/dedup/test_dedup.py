@@ -31,9 +31,9 @@ TEXT = " ".join(f"word{i:02d}" for i in range(100))
 
 
 def run(
-    place: Path, rows: list[dict[str, Any]], settings: DedupSettings | None = None, per_shard: int = 1000
+    folder: Path, rows: list[dict[str, Any]], settings: DedupSettings | None = None, per_shard: int = 1000
 ) -> tuple[Folder, Manifest]:
-    root = Folder(place)
+    root = Folder(folder)
     documents = documents_of(root, rows, per_shard)
     with Inline(workers=1) as runner:
         return root, dedup(root, documents, settings or DedupSettings(), runner)
@@ -62,14 +62,14 @@ RAW = DedupSettings(shingle="characters", normalise=False)
 def check_pairs(
     documents: list[dict[str, Any]], truth: Path, done: tuple[Folder, Manifest], slack: float = 0.01
 ) -> int:
-    """Precision 1.0 at the threshold, recall of pairs within a point of what the S-curve promises. How many pairs."""
+    """Precision 1.0 at the threshold, recall of pairs within a point of what the S-curve promises. The count."""
     root, manifest = done
     settings = DedupSettings(**manifest.parameters)
     with gzip.open(truth, "rt") as file:
         exact = {frozenset((r["id_a"], r["id_b"])): float(r["jaccard"]) for r in csv.DictReader(file, delimiter="\t")}
     pairs = audit(root, manifest, "pairs/")
     found = {frozenset((p["first_id"], p["second_id"])): p["jaccard"] for p in pairs if p["accepted"]}
-    # Exact copies go before pairs are made: a pair with one of them cannot be found, and need not.
+    # Exact copies are dropped before pairs are formed: a pair with one of them cannot be found, and need not be.
     best: dict[str, str] = {}
     for document in sorted(documents, key=lambda d: (-len(d["text"]), d["id"])):
         best.setdefault(reference.folded(document["text"]) if settings.normalise else document["text"], document["id"])
@@ -96,7 +96,7 @@ def test_planted_duplicates_are_found_by_characters(
 ) -> None:
     truth = real_data / "neardup/planted_dev/allpairs_c5_ge0.5.tsv.gz"
     assert check_pairs(planted, truth, run(tmp_path / "16x8", planted, RAW)) > 600
-    # Half of these pairs lie where the curve of 10 x 10 is steep: one seed strays by more than a point.
+    # Half of these pairs are where the curve of 10 x 10 is steep: one seed deviates by more than a point.
     assert check_pairs(planted, truth, run(tmp_path / "10x10", planted, DedupSettings(parity="megatron")), 0.03) > 600
 
 
@@ -108,7 +108,7 @@ def test_planted_duplicates_are_found_by_characters(
 def test_candidate_rates_follow_the_s_curve(
     planted: list[dict[str, Any]], real_data: Path, settings: DedupSettings, truth: str
 ) -> None:
-    """Over six seeds, the share of pairs with a band in common is what the curve says, at any similarity."""
+    """Over six seeds, the share of pairs with a common band follows the curve at any similarity."""
     texts = pa.array([document["text"] for document in planted], pa.large_string())
     places = {document["id"]: place for place, document in enumerate(planted)}
     with gzip.open(real_data / f"neardup/planted_dev/allpairs_{truth}.tsv.gz", "rt") as file:
@@ -198,10 +198,10 @@ def test_other_shards_and_workers_keep_the_same_documents(
     random.Random(0).shuffle(shuffled)
     other, cut = run(tmp_path / "other", shuffled, per_shard=1100)
     assert {r["id"] for r in rows_of(other, cut)} == {r["id"] for r in rows_of(root, manifest)}
-    fates = [
+    outcomes = [
         {(r["id"], r["reason"], r["detail"]) for r in rejected_of(*done)} for done in ((root, manifest), (other, cut))
     ]
-    assert fates[0] == fates[1]
+    assert outcomes[0] == outcomes[1]
 
 
 def test_known_pairs_of_articles_are_found(open_data: Path, tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ GRAPHS = st.lists(
 @given(GRAPHS, st.integers(0, 3))
 @hypothesis_settings(deadline=None)
 def test_survivors_follow_the_policy(graph: list[tuple[int, int]], fixed: int) -> None:
-    graph = [(a, b) for a, b in graph if b >= fixed]  # none between two that stay in any case
+    graph = [(a, b) for a, b in graph if b >= fixed]  # none between two that are kept in any case
     weight = {(a, b): 0.8 + (a * 7 + b * 3) % 20 / 100 for a, b in graph}
     better, worse = np.array(graph, dtype=np.int64).reshape(-1, 2).T
     edges = Edges(better, worse, np.array(list(weight.values()), dtype=np.float64))
@@ -358,7 +358,7 @@ def test_small_groups_ranges_and_pieces_give_the_same_result(
     monkeypatch: pytest.MonkeyPatch,
     policy: Any,
 ) -> None:
-    """What a hundred million documents would do to the files: many groups, ranges of hashes, sets in pieces."""
+    """As with a hundred million documents: many groups, ranges of hashes, sets in pieces."""
     settings = DedupSettings(policy=policy)
     expected = run(tmp_path / "expected", planted, settings, 200)
     monkeypatch.setattr("tasks.dedup.document_index.GROUP_ROWS", 400)

@@ -21,8 +21,8 @@ def text(start: int, count: int = 100) -> str:
     return " ".join(WORDS[start : start + count])
 
 
-def run(place: Path, rows: list[dict[str, Any]], per_shard: int = 3, **settings: Any) -> tuple[Folder, Manifest]:
-    root = Folder(place)
+def run(folder: Path, rows: list[dict[str, Any]], per_shard: int = 3, **settings: Any) -> tuple[Folder, Manifest]:
+    root = Folder(folder)
     with Inline(workers=1) as runner:
         return root, dedup(root, documents_of(root, rows, per_shard), DedupSettings(**settings), runner)
 

@@ -64,12 +64,12 @@ BITS["Content-Encoding"] = ["gzip", "x-gzip", "deflate", "identity", "br", "zstd
 BITS["Content-Language"] = BITS["Set-Cookie"] = BITS["Link"] = BITS["Content-Type"]
 
 
-def spellings(kind: str, dice: random.Random) -> str:
-    """A header put together from what its parser looks for and from signs that no header should hold."""
-    bits = BITS[kind] + (SIGNS if dice.random() < 0.5 else SIGNS[:3])
-    between = dice.choice(["", "", " "])
-    words = between.join(dice.choice(bits) for _ in range(dice.randint(1, 8)))
-    return {"Content-Type": dice.choice(["", "text/html;", "text/html; charset="])}.get(kind, "") + words
+def spellings(kind: str, rng: random.Random) -> str:
+    """A random header of tokens that its parser knows and of characters that no header should have."""
+    bits = BITS[kind] + (SIGNS if rng.random() < 0.5 else SIGNS[:3])
+    between = rng.choice(["", "", " "])
+    words = between.join(rng.choice(bits) for _ in range(rng.randint(1, 8)))
+    return {"Content-Type": rng.choice(["", "text/html;", "text/html; charset="])}.get(kind, "") + words
 
 
 def location(value: str) -> bool:
@@ -96,7 +96,7 @@ def seconds(value: str) -> bool:
 
 
 def encoding(value: str) -> bool:
-    """Unpack a body that is none; False for more than one byte beyond the limit."""
+    """Decompress an invalid body; False for more than one byte beyond the limit."""
     with contextlib.suppress(FetchRejectedError):
         return len(Decoder(value).feed(b"\x1f\x8b\x08 no gzip", 100)) <= 101
     return True
@@ -111,7 +111,7 @@ def robots(value: str) -> bool:
     return True
 
 
-# Each is False for a value that it reads as something unsound, and raises nothing.
+# Each returns False for a value that is parsed to something invalid, and raises nothing.
 PARSERS: dict[str, Callable[[str], bool]] = {
     "Content-Type": content_type,
     "Retry-After": seconds,
@@ -122,11 +122,11 @@ PARSERS: dict[str, Callable[[str], bool]] = {
 
 
 def read_badly(kind: str, count: int, seed: int) -> list[str]:
-    """Headers out of `count` that their parser raised for, or read as something unsound."""
-    dice = random.Random(f"{kind} {seed}")
+    """Headers out of `count` that were parsed to an invalid value; fails if the parser raises."""
+    rng = random.Random(f"{kind} {seed}")
     found = []
     for _ in range(count):
-        value = spellings(kind, dice)
+        value = spellings(kind, rng)
         try:
             sound = PARSERS[kind](value)
         except Exception as error:
@@ -235,7 +235,7 @@ def test_pages_without_a_content_type_are_sniffed(body: bytes, kind: str) -> Non
 
 
 def test_each_malformed_response_ends_with_a_reason() -> None:
-    """Over loopback, as many as were tried by hand, and one more."""
+    """Over loopback: at least the 41 responses that were first tried by hand."""
     assert len(ANSWERS) >= 41
 
     async def run(address: str, numbers: list[int], deadline: float) -> list[Fetched]:
@@ -279,7 +279,7 @@ ENDS = st.sampled_from(["\r\n", "\r\n\r\nZZZ", "\r\nContent-Encoding: gzip", "\r
 def test_no_header_value_changes_a_body_in_the_archive(
     tmp_path_factory: pytest.TempPathFactory, changes: list[dict[str, str]], name: str
 ) -> None:
-    """Whatever stands in any field, the body and its digest come back as they went in."""
+    """With any value in any field, body and digest are read back unchanged."""
     folder = tmp_path_factory.mktemp("warc")
     pages = [page_with(**change) for change in changes]
     pages = [dataclasses.replace(page, final_url=f"http://a.example/{page.final_url}") for page in pages]
@@ -301,7 +301,7 @@ def test_an_invalid_content_type_is_left_out(tmp_path: Path) -> None:
 
 
 def injected(body: bytes, number: int) -> bytes:
-    """A record as versions before this one wrote it: line ends from a charset stand in its HTTP head."""
+    """A record as earlier versions wrote it: its HTTP head has line ends from a charset."""
     http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=x\r\n\r\nZZZ\r\n\r\n" + body
     digest = hashlib.sha256(body).hexdigest()
     head = (

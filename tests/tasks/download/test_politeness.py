@@ -132,7 +132,7 @@ def test_an_unresolvable_host_is_looked_up_once(site: Site) -> None:
 
     pages = asyncio.run(run())
     assert {(page.reason, page.retryable) for page in pages} == {("dns_failed", True)}
-    assert asked == ["dead.example"]  # for robots.txt, whose answer stands for all pages
+    assert asked == ["dead.example"]  # for robots.txt, whose answer applies to all pages
 
 
 @pytest.mark.parametrize("form", ["seconds", "date"])

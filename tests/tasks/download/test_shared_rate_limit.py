@@ -33,7 +33,7 @@ asyncio.run(run())
 
 
 def crawl(site: Site, urls: list[str], **changes: Any) -> "subprocess.Popen[str]":
-    """A process that is ready to fetch, and does so on a line of input."""
+    """A process that fetches as soon as it reads a line of input."""
     settings = make_settings(per_host=1, obey_robots=False, **changes).model_dump_json()
     arguments = [settings, f'"{site.address}"', str(urls).replace("'", '"')]
     process = subprocess.Popen(
@@ -92,7 +92,7 @@ def test_the_slot_of_a_killed_process_is_freed(site: Site, tmp_path: Path) -> No
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A wall clock that stands until a test moves it."""
+    """A wall clock that only the test advances."""
     held = SimpleNamespace(now=1_800_000_000.0)
     monkeypatch.setattr(shared_rate_limit, "time", SimpleNamespace(time=lambda: held.now))
     return held
@@ -100,7 +100,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.fixture
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedRateLimiter, SharedRateLimiter]:
-    """Two objects that stand for two processes: POSIX locks belong to a process, so theirs asks ours."""
+    """Two objects that simulate two processes: POSIX locks belong to a process, so theirs checks ours."""
     ours, theirs = SharedRateLimiter(tmp_path), SharedRateLimiter(tmp_path)
     theirs._pid = ours._pid + 1
     monkeypatch.setattr(theirs, "_lock", lambda at: at not in ours._held)
@@ -121,7 +121,7 @@ def test_a_waiting_process_goes_first(two: tuple[SharedRateLimiter, SharedRateLi
     theirs.release(taken)
     again = ours.acquire("a", 1)
     assert again is not None
-    assert ours.acquire("a", 1) is None  # one slot, and it is ours: nobody is to let us go first
+    assert ours.acquire("a", 1) is None  # the one slot is ours: no process waits
     ours.release(again)
     assert theirs.acquire("a", 1) is not None
 
@@ -129,20 +129,20 @@ def test_a_waiting_process_goes_first(two: tuple[SharedRateLimiter, SharedRateLi
 def test_a_waiting_process_goes_first_at_any_clock_value(
     two: tuple[SharedRateLimiter, SharedRateLimiter], clock: SimpleNamespace
 ) -> None:
-    """In the same instant, by a clock that is a little behind, when a stamp begins anew; but not a second later."""
+    """At the same instant, with a clock slightly behind, when a timestamp wraps around; but not a second later."""
     ours, theirs = two
     begins_anew = 2**32 * 420 / 1000
     for n in range(200):
-        looked = (1_800_000_000.0, begins_anew - 0.5)[n % 2] + n / 199
-        clock.now = looked
+        tried = (1_800_000_000.0, begins_anew - 0.5)[n % 2] + n / 199
+        clock.now = tried
         slot = ours.acquire("a", 1)
         assert slot is not None
         assert theirs.acquire("a", 1) is None
         ours.release(slot)
         for later in 0.0, -0.05, 0.4:
-            clock.now = looked + later
+            clock.now = tried + later
             assert ours.acquire("a", 1) is None
-        clock.now = looked + 1.0
+        clock.now = tried + 1.0
         slot = ours.acquire("a", 1)
         assert slot is not None
         ours.release(slot)
@@ -177,7 +177,7 @@ def test_the_folder_is_found_or_refused(
     (tmp_path / "cache").write_text("no folder")
     with pytest.raises(UserError, match=r"set download\.shared_rate_limit_dir to another folder"):
         fetch_nothing(shared_rate_limit_dir=str(tmp_path / "cache" / "mine"))
-    fetch_nothing(shared_rate_limit_dir="auto")  # goes on by itself
+    fetch_nothing(shared_rate_limit_dir="auto")  # continues without sharing
     assert "each download has its own rate limit" in caplog.text
 
 

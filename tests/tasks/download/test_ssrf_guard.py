@@ -120,7 +120,7 @@ def test_urls_are_refused_with_their_reason(url: str, reason: str | None) -> Non
 
 @pytest.mark.parametrize("host", NUMERIC)
 def test_numeric_hosts_are_refused_before_a_client_sees_them(host: str) -> None:
-    """By the guard alone: what the HTTP client or the C library makes of them is not asked."""
+    """By the guard alone, before the HTTP client or the C library interprets them."""
     try:
         url = URL(f"http://{host}/")
     except ValueError:
@@ -162,7 +162,7 @@ def test_invalid_host_names_are_refused(host: str) -> None:
 
 
 def test_fifty_two_spellings_reach_no_internal_server() -> None:
-    """In the list, and as the target of a redirect from a host that may be asked."""
+    """In the list, and as the target of a redirect from an allowed host."""
     assert len(SPELLINGS) >= 52
     with running_site("127.0.0.1") as inside, running_site("127.0.0.2") as good:
         port = int(inside.address.rpartition(":")[2])
@@ -223,7 +223,7 @@ def test_the_setting_connect_to_is_checked_too() -> None:
 def fetch_all(
     urls: Sequence[str], port: str, lookup: Sequence[Sequence[str]] = (), allowed: Sequence[str] = ()
 ) -> list[Fetched]:
-    """Fetch one after the other; look-ups answer in turn, the last one for ever."""
+    """Fetch one after the other; DNS answers come in this order, the last one repeatedly."""
     answers = list(lookup)
 
     async def answer(_: str) -> Sequence[str]:
@@ -255,20 +255,20 @@ def test_no_request_reaches_the_internal_server() -> None:
     assert [page.reason for page in pages].count("not_public_address") >= 4
 
 
-@pytest.mark.parametrize("turns", [["127.0.0.2", "127.0.0.1"], ["127.0.0.1", "127.0.0.2"]])
-def test_dns_rebinding_is_prevented(turns: list[str]) -> None:
-    """Rebinding: an address that may be asked first, one that may not next, or the other way about.
+@pytest.mark.parametrize("order", [["127.0.0.2", "127.0.0.1"], ["127.0.0.1", "127.0.0.2"]])
+def test_dns_rebinding_is_prevented(order: list[str]) -> None:
+    """An allowed address first and a forbidden one next, or in reverse order.
 
-    Both are loopback, and servers listen at both on one port; only 127.0.0.2 is allowed. Each look-up is judged, and
-    the connection goes to what was judged: the server at 127.0.0.1 never sees a request.
+    Both are loopback, and servers listen at both on one port; only 127.0.0.2 is allowed. Each look-up is checked, and
+    the connection goes to the checked address: the server at 127.0.0.1 never sees a request.
     """
     with running_site("127.0.0.2") as good:
         port = good.address.rpartition(":")[2]
         with running_site("127.0.0.1", int(port)) as inside:
             urls = [f"http://rebind.example:{port}/{n}" for n in range(3)]
-            pages = fetch_all(urls, port, [[turn] for turn in turns], ["127.0.0.2/32"])
+            pages = fetch_all(urls, port, [[address] for address in order], ["127.0.0.2/32"])
             assert not inside.hits
-            if turns[0] == "127.0.0.2":
+            if order[0] == "127.0.0.2":
                 assert [page.reason for page in pages] == ["", "", ""]
                 assert {page.ip for page in pages} == {"127.0.0.2"}
             else:
@@ -281,7 +281,7 @@ def test_a_redirect_to_an_internal_name_is_refused() -> None:
         port = good.address.rpartition(":")[2]
         with running_site("127.0.0.1", int(port)) as inside:
             good.handlers["/"] = lambda h: h.redirect(f"http://inside.example:{port}/")
-            # Look-ups in turn: the first name, then the name that it redirects to.
+            # DNS answers in order: the first name, then the name that it redirects to.
             (page,) = fetch_all([f"http://out.example:{port}/"], port, [["127.0.0.2"], ["127.0.0.1"]], ["127.0.0.2/32"])
             assert not inside.hits
     assert page.reason == "not_public_address"

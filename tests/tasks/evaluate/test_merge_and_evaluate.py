@@ -27,7 +27,7 @@ SETTINGS = EvaluateSettings(max_documents=3, prompts=("The", ""), sampling=Sampl
 
 
 class Upstream:
-    """What the steps before left: a training run, its tokenizer, held-out documents, a cloze set."""
+    """Outputs of the earlier steps: a training run, its tokenizer, held-out documents, a cloze set."""
 
     def __init__(self, trained: TrainedRun) -> None:
         root = trained.root
@@ -140,8 +140,8 @@ def test_evaluate_writes_three_files(upstream: Upstream, scores: Manifest, runne
 
 def test_the_model_card_gets_the_scores(upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path) -> None:
     """The merge writes it without them; the flow, and `gpt2train merge` of the evaluated run, with them."""
-    place = Path((upstream.root / model.folder).path("README.md"))
-    ours = place.read_text()
+    card_file = Path((upstream.root / model.folder).path("README.md"))
+    ours = card_file.read_text()
     assert "## Evaluation" not in ours and "| steps | 2 |" in ours and "license: unknown" in ours
     run = Path((upstream.root / "runs/small").path())
     merge_checkpoint(run, tmp_path / "m", Path(upstream.root.path("tokenizer")))
@@ -154,10 +154,10 @@ def test_the_model_card_gets_the_scores(upstream: Upstream, model: Manifest, sco
     assert "## Evaluation" not in half and "license: mit" in half and "licence `mit`" in half
 
     write_card(upstream.root, upstream.training, MergeSettings(), scores)
-    assert place.read_text() == card
-    place.unlink()
+    assert card_file.read_text() == card
+    card_file.unlink()
     write_card(upstream.root, upstream.training, MergeSettings(license="mit"), scores)
-    assert place.read_text() == card.replace("license: unknown", "license: mit").replace(
+    assert card_file.read_text() == card.replace("license: unknown", "license: mit").replace(
         "The licence of the weights is not stated; ask the publisher before you use them.",
         "The weights are published under the licence `mit`.",
     )

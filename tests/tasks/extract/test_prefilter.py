@@ -48,7 +48,7 @@ def test_short_pages_are_dropped() -> None:
     )
     assert reason(html(ENGLISH * 8)) is None
     assert reason(html("A few words."), PrefilterRules(0, ("en",), 0.1)) is None
-    # A script's words are none, but text that trafilatura takes out of a script may be the page's.
+    # Text of scripts does not count, but trafilatura may take the page's text out of a JSON-LD script.
     assert reason(f"<script>{ENGLISH * 99}</script>" + html("few")) == "early_short"
     assert reason(f'<script type="application/ld+json">{{"articleBody": "{ENGLISH * 9}"}}</script>' + html("x")) is None
 

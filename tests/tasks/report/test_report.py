@@ -49,7 +49,7 @@ def download_of(root: Folder, hosts: int) -> Manifest:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder, list[Manifest], str]:
-    """Steps with hostile text in every place that the page shows, and the page."""
+    """Steps with adversarial text in every field that the page shows, and the page."""
     root = Folder(tmp_path_factory.mktemp("report"))
     good = [row(f"{WORDS} {number} {'x' * number}") for number in range(20)]
     repeated = [

@@ -19,8 +19,8 @@ from tests.tasks.corpus import Inline, content_of, documents_of, row, rows_of
 ROWS = [row(f"text {number}") for number in range(300)]
 
 
-def run(place: Path, per_shard: int = 70, workers: int = 1, **settings: int) -> tuple[Folder, Manifest]:
-    root = Folder(place)
+def run(folder: Path, per_shard: int = 70, workers: int = 1, **settings: int) -> tuple[Folder, Manifest]:
+    root = Folder(folder)
     with (Runner if workers > 1 else Inline)(workers=workers) as runner:
         return root, shuffle(root, documents_of(root, ROWS, per_shard), ShuffleSettings(**settings), runner)
 
@@ -60,7 +60,7 @@ def test_every_order_is_equally_likely() -> None:
 
 
 def test_every_position_is_equally_likely(tmp_path: Path) -> None:
-    """The step itself, with cells: over 20 seeds the places of 300 documents spread as they should."""
+    """The step itself, with cells: over 20 seeds the positions of 300 documents are uniform."""
     documents = documents_of(Folder(tmp_path), ROWS, 70)
     order = {r["id"]: place for place, r in enumerate(ROWS)}
     counts = np.zeros((6, 6))  # sixth of the list a document came from, sixth that it went to
@@ -98,7 +98,7 @@ def test_large_documents_give_cells_of_fewer_rows(tmp_path: Path) -> None:
 
 
 def test_shards_are_scattered_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How shards are grouped changes no byte."""
+    """The grouping of shards changes no byte."""
     expected = content_of(*run(tmp_path / "one", rows_per_cell=100))
     monkeypatch.setattr("tasks.shuffle.step.GROUP_ROWS", 150)
     monkeypatch.setattr("tasks.shuffle.step.MAX_GROUPS", 3)
@@ -121,7 +121,7 @@ def test_cells_are_ranges_of_keys(keys: list[bytes], cells: int) -> None:
 
 
 def test_a_truncated_scatter_file_is_not_used(tmp_path: Path) -> None:
-    """As after kill -9: one scattered shard is committed, another lies there torn and uncommitted."""
+    """State after a kill: one scattered shard is committed, another is truncated and uncommitted."""
     expected = content_of(*run(tmp_path / "straight", rows_per_cell=100))
     root = Folder(tmp_path / "killed")
     source = documents_of(root, ROWS, 70)

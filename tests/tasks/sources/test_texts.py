@@ -56,7 +56,7 @@ def read(root: Path, *places: Path, key: str = "text", runner: Runner | None = N
 
 
 def write(path: Path, *lines: Any) -> Path:
-    """JSON lines; bytes as they are."""
+    """Write JSON lines; bytes are written unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(
         b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
@@ -66,7 +66,7 @@ def write(path: Path, *lines: Any) -> Path:
 
 @pytest.mark.parametrize("pack", COMPRESSORS)
 def test_json_lines_are_read_compressed_or_not(tmp_path: Path, pack: str) -> None:
-    """As Megatron's and ColossalAI's tools write them."""
+    """The format of Megatron's and ColossalAI's tools."""
     lines = [{"text": f"words {n}", "url": f"http://a.example/{n}"} for n in range(5)]
     path = tmp_path / f"raw.json{pack}"
     path.write_bytes(COMPRESSORS[pack](b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
@@ -199,7 +199,7 @@ def test_a_decompression_bomb_is_a_rejected_row(tmp_path: Path, packing: str, ki
 
 
 def test_many_keys_take_bounded_memory(tmp_path: Path) -> None:
-    """Nine first lines of 2 MB whose keys all differ, none of them the one that is looked for."""
+    """Nine lines of 2 MB with distinct keys, none of them the text key, then a good one."""
     with (tmp_path / "keys.jsonl").open("w") as file:
         for line in range(9):
             file.write("{" + ",".join(f'"{line}-{n}":0' for n in range(200_000)) + "}\n")
@@ -357,7 +357,7 @@ def test_bytes_do_not_depend_on_workers_or_paths(tmp_path: Path) -> None:
 
 
 def test_several_sources_are_one_input(tmp_path: Path) -> None:
-    """Pages of archives and of files through one extraction; its documents and loose texts through what follows."""
+    """Pages of archives and files share one extraction; its documents and plain texts share the later steps."""
     (tmp_path / "a.warc.gz").write_bytes(members([response(1, PAGE.encode()), response(2, b"<html></html>")]))
     (tmp_path / "page.html").write_text(PAGE.replace("library", "bakery"))
     write(tmp_path / "a.jsonl", {"text": "loose words", "url": "http://b.example/"})
@@ -401,7 +401,7 @@ def test_a_killed_step_run_again_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_unreadable_files_of_a_folder_are_rejected_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dangling link, a FIFO, a socket's place, a loop of links, a file that goes away; the others are read."""
+    """A dangling link, a FIFO, a loop of links, a file that disappears; the others are read."""
     folder = tmp_path / "in"
     (folder / "below").mkdir(parents=True)
     (folder / "a.txt").write_text("Some text.")
@@ -426,7 +426,7 @@ def test_unreadable_files_of_a_folder_are_rejected_rows(tmp_path: Path, monkeypa
     assert "a link to a file that is not there" in details["dangling.txt"]
     assert "no regular file" in details["fifo.txt"] and "since the run began" in details["gone.txt"]
     assert [file.fault for file in found.pages] == ["it is a link to a file that is not there"]
-    with pytest.raises(UserError, match="nowhere"):  # what is named itself is a mistake
+    with pytest.raises(UserError, match="nowhere"):  # a missing file that is named itself is a user error
         find_documents([str(tmp_path / "nowhere.txt")], "text", 1000)
 
 

@@ -95,7 +95,7 @@ def test_every_compression_is_read_and_indexed(tmp_path: Path, name: str) -> Non
     assert [(page.url, page.body) for page in pages] == [(url(n), numbered(n)) for n in range(1, 8)]
     assert {(page.source, page.charset, page.fetched_at) for page in pages} == {(name, "utf-8", "2026-01-02T03:04:05Z")}
     assert (manifest.outcome.seen, manifest.outcome.kept, manifest.outcome.reasons) == (7, 7, {})
-    # A record can be reached from anywhere where each is packed alone, or none is packed.
+    # Records can be read separately if each is compressed alone or none is compressed.
     assert len(manifest.outputs) == (1 if "stream" in name or "zst" in name else 4)
 
 
@@ -111,7 +111,7 @@ def test_a_large_archive_in_one_stream_is_split_into_shards(
 
 
 def test_pages_equal_those_of_warcio(tmp_path: Path) -> None:
-    """A twin on sound archives; the archives of `test_warc` are warcio's own."""
+    """Comparison on valid archives; those of `test_warc` are written by warcio itself."""
     records = [response(n, numbered(n) * (n + 1), "Content-Language: en") for n in range(20)]
     path = archive(tmp_path, members([INFO, *records]))
     with path.open("rb") as file:
@@ -201,7 +201,7 @@ def test_a_fault_has_a_reason_and_costs_no_other_page(tmp_path: Path, kind: str,
     path = archive(tmp_path, COMPRESSORS[pack]([INFO, good[0], bad, good[1], good[2]]), pack)
     manifest = index(tmp_path / "out", path, max_record=50_000 if kind == "too large" else 2**20)
     found = [page.url for page in pages_of(tmp_path / "out", manifest)]
-    # What a wrong length swallows can be looked through again, unless the packing allows no way back.
+    # Records within a wrong length are found by a second search, unless the compression allows no seek.
     lost = [url(3), url(4)] if kind == "a length too large" and "zst" in pack else []
     assert found == [url(n) for n in (2, 3, 4) if url(n) not in lost]
     (fault,) = faults_of(tmp_path / "out", manifest)
@@ -241,7 +241,7 @@ def test_a_flipped_byte_costs_at_most_its_record(tmp_path_factory: pytest.TempPa
     assert set(found) >= {url(n) for n in range(5)} - {url(hit)}
     if url(hit) not in found:
         assert manifest.outcome.reasons.keys() & {"broken_record", "truncated_record"}
-    # A flip that changes nothing of the record (in the time of the gzip header, say) may leave it as it is.
+    # A flip outside of the record (as in the time of the gzip header) may leave it unchanged.
     for page in pages_of(folder / "out", manifest):
         assert page.body.endswith(BODY)
 
@@ -272,9 +272,7 @@ def test_a_gap_in_the_middle_costs_its_records_only(tmp_path: Path) -> None:
 
 def test_a_page_that_holds_an_archive_adds_no_pages(tmp_path: Path) -> None:
     inside = members([response(8, BODY)]) + b"\r\n\r\n" + response(9, BODY)
-    page = gzip.compress(
-        response(1, b"<p>" + inside), compresslevel=0
-    )  # stored: the inner bytes stand there as they are
+    page = gzip.compress(response(1, b"<p>" + inside), compresslevel=0)  # stored: the inner bytes are there unchanged
     path = archive(tmp_path, page + members([response(2, BODY)]))
     manifest = index(tmp_path / "out", path, shard_rows=1)
     assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(2)]
@@ -293,7 +291,7 @@ print(outcome.kept, dict(outcome.reasons), resource.getrusage(resource.RUSAGE_SE
 
 
 def test_decompression_bombs_are_read_in_bounded_memory(tmp_path: Path) -> None:
-    """A record, a head, and bodies that become 200 MB, each packed to a megabyte."""
+    """A record, a head, and bodies of 200 MB, each compressed to less than a megabyte."""
     large = 200 * 2**20
     claim = response(1, b"").replace(b"Content-Length: ", b"Content-Length: 9")
     data = [
@@ -444,7 +442,7 @@ BOMBS = {
 @pytest.mark.parametrize("kind", BOMBS)
 @pytest.mark.parametrize("pack", [gzip.compress, zstd])
 def test_reading_time_is_proportional_to_the_decompressed_size(tmp_path: Path, kind: str, pack: Any) -> None:
-    """CPU time: 4 MiB took 7 s (line feeds) to 100 s (records in one member) when each cost what stood before it."""
+    """CPU time: with quadratic cost 4 MiB took 7 s (line feeds) to 100 s (records in one member)."""
     begin, piece = BOMBS[kind]
     path = archive(
         tmp_path, pack(begin + piece * (2**22 // len(piece))), f"a.warc.{'gz' if pack is not zstd else 'zst'}"
@@ -464,7 +462,7 @@ def test_many_broken_records_cost_only_their_gzip_member(tmp_path: Path) -> None
     manifest = index(tmp_path / "out", archive(tmp_path, data))
     assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(2)]
     assert manifest.outcome.reasons["broken_record"] < 1100
-    plain = archive(tmp_path, broken + response(1, BODY), "plain.warc")  # as large as it is: each is named
+    plain = archive(tmp_path, broken + response(1, BODY), "plain.warc")  # uncompressed: each is named
     manifest = index(tmp_path / "plain", plain)
     assert (manifest.outcome.kept, manifest.outcome.reasons) == (1, {"broken_record": 3000})
 
@@ -489,7 +487,7 @@ def test_the_search_for_the_next_record_equals_a_search_by_lines(pieces: list[by
 
 
 def test_a_body_of_many_chunks_and_gzip_members_is_read() -> None:
-    """Bounds: a page has some thousands of either at most."""
+    """Bounds: real pages have a few thousand of either at most."""
     for count, kept in ((60_000, True), (70_000, False)):
         body = b"1\r\nx\r\n" * count + b"0\r\n\r\n"
         if kept:

@@ -195,7 +195,7 @@ def test_a_tokenizer_of_the_user_is_used(tmp_path: Path, layout: str) -> None:
     assert manifest.outcome.facts == {"vocab_size": len(vocab)} and 256 < len(vocab) < 300
     assert read_tables(tmp_path / "out/tokenizer") == (vocab, merges)
     moved = place.rename(tmp_path / "elsewhere")
-    assert make(root, None, name="folder", folder=str(moved)) == manifest  # the place is no part of the work
+    assert make(root, None, name="folder", folder=str(moved)) == manifest  # the path is not part of the fingerprint
     vocab["new"] = len(vocab)
     (moved / "tokenizer.json").write_bytes(tokenizer_files(vocab, merges)["tokenizer.json"])
     (moved / "vocab.json").write_bytes(tokenizer_files(vocab, merges)["vocab.json"])

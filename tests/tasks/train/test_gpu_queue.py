@@ -76,7 +76,7 @@ def test_trainings_wait_for_the_gpus_of_each_other(
     wait_for(lambda: shares.says("holds beside 1"), 60, "the one that shares")
     wait_for(lambda: overlaps.says(f"waits: GPU 1 is taken by run A (process {first.process.pid})"), 60, "the wait")
     assert not overlaps.says("holds")
-    first.process.kill()  # leaves no word; the kernel lets go of what it held
+    first.process.kill()  # leaves no message; the kernel frees its locks
     wait_for(lambda: overlaps.says("holds beside 0"), 60, "the turn after a kill")
     overlaps.end()
     logged: list[str] = []

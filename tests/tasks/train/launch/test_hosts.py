@@ -64,7 +64,7 @@ class TwoHosts:
         return (self.folder / "job.log").read_text()
 
     def running(self) -> list[psutil.Process]:
-        """What runs on the two machines for a job."""
+        """Processes of a job on the two machines."""
         marked = [p for p in psutil.process_iter() if environment_of(p).get(MARK) == self.mark]
         return [process for process in marked if not has_ended(process)]
 

@@ -136,7 +136,7 @@ def test_a_flood_of_lines_is_cut_and_counted(
     logs.poll(True)
     said = words(seen)
     assert len([line for line in said if line.startswith("WARNING")]) == rank_logs.BURST
-    assert "INFO step 7" in said  # warnings do not use up the room of the first rank
+    assert "INFO step 7" in said  # warnings do not count against the lines of rank 0
     assert said[-1] == f"INFO … {1000 - int(rank_logs.BURST):,} more lines in {tmp_path}"
 
 

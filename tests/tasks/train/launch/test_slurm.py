@@ -146,7 +146,7 @@ def test_a_missing_slurm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only where jobs run elsewhere; commands that play a cluster's, since a real one here runs jobs here."""
+    """Only where jobs run on other machines; fake commands, since a real Slurm here runs jobs here."""
     for name in ("sbatch", "scontrol", "squeue", "scancel"):
         (tmp_path / name).symlink_to("/bin/true")
     (tmp_path / "sinfo").write_text("#!/bin/sh\necho gpu01.cluster\necho gpu02.cluster\n")

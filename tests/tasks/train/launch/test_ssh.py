@@ -42,7 +42,7 @@ def order(run: Path, **changes: Any) -> RemoteJobRequest:
 
 
 def answer(text: str) -> tuple[int, str, str]:
-    """What the far end does with what it is sent before its standard input closes."""
+    """Exit code and output of the remote agent for an input."""
     command = [sys.executable, "-m", "gpt2train.launch.ssh_agent"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout, done.stderr
@@ -121,7 +121,7 @@ def test_a_silent_connection_ends_the_remote_agent(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gpt2train.launch.ssh_agent"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as far:
         assert far.stdin is not None and far.stdout is not None
-        far.stdin.write(f"{what.model_dump_json()}\n\n\n{GO}\n")  # two signs of life, while others are waited for
+        far.stdin.write(f"{what.model_dump_json()}\n\n\n{GO}\n")  # two heartbeats, while others are waited for
         far.stdin.flush()
         assert far.stdout.readline() == f"{READY}\n"
         assert far.wait(120) != 0  # it began, and standard input is open all the time
