@@ -54,14 +54,14 @@ class ProgressRunner(Runner):
     def __init__(self) -> None:
         super().__init__()
         self.stages: list[dict[str, int]] = []
-        self.progress: dict[str, list[tuple[int, int]]] = {}
+        self.advances: dict[str, list[tuple[int, int]]] = {}
 
     def dispatch(self, stage: Stage, *args: Any) -> None:
         self.stages.append(dict(stage.rows))
         super().dispatch(stage, *args)
 
     def advance(self, name: str, done: int, rows: int) -> None:
-        self.progress.setdefault(name, []).append((done, rows))
+        self.advances.setdefault(name, []).append((done, rows))
 
 
 def test_a_shard_reports_its_progress(site: Site, tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_a_shard_reports_its_progress(site: Site, tmp_path: Path) -> None:
         ask = functools.partial(download, root, urls, make_settings(attempts=1), runner, {"*.test": site.address})
         ask()
         assert runner.stages == [{"part-00000": 2, "part-00001": 1}]
-        assert (1, 2) in runner.progress["part-00000"] and runner.progress["part-00000"][-1] == (2, 2)
-        assert runner.progress["part-00001"][-1] == (1, 1)
+        assert (1, 2) in runner.advances["part-00000"] and runner.advances["part-00000"][-1] == (2, 2)
+        assert runner.advances["part-00001"][-1] == (1, 1)
         ask(retry_failed=True)
-        assert runner.stages[1:] == [{"retry-00000": 1}] and runner.progress["retry-00000"][-1] == (1, 1)
+        assert runner.stages[1:] == [{"retry-00000": 1}] and runner.advances["retry-00000"][-1] == (1, 1)
 
 
 def test_content_does_not_depend_on_timing_or_workers(site: Site, tmp_path: Path) -> None:
@@ -140,12 +140,16 @@ def test_a_killed_download_resumes(site: Site, tmp_path: Path) -> None:
 
     straight, _ = child(tmp_path / "straight").communicate(timeout=60)
     site.hits.clear()
+    killed = threading.Event()
+    site.handlers["/1-3"] = lambda _: killed.wait(60)  # no page follows before the kill
     victim = child(tmp_path / "killed")
     while not site.hits["a.test", "/1-3"]:
         time.sleep(0.01)
         assert victim.poll() is None
     victim.send_signal(signal.SIGKILL)
     victim.communicate(timeout=60)
+    killed.set()
+    del site.handlers["/1-3"]
     assert not (tmp_path / "killed" / "pages" / "_manifest.json").exists()
     assert site.hits["a.test", "/1-8"] == 0
     again, _ = child(tmp_path / "killed").communicate(timeout=60)

@@ -75,8 +75,8 @@ def test_a_slow_host_delays_only_its_own_shard(site: Site, tmp_path: Path) -> No
     others_came_first: list[bool] = []
 
     def slow(h: Any) -> None:
-        """Answers when the last page of the other shards was asked for, or after five seconds."""
-        end = time.monotonic() + 5
+        """Answer when the last page of the other shards is requested, or after twenty seconds."""
+        end = time.monotonic() + 20
         while not site.hits["h8.test", "/8"] and time.monotonic() < end:
             time.sleep(0.01)
         others_came_first.append(time.monotonic() < end)

@@ -63,7 +63,15 @@ def test_two_processes_share_the_delay_of_a_host(site: Site, tmp_path: Path) -> 
 
 
 def test_two_processes_request_from_a_host_in_turn(site: Site, tmp_path: Path) -> None:
-    site.handlers["/slow"] = lambda h: (time.sleep(0.05), ok(h))[1]
+    def slow(h: Any) -> None:
+        """Answer after 50 ms; at host b.test not before both processes ask, however late one of them is."""
+        end = time.monotonic() + 5
+        while h.headers["Host"] == "b.test" and site.at_once["b.test"] < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        ok(h)
+
+    site.handlers["/slow"] = slow
     together = [
         crawl(site, [f"http://a.test/slow?{n}" for n in range(8)], shared_rate_limit_dir=str(tmp_path)) for _ in "xy"
     ]
@@ -148,6 +156,7 @@ def test_a_waiting_process_goes_first_at_any_clock_value(
         ours.release(slot)
 
 
+@pytest.mark.usefixtures("clock")
 def test_each_host_has_a_schedule_of_its_own(tmp_path: Path) -> None:
     one = SharedRateLimiter(tmp_path)
     assert record_index("a") != record_index("b")
