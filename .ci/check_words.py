@@ -37,7 +37,7 @@ NAMES = {
     "offer(s|ed)?": ("settings flow", "says nothing of Prefect's Flow"),
     "house": ("server", "metaphor"),
 }
-PATHS = ("benchmarks", "deployments", "docs", "flows", "gpt2train", "tasks", "README.md", "SECURITY.md")
+PATHS = ("benchmarks", "deployments", "docs", "flows", "gpt2train", "tasks", "tests", "README.md", "SECURITY.md")
 MARK = "retired-word: ok"
 SKIPPED = ("CHANGELOG.md", "CONTRIBUTING.md", ".ci/check_words.py", "requirements")
 SUFFIXES = (".py", ".md", ".toml", ".yaml", ".yml", ".html", ".js")

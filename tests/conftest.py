@@ -30,16 +30,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 # Trainings on one machine wait for each other; those of two test workers need not.
-TURNS = tempfile.mkdtemp(prefix="gpt2train-test-turns-")
-os.environ["GPT2TRAIN_TURNS"] = TURNS
-atexit.register(shutil.rmtree, TURNS, ignore_errors=True)
+QUEUE_FOLDER = tempfile.mkdtemp(prefix="gpt2train-test-gpu-queue-")
+os.environ["GPT2TRAIN_TURNS"] = QUEUE_FOLDER
+atexit.register(shutil.rmtree, QUEUE_FOLDER, ignore_errors=True)
 
 # Every file that a step writes is forced to the disk, and so is each record of Prefect's database. A disk that takes
 # 20 ms for that made the kill matrix take 8 minutes; in memory it takes one.
 if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
-# A time limit for one example would be one for the machine, which has other work as well.
+# A time limit for one example would depend on the load of the machine.
 settings.register_profile("here", deadline=None)
 settings.load_profile("here")
 
@@ -149,7 +149,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> "TrainedRun":
-    """A small run that was really trained, once for all tests that read a run; they add files, they change none."""
+    """A small trained run, once for all tests that read a run; they may add files but change none."""
     from tests.trained_run import train_small_run  # loads torch, which most tests do not need
 
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")

@@ -44,7 +44,7 @@ class Sampler:
 
     Attributes:
         found: the command that owned it, by (address, port).
-        samples: number of looks at the process tree so far.
+        samples: number of samples of the process tree so far.
     """
 
     def __init__(self, pid: int, seconds: float) -> None:
@@ -68,8 +68,8 @@ class Sampler:
 
     @property
     def outside(self) -> dict[tuple[str, int], str]:
-        """Those that other machines reach."""
-        return {place: command for place, command in self.found.items() if not is_loopback(place[0])}
+        """Sockets that other machines can reach."""
+        return {address: command for address, command in self.found.items() if not is_loopback(address[0])}
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ def network_address() -> str | None:
 
 
 def renamed_python(*words: str) -> list[str]:
-    """The command that runs Python on a machine whose name leads to its network, as far as that can be had."""
+    """Command of Python on a machine whose host name resolves to its network address, where that is possible."""
     address = network_address()
     if os.geteuid() or not shutil.which("unshare") or address is None:
         return [sys.executable, *words]

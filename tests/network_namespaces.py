@@ -1,4 +1,4 @@
-"""Two Linux network namespaces that play two machines, joined by one virtual cable."""
+"""Two Linux network namespaces that simulate two machines, joined by one virtual cable."""
 
 import os
 import shutil

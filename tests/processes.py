@@ -1,7 +1,7 @@
-"""Processes that a test started: what they are, and that they end.
+"""Processes that a test started: their state, and waiting for their end.
 
 A process can be gone when it is read a moment after it was listed. And one that is ending gives its memory back first,
-its environment with it, while it still holds its files and locks: for some milliseconds it is nobody's, yet not gone.
+its environment with it, while it still holds its files and locks: for some milliseconds it has none, yet still runs.
 """
 
 import time
@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 
 import psutil
 
-GONE_SECONDS = 15.0
+MAX_END_SECONDS = 15.0
 # A command in a container, as far as processes go: it is the first of them, and all others end with it.
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Wait until something holds; fail with its name when it does not in time."""
+    """Wait until a condition holds; fail with its name if it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
@@ -23,14 +23,14 @@ def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether a process runs no more. A zombie does not: its parent need never ask for it."""
+    """True if a process no longer runs. A zombie counts as ended: its parent may never reap it."""
     try:
         return not process.is_running() or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return True
 
 
-def wait_until_ended(processes: Iterable[psutil.Process], seconds: float = GONE_SECONDS) -> None:
+def wait_until_ended(processes: Iterable[psutil.Process], seconds: float = MAX_END_SECONDS) -> None:
     """Wait for the end of these processes; fail with those that are left."""
     left = list(processes)
     deadline = time.monotonic() + seconds
@@ -40,7 +40,7 @@ def wait_until_ended(processes: Iterable[psutil.Process], seconds: float = GONE_
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
-    """The variables of a process; none of one that is gone, ends just now, or is not ours to read."""
+    """The environment of a process; empty if it has ended, is ending, or may not be read."""
     try:
         return process.environ()
     except psutil.Error:
@@ -48,7 +48,7 @@ def environment_of(process: psutil.Process) -> dict[str, str]:
 
 
 def command_of(process: psutil.Process) -> str:
-    """The command line of a process; empty for one that is gone."""
+    """The command line of a process; empty if it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

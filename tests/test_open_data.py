@@ -13,14 +13,14 @@ def listed() -> dict[str, str]:
     return {name.removeprefix("./"): digest for digest, name in map(str.split, lines)}
 
 
-def test_the_files_are_those_whose_hashes_are_listed() -> None:
+def test_the_files_have_the_listed_hashes() -> None:
     files = {str(path.relative_to(FOLDER)): path.read_bytes() for path in FOLDER.rglob("*/*") if path.is_file()}
     files = {name: content for name, content in files.items() if "__pycache__" not in name}
     assert {name: hashlib.sha256(content).hexdigest() for name, content in files.items()} == listed()
     assert sum(map(len, files.values())) < MAX_BYTES
 
 
-def test_whole_files_unpack_to_the_published_ones(open_data: Path) -> None:
+def test_complete_files_unpack_to_the_published_ones(open_data: Path) -> None:
     lines = (FOLDER / "whole.sha256").read_text().splitlines()
     whole = {name.removeprefix("./"): digest for digest, name in map(str.split, lines)}
     found = {

@@ -1,4 +1,4 @@
-"""What the tests of kills lean on: a process that lives, one that is ending, one that is a zombie."""
+"""Helpers of the kill tests: running, ending and zombie processes."""
 
 import os
 import subprocess
@@ -26,6 +26,6 @@ def test_a_process_that_is_ending_has_not_ended() -> None:
         while environment_of(process):
             pass
         wait_until_ended([process])
-        assert process.status() == psutil.STATUS_ZOMBIE  # nobody has asked for it
+        assert process.status() == psutil.STATUS_ZOMBIE  # its parent has not reaped it
     wait_until_ended([process])
     assert environment_of(process) == {} and command_of(process) == ""

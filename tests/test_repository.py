@@ -65,7 +65,7 @@ def broken_links(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_relative_links_lead_to_files_and_headings(page: Path) -> None:
+def test_relative_links_point_to_files_and_headings(page: Path) -> None:
     assert list(broken_links(page)) == []
 
 
@@ -147,7 +147,7 @@ def make_targets() -> set[str]:
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda path: path.name)
-def test_workflows_call_what_there_is(file: Path) -> None:
+def test_workflows_call_existing_commands(file: Path) -> None:
     """Each step uses an action pinned to a major version, or runs a make target, a script or pip."""
     workflow = yaml.safe_load(file.read_text())
     assert workflow["permissions"] == {"contents": "read"}
@@ -172,7 +172,7 @@ def test_pages_name_existing_make_targets() -> None:
             assert set(line.split()) <= make_targets(), (page, line)
 
 
-def test_forms_of_the_issues_parse() -> None:
+def test_issue_forms_parse() -> None:
     for file in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
         form = yaml.safe_load(file.read_text())
         if file.name != "config.yml":

@@ -1,4 +1,4 @@
-"""A small run that was really trained: byte-level tokenizer, the licence's text, two steps of a one-layer GPT-2."""
+"""A small trained run: byte-level tokenizer, the text of the licence, two steps of a one-layer GPT-2."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """Where it lies, under one output folder as the pipeline lays it out."""
+    """Paths of a trained run, in an output folder as the pipeline writes it."""
 
     root: Path
     run: Path

@@ -57,7 +57,7 @@ def test_a_page_that_fetches_from_another_host_is_reported(hooks: Any, caplog: p
     ]
 
 
-def test_a_figure_is_drawn_without_a_script(hooks: Any) -> None:
+def test_a_figure_needs_no_script(hooks: Any) -> None:
     drawn = [hooks.draw(f"flowchart LR\n  first --> {name}", "mermaid", "", {}, None) for name in ("one", "two")]
     assert "<svg" in drawn[0] and "first" in drawn[0] and "<script" not in drawn[0]
     identifiers = {figure.split('id="', 1)[1].split('"')[0] for figure in drawn}
@@ -66,7 +66,7 @@ def test_a_figure_is_drawn_without_a_script(hooks: Any) -> None:
         hooks.draw("flowchart LR\n  first --x>> [", "mermaid", "", {}, None)
 
 
-def test_a_pattern_of_the_navigation_becomes_its_pages(hooks: Any, tmp_path: Path) -> None:
+def test_a_pattern_in_the_navigation_expands_to_its_pages(hooks: Any, tmp_path: Path) -> None:
     (tmp_path / "decisions").mkdir()
     for name in ("0002-b.md", "0001-a.md", "figure.svg"):
         (tmp_path / "decisions" / name).touch()

@@ -67,7 +67,7 @@ def flags(text: str) -> set[str]:
     return set(re.findall(r"^`(--[\w.-]+)` · ", text, re.M))
 
 
-def test_every_option_of_a_flow_is_described_and_no_other(pages: dict[str, str]) -> None:
+def test_the_page_of_a_flow_describes_exactly_its_options(pages: dict[str, str]) -> None:
     described = {
         "dataprep": flags(pages["data/settings.md"]),
         "pretrain": flags(pages["train/settings.md"].split("\n## Run file")[0]),
@@ -118,7 +118,7 @@ def test_every_field_of_every_model_is_described(reference: Any, pages: dict[str
             )
 
 
-def test_type_bounds_and_default_are_in_words(pages: dict[str, str]) -> None:
+def test_type_bounds_and_default_are_shown(pages: dict[str, str]) -> None:
     data, train = pages["data/settings.md"], pages["train/settings.md"]
     assert "`--dedup.threshold` · number, above 0, at most 1 · default `0.8`\n" in data
     assert '`--runner` · one of `"local"`, `"ray"`, `"dask"` · default `"local"`\n' in data
@@ -128,7 +128,7 @@ def test_type_bounds_and_default_are_in_words(pages: dict[str, str]) -> None:
     assert "| `model.layers` | 12 | 24 | 36 | 4 | 48 | 16 | 24 |\n" in train
 
 
-def test_no_default_is_of_this_machine(pages: dict[str, str]) -> None:
+def test_no_default_depends_on_this_machine(pages: dict[str, str]) -> None:
     cores = "default: Number of CPU cores that this process may use"
     assert all(cores in pages[name] for name in ("data/settings.md", "train/settings.md", "operate/settings.md"))
     for text in pages.values():

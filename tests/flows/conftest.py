@@ -1,4 +1,4 @@
-"""The demo site, once for all tests of the flows, and one finished small run of the main job."""
+"""Session fixtures of the flow tests: the demo site and one finished small run of the pipeline."""
 
 import contextlib
 import os
@@ -14,13 +14,13 @@ import pytest
 from flows.demo import DemoSite, demo_site
 from flows.orchestration.server import prefect_server
 from tests.flows.mini_pipeline import Mini
-from tests.flows.network_audit import Watch
+from tests.flows.network_audit import NetworkAudit
 from tests.listening_sockets import Sampler, sampled
 
 
 @dataclass
 class Finished:
-    """A finished run of the main job."""
+    """A finished run of the pipeline."""
 
     mini: Mini
     output: Path
@@ -62,12 +62,12 @@ def site() -> Iterator[DemoSite]:
 @pytest.fixture(scope="session")
 def mini(site: DemoSite, tmp_path_factory: pytest.TempPathFactory) -> Mini:
     folder = tmp_path_factory.mktemp("flows")
-    return Mini(folder, site.connect_to, Watch(folder).environment())
+    return Mini(folder, site.connect_to, NetworkAudit(folder).environment())
 
 
 @pytest.fixture(scope="session")
 def finished(mini: Mini) -> Finished:
-    """The main job, run once from nothing."""
+    """The pipeline, run once in an empty folder."""
     output = mini.folder / "out"
     with sampled(os.getpid(), seconds=0.5) as sockets:
         done = mini.run("pipeline", "--output", str(output))
@@ -78,7 +78,7 @@ def finished(mini: Mini) -> Finished:
 
 @pytest.fixture(scope="session")
 def server(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """For commands of which something else is asked than to start one, which takes 5 s of a core."""
+    """A running Prefect server for commands: starting one takes 5 s of CPU time."""
     home = tmp_path_factory.mktemp("server") / "prefect"
     shutil.copytree(finished.mini.home, home)
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A deployed training run for the tests of recovery: started by a worker, stopped by any means, run again."""
+"""A deployed training run for the recovery tests: started by a worker, stopped in several ways, run again."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from tests.gpt2train import jobs
 from tests.processes import environment_of, has_ended, wait_for
 
 SECONDS = 240.0  # for what a busy machine takes a minute
-# Hours long if nobody stops it, a few milliseconds a step; a checkpoint only where something stops it.
+# Runs for hours unless it is stopped, at a few milliseconds per step; a checkpoint is saved only at a stop.
 ENDLESS: dict[str, Any] = {
     "model": {"layers": 1, "heads": 2, "hidden": 16, "context": 32, "dropout": 0.1},
     "batch": {"micro_batch": 2, "global_batch": 4},
@@ -48,14 +48,14 @@ class Deployed:
     log: Path
 
     def start(self) -> str:
-        """Ask for a run; its id."""
+        """Start a run; its id."""
         made: dict[str, Any] = self.server.ask(
             "POST", f"deployments/{self.deployment}/create_flow_run", state={"type": "SCHEDULED"}
         )
         return str(made["id"])
 
-    def start_and_come_on(self) -> str:
-        """Ask for a run, and wait until it has come some steps further than those before it."""
+    def start_and_wait_for_steps(self) -> str:
+        """Start a run, and wait until it has done some steps more than those before it."""
         before = (self.steps() or [0])[-1]
         run = self.start()
         self.wait_for_step(before + 20)
@@ -67,7 +67,7 @@ class Deployed:
         return found
 
     def wait(self, run: str, kind: str) -> dict[str, Any]:
-        """Wait for a state of a run, and let no other end pass for it."""
+        """Wait for a state of a run; any other final state is a failure."""
 
         def reached() -> bool:
             state = self.state(run)
@@ -79,7 +79,7 @@ class Deployed:
         return self.state(run)
 
     def set_state(self, run: str, kind: str, name: str) -> None:
-        """What the buttons of the UI do."""
+        """Set the state of a run, as the buttons of the UI do."""
         self.server.ask("POST", f"flow_runs/{run}/set_state", state={"type": kind, "name": name}, force=False)
 
     def task_runs(self, run: str) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ class Deployed:
         return found
 
     def processes(self) -> list[psutil.Process]:
-        """All that the workers of this server started, and they themselves."""
+        """The workers of this server and all processes that they started."""
         mark = self.server.environment[MARK]
         return [one for one in psutil.process_iter() if environment_of(one).get(MARK) == mark and not has_ended(one)]
 
@@ -103,7 +103,7 @@ class Deployed:
         return folder
 
     def steps(self) -> list[int]:
-        """The steps in the metrics, as far as there is a run."""
+        """The steps in the metrics; empty before there is a run."""
         found = list(self.output.glob("runs/*/metrics.jsonl"))
         return [row["step"] for row in read_metrics(found[0].parent)] if found else []
 
@@ -113,14 +113,14 @@ class Deployed:
         return int(found[0].read_text().split("-")[1]) if found else 0
 
     def wait_for_step(self, step: int) -> None:
-        """Wait until the training has come so far."""
+        """Wait until the training has reached a step."""
         wait_for(lambda: (self.steps() or [0])[-1] >= step, SECONDS, f"step {step}; {self.log}")
 
 
 def deploy(
     server: PrefectServer, pool: str, entrypoint: str, parameters: dict[str, Any], output: Path, log: Path
 ) -> Deployed:
-    """Make a deployment of a flow of this repository, as `prefect deploy` does, and mark all that will run of it."""
+    """Create a deployment of a flow of this repository, as `prefect deploy` does, and mark its processes."""
     server.environment[MARK] = uuid.uuid4().hex
     flow = server.ask("POST", "flows/", name=entrypoint.rpartition(":")[2])["id"]
     base = subprocess.run(
@@ -145,13 +145,13 @@ def deploy(
     return Deployed(server, pool, made["id"], output, log)
 
 
-def only(deployed: Deployed, worker: psutil.Process) -> bool:
-    """Whether nothing runs but the worker."""
+def only_worker_left(deployed: Deployed, worker: psutil.Process) -> bool:
+    """True if nothing runs but the worker."""
     return {process.pid for process in deployed.processes()} <= {worker.pid}
 
 
-def straight_losses(training: Deployed, folder: Path, steps: int) -> list[float]:
-    """The losses of the same job that nobody stops before this step."""
+def uninterrupted_losses(training: Deployed, folder: Path, steps: int) -> list[float]:
+    """The losses of the same job, not interrupted before this step."""
     config = (training.folder / "config.toml").read_text().replace(str(training.folder), str(folder / "straight"))
     (folder / "straight.toml").write_text(config)
     job = jobs.start("-m", "gpt2train.train", "--config", str(folder / "straight.toml"))

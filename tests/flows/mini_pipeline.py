@@ -1,4 +1,4 @@
-"""A small main job for the tests: some pages of the demo site, a tiny model, every step the real one."""
+"""A small pipeline for the tests: some pages of the demo site, a tiny model, every real step."""
 
 import hashlib
 import os
@@ -15,10 +15,10 @@ import psutil
 
 from flows.demo.site_index import JOURNAL, REFERENCE, topics
 from flows.demo.site_index import url_list as demo_list
-from tests.processes import GONE_SECONDS, environment_of, has_ended, wait_until_ended
+from tests.processes import MAX_END_SECONDS, environment_of, has_ended, wait_until_ended
 
 ODD = ("missing", "loop", "reading-notes", "essays/de", "typeset/cmd", "short-1", "private", "typeset/textwrap")
-# Of the main job, in order; the data flow has those up to the tokens.
+# Steps of the pipeline in order; the data flow has those up to the tokens.
 STEPS = [
     *("blacklist", "download", "extract", "clean", "cloze", "decontaminate", "dedup", "shuffle", "tokenizer"),
     *("tokenize", "train", "merge", "evaluate", "report"),
@@ -69,17 +69,17 @@ max_new_tokens = 8
 
 
 def mini_urls() -> list[str]:
-    """The topics of the language reference, and some of the dirt."""
+    """URLs of the language reference, and some bad ones."""
     wanted = [f"http://{REFERENCE}/topics/{name}.html" for name in topics()]
     lines = demo_list().split()
     odd = [url for url in lines if JOURNAL in url and any(name in url for name in ODD)]
-    dirt = [url for url in lines if "youtube" in url or url.endswith(".pdf") or url.startswith("ftp:")]
-    return [*wanted[:40], *odd, *dirt, *wanted[40:], wanted[0]]
+    bad = [url for url in lines if "youtube" in url or url.endswith(".pdf") or url.startswith("ftp:")]
+    return [*wanted[:40], *odd, *bad, *wanted[40:], wanted[0]]
 
 
 @dataclass
 class Mini:
-    """A place to run commands: the site's list and settings, a Prefect home, a mark by which children are found."""
+    """Environment of commands: URL list and settings, a Prefect home, and a mark by which children are found."""
 
     folder: Path
     connect_to: Mapping[str, str]
@@ -98,11 +98,11 @@ class Mini:
 
     @property
     def home(self) -> Path:
-        """Where Prefect keeps its database."""
+        """Folder of Prefect's database."""
         return self.folder / "prefect"
 
     def another(self, folder: Path) -> "Mini":
-        """A place for the same site, with the database as it is here: to make its tables takes 11 s of a core."""
+        """A copy for the same site with its database: creating the tables takes 11 s of CPU time."""
         other = Mini(folder, self.connect_to)
         shutil.copytree(self.home, other.home)
         return other
@@ -131,11 +131,11 @@ class Mini:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 text=True,
-                preexec_fn=_heed_ctrl_c,
+                preexec_fn=_restore_sigint,
             )
 
     def children(self) -> list[psutil.Process]:
-        """Every living process that a command of this place started, however deep."""
+        """Every living process that a command of this environment started, at any depth."""
         return [
             process
             for process in psutil.process_iter()
@@ -143,24 +143,24 @@ class Mini:
         ]
 
     def ranks(self) -> list[psutil.Process]:
-        """Those of them that are ranks of a training job."""
+        """The children that are ranks of a training job."""
         return [process for process in self.children() if "RANK" in environment_of(process)]
 
     def kill(self, command: "subprocess.Popen[str]") -> None:
-        """Kill -9 a command alone; all that it started must end by itself."""
+        """Kill -9 a command alone; all processes that it started must end by themselves."""
         theirs = self.children()
         command.kill()
         command.wait()
         wait_until_ended(theirs)
         self.wait_for_the_end()
 
-    def wait_for_the_end(self, seconds: float = GONE_SECONDS) -> None:
-        """Wait until nothing runs any more that a command of this place started; fail with what does."""
+    def wait_for_the_end(self, seconds: float = MAX_END_SECONDS) -> None:
+        """Wait until no process of these commands is left; fail with those that are."""
         while running := self.children():  # what they start while they end is waited for as well
             wait_until_ended(running, seconds)
 
 
-def _heed_ctrl_c() -> None:
+def _restore_sigint() -> None:
     """A test run in the background may have been started with SIGINT ignored, which children inherit."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

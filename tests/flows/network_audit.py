@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NOTES = "GPT2TRAIN_TEST_NOTES"
-# Imported by every Python process. What C code of others connects (torch's own store, gloo) raises no event.
+# Imported by every Python process. Connections by C code (torch's own store, gloo) raise no audit event.
 SITECUSTOMIZE = f"""
 import os, sys
 def _note(event, arguments, path=os.environ.get({NOTES!r})):
@@ -28,13 +28,13 @@ sys.addaudithook(_note)
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Notes of some processes, in a file of a folder."""
+class NetworkAudit:
+    """Record of the network accesses of some processes, in a file of a folder."""
 
     folder: Path
 
     def environment(self) -> dict[str, str]:
-        """What the processes need to be noted."""
+        """Environment that makes processes record their network accesses."""
         hook = self.folder / "hook"
         hook.mkdir(parents=True, exist_ok=True)
         (hook / "sitecustomize.py").write_text(SITECUSTOMIZE)
@@ -42,17 +42,17 @@ class Watch:
         return {"PYTHONPATH": path, NOTES: str(self.folder / "notes")}
 
     def notes(self) -> list[tuple[int, str, str]]:
-        """Process, what it did, and with which host; each once."""
+        """Process, call and host of each access; each once."""
         lines = (self.folder / "notes").read_text().splitlines()
         return sorted({(int(number), what, host) for number, what, host in map(str.split, lines)})
 
     def outside(self) -> list[tuple[int, str, str]]:
-        """Notes of other hosts than this one."""
-        return [note for note in self.notes() if not is_here(note[2])]
+        """Accesses to hosts other than this one."""
+        return [note for note in self.notes() if not is_this_machine(note[2])]
 
 
-def is_here(host: str) -> bool:
-    """Whether a name or an address is this machine's own."""
+def is_this_machine(host: str) -> bool:
+    """True if a name or an address belongs to this machine."""
     if host in ("localhost", socket.gethostname(), socket.getfqdn()):
         return True
     try:

@@ -29,7 +29,7 @@ class PrefectServer:
     Attributes:
         address: of its API.
         environment: by which commands and workers find it.
-        home: where its database and its log are.
+        home: folder of its database and log.
         server: its process.
     """
 
@@ -83,7 +83,7 @@ class PrefectServer:
 
     @contextlib.contextmanager
     def worker(self, pool: str, log: Path, folder: Path = ROOT, under: Sequence[str] = ()) -> Iterator[psutil.Process]:
-        """A worker of a pool, in `folder`; ended (Ctrl-C, then kill) with all that it started. `log` has its words.
+        """A worker of a pool, in `folder`; ended (Ctrl-C, then kill) with all its processes. `log` gets its output.
 
         Args:
             under: the command that starts it, and is given its command line.

@@ -24,7 +24,7 @@ def naps(root: Folder, seconds: float, runner: Runner) -> Manifest:
 
 
 def nap(folder: Folder, name: str, seconds: float) -> Outcome:
-    """Sleep, in a worker process, and leave a file that tells when."""
+    """Sleep, in a worker process, and leave a file that shows when."""
     time.sleep(seconds)
     folder.write_bytes(f"{name}.txt", str(time.time_ns()).encode())
     return Outcome(outputs=(folder.record(f"{name}.txt"),), seen=1, kept=1)

@@ -1,4 +1,4 @@
-"""Mistakes of the user: one line that names the thing and the remedy, exit code 2, nothing started."""
+"""User errors: one line that names the fault and the remedy, exit code 2, nothing started."""
 
 import gzip
 import random
@@ -20,14 +20,14 @@ from tests.flows.conftest import Finished, Server
 
 
 def check_line(error: str, *said: str) -> None:
-    """Exactly one line that says these things."""
+    """Check that the output is exactly one line with these parts."""
     assert error.startswith("error: ") and error.count("\n") == 1, error
     for part in said:
         assert part in error
 
 
-def test_a_list_that_is_not_there(tmp_path: Path) -> None:
-    """As the shell sees it."""
+def test_a_missing_list_is_refused(tmp_path: Path) -> None:
+    """Exit code and output as the shell gets them."""
     command = [sys.executable, "-m", "flows.pipeline", "--urls", str(tmp_path / "none.txt")]
     command += ["--output", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
@@ -56,7 +56,7 @@ def test_a_list_that_is_not_there(tmp_path: Path) -> None:
         ("evaluate", ["--run", "{}/none", "--config", "{}/open.toml"], ["open.toml", "line 1"]),
     ],
 )
-def test_a_command_line_that_is_refused(
+def test_a_wrong_command_line_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flow: str, flags: list[str], said: list[str]
 ) -> None:
     (tmp_path / "unknown.toml").write_text("[dedup]\ntreshold = 0.7\n")
@@ -65,15 +65,15 @@ def test_a_command_line_that_is_refused(
     (tmp_path / "a.warc.gz").write_bytes(gzip.compress(b"WARC/1.0\r\nWARC-Type: response\r\n\r\n"))
     (tmp_path / "lambada.jsonl").write_text('{"text": "a b"}\n{"words": 1}\n')
     (tmp_path / "urls.txt").write_text("\n# nothing yet\n")
-    for more in ([], ["--dry-run"]):  # a dry run says what the run would say
+    for more in ([], ["--dry-run"]):  # a dry run reports what the run would report
         assert run(flow, *(flag.replace("{}", str(tmp_path)) for flag in flags), *more) == 2
-        told = capsys.readouterr()
-        check_line(told.err, *said)
-        assert told.out == ""
+        captured = capsys.readouterr()
+        check_line(captured.err, *said)
+        assert captured.out == ""
 
 
 @pytest.mark.parametrize(("name", "said"), [("none.jsonl", "No such file"), ("bad.jsonl", "row 1 (KeyError)")])
-def test_an_evaluation_set_that_is_none(tmp_path: Path, name: str, said: str) -> None:
+def test_a_file_that_is_no_evaluation_set_is_refused(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "bad.jsonl").write_text('{"words": 1}\n')
     flags = {"decontaminate": {"against": [str(tmp_path / name)]}, "output": str(tmp_path / "out")}
     with pytest.raises(UserError) as caught:
@@ -86,21 +86,21 @@ def test_training_without_tokens_names_what_is_missing(tmp_path: Path, capsys: p
         assert run("pretrain", *flags) == 1
         error = capsys.readouterr().err
         check_line(error, "/tokens holds no finished step")
-        # A dry run ends alike; before it does, its plan says what is missing.
+        # A dry run ends with the same error, after a plan that shows what is missing.
         assert run("pretrain", *flags, "--dry-run") == 1
-        told = capsys.readouterr()
-        assert told.err == error and "missing     tokens (none in" in told.out
+        captured = capsys.readouterr()
+        assert captured.err == error and "missing     tokens (none in" in captured.out
 
 
-def test_scoring_without_a_run_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_without_a_run_names_the_missing_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for more in ([], ["--dry-run"]):
         assert run("evaluate", "--run", str(tmp_path / "runs/none"), *more) == 1
-        told = capsys.readouterr()
-        check_line(told.err, "runs/none holds no finished step")
-        assert told.out == ""
+        captured = capsys.readouterr()
+        check_line(captured.err, "runs/none holds no finished step")
+        assert captured.out == ""
 
 
-def test_a_list_whose_every_url_is_rejected(finished: Finished, server: Server, tmp_path: Path) -> None:
+def test_a_list_without_any_accepted_url_is_an_error(finished: Finished, server: Server, tmp_path: Path) -> None:
     """Seen by a step, inside a Prefect run; still one line."""
     (tmp_path / "urls.txt").write_text("http://www.youtube.example/x\nnot a url\n")
     command = [sys.executable, "-m", "flows.dataprep", "--urls", str(tmp_path / "urls.txt")]
@@ -114,7 +114,7 @@ def test_a_list_whose_every_url_is_rejected(finished: Finished, server: Server, 
     assert "Traceback" not in done.stderr
 
 
-def test_two_runs_on_one_output(finished: Finished, server: Server, tmp_path: Path) -> None:
+def test_a_second_run_on_one_output_is_refused(finished: Finished, server: Server, tmp_path: Path) -> None:
     from filelock import FileLock
 
     with FileLock(tmp_path / ".lock"):
@@ -187,7 +187,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"limits": {"clean": 1.5}}, ["limits.clean", "less than or equal to 1"]),
     ],
 )
-def test_found_before_anything_starts(inputs: Path, tmp_path: Path, flags: dict[str, Any], said: list[str]) -> None:
+def test_wrong_settings_are_found_before_anything_starts(
+    inputs: Path, tmp_path: Path, flags: dict[str, Any], said: list[str]
+) -> None:
     def filled(value: Any) -> Any:
         if isinstance(value, list):
             return [filled(item) for item in value]

@@ -1,4 +1,4 @@
-"""The demo site: its pages are pure and extract well, its list holds the dirt that it promises, it leaves no orphan."""
+"""Demo site: reproducible pages, extraction, the faulty URLs of its list, and the end of its server."""
 
 import http.client
 import json
@@ -30,7 +30,7 @@ from tasks.core.url_lists import find_url_lists
 from tasks.download.ledger import ledgers_of
 from tasks.download.settings import DownloadSettings
 from tasks.download.step import download
-from tests.processes import GONE_SECONDS, wait_for
+from tests.processes import MAX_END_SECONDS, wait_for
 
 SAMPLE = (
     (LIBRARY, "/argparse.html"),
@@ -65,7 +65,7 @@ def render(addresses: list[tuple[str, str]], **environment: str) -> list[str]:
     return list(json.loads(done.stdout))
 
 
-def test_the_list_is_made_without_importing_what_it_lists() -> None:
+def test_the_list_is_made_without_importing_the_listed_modules() -> None:
     code = (
         "import sys; from flows.demo.site_index import url_list; print(url_list()); assert 'numpy' not in sys.modules"
     )
@@ -85,19 +85,19 @@ def test_pages_do_not_depend_on_order_or_environment() -> None:
 
 
 @pytest.mark.parametrize(("host", "path"), SAMPLE)
-def test_a_page_holds_nothing_of_this_machine(host: str, path: str) -> None:
+def test_a_page_contains_nothing_of_this_machine(host: str, path: str) -> None:
     text = render_page(host, path).decode()
     assert not re.search(r" at 0x[0-9a-f]{6}", text)
     for place in (sys.prefix, sys.base_prefix, str(Path.home()), str(Path.cwd())):
         assert len(place) < 3 or place not in text
 
 
-def test_a_mirrored_page_is_the_same_to_the_byte() -> None:
+def test_a_mirrored_page_is_byte_identical() -> None:
     path = f"/{site_index.mirrored_modules()[1]}.html"
     assert render_page(MIRROR, path) == render_page(LIBRARY, path)
 
 
-def test_what_is_not_listed_is_not_there() -> None:
+def test_unlisted_pages_are_not_served() -> None:
     for host, path in (
         (LIBRARY, "/antigravity.html"),
         (LIBRARY, "/numpy.html"),
@@ -161,7 +161,7 @@ def test_reading_notes_quote_every_topic() -> None:
 
 
 @pytest.mark.parametrize("language", site_index.LANGUAGES)
-def test_essays_are_long_enough_to_be_known_by_their_language(language: str) -> None:
+def test_essays_are_long_enough_for_language_detection(language: str) -> None:
     assert len(extract(render_page(JOURNAL, f"/essays/{language}.html")).split()) >= 150
 
 
@@ -175,7 +175,7 @@ def few(root: Folder, urls: Manifest) -> Manifest:
     return step.commit(Outcome(outputs=(write_rows(step.folder, "part-00000.parquet", wanted, URLS),)))
 
 
-def test_each_kind_of_dirt_has_its_reason(tmp_path: Path) -> None:
+def test_each_kind_of_bad_url_gets_its_reject_reason(tmp_path: Path) -> None:
     root = Folder(tmp_path)
     settings = DownloadSettings(delay=0, per_host=8, backoff=0.1, body_deadline=1, allow_private=("127.0.0.0/8",))
     with demo_site() as site, Runner(1) as runner:
@@ -206,7 +206,7 @@ def test_each_kind_of_dirt_has_its_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_good_page_comes_and_twice_the_same(tmp_path: Path) -> None:
+def test_every_good_page_is_served_and_twice_the_same(tmp_path: Path) -> None:
     """Pages are asked for eight at a time while the server imports: none is lost, and nothing depends on the timing."""
     settings = DownloadSettings(
         delay=0, per_host=8, deadline=60, body_deadline=3, backoff=0.1, allow_private=("127.0.0.0/8",)
@@ -227,7 +227,7 @@ def answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_it_ends_with_its_block() -> None:
+def test_the_server_ends_with_its_context_manager() -> None:
     with demo_site() as site:
         host, port = site.connect_to["*.pydoc.example"].split(":")
         connection = http.client.HTTPConnection(host, int(port))
@@ -236,7 +236,7 @@ def test_it_ends_with_its_block() -> None:
     assert not answers(int(port))
 
 
-def test_it_ends_with_its_parent_however_that_ends() -> None:
+def test_the_server_ends_with_its_parent_even_if_killed() -> None:
     code = """if True:
         import time
         from flows.demo import demo_site
@@ -251,10 +251,10 @@ def test_it_ends_with_its_parent_however_that_ends() -> None:
         port = int(match.group(1))
         assert answers(port)
         parent.send_signal(signal.SIGKILL)
-    wait_for(lambda: not answers(port), GONE_SECONDS, "the end of the site")
+    wait_for(lambda: not answers(port), MAX_END_SECONDS, "the end of the site")
 
 
-def test_a_site_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_reports_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'no module named flows' >&2\nexit 1\n")
     broken.chmod(0o755)

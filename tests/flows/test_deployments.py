@@ -1,4 +1,4 @@
-"""The lines of docs/operate/server.md, as they stand there: from no server at all to a finished training."""
+"""The commands of docs/operate/server.md as written: from a new server to a finished training."""
 
 import dataclasses
 import json
@@ -24,103 +24,103 @@ SERVER, POOL, DEPLOY, WORKER, RUN = LINES.splitlines()
 
 
 def arguments(line: str) -> list[str]:
-    """What follows `prefect` in a line of the page, without the option that the tests' own command has."""
+    """Arguments of `prefect` in a line of the page, without the option that the tests add themselves."""
     program, *rest = shlex.split(line)
     assert program == "prefect"
     return [word for word in rest if word != "--no-prompt"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PrefectServer, Path]]:
-    """The first three lines, and a folder to work in that holds tokens."""
+def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PrefectServer, Path]]:
+    """Server after the first three commands of the page, and a working folder with tokens."""
     folder = tmp_path_factory.mktemp("operate")
     prepare_tokens(folder / "out/demo")
     assert SERVER == "prefect server start"
     with running_server(folder / "prefect") as running:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        home = dataclasses.replace(running, environment={**running.environment, "PYTHONPATH": path})
-        missing = home.prefect(*arguments(DEPLOY)[:1], "--name", "tiny", *arguments(DEPLOY)[2:])
+        server = dataclasses.replace(running, environment={**running.environment, "PYTHONPATH": path})
+        missing = server.prefect(*arguments(DEPLOY)[:1], "--name", "tiny", *arguments(DEPLOY)[2:])
         assert "references work pool 'gpt2train' which does not exist" in " ".join(missing.stdout.split())
         for line in (POOL, DEPLOY):
-            done = home.prefect(*arguments(line))
+            done = server.prefect(*arguments(line))
             assert done.returncode == 0, done.stdout + done.stderr
-        yield home, folder
+        yield server, folder
 
 
-def ask_run(home: PrefectServer, deployment: str, **parameters: Any) -> Any:
-    """A run asked for over the API, or the refusal's words."""
+def ask_run(server: PrefectServer, deployment: str, **parameters: Any) -> Any:
+    """A run created over the API, or the text of the refusal."""
     try:
-        found = home.ask("GET", f"deployments/name/{deployment}")
-        return home.ask("POST", f"deployments/{found['id']}/create_flow_run", parameters=parameters)
+        found = server.ask("GET", f"deployments/name/{deployment}")
+        return server.ask("POST", f"deployments/{found['id']}/create_flow_run", parameters=parameters)
     except httpx.HTTPStatusError as error:
         return error.response.json()["detail"]
 
 
-def test_every_deployment_is_offered(place: tuple[PrefectServer, Path]) -> None:
-    home, _ = place
-    found = home.ask("POST", "deployments/filter", limit=50)
-    flows = {flow["id"]: flow["name"] for flow in home.ask("POST", "flows/filter", limit=50)}
+def test_every_deployment_is_registered(operated: tuple[PrefectServer, Path]) -> None:
+    server, _ = operated
+    found = server.ask("POST", "deployments/filter", limit=50)
+    flows = {flow["id"]: flow["name"] for flow in server.ask("POST", "flows/filter", limit=50)}
     assert sorted(f"{flows[one['flow_id']]}/{one['name']}" for one in found) == deployment_names()
     assert all(one["enforce_parameter_schema"] and one["description"] for one in found)
 
 
-def test_a_wrong_parameter_is_refused_by_name(place: tuple[PrefectServer, Path]) -> None:
-    home, _ = place
-    unknown = home.prefect(*arguments(RUN), "--param", "stepz=3")
+def test_a_wrong_parameter_is_refused_by_name(operated: tuple[PrefectServer, Path]) -> None:
+    server, _ = operated
+    unknown = server.prefect(*arguments(RUN), "--param", "stepz=3")
     assert unknown.returncode == 1 and "not found on the deployment: 'stepz'" in unknown.stdout
-    assert "'stepz' was unexpected" in ask_run(home, "pretrain/345m", train={"stepz": 3})
-    assert "field 'train.model.layers'" in ask_run(home, "pretrain/345m", train={"model": {"layers": 0}})
-    assert "'354m' is not one of" in ask_run(home, "pretrain/345m", preset="354m")
-    assert home.ask("POST", "flow_runs/filter", limit=5) == []
+    assert "'stepz' was unexpected" in ask_run(server, "pretrain/345m", train={"stepz": 3})
+    assert "field 'train.model.layers'" in ask_run(server, "pretrain/345m", train={"model": {"layers": 0}})
+    assert "'354m' is not one of" in ask_run(server, "pretrain/345m", preset="354m")
+    assert server.ask("POST", "flow_runs/filter", limit=5) == []
 
 
-def fill_the_pool(home: PrefectServer) -> str:
-    """Let one run be all that the pool takes, and make one that counts as running; its id."""
-    assert home.prefect("work-pool", "set-concurrency-limit", "gpt2train", "1").returncode == 0
-    busy: str = ask_run(home, "pretrain/tiny")["id"]
+def fill_the_pool(server: PrefectServer) -> str:
+    """Limit the pool to one run, and create one that counts as running; its id."""
+    assert server.prefect("work-pool", "set-concurrency-limit", "gpt2train", "1").returncode == 0
+    busy: str = ask_run(server, "pretrain/tiny")["id"]
     for kind in ("PENDING", "RUNNING"):
-        home.ask("POST", f"flow_runs/{busy}/set_state", state={"type": kind}, force=True)
+        server.ask("POST", f"flow_runs/{busy}/set_state", state={"type": kind}, force=True)
     return busy
 
 
-def test_down_to_a_finished_training(place: tuple[PrefectServer, Path]) -> None:
-    """The last two lines, with a smaller deployment; before them nobody is there to take a run."""
-    home, folder = place
-    wrong = ask_run(home, "pretrain/tiny", train={"schedule": {"warmup": 7000}})
+def test_the_documented_commands_end_in_a_finished_training(operated: tuple[PrefectServer, Path]) -> None:
+    """The last two commands, with a smaller deployment; before them no worker takes a run."""
+    server, folder = operated
+    wrong = ask_run(server, "pretrain/tiny", train={"schedule": {"warmup": 7000}})
 
     def state(name: str) -> bool:
-        return bool(home.ask("GET", f"flow_runs/{wrong['id']}")["state"]["name"] == name)
+        return bool(server.ask("GET", f"flow_runs/{wrong['id']}")["state"]["name"] == name)
 
     def pool(status: str) -> bool:
-        return bool(home.ask("GET", "work_pools/gpt2train")["status"] == status)
+        return bool(server.ask("GET", "work_pools/gpt2train")["status"] == status)
 
     wait_for(lambda: state("Late"), 120, "the run to be late: no worker")
     assert pool("NOT_READY")
-    busy = fill_the_pool(home)
+    busy = fill_the_pool(server)
     words = arguments(WORKER)
     assert words[:3] == ["worker", "start", "--pool"]
-    with home.worker(words[3], folder / "worker.log", folder):
+    with server.worker(words[3], folder / "worker.log", folder):
         wait_for(lambda: pool("READY"), 120, "the worker")
         assert state("Late")
-        assert "concurrency_limit=1" in home.prefect("work-pool", "inspect", "gpt2train").stdout
+        assert "concurrency_limit=1" in server.prefect("work-pool", "inspect", "gpt2train").stdout
         assert state("Late")
-        assert home.prefect("work-pool", "clear-concurrency-limit", "gpt2train").returncode == 0
+        assert server.prefect("work-pool", "clear-concurrency-limit", "gpt2train").returncode == 0
         run = [word.replace("345m", "tiny") for word in arguments(RUN)]
         given = {"output": "out/mine", "data": "out/demo", "launch": {"processes": 1}, "train": TRAIN}
         for name, value in given.items():
             run += ["--param", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
-        done = home.prefect(*run, "--watch", seconds=600)
+        done = server.prefect(*run, "--watch", seconds=600)
         assert done.returncode == 0, done.stdout + (folder / "worker.log").read_text()[-3000:]
         wait_for(lambda: state("Failed"), 120, "the wrong run to fail")
-    [found] = [one for one in home.ask("POST", "flow_runs/filter", limit=5) if one["id"] not in (wrong["id"], busy)]
+    [found] = [one for one in server.ask("POST", "flow_runs/filter", limit=5) if one["id"] not in (wrong["id"], busy)]
     assert found["state"]["name"] == "Completed"
     assert found["parameters"] == {"config": "pretrain/tiny", **given}
     [trained] = (folder / "out/mine/runs").iterdir()  # where the worker was started
     config = (trained / "config.toml").read_text()
     assert "steps = 2\n" in config and "hidden = 16\n" in config
     assert trained.name.startswith("tiny-") and "min_lr = 0.0001\n" in config  # of the preset, below what was given
-    message = home.ask("GET", f"flow_runs/{wrong['id']}")["state"]["message"]
+    message = server.ask("GET", f"flow_runs/{wrong['id']}")["state"]["message"]
     assert "schedule.warmup 7000 must be below steps 450" in message and "\n" not in message
-    logs = home.ask("POST", "logs/filter", logs={"flow_run_id": {"any_": [wrong["id"]]}})
+    logs = server.ask("POST", "logs/filter", logs={"flow_run_id": {"any_": [wrong["id"]]}})
     assert [line["message"] for line in logs if "Traceback" in line["message"]] == []
     assert message in [line["message"] for line in logs]

@@ -104,7 +104,7 @@ def unknown_options(line: str) -> Iterator[str]:
     elif module.startswith("flows."):
         known = flow_options(module.removeprefix("flows."))
     else:
-        # The other modules parse by argparse: what they take stands in their text.
+        # The other modules use argparse: their options are in their source text.
         file = ROOT / f"{module.replace('.', '/')}.py"
         source = file.read_text() if file.exists() else (file.with_suffix("") / "__main__.py").read_text()
         if module == "gpt2train.launch":  # what follows -- is torchrun's
@@ -116,7 +116,7 @@ def unknown_options(line: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_options_of_shell_lines_exist(page: Path) -> None:
+def test_options_in_shell_examples_exist(page: Path) -> None:
     wrong = [(flag, line) for line in shell_lines(page) for flag in unknown_options(line)]
     assert not wrong
 
@@ -129,8 +129,8 @@ def test_a_wrong_option_would_be_found() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=name_of)
-def test_settings_of_toml_blocks_are_valid(page: Path) -> None:
-    """Each block belongs to one of the settings files, a flow's or a training's, of which it may be a part."""
+def test_settings_in_toml_blocks_exist(page: Path) -> None:
+    """Each block is of one of the settings files, a flow's or a training's, of which it may be a part."""
     for block in blocks(page, "toml"):
         values, refused = tomllib.loads(block), []
         for model in (PipelineSettings, TrainSettings, RunConfig):
@@ -155,7 +155,7 @@ def test_prefect_variables_exist() -> None:
     assert not [found for found in sorted(named) if not hasattr(prefect.settings, found[1])]
 
 
-def test_python_blocks_import_nothing_that_is_no_dependency() -> None:
+def test_python_blocks_import_only_dependencies() -> None:
     required = importlib.metadata.requires("gpt2train") or []
     declared = {re.split(r"[^\w-]", name)[0].lower() for name in required if "extra ==" not in name}
     imports = importlib.metadata.packages_distributions()
@@ -170,7 +170,7 @@ def test_python_blocks_import_nothing_that_is_no_dependency() -> None:
 
 
 def test_python_blocks_run(finished: Finished, tmp_path: Path) -> None:
-    """On the output of the main job, laid out as the pages name it: `out/`, `out/mine/`, a model folder `M`."""
+    """On the output of the pipeline, with the paths of the pages: `out/`, `out/mine/`, a model folder `M`."""
     (tmp_path / "out").mkdir()
     for entry in finished.output.iterdir():
         (tmp_path / "out" / entry.name).symlink_to(entry)

@@ -1,4 +1,4 @@
-"""The whole data flow over a corpus that is made to do harm: it ends, says why each page went, and stays small."""
+"""The data flow over an adversarial corpus: it ends, gives a reason for each rejected page, in bounded memory."""
 
 import subprocess
 import sys
@@ -14,13 +14,13 @@ from tasks.core.shards import read_rows
 from tasks.core.step import read_manifest
 from tasks.core.storage import Folder
 from tests.flows.mini_pipeline import Mini
-from tests.flows.network_audit import SITECUSTOMIZE, Watch, is_here
+from tests.flows.network_audit import SITECUSTOMIZE, NetworkAudit, is_this_machine
 from tests.tasks.hostile_pages import KEPT, SECRET, Case, answers, article, bodies, html, write_archive, write_lines
 from tests.tasks.web_server import running_site
 
 GOOD = 24
 MEGABYTES = 2000  # all processes of the flow together, Prefect's server (250) among them
-# A name server that changes its mind: the first answer may be asked, the next may not; and one that mixes both.
+# DNS rebinding: the first answer is allowed, the next is not; and an answer that has both kinds of addresses.
 RESOLVER = """
 import socket
 _count = {}
@@ -57,8 +57,8 @@ vocab_size = 600
 """
 
 
-class Peak(threading.Thread):
-    """Watches the memory of a command and its children: what each has for itself, added up."""
+class PeakMemory(threading.Thread):
+    """Thread that records the peak memory of a command and its children: the sum of their private memory."""
 
     def __init__(self, mini: Mini) -> None:
         super().__init__(daemon=True)
@@ -88,7 +88,7 @@ def write_settings(mini: Mini, port: int, source: str) -> None:
 
 
 def ended_with(output: Path) -> dict[str, str]:
-    """URL -> the reason it was rejected with, or KEPT for what stands in the tokens; each URL once."""
+    """URL -> its reject reason, or KEPT for documents in the tokens; each URL once."""
     found: dict[str, str] = {}
     for manifest_path in sorted(output.glob("*/_manifest.json")):
         folder = Folder(manifest_path.parent)
@@ -98,7 +98,7 @@ def ended_with(output: Path) -> dict[str, str]:
             continue
         for record in manifest.outcome.rejected:
             for row in read_rows(folder, record.name):
-                name = row["url"] or row["detail"].partition(":")[0]  # the place, where there is no URL to name
+                name = row["url"] or row["detail"].partition(":")[0]  # the file and row, where there is no URL
                 assert name not in found, row
                 found[name] = row["reason"]
         if manifest.step == "tokenize":
@@ -109,10 +109,10 @@ def ended_with(output: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Mini]:
-    """A place whose commands cannot resolve a name, and note whom they connect to."""
+def isolated(tmp_path: Path) -> Iterator[Mini]:
+    """Commands that cannot resolve names, and whose connections are recorded."""
     mini = Mini(tmp_path / "mini", {})
-    mini.environment = Watch(mini.folder).environment()
+    mini.environment = NetworkAudit(mini.folder).environment()
     (mini.folder / "hook" / "sitecustomize.py").write_text(SITECUSTOMIZE + RESOLVER)
     yield mini
     mini.wait_for_the_end()
@@ -120,7 +120,7 @@ def place(tmp_path: Path) -> Iterator[Mini]:
 
 def run(mini: Mini, output: Path) -> "tuple[subprocess.CompletedProcess[str], float]":
     """Run the data flow; also the most memory that it took, in MB."""
-    peak = Peak(mini)
+    peak = PeakMemory(mini)
     peak.start()
     done = mini.run("dataprep", "--output", str(output), timeout=600)
     peak.done.set()
@@ -129,18 +129,18 @@ def run(mini: Mini, output: Path) -> "tuple[subprocess.CompletedProcess[str], fl
 
 
 def check_silence(mini: Mini, done: "subprocess.CompletedProcess[str]") -> None:
-    """Nothing of a text was printed, nor told to Prefect, and nobody outside was spoken to."""
+    """No text was printed or sent to Prefect, and no other host was connected to."""
     assert "Traceback" not in done.stderr
     assert SECRET not in done.stdout + done.stderr
     home = Path(mini.environ()["PREFECT_HOME"])
     for file in home.rglob("*"):
         assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
-    connects = {host for _, what, host in Watch(mini.folder).notes() if what == "connect"}
-    assert connects and all(map(is_here, connects)), connects
+    connects = {host for _, what, host in NetworkAudit(mini.folder).notes() if what == "connect"}
+    assert connects and all(map(is_this_machine, connects)), connects
 
 
 def check_reasons(found: dict[str, str], expected: dict[str, tuple[str, ...]]) -> None:
-    """Every row ended, none twice, each with a reason that is right for it."""
+    """Check that every URL has exactly one accepted outcome."""
     assert found.keys() == expected.keys()
     wrong = [f"{name}: {found[name]!r}, not in {expected[name]}" for name in found if found[name] not in expected[name]]
     assert not wrong, "\n".join(wrong)
@@ -148,7 +148,7 @@ def check_reasons(found: dict[str, str], expected: dict[str, tuple[str, ...]]) -
 
 @pytest.mark.slow
 @pytest.mark.alone  # pages have seconds, and the memory of all processes is bounded
-def test_over_http(place: Mini, tmp_path: Path) -> None:
+def test_an_adversarial_site_is_processed_over_http(isolated: Mini, tmp_path: Path) -> None:
     cases: dict[str, Case] = dict(answers())
     for name, (body, reasons) in bodies(20).items():
         cases[f"body-{name}"] = Case(lambda h, body=body: h.answer(body), reasons)  # type: ignore[misc]
@@ -178,13 +178,13 @@ def test_over_http(place: Mini, tmp_path: Path) -> None:
             "http://good.hostile.test/\udcff": ("malformed",),
             "http://good.hostile.test/" + "a" * 100_000: ("too_long",),
         }
-        (place.folder / "urls.txt").write_text("".join(f"{url}\n" for url in expected), errors="surrogateescape")
-        write_settings(place, port, f"urls = ['{place.folder}/urls.txt']")
+        (isolated.folder / "urls.txt").write_text("".join(f"{url}\n" for url in expected), errors="surrogateescape")
+        write_settings(isolated, port, f"urls = ['{isolated.folder}/urls.txt']")
         began = time.monotonic()
-        done, megabytes = run(place, tmp_path / "out")
+        done, megabytes = run(isolated, tmp_path / "out")
         print(f"{time.monotonic() - began:.1f} s, {megabytes:.0f} MB", file=sys.stderr)
     assert done.returncode == 0, done.stderr
-    check_silence(place, done)
+    check_silence(isolated, done)
     found = ended_with(tmp_path / "out")
     expected["row 73"] = expected.pop("http://good.hostile.test/" + "a" * 100_000)
     expected["http://good.hostile.test/\ufffd"] = expected.pop("http://good.hostile.test/\udcff")
@@ -194,12 +194,12 @@ def test_over_http(place: Mini, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.alone  # pages have seconds, and the memory of all processes is bounded
-def test_from_archives_and_json_lines(place: Mini, tmp_path: Path) -> None:
+def test_adversarial_archives_and_json_lines_are_processed(isolated: Mini, tmp_path: Path) -> None:
     expected = write_archive(tmp_path / "hostile.warc.gz") | write_lines(tmp_path)
     sources = f"warcs = ['{tmp_path}/hostile.warc.gz']\ndocuments = ['{tmp_path}/*.jsonl*']"
-    write_settings(place, 80, sources)
-    done, megabytes = run(place, tmp_path / "out")
+    write_settings(isolated, 80, sources)
+    done, megabytes = run(isolated, tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    check_silence(place, done)
+    check_silence(isolated, done)
     check_reasons(ended_with(tmp_path / "out"), expected)
     assert megabytes < MEGABYTES

@@ -1,4 +1,4 @@
-"""Kill it, stop it, run it again: the same bytes, and nothing left running."""
+"""Killed and interrupted pipelines, run again: the same bytes, and no process left."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from tests.tasks.kill_points import FOLDERS
 
 
 def is_training(output: Path, lines: int = 1) -> bool:
-    """Whether a run has written its first metrics."""
+    """True if a run has written this many rows of metrics."""
     found = list(output.glob("runs/*/metrics.jsonl"))
     return bool(found) and len(found[0].read_text().splitlines()) >= lines
 
@@ -28,7 +28,7 @@ def long_training() -> list[str]:
 @pytest.mark.parametrize(
     "moment", [pytest.param(0.35, marks=pytest.mark.exhaustive), pytest.param(0.75, marks=pytest.mark.slow)]
 )
-def test_kill_9_in_the_data_steps_then_the_same_bytes(
+def test_data_steps_killed_and_run_again_give_the_same_bytes(
     finished: Finished, site: object, tmp_path: Path, moment: float
 ) -> None:
     mini = finished.mini.another(tmp_path / "mini")
@@ -48,7 +48,7 @@ def kill_after(mini: Mini, output: Path, share: float) -> None:
     mini.kill(process)
 
 
-def test_kill_9_of_the_flow_in_training_leaves_no_rank_and_loses_no_step(finished: Finished, tmp_path: Path) -> None:
+def test_a_flow_killed_in_training_leaves_no_rank_and_loses_no_step(finished: Finished, tmp_path: Path) -> None:
     mini, output = finished.mini, finished.output
     before = set(output.glob("runs/*"))
     process = mini.start("pretrain", "--output", str(output), *long_training())
@@ -65,7 +65,7 @@ def test_kill_9_of_the_flow_in_training_leaves_no_rank_and_loses_no_step(finishe
     assert int((run / "checkpoints/latest").read_text().split("-")[1]) == last
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on(finished: Finished, tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_the_same_command_resumes(finished: Finished, tmp_path: Path) -> None:
     mini, output = finished.mini, finished.output
     flags = ["--output", str(output), "--train.steps", "1500", "--train.checkpoints.interval", "700"]
     before = set(output.glob("runs/*"))
@@ -88,7 +88,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(finished: Finished, tmp_path:
 
 
 def is_training_run(run: Path, rows: int) -> bool:
-    """Whether a run folder has this many rows of metrics."""
+    """True if a run folder has this many rows of metrics."""
     path = run / "metrics.jsonl"
     return path.exists() and len(path.read_text().splitlines()) >= rows
 
@@ -112,7 +112,7 @@ def test_a_lost_rank_fails_the_run_in_one_line(finished: Finished, tmp_path: Pat
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(900)
-def test_kill_9_at_random_moments_then_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
+def test_kills_at_random_moments_give_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
     """Killed again and again at moments of a seeded clock, until it gets through.
 
     Each life is a second longer than the one before: on a busy machine a start alone can take twelve.
@@ -146,7 +146,7 @@ def test_workers_and_hash_seed_change_no_byte(finished: Finished, tmp_path: Path
     assert hashes(output / "evalset") == hashes(finished.output / "evalset")
 
 
-def test_psutil_sees_the_mark(finished: Finished) -> None:
+def test_marked_processes_are_found(finished: Finished) -> None:
     """The check for orphans can fail: a process that carries the mark is found."""
     process = finished.mini.start("pipeline", "--help")
     wait_for(lambda: any(child.pid == process.pid for child in finished.mini.children()), 10, "the marked process")

@@ -1,4 +1,4 @@
-"""The README's first line as a newcomer runs it: the whole demo, its time, its memory, its dirt."""
+"""The README's first command: the whole demo, its time, memory and rejected rows."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from tests.flows.mini_pipeline import Mini
 
 SECONDS = 600  # 200-290 s on two quiet cores; 398 s were seen beside another demo
 BYTES = 6e9
-# Every kind of dirt in the demo's list, by the step that must name it.
+# Every kind of bad URL and page in the demo's list, by the step that must reject it.
 DIRT = {
     "blacklist": {"blacklisted_domain", "duplicate", "forbidden_extension", "malformed", "too_short"},
     "download": {"content_type", "deadline", "not_found", "redirect_loop", "robots_forbidden", "too_large"},
@@ -26,7 +26,7 @@ DIRT = {
 @pytest.mark.slow
 @pytest.mark.alone  # time and memory are bounded
 @pytest.mark.timeout(900)
-def test_the_demo_from_nothing(tmp_path: Path) -> None:
+def test_the_demo_runs_from_an_empty_folder(tmp_path: Path) -> None:
     mini = Mini(tmp_path / "mini", {})
     command = [sys.executable, "-m", "flows.pipeline"]
     began, peak = time.monotonic(), 0

@@ -12,7 +12,7 @@ from tests.processes import wait_for
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_dataprep_on_s3_killed_and_run_again(finished: Finished, tmp_path: Path) -> None:
+def test_dataprep_on_s3_killed_and_run_again_gives_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
     s3fs = pytest.importorskip("s3fs")
     mini = finished.mini.another(tmp_path / "mini")
     with store_server("s3") as variables:
@@ -38,7 +38,7 @@ def test_dataprep_on_s3_killed_and_run_again(finished: Finished, tmp_path: Path)
         trained = mini.run("pretrain", "--data", "s3://bucket/out", "--output", str(tmp_path / "trained"))
         assert trained.returncode == 0, trained.stdout + trained.stderr
         store.get("bucket/out", str(tmp_path / "copy"), recursive=True)
-    # A list in a store is told apart by its size and tag, on a disk by its hash: the fingerprints differ, no data do.
+    # A list in a store is identified by its size and tag, on a disk by its hash: the fingerprints differ, no data do.
     there, here = hashes(tmp_path / "copy" / "tokens"), hashes(finished.output / "tokens")
     assert there.pop("_manifest.json") and here.pop("_manifest.json")
     assert there == here

@@ -1,4 +1,4 @@
-"""Nothing is sent to another host: a server that lasts, a worker, and the run of a deployment, all their processes."""
+"""Network traffic of a Prefect server, a worker and a deployed run: no connection to another host."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.orchestration.server import NO_SERVER
-from tests.flows.network_audit import Watch
+from tests.flows.network_audit import NetworkAudit
 from tests.flows.prefect_server import running_server
 
 FLOW = """
@@ -29,8 +29,8 @@ if __name__ == "__main__":
 """
 
 
-def test_the_hook_notes_names_and_addresses_of_others(tmp_path: Path) -> None:
-    watch = Watch(tmp_path)
+def test_the_audit_hook_records_names_and_addresses_of_other_hosts(tmp_path: Path) -> None:
+    watch = NetworkAudit(tmp_path)
     code = """
 import contextlib, socket
 for ask in (lambda: socket.getaddrinfo("elsewhere.invalid", 80), lambda: socket.gethostbyname("other.invalid"),
@@ -50,8 +50,8 @@ for ask in (lambda: socket.getaddrinfo("elsewhere.invalid", 80), lambda: socket.
 
 
 @pytest.mark.exhaustive
-def test_server_worker_and_run_speak_to_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(tmp_path)
+def test_server_worker_and_run_connect_to_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = NetworkAudit(tmp_path)
     # By the proxy that is none, a server of Prefect finds its list of worker types beside it instead of outside.
     for name, value in {**watch.environment(), "HTTPS_PROXY": NO_SERVER, "NO_PROXY": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""The main job on a small list: what it leaves, what it repeats, what it says, whom it talks to."""
+"""The pipeline on a small list: its outputs, cached steps, report, and network connections."""
 
 import json
 import re
@@ -14,16 +14,16 @@ from tasks.core.step import read_manifest
 from tasks.core.storage import Folder
 from tests.flows.conftest import Finished, Server
 from tests.flows.mini_pipeline import STEPS, lines_of
-from tests.flows.network_audit import Watch
+from tests.flows.network_audit import NetworkAudit
 from tests.small_disk import small_disk
 
 
 def cached(stderr: str) -> list[str]:
-    """Steps that a command says it did not repeat."""
+    """Steps that a command reports as cached."""
     return [name for name, rest in lines_of(stderr) if name in STEPS and re.search(r"\bcached\b", rest)]
 
 
-def test_it_ends_with_a_report_and_every_step_in_order(finished: Finished) -> None:
+def test_the_pipeline_ends_with_a_report_and_every_step_in_order(finished: Finished) -> None:
     assert finished.stdout == f"report: {finished.output}/report/report.html\n"
     assert [name for name, _ in lines_of(finished.stderr) if name in STEPS] == STEPS
     assert cached(finished.stderr) == []
@@ -31,7 +31,7 @@ def test_it_ends_with_a_report_and_every_step_in_order(finished: Finished) -> No
     assert "warning" not in finished.stderr.lower(), finished.stderr
 
 
-def test_the_report_is_self_contained_and_says_why_rows_were_dropped(finished: Finished) -> None:
+def test_the_report_is_self_contained_and_has_the_reject_reasons(finished: Finished) -> None:
     page = (finished.output / "report" / "report.html").read_text()
     assert not re.search(r"<script|<link|src=\"(?!data:)|href=\"http", page)
     for said in ("not found", "redirect loop", "blacklisted domain", "early language", "data:image/png;base64,"):
@@ -60,7 +60,7 @@ def test_the_merged_model_loads_in_transformers(finished: Finished) -> None:
     assert model(ids).logits.shape[-1] == model.config.vocab_size == len(tokenizer)
 
 
-def test_scores_and_samples_are_there(finished: Finished) -> None:
+def test_scores_and_samples_are_written(finished: Finished) -> None:
     scores = finished.run / "eval"
     lambada = json.loads((scores / "lambada.json").read_text())
     assert set(lambada["definitions"]) == {"lambada_openai", "last_token", "megatron_strict"}
@@ -70,24 +70,24 @@ def test_scores_and_samples_are_there(finished: Finished) -> None:
     assert json.loads((scores / "samples.json").read_text())["samples"]
 
 
-def test_it_spoke_to_this_machine_only(finished: Finished) -> None:
-    watch = Watch(finished.mini.folder)
+def test_the_pipeline_connects_to_this_machine_only(finished: Finished) -> None:
+    watch = NetworkAudit(finished.mini.folder)
     assert {what for _, what, _ in watch.notes()} >= {"connect", "getaddrinfo"}, "the hook noted nothing"
     assert watch.outside() == []
 
 
-def test_other_machines_reach_no_port_of_it(finished: Finished) -> None:
+def test_no_port_is_open_to_other_machines(finished: Finished) -> None:
     owners = " ".join(finished.sockets.found.values())
     assert "flows.orchestration.server" in owners, "the embedded server's port, on loopback, must be among those found"
     assert finished.sockets.outside == {}
 
 
-def test_nothing_is_left_running(finished: Finished) -> None:
+def test_no_process_is_left(finished: Finished) -> None:
     finished.mini.wait_for_the_end()
     assert finished.mini.children() == []
 
 
-def test_again_everything_is_cached_and_quick(finished: Finished, server: Server) -> None:
+def test_a_second_run_is_cached_and_quick(finished: Finished, server: Server) -> None:
     before = (finished.output / "report" / "report.html").stat().st_mtime_ns
     used = cpu_of_children()
     again = finished.mini.run("pipeline", "--output", str(finished.output), **server.environment)
@@ -99,7 +99,7 @@ def test_again_everything_is_cached_and_quick(finished: Finished, server: Server
 
 
 def cpu_of_children() -> float:
-    """Seconds that commands which have ended took of a core, the processes that they waited for among them."""
+    """CPU seconds of ended commands, with the processes that they waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -114,8 +114,8 @@ def _prefect_states(server: Server) -> list[str]:
     return [name for (name,) in rows]
 
 
-def test_another_dedup_threshold_repeats_dedup_and_what_follows(finished: Finished, server: Server) -> None:
-    """And the data steps alone, by which this is seen, write a report of their own."""
+def test_another_dedup_threshold_repeats_dedup_and_later_steps(finished: Finished, server: Server) -> None:
+    """The data flow, which is used for this, also writes a report."""
     whole = (finished.output / "report" / "report.html").read_bytes()
     flags = ["--output", str(finished.output)]
     changed = finished.mini.run("dataprep", *flags, "--dedup.threshold", "0.6", **server.environment)
@@ -133,7 +133,7 @@ def test_another_dedup_threshold_repeats_dedup_and_what_follows(finished: Finish
 
 
 @pytest.mark.slow
-def test_evaluate_takes_up_a_run(finished: Finished, server: Server) -> None:
+def test_evaluate_scores_a_finished_run(finished: Finished, server: Server) -> None:
     command = [*finished.mini.command("evaluate")[:3], "--run", str(finished.run)]
     environment = finished.mini.environ(**server.environment)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
@@ -142,7 +142,7 @@ def test_evaluate_takes_up_a_run(finished: Finished, server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_line_and_the_same_command_goes_on(finished: Finished, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_error_line_and_the_same_command_resumes(finished: Finished, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "600k") as mounted:
         if not mounted:
             pytest.skip("mounting a small disk is not allowed here")

@@ -1,4 +1,4 @@
-"""The Prefect server on a real PostgreSQL: what runs there, and that it outlives the server."""
+"""The Prefect server on a real PostgreSQL: flow runs, limits, and state that survives a restart."""
 
 import contextlib
 import json

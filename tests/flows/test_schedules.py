@@ -17,7 +17,7 @@ HOURLY = {"interval": 3600, "anchor_date": "2026-01-01T00:00:00Z", "timezone": "
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_the_installed_release_lies_within_its_bounds(name: str) -> None:
+def test_the_installed_release_is_within_its_bounds(name: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     bounds = {one.name: one.specifier for one in map(Requirement, project["dependencies"])}[name]
     assert any(part.operator in ("<", "<=") for part in bounds), "no upper bound"
@@ -37,7 +37,7 @@ def test_the_server_schedules_runs(server: Server) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_schedule_made_by_command_fires(tmp_path: Path) -> None:
+def test_a_schedule_made_by_command_starts_runs(tmp_path: Path) -> None:
     """`prefect deploy`, `prefect deployment schedule create`, and the runs that the server's own loop makes of it."""
     with running_server(tmp_path / "prefect") as home:
         assert home.prefect("work-pool", "create", "gpt2train", "--type", "process").returncode == 0

@@ -1,4 +1,4 @@
-"""Passwords and signatures of the addresses that a command is given: in no database, no file and no line."""
+"""Passwords and signatures in given addresses: absent from database, files and log lines."""
 
 import http.server
 import subprocess
@@ -39,8 +39,8 @@ def leaks(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("address", SPELLINGS)
-def test_no_error_repeats_one(address: str) -> None:
-    """In the words of libraries too, which name what they took for a bucket."""
+def test_no_error_contains_a_secret(address: str) -> None:
+    """Messages of libraries included, which name what they took for a bucket."""
     for read in (lambda: find_inputs([address], "--urls", (".txt",)), lambda: read_any(address)):
         with pytest.raises(UserError) as caught:
             read()
@@ -48,14 +48,14 @@ def test_no_error_repeats_one(address: str) -> None:
     assert not leaks(base_name(address))
 
 
-def test_lists_of_blocked_hosts_are_refused_alike() -> None:
+def test_blocklists_with_credentials_in_their_address_are_refused() -> None:
     with pytest.raises(UserError, match="holds credentials") as caught:
         check_blocklists(["s3://key:SECRETPW@bucket/list"])
     assert not leaks(str(caught.value))
 
 
 @pytest.mark.parametrize("address", SPELLINGS)
-def test_what_prefect_is_given_holds_none(address: str) -> None:
+def test_parameters_sent_to_prefect_contain_no_secret(address: str) -> None:
     given = resolve(DataprepSettings, flags={"urls": [address], "lambada": address, "documents": [f"{address}.gz"]})
     sent = dataprep.serialize_parameters({"config": None, **given.model_dump(mode="json")})
     assert not leaks(repr(sent)) and "…" in sent["lambada"] and sent["json_key"] == "text"
@@ -85,8 +85,8 @@ def lists() -> Iterator[str]:
         running.shutdown()
 
 
-def test_a_command_leaves_none_behind(mini: Mini, server: Server, lists: str, tmp_path: Path) -> None:
-    """Of addresses that are read: parameters, logs and state in the server's database, the output, both streams."""
+def test_a_command_leaves_no_secret_behind(mini: Mini, server: Server, lists: str, tmp_path: Path) -> None:
+    """Checked are parameters, logs and state in the server's database, the output, and both streams."""
     command = [sys.executable, "-m", "flows.dataprep", "--output", str(tmp_path / "out")]
     command += ["--urls", f"http://user:SECRETPW@{lists}/urls.txt?X-Amz-Signature=SECRETSIG"]
     command += ["--lambada", f"http://SECRETTOKEN@{lists}/lambada.jsonl?sig=SECRETSIG"]

@@ -17,7 +17,7 @@ def test_flags_win_over_the_file_which_wins_over_the_preset(tmp_path: Path) -> N
     assert settings.train.model.layers == 12
 
 
-def test_the_demo_preset_is_for_the_demo_alone() -> None:
+def test_the_demo_preset_applies_to_the_demo_only() -> None:
     assert resolve(PipelineSettings).download.allow_private == ("127.0.0.0/8",)
     assert resolve(PipelineSettings, flags={"urls": ["a.txt"]}).download.allow_private == ()
 
@@ -28,7 +28,7 @@ def test_the_demo_preset_serves_every_flow() -> None:
     assert resolve(PretrainSettings).preset == demo["preset"]
 
 
-def test_one_file_serves_all_flows_but_hides_no_mistake(tmp_path: Path) -> None:
+def test_one_file_serves_all_flows_and_mistakes_in_it_are_found(tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text('urls = ["a.txt"]\npreset = "117m"\n[evaluate]\nmax_documents = 3\n')
     assert resolve(DataprepSettings, str(config)).urls == ("a.txt",)
@@ -43,7 +43,7 @@ def test_a_preset_is_a_layer_of_its_own() -> None:
     assert (settings.train.model.layers, settings.train.model.hidden, settings.train.steps) == (24, 1024, 9000)
 
 
-def test_an_unknown_key_is_refused_with_its_place() -> None:
+def test_an_unknown_key_is_refused_with_its_full_path() -> None:
     with pytest.raises(UserError, match=r"unknown setting 'train.model.layer'; did you mean 'train.model.layers'"):
         resolve(PretrainSettings, flags={"train": {"model": {"layer": 3}}})
 
@@ -52,12 +52,12 @@ def test_every_field_has_a_help_text() -> None:
     """The same text is the flag's help and the hint in the form of the Prefect UI."""
     missing = []
 
-    def look(model: type, path: str) -> None:
+    def check_fields(model: type, path: str) -> None:
         for name, field in model.model_fields.items():  # type: ignore[attr-defined]
             if not field.description:
                 missing.append(f"{path}.{name}")
             if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
-                look(field.annotation, f"{path}.{name}")
+                check_fields(field.annotation, f"{path}.{name}")
 
-    look(PipelineSettings, "pipeline")
+    check_fields(PipelineSettings, "pipeline")
     assert missing == []

@@ -70,7 +70,7 @@ TINY = {
 
 
 def settings_for(kind: str, folder: Path) -> PipelineSettings:
-    """Settings of a main job on one of the corpora, which is written below `folder`."""
+    """Settings of a pipeline on one of the corpora, which is written below `folder`."""
     write, clean = CORPORA[kind]
     (folder / "in").mkdir()
     write(folder / "in")
@@ -102,7 +102,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> Iterator[Inline]:
 
 
 def prepared(settings: PipelineSettings, runner: Inline, caplog: pytest.LogCaptureFixture) -> DataManifests:
-    """Run the data recipe twice, and see that the second run repeats nothing."""
+    """Run the data recipe twice, and check that the second run repeats nothing."""
     data = prepare(Folder(settings.output), settings, runner)
     assert data.lambada is None
     assert "no cloze passage in the" in caplog.text and "--lambada FILE" in caplog.text
@@ -113,7 +113,9 @@ def prepared(settings: PipelineSettings, runner: Inline, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("kind", CORPORA)
-def test_tokens_come_out(kind: str, tmp_path: Path, direct: Inline, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_small_corpus_gives_tokens(
+    kind: str, tmp_path: Path, direct: Inline, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = settings_for(kind, tmp_path)
     data = prepared(settings, direct, caplog)
     assert data.clean.outcome.kept == {"two lines": 2, "Chinese": 10}.get(kind, data.clean.outcome.seen)
@@ -153,7 +155,7 @@ def test_a_validation_split_below_one_sample_is_left_out(
     "kind",
     [pytest.param("two lines", marks=pytest.mark.slow), pytest.param("Chinese", marks=pytest.mark.exhaustive)],
 )
-def test_the_main_job_ends_well(kind: str, tmp_path: Path) -> None:
+def test_the_pipeline_succeeds_on_a_small_corpus(kind: str, tmp_path: Path) -> None:
     settings = settings_for(kind, tmp_path)
     (tmp_path / "run.toml").write_text(to_toml(settings))
     environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")}

@@ -1,4 +1,4 @@
-"""Sources beside lists of URLs: alone, together, as the main job; what is wrong with them is said before the start."""
+"""Sources other than URL lists: alone, together, through the pipeline; mistakes are found before the start."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from tasks.core.shards import read_rows
 from tasks.core.step import need_manifest
 from tasks.core.storage import Folder
 from tests.flows.mini_pipeline import SETTINGS, Mini, lines_of
-from tests.flows.network_audit import Watch
+from tests.flows.network_audit import NetworkAudit
 from tests.tasks.corpus import pieces_of_novels
 from tests.tasks.sources.archives import members, response
 
@@ -23,7 +23,7 @@ AFTER = ["clean", "cloze", "decontaminate", "dedup", "shuffle", "tokenizer", "to
 
 
 def refused(output: Path, **given: object) -> str:
-    """The one line that the check before the start says."""
+    """The one-line error of the check before the start."""
     with pytest.raises(UserError) as error:
         check(resolve(DataprepSettings, flags={"output": str(output), **given}))
     assert "\n" not in str(error.value)
@@ -53,7 +53,7 @@ def test_mistakes_are_found_before_anything_starts(tmp_path: Path) -> None:
     )
 
 
-def test_the_demo_runs_only_without_any_source() -> None:
+def test_the_demo_runs_only_without_sources() -> None:
     assert resolve(PipelineSettings).download.allow_private == ("127.0.0.0/8",)
     for source in ("urls", "warcs", "documents"):
         settings = resolve(PipelineSettings, flags={source: ["x"]})
@@ -66,8 +66,8 @@ def steps_of(stderr: str) -> list[str]:
 
 
 @pytest.mark.exhaustive
-def test_the_main_job_from_a_file_of_texts(mini: Mini, open_data: Path, tmp_path: Path) -> None:
-    """As Megatron's tools wrote it: one {"text": …, "url": …} a line; no connection leaves the machine."""
+def test_the_pipeline_runs_from_a_file_of_texts(mini: Mini, open_data: Path, tmp_path: Path) -> None:
+    """A file as Megatron's tools write it: one {"text": …, "url": …} per line; no connection leaves the machine."""
     texts = pieces_of_novels(open_data, 300)
     with (tmp_path / "raw.json").open("w") as file:
         for number, text in enumerate(texts):
@@ -76,7 +76,7 @@ def test_the_main_job_from_a_file_of_texts(mini: Mini, open_data: Path, tmp_path
     (tmp_path / "small.toml").write_text(SETTINGS.replace("[connect_to]", ""))
     command = [sys.executable, "-m", "flows.pipeline", "--config", str(tmp_path / "small.toml")]
     command += ["--documents", str(tmp_path / "raw.json"), "--output", str(tmp_path / "out")]
-    watch = Watch(tmp_path)
+    watch = NetworkAudit(tmp_path)
     environment = mini.environ(**watch.environment())
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0, done.stderr
@@ -87,7 +87,7 @@ def test_the_main_job_from_a_file_of_texts(mini: Mini, open_data: Path, tmp_path
 
 
 @pytest.mark.exhaustive
-def test_lists_archives_and_texts_together(mini: Mini, open_data: Path, tmp_path: Path) -> None:
+def test_lists_archives_and_texts_are_read_together(mini: Mini, open_data: Path, tmp_path: Path) -> None:
     reviews = pieces_of_novels(open_data, 60)
     pages = [response(n, f"<html><body><p>{escape(text)}</p></body></html>".encode()) for n, text in enumerate(reviews)]
     (tmp_path / "a.warc.gz").write_bytes(members([*pages[:30], b"broken\r\n\r\n"]))

@@ -1,4 +1,4 @@
-"""The deployments that take from the web, as an operator runs them: server, pool, worker, `prefect deployment run`."""
+"""Deployments that read from the web, as an operator runs them: server, pool, worker, `prefect deployment run`."""
 
 import functools
 import json
@@ -75,22 +75,22 @@ class Operator:
         return found
 
     def shown(self, run: str) -> dict[str, Any]:
-        """The artifacts of a run's page: their words and data by their keys."""
+        """The artifacts of a run: text and data by key."""
         found = self.server.ask("POST", "artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}})
         return {one["key"]: f"{one['description']}\n{one['data']}" for one in found}
 
     def lines(self, run: str) -> list[str]:
-        """The log on the run's page."""
+        """The log lines of a run."""
         found = self.server.ask("POST", "logs/filter", logs={"flow_run_id": {"any_": [run]}}, sort="TIMESTAMP_ASC")
         return [one["message"] for one in found]
 
     def cached(self, run: str) -> set[str]:
-        """The steps that a run found done."""
+        """The steps that a run reports as cached."""
         found = self.server.ask("POST", "task_runs/filter", flow_runs={"id": {"any_": [run]}})
         return {one["name"] for one in found if one["state"]["name"] == "Cached"}
 
     def processes(self) -> list[psutil.Process]:
-        """What the worker has started and is still there."""
+        """Running processes that the worker started."""
         mark = self.server.environment[MARK]
         found = [one for one in psutil.process_iter() if environment_of(one).get(MARK) == mark and not has_ended(one)]
         return [one for one in found if one.pid != self.worker.pid]
@@ -135,7 +135,7 @@ def write_lists(operator: Operator) -> None:
     (lists / "RS_2015-06.txt").write_text("\n".join(urls[60:] + odd) + "\n")
 
 
-def test_openwebtext(operator: Operator) -> None:
+def test_the_openwebtext_deployment_resumes_after_cancel(operator: Operator) -> None:
     asked = operator.pages_asked()
     _, missing = operator.run("openwebtext")
     assert missing["name"] == "Failed" and "no file matches urls/openwebtext/*" in missing["message"]
@@ -143,7 +143,7 @@ def test_openwebtext(operator: Operator) -> None:
     write_lists(operator)
     _, wrong = operator.run("openwebtext", tokenizer={"folder": "/nowhere"})
     assert wrong["name"] == "Failed" and "give tokenizer.folder with GPT-2's files" in wrong["message"]
-    assert operator.pages_asked() == asked  # it was told before the crawl
+    assert operator.pages_asked() == asked  # the error came before the crawl
 
     # Cancelled while pages come: each that came is kept, and asked for no second time.
     slow = {f"/page/{number}": operator.site.handlers[f"/page/{number}"] for number in range(LISTED)}
@@ -192,7 +192,7 @@ def slowly(answer: Any) -> Any:
     return handler
 
 
-def test_commoncrawl(operator: Operator) -> None:
+def test_the_commoncrawl_deployment_reads_archives(operator: Operator) -> None:
     _, missing = operator.run("commoncrawl")
     assert missing["name"] == "Failed" and "no file matches warcs/*.warc.gz" in missing["message"]
     folder = operator.folder / "warcs"
@@ -216,12 +216,12 @@ def test_commoncrawl(operator: Operator) -> None:
     # The same archive at an address: other hosts may have what is asked for, or not.
     packed = (folder / "CC-MAIN-0.warc.gz").read_bytes()
     operator.site.handlers["/CC-MAIN-0.warc.gz"] = lambda h: h.answer(packed, "application/octet-stream")
-    place = f"http://{operator.site.address}"
-    run, state = operator.run("commoncrawl", warcs=[f"{place}/CC-MAIN-0.warc.gz"], output="out/away")
+    base = f"http://{operator.site.address}"
+    run, state = operator.run("commoncrawl", warcs=[f"{base}/CC-MAIN-0.warc.gz"], output="out/away")
     assert state["name"] == "Completed", state["message"]
     assert "| warcs | 63 | 61 |" in operator.shown(run)["result"]
-    _, gone = operator.run("commoncrawl", warcs=[f"{place}/gone"], output="out/away")
-    assert gone["name"] == "Failed" and gone["message"].startswith(f"cannot read {place}/gone: no such file")
+    _, gone = operator.run("commoncrawl", warcs=[f"{base}/gone"], output="out/away")
+    assert gone["name"] == "Failed" and gone["message"].startswith(f"cannot read {base}/gone: no such file")
 
     refused = operator.start("commoncrawl", "--watch", warcz=["a"])
     assert refused.returncode == 1 and "not found on the deployment: 'warcz'" in refused.stdout

@@ -19,9 +19,9 @@ from gpt2train.parallel.mesh import join
 follow_launcher()
 log_to(Path(sys.argv[2]), int(os.environ["RANK"]))
 install_excepthook(int(os.environ["RANK"]), debug=False)  # before the process group, as the training does
-place = join("cpu")
+ctx = join("cpu")
 dist.all_reduce(torch.ones(1))
-if place.rank == 1:
+if ctx.rank == 1:
     if sys.argv[1] == "raise":
         raise ValueError("broken on purpose")
     if sys.argv[1] == "die":

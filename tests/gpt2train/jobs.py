@@ -24,7 +24,7 @@ STEPS = 20
 
 
 def write_tokens(folder: Path) -> Path:
-    """Token files with something to learn: each token follows from the one before, with noise."""
+    """Write token files that can be learned: each token follows from the one before, with noise."""
     rng = np.random.Generator(np.random.Philox(5))
     for name, documents in (("train", 60), ("valid", 6)):
         with IndexedWriter(folder / name, "<u2") as writer:
@@ -94,18 +94,18 @@ def finish(process: subprocess.Popen[str], seconds: float = SECONDS) -> tuple[in
 def wait_for(
     ready: Callable[[], Any], process: subprocess.Popen[str], pause: float = 0.02, seconds: float = SECONDS
 ) -> Any:
-    """Wait until something is so, as long as the job runs."""
+    """Wait until a condition holds, as long as the job runs."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := ready():
             return found
         assert process.poll() is None, process.communicate()
         time.sleep(pause)
-    raise AssertionError("it did not come")
+    raise AssertionError("the condition did not hold in time")
 
 
-def gone(processes: list[psutil.Process]) -> bool:
-    """Whether all of these end within seconds."""
+def all_ended(processes: list[psutil.Process]) -> bool:
+    """True if all of these end within ten seconds."""
     return not psutil.wait_procs(processes, timeout=10)[1]
 
 
@@ -120,8 +120,8 @@ def weights(run: Path | str) -> dict[str, torch.Tensor]:
 
 
 def wait_until(ready: Callable[[], Any], pause: float = 0.005) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     end = time.monotonic() + SECONDS
     while not ready():
-        assert time.monotonic() < end, "it did not come"
+        assert time.monotonic() < end, "the condition did not hold in time"
         time.sleep(pause)

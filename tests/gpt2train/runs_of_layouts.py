@@ -20,7 +20,7 @@ from gpt2train.training.engine import Engine
 
 def check_first_values(config: RunConfig) -> None:
     """A sharded model starts from the very bits of a plain one."""
-    engine = Engine(config, place)
+    engine = Engine(config, ctx)
     plain = dict(initialise(GPT2(config.shape), config.seed).named_parameters())
     for name, parameter in engine.model_parts[0].named_parameters():
         local = parameter.to_local().numel()
@@ -30,10 +30,10 @@ def check_first_values(config: RunConfig) -> None:
 
 
 follow_launcher()
-place = join("cpu")
-install_excepthook(place.rank, debug=True)
+ctx = join("cpu")
+install_excepthook(ctx.rank, debug=True)
 for path in sys.argv[1:]:
     settings = read_run_config(Path(path))
     check_first_values(settings)
-    train(settings, place)
+    train(settings, ctx)
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""The command `gpt2train`: a trained run is merged, scored and written with; mistakes are one line."""
+"""The command `gpt2train`: merge, evaluate and generate with a trained run; mistakes are one line."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def test_the_merged_model_is_the_trained_one(trained_run: TrainedRun, model: Path) -> None:
+def test_the_merged_model_equals_the_trained_one(trained_run: TrainedRun, model: Path) -> None:
     weights = load_weights(trained_run.run / "checkpoints/step-00000002")
     merged = read_model(model)
     assert merged.shape.vocab == VOCAB
@@ -56,7 +56,7 @@ def test_a_checkpoint_can_be_named(trained_run: TrainedRun, tmp_path: Path, mode
     assert (tmp_path / "m/model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
 
 
-def test_lambada(model: Path, tmp_path: Path) -> None:
+def test_lambada_is_scored(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "set.jsonl"
     passages = [" ".join(paragraph.split()[:9]) for paragraph in LICENSE.split("\n\n") if len(paragraph.split()) > 9]
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in passages))
@@ -71,7 +71,7 @@ def test_lambada(model: Path, tmp_path: Path) -> None:
     assert "note: none of" in done.stdout
 
 
-def test_wikitext(model: Path, tmp_path: Path, open_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wikitext_is_scored(model: Path, tmp_path: Path, open_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "wiki.test.tokens"
     data.write_text((open_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")[:3000], encoding="utf-8")
     out = tmp_path / "w.json"
@@ -82,7 +82,7 @@ def test_wikitext(model: Path, tmp_path: Path, open_data: Path, capsys: pytest.C
     assert json.loads(out.read_text())["token_perplexity"] == pytest.approx(VOCAB, rel=0.3)
 
 
-def test_generate(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_is_generated(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", str(model), "--max-new-tokens", "5", "--prompt", "Licensed", "--prompt", "You may"]
     said = []
     for seed in ("1", "1", "2"):
@@ -151,7 +151,7 @@ def test_a_wrong_tokenizer_is_refused(trained_run: TrainedRun, tmp_path: Path, o
         merge(trained_run.run, tmp_path / "m", open_data / "bpe")
 
 
-def test_a_run_without_a_checkpoint(trained_run: TrainedRun, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_is_refused(trained_run: TrainedRun, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes((trained_run.run / "config.toml").read_bytes())
     with pytest.raises(UserError, match="no checkpoint"):
         find_source(tmp_path)
@@ -181,7 +181,7 @@ def test_every_error_is_one_line(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_help_is_quick_because_torch_stays_out() -> None:
+def test_help_does_not_import_torch() -> None:
     code = (
         "import sys; from gpt2train.cli import app; from gpt2train.io.command_line import run_command\n"
         "run_command(app, ['--help']); run_command(app, ['generate', '--help']); sys.exit('torch' in sys.modules)"

@@ -1,4 +1,4 @@
-"""Secrets of addresses: whatever the spelling, none is left in a message."""
+"""Redaction of secrets in addresses, in any spelling."""
 
 import traceback
 from urllib.parse import quote
@@ -21,7 +21,7 @@ AROUND = st.sampled_from(
 
 @given(SCHEMES, st.sampled_from(["://", ":/", ":///"]), SECRETS, SECRETS, HOSTS, AROUND, st.booleans())
 @settings(max_examples=400, deadline=None)
-def test_no_user_part_is_left(
+def test_user_names_and_passwords_are_removed(
     scheme: str, slashes: str, user: str, password: str, host: str, around: str, named: bool
 ) -> None:
     # Without a password the name is the secret, as a token is; it cannot hold a slash.
@@ -37,7 +37,7 @@ def test_no_user_part_is_left(
 
 @given(SCHEMES, HOSTS, st.lists(st.tuples(st.sampled_from(["X-Amz-Signature", "sig", "token"]), SECRETS)), AROUND)
 @settings(max_examples=400, deadline=None)
-def test_no_query_is_left(scheme: str, host: str, pairs: list[tuple[str, str]], around: str) -> None:
+def test_queries_are_removed(scheme: str, host: str, pairs: list[tuple[str, str]], around: str) -> None:
     for sign in "?#":
         query = sign + "&".join(f"{name}={secret}" for name, secret in pairs) if pairs else ""
         said = redact(around.format(f"{scheme}://{host}/list.txt{query}"))
@@ -48,14 +48,14 @@ def test_no_query_is_left(scheme: str, host: str, pairs: list[tuple[str, str]], 
 
 @given(SECRETS, st.sampled_from(["{}", "bucket name 'k:{}'", "user {} refused", "401, message='{}'"]))
 @settings(max_examples=300, deadline=None)
-def test_no_part_that_a_library_repeats_is_left(secret: str, around: str) -> None:
+def test_secrets_repeated_by_a_library_are_removed(secret: str, around: str) -> None:
     for form in (secret, quote(secret, safe="")):
         for address in (f"https://k:{form}@host/list.txt", f"https://host/a?X-Amz-Signature={quote(secret, safe='')}"):
             for repeated in (secret, quote(secret, safe="")):
                 assert repeated not in redact(around.format(repeated), address)
 
 
-def test_what_holds_no_secret_stays_as_it_is() -> None:
+def test_text_without_a_secret_is_unchanged() -> None:
     for text in ("s3://bucket/part-*.txt", "https://host:8080/a/b.txt", "me@x.org", "a/b@c", "C:/x y@z", "12:30, 3@4"):
         assert redact(text) == text
     assert redact("see https://me:pw@h.org/a?sig=1&k=2 and s3://b/c") == "see https://…@h.org/a?… and s3://b/c"
@@ -63,7 +63,7 @@ def test_what_holds_no_secret_stays_as_it_is() -> None:
     assert redact("('https://h/a?sig=1', 2)") == "('https://h/a?…', 2)"
 
 
-def test_values_and_errors() -> None:
+def test_values_and_errors_are_redacted() -> None:
     value = {"urls": ["https://u:pw@h/l?sig=x"], "n": 3, "https://u:pw@h": None}
     assert redact_values(value) == {"urls": ["https://…@h/l?…"], "n": 3, "https://…@h": None}
     for error in (
@@ -80,7 +80,7 @@ def test_values_and_errors() -> None:
     assert str(redact_error(Odd())) == "Odd: at https://…@h" and isinstance(redact_error(Odd()), RunError)
 
 
-def test_a_traceback_shows_no_secret_of_its_causes() -> None:
+def test_a_traceback_shows_no_secret_from_its_causes() -> None:
     with pytest.raises(UserError) as caught:
         try:
             raise ValueError("https://u:pw@h/l?sig=x")

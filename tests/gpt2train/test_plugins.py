@@ -24,7 +24,7 @@ def python(folder: Path, code: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-c", path + code], capture_output=True, text=True, timeout=60)
 
 
-def test_an_unknown_name_is_a_mistake_that_lists_the_known_ones() -> None:
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
     registry: Registry[int] = Registry("launcher")
     registry.register("local", 1)
     registry.register("ssh", 2)

@@ -1,4 +1,4 @@
-"""The loop under real torchrun jobs: equal numbers on every layout, killed, stopped, failing, resumed."""
+"""The training loop in real torchrun jobs: equal numbers on every layout; killed, stopped, failing, resumed."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.monitoring.rank_logs import log_to
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
-from tests.gpt2train.jobs import curve, finish, gone, make, start, start_alone, wait_for, weights, with_lr, write
+from tests.gpt2train.jobs import all_ended, curve, finish, make, start, start_alone, wait_for, weights, with_lr, write
 
 HERE = Path(__file__).parent
 
@@ -60,7 +60,7 @@ def test_every_layout_trains_the_same(
         np.testing.assert_allclose(valid[-1], read_metrics(reference.output)[-1]["valid_loss"], rtol=1e-5)
 
 
-def test_a_sharded_run_goes_on_in_one_process(
+def test_a_sharded_run_resumes_in_one_process(
     tokens: Path, alone: DistContext, two_ranks: dict[str, RunConfig]
 ) -> None:
     run = Path(two_ranks["zero 3"].output)
@@ -104,19 +104,19 @@ def test_a_failing_rank_ends_the_job_in_one_line(how: str, line: str, tmp_path: 
     code, out, err = finish(job)
     assert (code, out) == (1, ""), err
     assert err.startswith(line) and len(err.splitlines()) == 1, err
-    assert len(ranks) == 2 and gone(list(ranks))
+    assert len(ranks) == 2 and all_ended(list(ranks))
     if how == "raise":
         assert "Traceback" in (tmp_path / "rank-1.log").read_text()  # the other may be ended before it writes one
 
 
-def test_a_mistake_of_the_user_is_one_line_and_exit_code_2(tokens: Path, tmp_path: Path) -> None:
+def test_a_user_error_is_one_line_and_exit_code_2(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", batch={"micro_batch": 3})
     code, out, err = finish(start_alone(write(config)))
     assert code == 2 and out == ""
     assert err.startswith("error: batch.global_batch 8 is not a multiple") and len(err.splitlines()) == 1
 
 
-def test_a_finished_run_is_left_as_it_is(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+def test_a_finished_run_is_left_unchanged(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     config = make(tokens, tmp_path / "run", steps=4)
     position = train(config, alone)
     rows = (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -142,7 +142,7 @@ def test_another_run_in_the_folder_is_refused(
         train(make(tokens, tmp_path / "run", **({"steps": 4} | change)), alone)
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     config = make(tokens, tmp_path / "run", steps=6, checkpoints={"interval": 2, "keep": 2})
     train(config, alone)
     losses = curve(config.output)
@@ -157,9 +157,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tokens: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_all_ranks_give_way_to_the_checkpoint_before(
-    tokens: Path, tmp_path: Path, two_ranks: dict[str, RunConfig]
-) -> None:
+def test_all_ranks_skip_a_damaged_checkpoint(tokens: Path, tmp_path: Path, two_ranks: dict[str, RunConfig]) -> None:
     run = tmp_path / "copy"
     shutil.copytree(two_ranks["dropout"].output, run)
     (store.newest(run) / ".metadata").write_bytes(b"")
@@ -169,7 +167,7 @@ def test_all_ranks_give_way_to_the_checkpoint_before(
     assert curve(run) == curve(two_ranks["dropout"].output)
 
 
-def test_a_place_that_cannot_be_written_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+def test_an_unwritable_output_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write .*; give another output"):
         log_to(tmp_path / "file" / "logs", 0)
@@ -180,7 +178,7 @@ def test_a_place_that_cannot_be_written_is_a_mistake_of_the_user(tmp_path: Path)
         pass
 
 
-def test_the_traceback_of_a_thread_is_in_the_log_of_its_rank_alone(
+def test_the_traceback_of_a_thread_is_only_in_the_log_of_its_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log = logging.getLogger("gpt2train")
@@ -193,12 +191,14 @@ def test_the_traceback_of_a_thread_is_in_the_log_of_its_rank_alone(
     ended = threading.Thread(target=lambda: (tmp_path / "none").read_text(), name="curves")
     ended.start()
     ended.join()
-    told = (tmp_path / "rank-0.log").read_text()
-    assert "WARNING attempt 0: curves ended with FileNotFoundError: " in told and "Traceback" in told
+    logged = (tmp_path / "rank-0.log").read_text()
+    assert "WARNING attempt 0: curves ended with FileNotFoundError: " in logged and "Traceback" in logged
     assert capfd.readouterr() == ("", "")
 
 
-def test_lost_gradients_are_skipped_counted_and_end_the_run(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+def test_non_finite_gradients_are_skipped_and_counted_and_end_the_run(
+    tokens: Path, tmp_path: Path, alone: DistContext
+) -> None:
     config = with_lr(make(tokens, tmp_path / "run", schedule={"warmup": 0, "min_lr": 0.0}), 1e30)
     with pytest.raises(
         RunError,

@@ -22,7 +22,7 @@ class Inline(Runner):
 
 
 def row(text: str, url: str = "", document_id: str = "", split: str | None = "train") -> dict[str, Any]:
-    """A document; id and url follow from the text where not given."""
+    """A document; id and URL are derived from the text if not given."""
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return {
         "id": document_id or digest,
@@ -47,12 +47,12 @@ def documents_of(root: Folder, rows: list[dict[str, Any]], per_shard: int = 1000
 
 
 def rows_of(root: Folder, manifest: Manifest) -> list[dict[str, Any]]:
-    """All rows that a step passed on, in order."""
+    """All output rows of a step, in order."""
     return [found for record in manifest.outputs for found in read_rows(root / manifest.folder, record.name)]
 
 
 def rejected_of(root: Folder, manifest: Manifest) -> list[dict[str, Any]]:
-    """All rows that a step dropped, in order."""
+    """All rejected rows of a step, in order."""
     return [found for record in manifest.outcome.rejected for found in read_rows(root / manifest.folder, record.name)]
 
 

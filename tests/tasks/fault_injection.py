@@ -1,7 +1,7 @@
-"""A process that runs the recipe of the data in forked children, and kills one at a named instant of a named write.
+"""A process that runs the data recipe in forked children, and kills one at a given instant of a given write.
 
-`main` reads one order a line from standard input and answers each with a line. It only imports and forks: every order
-is a process of its own, that dies by a real SIGKILL, and none pays for the imports.
+`main` reads one order per line from standard input and answers each with a line. It only imports and forks: every order
+is a process of its own that dies by a real SIGKILL, and none repeats the imports.
 """
 
 import concurrent.futures
@@ -30,7 +30,7 @@ from tests.tasks.kill_points import INSTANTS, kill_at, work_and_die
 
 
 class InlinePool(WorkerPool):
-    """Calls at once, in this process: the matrix kills the process that writes, and spawning takes a second."""
+    """Pool that calls in this process: the matrix kills the writing process, and spawning takes a second."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -48,14 +48,14 @@ class InlinePool(WorkerPool):
 
 
 class InlineRunner(Runner):
-    """One batch after the other, in this process."""
+    """Runner of one batch after the other, in this process."""
 
     def batches(self, *args: Any, **options: Any) -> Any:
         return super().batches(*args, **{**options, "where": "thread", "at_once": 1})
 
 
-class MortalRunner(Runner):
-    """Runs batches in real worker processes, of which each stage loses one; a lost batch is begun again.
+class LossyRunner(Runner):
+    """Runner in real worker processes, of which each stage loses one; a lost batch is started again.
 
     Args:
         workers: worker processes.
@@ -76,7 +76,7 @@ class MortalRunner(Runner):
 
 
 def run(order: dict[str, Any]) -> None:
-    """Run the recipe as ordered: `workers` real ones or none, and killed at an instant or not."""
+    """Run the recipe as ordered: with real workers or none, killed at an instant or not."""
     settings = DataprepSettings.model_validate(order["settings"])
     root = Folder(settings.output)
     stop_clocks()
@@ -93,19 +93,19 @@ def run(order: dict[str, Any]) -> None:
 
 
 def runner_of(order: dict[str, Any]) -> Runner:
-    """Real workers where the order says how many, mortal ones where it says where to count the dead."""
+    """Runner of an order: real workers if it gives their number, dying ones if it gives a folder for their marks."""
     if "marks" in order:
-        return MortalRunner(order["workers"], order["marks"])
+        return LossyRunner(order["workers"], order["marks"])
     return Runner(order["workers"]) if "workers" in order else InlineRunner(1)
 
 
 def call_step(function: Callable[..., Any], *arguments: Any, runner: Runner, **options: Any) -> Any:
-    """In place of a Prefect task run."""
+    """Call a step without a Prefect task run."""
     return function(*arguments, runner=runner, **options)
 
 
 def stop_clocks() -> None:
-    """The pages' times of fetching, and the report's times of steps, are the only bytes of the clock."""
+    """Fix the fetch times of pages and the step times of the report, the only bytes that depend on the clock."""
     tasks.core.step.time = SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 0.0)  # type: ignore[assignment]
     tasks.core.step.cpu_seconds = lambda: 0.0  # type: ignore[assignment]
     fetch = Fetcher.fetch
@@ -120,7 +120,7 @@ def stop_clocks() -> None:
 
 @contextlib.contextmanager
 def recording(path: Path) -> Iterator[None]:
-    """Note the target of every rename, in order."""
+    """Record the target of every rename, in order."""
     targets: list[str] = []
     replace = Path.replace
 
@@ -143,7 +143,7 @@ def main() -> None:
             try:
                 run(order)
                 status = 0
-            except BaseException:  # noqa: BLE001 - the child must not go on as the server
+            except BaseException:  # noqa: BLE001 - the child must not continue as the server
                 import traceback
 
                 traceback.print_exc()

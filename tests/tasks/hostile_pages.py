@@ -1,6 +1,6 @@
-"""Pages and HTTP responses made to do harm, each with the reject reasons that it may end with.
+"""Adversarial pages and HTTP responses, each with the reject reasons that it may end with.
 
-Large ones are made while they are sent. SECRET stands in every text, so that a test can see that none is printed.
+Large ones are generated while they are sent. SECRET is in every text, so that a test can check that none is printed.
 """
 
 import gzip
@@ -17,12 +17,12 @@ import brotli
 from tests.tasks.web_server import Handler
 
 SECRET = "xylophone-quartz"
-KEPT = ""  # in place of a reason: the page may go on
+KEPT = ""  # instead of a reason: the page is kept
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is sent for a path, and the reasons that are right for it."""
+    """Response of a path, and the accepted reject reasons."""
 
     send: Callable[[Handler], object]
     reasons: tuple[str, ...]
@@ -49,7 +49,7 @@ def html(text: str, head: str = "") -> bytes:
 
 
 def bodies(seed: int) -> dict[str, tuple[bytes, tuple[str, ...]]]:
-    """Bodies that arrive whole: what they do to the steps that read them, over HTTP and in archives alike."""
+    """Complete bodies with their accepted reasons, for HTTP and for archives."""
     kept = (KEPT,)
     nothing = ("no_text", "early_short", "extract_crashed", "extract_timeout")  # by the machine and its load
     poor = (
@@ -88,7 +88,7 @@ def bodies(seed: int) -> dict[str, tuple[bytes, tuple[str, ...]]]:
 
 
 def answers() -> dict[str, Case]:
-    """Answers of a server that the download has to end."""
+    """Responses that the download has to abort."""
     member = gzip.compress(b" " * 2**26)
 
     def bomb(h: Handler) -> None:  # 6.4 GB
@@ -164,13 +164,13 @@ def answers() -> dict[str, Case]:
 
 
 def pour(h: Handler, pieces: Iterator[bytes]) -> None:
-    """Send pieces until there are no more, or nobody listens."""
+    """Send pieces until there are no more, or the client disconnects."""
     for piece in pieces:
         h.wfile.write(piece)
 
 
 def write_archive(path: Path) -> dict[str, tuple[str, ...]]:
-    """A web archive of the hostile bodies, of packed bombs and of broken records; URL -> the reasons that fit."""
+    """Write a web archive of adversarial bodies, decompression bombs and broken records; URL -> accepted reasons."""
     expected: dict[str, tuple[str, ...]] = {}
 
     def record(
@@ -202,7 +202,7 @@ def write_archive(path: Path) -> dict[str, tuple[str, ...]]:
 
 
 def write_lines(folder: Path) -> dict[str, tuple[str, ...]]:
-    """Files of JSON lines that are made to do harm; what a record is called -> the reasons that fit."""
+    """Write adversarial files of JSON lines; name of a record -> accepted reasons."""
     expected: dict[str, tuple[str, ...]] = {}
     lines: list[bytes] = []
 

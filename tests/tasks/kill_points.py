@@ -8,7 +8,7 @@ from typing import Any
 
 from tasks.core.storage import Folder
 
-# Of the data steps, in the order of the recipe.
+# Folders of the data steps, in the order of the recipe.
 FOLDERS = (
     "urls",
     "pages",
@@ -26,12 +26,12 @@ INSTANTS = ("before", "between", "after")
 
 
 def kill_at(root: Folder, folder: str, number: int, instant: str) -> None:
-    """End this process without a word at an instant of the write of this number below a folder.
+    """Kill this process at an instant of the write of this number below a folder.
 
     Args:
         instant: `before` the draft is begun, `between` the draft's last byte and its rename, `after` the rename.
     """
-    place = (root / folder).path().rstrip("/") + "/"
+    prefix = (root / folder).path().rstrip("/") + "/"
     begun, renamed = iter(range(10**6)), iter(range(10**6))
     writing, replace = Folder.writing, Path.replace
 
@@ -39,12 +39,12 @@ def kill_at(root: Folder, folder: str, number: int, instant: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def watched_writing(self: Folder, name: str) -> Any:
-        if self.path(name).startswith(place) and next(begun) == number and instant == "before":
+        if self.path(name).startswith(prefix) and next(begun) == number and instant == "before":
             die()
         return writing(self, name)
 
     def watched_replace(self: Path, target: Any) -> Path:
-        ours = str(target).startswith(place) and next(renamed) == number
+        ours = str(target).startswith(prefix) and next(renamed) == number
         if ours and instant == "between":
             die()
         path = replace(self, target)
@@ -56,7 +56,7 @@ def kill_at(root: Folder, folder: str, number: int, instant: str) -> None:
 
 
 def work_and_die(mark: Path, instant: str, work: Any, folder: Folder, *args: Any) -> Any:
-    """Do a batch in a worker; whoever is the first to set the mark dies at its first write."""
+    """Do a batch in a worker; the first worker to create the mark dies at its first write."""
     with contextlib.suppress(FileExistsError):
         mark.open("x").close()
         kill_at(folder, "", 0, instant)

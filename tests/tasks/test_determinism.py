@@ -1,4 +1,4 @@
-"""The text rooms one after the other, in processes with other hash seeds and numbers of workers: the same bytes."""
+"""The data steps in processes with other hash seeds and numbers of workers: the same bytes."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""kill -9 at each instant of a write, in each step: the run goes on, and every byte is that of an undisturbed run."""
+"""Kills at each instant of a write, in each step: a resumed run gives the bytes of an undisturbed one."""
 
 import contextlib
 import dataclasses
@@ -43,20 +43,20 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass
 class Matrix:
-    """A served list, an undisturbed run of it, and the process that runs orders."""
+    """A served URL list, an undisturbed run of it, and the process that executes orders."""
 
     settings: dict[str, Any]
     driver: "subprocess.Popen[str]"
     errors: Path
     output: Path
-    """Where every run writes: the report names the place."""
-    straight: Path
-    """What the undisturbed run left there."""
+    """Output of every run: the report contains the path."""
+    undisturbed: Path
+    """Copy of the output of the undisturbed run."""
     orders: int = 0
     writes: dict[str, list[str]] = field(default_factory=dict)
 
     def order(self, **more: Any) -> int:
-        """Run the recipe; the exit status, -9 when it was killed."""
+        """Run the recipe; the exit status, -9 if it was killed."""
         assert self.driver.stdin and self.driver.stdout
         self.orders += 1
         order = {"number": self.orders, "settings": {**self.settings, "output": str(self.output)}, **more}
@@ -69,21 +69,21 @@ class Matrix:
         raise AssertionError(self.errors.read_text())
 
     def clear(self) -> None:
-        """Begin with an empty folder."""
+        """Remove the output."""
         shutil.rmtree(self.output, ignore_errors=True)
 
     def check(self, folder: str, number: int, instant: str) -> None:
-        """Kill a run that has this step before it, at this instant; run again; compare every file."""
+        """Kill a run in this step at this instant; run again; compare every file."""
         self.clear()
-        shutil.copytree(self.straight, self.output)
+        shutil.copytree(self.undisturbed, self.output)
         shutil.rmtree(self.output / folder)
         assert self.order(folder=folder, write=number, instant=instant) == -9, self.errors.read_text()
         assert self.order() == 0, self.errors.read_text()
-        assert bytes_of(self.output) == bytes_of(self.straight), f"killed {instant} write {number} of {folder}"
+        assert bytes_of(self.output) == bytes_of(self.undisturbed), f"killed {instant} write {number} of {folder}"
 
 
 def bytes_of(output: Path) -> dict[str, str]:
-    """Hash of every file but the log of times, which says how often a step was begun."""
+    """Hash of every file except timings.jsonl, which has a row for each start of a step."""
     return {name: value for name, value in hashes(output).items() if name != "timings.jsonl"}
 
 
@@ -101,7 +101,7 @@ def article(text: str) -> Any:
 
 
 def make_list(site: Site, path: Path) -> None:
-    """Three shards of a list: tales, a copy, one that quotes the others, a short one, and addresses that fail."""
+    """Write a list of three shards: stories, a copy, one that quotes the others, a short one, and failing URLs."""
     tales = [story(name) for name in NAMES]
     texts = [*tales, tales[0], " ".join(tale[:420] for tale in tales) + story("Tom", 30), "too short"]
     for number, text in enumerate(texts):
@@ -111,7 +111,7 @@ def make_list(site: Site, path: Path) -> None:
 
 
 def make_files(folder: Path) -> dict[str, Any]:
-    """An archive, pages and texts, each with one that cannot be used; the settings that name them."""
+    """Write an archive, pages and texts, each with an unusable one; the settings that name them."""
     loose = folder / "loose"
     loose.mkdir()
     responses = [response(number, html(story(name))) for number, name in enumerate(("Olga", "Paul"))]
@@ -125,7 +125,7 @@ def make_files(folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def started(log: Path, **environment: str) -> "Iterator[subprocess.Popen[str]]":
-    """The process that takes orders."""
+    """Start the process that executes orders."""
     with log.open("w") as errors:
         driver = subprocess.Popen(
             [sys.executable, "-c", "from tests.tasks.fault_injection import main; main()"],
@@ -149,14 +149,14 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
         make_list(site, folder / "list.txt")
         settings = {**SETTINGS, **make_files(folder), "urls": [str(folder / "list.txt")]}
         settings["connect_to"] = {"*.test": site.address}
-        matrix = Matrix(settings, driver, folder / "errors.log", folder / "out", folder / "straight")
+        matrix = Matrix(settings, driver, folder / "errors.log", folder / "out", folder / "undisturbed")
         record = folder / "record.json"
         assert matrix.order(record=str(record)) == 0, matrix.errors.read_text()
-        shutil.copytree(matrix.output, matrix.straight)
+        shutil.copytree(matrix.output, matrix.undisturbed)
         by_folder = defaultdict(list)
         for target in json.loads(record.read_text()):
-            place, _, name = target.removeprefix(f"{matrix.output}/").partition("/")
-            by_folder[place].append(name)
+            step, _, name = target.removeprefix(f"{matrix.output}/").partition("/")
+            by_folder[step].append(name)
         matrix.writes = dict(by_folder)
         yield matrix
 
@@ -169,7 +169,7 @@ def test_the_matrix_knows_every_step(matrix: Matrix) -> None:
 
 
 @pytest.mark.parametrize("folder", MARKED)
-def test_killed_at_each_instant(matrix: Matrix, folder: str) -> None:
+def test_a_run_killed_at_each_instant_gives_the_same_bytes(matrix: Matrix, folder: str) -> None:
     """Before the first write, at the rename of one in the middle, and after the rename of the manifest."""
     writes = len(matrix.writes[folder])
     for instant, number in zip(INSTANTS, (0, writes // 2, writes - 1), strict=True):
@@ -177,8 +177,8 @@ def test_killed_at_each_instant(matrix: Matrix, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_workers_killed_at_each_instant(matrix: Matrix, tmp_path: Path) -> None:
-    """Every stage that works in processes loses one."""
+def test_workers_killed_at_each_instant_leave_the_same_bytes(matrix: Matrix, tmp_path: Path) -> None:
+    """Every stage with worker processes loses one."""
     matrix.clear()
     (tmp_path / "marks").mkdir()
     assert matrix.order(workers=2, marks=str(tmp_path / "marks")) == 0, matrix.errors.read_text()
@@ -186,7 +186,7 @@ def test_workers_killed_at_each_instant(matrix: Matrix, tmp_path: Path) -> None:
     stages = {"warcs", "webpages", "texts", "clean", "cloze", "decontaminate", "dedup", "shuffle"}
     assert {name.partition("-")[0] for name, _ in dead} >= stages
     assert {instant for _, instant in dead} == set(INSTANTS)
-    assert bytes_of(matrix.output) == bytes_of(matrix.straight)
+    assert bytes_of(matrix.output) == bytes_of(matrix.undisturbed)
 
 
 @pytest.mark.slow
@@ -196,13 +196,13 @@ def test_workers_and_hash_seed_change_no_byte(matrix: Matrix, tmp_path: Path, wo
     with started(tmp_path / "errors.log", PYTHONHASHSEED=seed) as driver:
         other = dataclasses.replace(matrix, driver=driver, errors=tmp_path / "errors.log")
         assert other.order(workers=workers) == 0, other.errors.read_text()
-    assert bytes_of(matrix.output) == bytes_of(matrix.straight)
+    assert bytes_of(matrix.output) == bytes_of(matrix.undisturbed)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("folder", STEPS)
-def test_killed_around_every_write(matrix: Matrix, folder: str) -> None:
+def test_a_run_killed_around_every_write_gives_the_same_bytes(matrix: Matrix, folder: str) -> None:
     writes = len(matrix.writes[folder])
     for number in range(0, writes, 1 + writes // 12):  # the dedup has many
         for instant in INSTANTS[1:]:

@@ -1,4 +1,4 @@
-"""A web server on loopback that misbehaves in every way that the download has a reason for."""
+"""A web server on loopback that misbehaves in every way for which the download has a reject reason."""
 
 import contextlib
 import gzip
@@ -24,7 +24,7 @@ class Site:
         starts: (host, time) of every request, in order.
         robots: host -> (status, text) of its robots.txt; 404 where there is none.
         at_once: most requests that were in flight at a time, by host.
-        handlers: path -> what answers; may be added to.
+        handlers: path -> function that answers; tests may add to it.
     """
 
     address: str = ""

@@ -1,4 +1,4 @@
-"""`--dry-run`: the plan before anything starts, and the stop where this machine lacks something."""
+"""Dry run of the flows: the printed plan, and the error where resources are missing."""
 
 import shutil
 from collections import namedtuple
@@ -13,7 +13,7 @@ from tests.flows.conftest import Finished
 from tests.flows.mini_pipeline import STEPS, hashes
 
 
-def test_a_machine_without_gpus_says_all_that_is_missing_and_what_would_do(
+def test_an_error_lists_all_missing_resources_and_a_preset_that_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -28,7 +28,7 @@ def test_a_machine_without_gpus_says_all_that_is_missing_and_what_would_do(
     assert not out.exists()  # at once
     assert run("pipeline", "--preset", "345m", "--output", str(out)) == 2
     assert "2 GPUs (none found)" in capsys.readouterr().err
-    # Whoever insists is told of the tokens alone.
+    # With the resource check skipped, the missing tokens alone are an error.
     assert run("pretrain", "--preset", "345m", "--output", str(out), "--launch.skip-resource-check") == 1
     assert "holds no finished step" in capsys.readouterr().err
 
@@ -51,14 +51,14 @@ def test_the_plan_of_a_training_is_printed_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
     flags = ["--preset", "345m", "--output", str(tmp_path / "out")]
     assert run("pretrain", *flags, "--dry-run") == 2
-    told = capsys.readouterr()
-    assert "20,000 steps" in told.out and "lacks 2 GPUs (none found), time" in told.err
-    assert run("pretrain", *flags) == 2 and capsys.readouterr().err == told.err  # what the run would say
+    captured = capsys.readouterr()
+    assert "20,000 steps" in captured.out and "lacks 2 GPUs (none found), time" in captured.err
+    assert run("pretrain", *flags) == 2 and capsys.readouterr().err == captured.err  # what the run would say
     assert run("pretrain", *flags, "--launch.skip-resource-check", "--dry-run") == 1
     assert "holds no finished step" in capsys.readouterr().err
 
 
-def test_a_published_preset_with_another_vocabulary_says_its_size_and_the_option(
+def test_a_published_preset_with_another_vocabulary_warns_with_size_and_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, open_data: Path
 ) -> None:
     """The tokenizer's default is that of the demo: 117m becomes a model of 89 million parameters."""
@@ -81,7 +81,7 @@ def test_a_published_preset_with_another_vocabulary_says_its_size_and_the_option
     assert len(logged) == 1 and all(part in logged[0] for part in words)
 
 
-def test_the_plan_of_a_data_flow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_of_a_data_flow_lists_steps_and_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "urls.txt").write_text("http://a.example/1\nhttp://a.example/2\n")
     flags = ["--urls", str(tmp_path / "urls.txt"), "--output", str(tmp_path / "out"), "--dry-run"]
     assert run("dataprep", *flags) == 0
@@ -92,7 +92,7 @@ def test_the_plan_of_a_data_flow(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [path.name for path in tmp_path.iterdir()] == ["urls.txt"]
 
 
-def test_finished_steps_are_told_as_cached(
+def test_finished_steps_are_listed_as_cached(
     finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flows.dry_run.resources, "find_gpus", lambda: ())
@@ -112,7 +112,7 @@ def test_finished_steps_are_told_as_cached(
     assert hashes(finished.output) == before
 
 
-def test_what_is_trained_lacks_nothing_wherever_it_was_trained(
+def test_a_finished_training_needs_no_resources(
     finished: Finished, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flows.dry_run.resources, "missing_resources", lambda fit, train: ["2 GPUs (none found)"])

@@ -1,4 +1,4 @@
-"""The same bytes from a Ray or a Dask cluster, started here or joined, and also when a worker is lost."""
+"""Batches on Ray and Dask clusters, started here or joined: the same bytes, also when a worker is lost."""
 
 import contextlib
 import os
@@ -48,11 +48,11 @@ if __name__ == "__main__":
         ("auto", False),
     ],
 )
-def test_which_addresses_are_elsewhere(address: str, remote: bool) -> None:
+def test_addresses_of_other_machines_are_remote(address: str, remote: bool) -> None:
     assert is_remote(address) is remote
 
 
-def test_what_a_cluster_needs_is_said_before_anything_starts() -> None:
+def test_missing_requirements_of_a_cluster_are_reported_before_anything_starts() -> None:
     pytest.importorskip("prefect_dask")
     away = "tcp://10.0.0.7:8786"
     with pytest.raises(UserError, match="needs --runner ray or --runner dask"):
@@ -69,7 +69,7 @@ def test_what_a_cluster_needs_is_said_before_anything_starts() -> None:
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_not_there_is_one_line(mini: Mini, tmp_path: Path) -> None:
+def test_a_missing_cluster_is_reported_in_one_line(mini: Mini, tmp_path: Path) -> None:
     pytest.importorskip("prefect_dask")
     flags = ["--runner", "dask", "--cluster", "tcp://127.0.0.1:1"]
     refused = mini.run("dataprep", "--output", str(tmp_path), *flags, DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="2s")
@@ -80,9 +80,7 @@ def test_a_cluster_that_is_not_there_is_one_line(mini: Mini, tmp_path: Path) -> 
 STARTED = "import time; time.sleep(600)"
 
 
-def test_a_start_of_ray_that_fails_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_start_of_ray_is_retried(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ray")
     monkeypatch.setattr("flows.orchestration.cluster_runner.STATUS_SECONDS", 0.2)
     children: list[subprocess.Popen[bytes]] = []
@@ -107,7 +105,7 @@ def test_a_start_of_ray_that_fails_is_tried_again(
     assert "Ray did not start on this machine (The current node timed out during startup.)" in said
 
 
-def test_the_last_failure_of_ray_is_the_answer() -> None:
+def test_the_last_failure_of_ray_is_the_error() -> None:
     pytest.importorskip("ray")
     calls: list[int] = []
 
@@ -121,9 +119,7 @@ def test_the_last_failure_of_ray_is_the_answer() -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_bytecode_is_cached_where_it_is_not_already(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
-) -> None:
+def test_bytecode_is_cached_unless_it_is_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool) -> None:
     (tmp_path / "imported_late.py").write_text("")
     own = ModuleType("own")
     own.__spec__ = ModuleSpec("own", None)

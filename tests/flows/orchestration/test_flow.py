@@ -1,4 +1,4 @@
-"""Flows as they are offered: the form that Prefect makes of settings, how parameters merge, what is refused."""
+"""Settings flows: the form that Prefect makes of the settings, the merging of parameters, refused values."""
 
 import json
 import os
@@ -36,7 +36,7 @@ from gpt2train.settings import Settings
 
 # Pytest undoes the filter that flows/orchestration/flow.py sets.
 pytestmark = pytest.mark.filterwarnings("ignore:Default value not given is not JSON serializable")
-OFFERS = [dataprep, pretrain, evaluate, pipeline]
+FLOWS = [dataprep, pretrain, evaluate, pipeline]
 FILE = Path(deployments.__file__).with_name("prefect.yaml")
 ENTRIES: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
 
@@ -52,7 +52,7 @@ print([type(handler).__name__ for handler in ours.handlers], ours.isEnabledFor(l
 """
 
 
-def test_the_lines_of_the_steps_reach_the_page_of_a_deployed_run() -> None:
+def test_log_lines_of_the_steps_reach_the_logs_of_a_deployed_run() -> None:
     (pool,) = {json.dumps(entry["work_pool"]["job_variables"]["env"]) for entry in ENTRIES}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_LOGGING")}
     loaded = subprocess.run(
@@ -79,15 +79,15 @@ def schema() -> dict[str, Any]:
     return prefect_schema(pretrain).model_dump_for_openapi()
 
 
-@pytest.mark.parametrize("flow", OFFERS, ids=lambda flow: flow.name)
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
 def test_every_setting_is_a_parameter_without_a_default(flow: SettingsFlow[Any]) -> None:
     """A default that a form fills in would count as given, and win over the preset; so would a switch's `false`."""
-    offered = prefect_schema(flow).model_dump_for_openapi()
-    assert list(offered["properties"]) == ["config", *flow.model.model_fields]
-    assert [node for node in nodes(offered) if "default" in node or node.get("type") == "boolean"] == []
+    schema = prefect_schema(flow).model_dump_for_openapi()
+    assert list(schema["properties"]) == ["config", *flow.model.model_fields]
+    assert [node for node in nodes(schema) if "default" in node or node.get("type") == "boolean"] == []
     required = [name for name, field in flow.model.model_fields.items() if field.is_required()]
-    assert offered.get("required", []) == required
-    assert [name for name, shown in offered["properties"].items() if not shown["description"]] == []
+    assert schema.get("required", []) == required
+    assert [name for name, shown in schema["properties"].items() if not shown["description"]] == []
 
 
 def test_the_form_shows_bounds_choices_help_and_defaults(schema: dict[str, Any]) -> None:
@@ -109,12 +109,12 @@ def test_the_form_shows_bounds_choices_help_and_defaults(schema: dict[str, Any])
         ({"workers": "two"}, "'two' is not of type"),
     ],
 )
-def test_the_api_refuses(schema: dict[str, Any], given: dict[str, Any], said: str) -> None:
+def test_the_api_refuses_wrong_parameters(schema: dict[str, Any], given: dict[str, Any], said: str) -> None:
     with pytest.raises(jsonschema.ValidationError, match=said):
         jsonschema.validate(given, schema)
 
 
-def test_the_api_takes_what_is_right(schema: dict[str, Any]) -> None:
+def test_the_api_accepts_valid_parameters(schema: dict[str, Any]) -> None:
     given = {"config": "pretrain/345m", "data": None, "train": {"steps": 3}, "verify": True}
     assert list(jsonschema.Draft202012Validator(schema).iter_errors(given)) == []
 
@@ -135,13 +135,13 @@ def test_null_is_a_value_only_where_a_setting_may_be_none() -> None:
     assert split_parameters(PretrainSettings, given)[1] == {"data": None, "train": {"checkpoints": {"init_from": None}}}
 
 
-def test_a_run_shows_what_was_given_and_no_more() -> None:
+def test_a_run_shows_only_the_given_parameters() -> None:
     given = {"output": Path("out"), "urls": ("a.txt",), "clean": NOT_GIVEN, "workers": 2, "config": None}
     shown = dataprep.serialize_parameters(given)
     assert shown == {"output": "out", "urls": ["a.txt"], "workers": 2, "config": None}
 
 
-def test_every_deployment_has_settings_that_hold_and_a_flow() -> None:
+def test_every_deployment_has_valid_settings_and_a_flow() -> None:
     names = []
     for entry in ENTRIES:
         flow = load_flow_from_entrypoint(entry["entrypoint"])
@@ -154,7 +154,7 @@ def test_every_deployment_has_settings_that_hold_and_a_flow() -> None:
     assert {f"pretrain/{size}" for size in ("tiny", "117m", "345m", "762m", "1542m")} <= set(names)
 
 
-def test_a_configuration_that_is_not_there_is_named_with_the_nearest() -> None:
+def test_a_missing_configuration_is_named_with_the_nearest_match() -> None:
     with pytest.raises(UserError, match=r"'pretrain/354m' is neither .* did you mean 'pretrain/345m'"):
         resolve(PretrainSettings, "pretrain/354m")
 
@@ -166,7 +166,7 @@ def deployed_run(flow: SettingsFlow[Any], **parameters: Any) -> Any:
         return flow.fn(**parameters)
 
 
-def test_a_mistake_ends_a_run_with_its_one_line(tmp_path: Path) -> None:
+def test_a_user_error_ends_a_run_with_its_one_line(tmp_path: Path) -> None:
     for parameters, said in [
         ({"train": {"stepz": 3}}, "unknown setting 'train.stepz'; did you mean 'train.steps'?"),
         ({"output": str(tmp_path)}, f"{tmp_path}/tokens holds no finished step"),
@@ -175,7 +175,7 @@ def test_a_mistake_ends_a_run_with_its_one_line(tmp_path: Path) -> None:
         assert state.is_failed() and said in state.message and "\n" not in state.message
 
 
-def test_only_a_run_of_a_deployment_is_checked_by_the_flow() -> None:
+def test_the_flow_checks_settings_only_in_deployed_runs() -> None:
     """A command has done so before it started a server."""
     seen: list[str] = []
 
@@ -211,7 +211,7 @@ def test_only_a_run_of_a_deployment_is_checked_by_the_flow() -> None:
         ("evaluate", EvaluateFlowSettings, {"run": "out/runs/tiny-0123abcd"}, "evaluate-tiny-0123abcd"),
     ],
 )
-def test_the_name_of_a_run_says_what_it_works_on(
+def test_the_name_of_a_run_shows_its_subject(
     flow: str, model: type[Settings], given: dict[str, Any], name: str
 ) -> None:
     assert run_name(flow, resolve(model, flags=given)) == name

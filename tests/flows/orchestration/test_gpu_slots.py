@@ -1,4 +1,4 @@
-"""Turns at the GPUs, or at the cores, with a real Prefect server: who waits, what its page says, what a kill leaves."""
+"""GPU slots as concurrency limits of a real Prefect server: waiting runs, their artifacts, killed runs."""
 
 import socket
 import subprocess
@@ -29,7 +29,7 @@ def trains():
     train, launch = TrainSettings(device="cpu"), LaunchSettings(max_jobs_per_gpu=int(sys.argv[3]))
     publisher = ArtifactPublisher()
     with gpu_slots.prefect_slot(train, launch, "out/runs/" + sys.argv[1], publisher):
-        print("holds", flush=True)
+        print("holds a slot", flush=True)
         sys.stdin.read()
     publisher.close()
 
@@ -39,21 +39,21 @@ trains()
 
 @dataclass
 class Trainings:
-    """Runs that take a turn and hold it until they are told to end.
+    """Runs that take a GPU slot and hold it until they are asked to end.
 
     Attributes:
-        place: their server.
-        folder: for logs and turns.
+        prefect_server: their server.
+        folder: for logs and lock files.
     """
 
-    place: PrefectServer
+    prefect_server: PrefectServer
     folder: Path
     running: "list[subprocess.Popen[str]]" = field(default_factory=list)
 
-    def start(self, name: str, turns: str, stale: float = 3, share: int = 1) -> Path:
-        """Start one; its log. Those with the same folder of turns are on one machine."""
+    def start(self, name: str, locks: str, stale: float = 3, share: int = 1) -> Path:
+        """Start one; its log. Those with the same folder of lock files are on one machine."""
         log = self.folder / f"{name}.log"
-        environment = {**self.place.environment, "GPT2TRAIN_TURNS": str(self.folder / turns)}
+        environment = {**self.prefect_server.environment, "GPT2TRAIN_TURNS": str(self.folder / locks)}
         command = [sys.executable, "-c", TRAINS, name, str(stale), str(share)]
         with log.open("w") as file:
             self.running.append(
@@ -65,26 +65,26 @@ class Trainings:
 
     def slots(self) -> tuple[int, int]:
         """Slots that are taken, and the limit."""
-        [found] = self.place.ask("POST", "v2/concurrency_limits/filter")
+        [found] = self.prefect_server.ask("POST", "v2/concurrency_limits/filter")
         assert found["name"] == LIMIT
         return found["active_slots"], found["limit"]
 
-    def says(self, words: str) -> bool:
-        """Whether a run page says this."""
-        pages = self.place.ask("POST", "artifacts/filter")
+    def shows(self, words: str) -> bool:
+        """True if an artifact of a run contains this text."""
+        pages = self.prefect_server.ask("POST", "artifacts/filter")
         return any(words in found["data"] for found in pages if found["key"] == "turn")
 
 
-def holds(log: Path) -> bool:
-    """Whether a run has its turn."""
+def has_slot(log: Path) -> bool:
+    """True if a run has its slot."""
     assert "Traceback" not in log.read_text(), log.read_text()
-    return "holds" in log.read_text()
+    return "holds a slot" in log.read_text()
 
 
 @pytest.fixture
 def trainings(tmp_path: Path) -> Iterator[Trainings]:
-    with running_server(tmp_path / "prefect") as place:
-        found = Trainings(place, tmp_path)
+    with running_server(tmp_path / "prefect") as prefect_server:
+        found = Trainings(prefect_server, tmp_path)
         try:
             yield found
         finally:
@@ -94,55 +94,55 @@ def trainings(tmp_path: Path) -> Iterator[Trainings]:
 
 
 @pytest.mark.slow
-def test_a_waiting_run_says_for_whom(trainings: Trainings) -> None:
+def test_a_waiting_run_names_the_holder(trainings: Trainings) -> None:
     running = trainings.running
     first = trainings.start("first", "here")
-    wait_for(lambda: holds(first), 120, "the first training")
+    wait_for(lambda: has_slot(first), 120, "the first training")
     assert trainings.slots() == (1, 1)
 
     second = trainings.start("second", "here")
     taken = f"cores is taken by first at work in out/runs/first (process {running[0].pid})"
-    wait_for(lambda: trainings.says(taken), 120, "what the second waits for")
-    assert not holds(second)
+    wait_for(lambda: trainings.shows(taken), 120, "what the second waits for")
+    assert not has_slot(second)
     running[0].communicate("")
-    wait_for(lambda: holds(second), 120, "the second training")
-    wait_for(lambda: trainings.says("Training began after the run waited"), 60, "its page")
+    wait_for(lambda: has_slot(second), 120, "the second training")
+    wait_for(lambda: trainings.shows("Training began after the run waited"), 60, "its page")
 
     third = trainings.start("third", "elsewhere", stale=600)  # as in a container of its own: the server alone knows
-    wait_for(lambda: trainings.says(f"{LIMIT} has no free slot"), 120, "what the third waits for")
-    assert not holds(third)
+    wait_for(lambda: trainings.shows(f"{LIMIT} has no free slot"), 120, "what the third waits for")
+    assert not has_slot(third)
     running[1].communicate("")
-    wait_for(lambda: holds(third), 120, "the third training")
+    wait_for(lambda: has_slot(third), 120, "the third training")
 
     shares = trainings.start("shares", "elsewhere", share=2)
-    wait_for(lambda: holds(shares), 120, "the one that shares")
+    wait_for(lambda: has_slot(shares), 120, "the one that shares")
     assert trainings.slots() == (2, 2)
     for one in running[2:]:
         one.communicate("")
         assert one.returncode == 0
     assert trainings.slots() == (0, 2)
 
-    # A server that was started anew knows of slots that are taken, and of no lease that could run out.
-    trainings.place.ask("PATCH", f"v2/concurrency_limits/{LIMIT}", active_slots=2)
+    # A restarted server knows which slots are taken, but no lease that could run out.
+    trainings.prefect_server.ask("PATCH", f"v2/concurrency_limits/{LIMIT}", active_slots=2)
     last = trainings.start("last", "here")
-    wait_for(lambda: holds(last), 120, "the training after a server forgot")
+    wait_for(lambda: has_slot(last), 120, "the training after a server forgot")
     assert trainings.slots() == (1, 2)
     assert "freed 2 slots of runs that ended" in last.read_text()
 
-    # The slot of a killed run: the next on the same machine gives it back.
-    trainings.place.ask("PATCH", f"v2/concurrency_limits/{LIMIT}", limit=1)
+    # The slot of a killed run is freed by the next run on the same machine.
+    trainings.prefect_server.ask("PATCH", f"v2/concurrency_limits/{LIMIT}", limit=1)
     running[-1].kill()
     after = trainings.start("after", "here", stale=600)
-    wait_for(lambda: holds(after), 45, "the training after a killed one")
+    wait_for(lambda: has_slot(after), 45, "the training after a killed one")
     assert trainings.slots() == (1, 1)
     assert "no free slot" not in after.read_text()
 
 
 @pytest.mark.exhaustive  # waits for a lease of a minute
-def test_the_slot_of_a_killed_run_comes_back(trainings: Trainings) -> None:
+def test_the_slot_of_a_killed_run_is_freed(trainings: Trainings) -> None:
     first = trainings.start("first", "here")
-    wait_for(lambda: holds(first), 120, "the first training")
+    wait_for(lambda: has_slot(first), 120, "the first training")
     trainings.running[0].kill()
     second = trainings.start("second", "elsewhere", stale=600)
-    wait_for(lambda: holds(second), 180, "the second training")
+    wait_for(lambda: has_slot(second), 180, "the second training")
     assert trainings.slots() == (1, 1)

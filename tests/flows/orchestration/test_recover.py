@@ -1,4 +1,4 @@
-"""What befalls a deployed run, on a real server and worker: cancelled, killed, its worker killed; then run again."""
+"""Recovery of deployed runs on a real server and worker: cancelled, killed, worker killed; then run again."""
 
 import datetime
 import os
@@ -27,7 +27,7 @@ from gpt2train.monitoring.metrics import read_metrics
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
-from tests.flows.deployed_run import ENDLESS, SECONDS, Deployed, deploy, only, straight_losses
+from tests.flows.deployed_run import ENDLESS, SECONDS, Deployed, deploy, only_worker_left, uninterrupted_losses
 from tests.flows.prefect_server import ROOT, PrefectServer, running_server
 from tests.flows.slow_batches import BATCHES
 from tests.flows.small_tokens import prepare_tokens
@@ -37,17 +37,17 @@ pytestmark = [pytest.mark.timeout(1800), pytest.mark.xdist_group("recover")]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
     with running_server(tmp_path_factory.mktemp("recover") / "prefect") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def training(place: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Deployed:
+def training(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Deployed:
     folder = tmp_path_factory.mktemp("training")
     output = prepare_tokens(folder / "out")
     parameters = {"output": str(output), "train": ENDLESS, "launch": {"processes": 2, "retry_delay": 0.1}}
-    return deploy(place, "training", "flows/pretrain.py:pretrain", parameters, output, folder / "worker.log")
+    return deploy(prefect_server, "training", "flows/pretrain.py:pretrain", parameters, output, folder / "worker.log")
 
 
 def flow_of(deployed: Deployed, worker: psutil.Process) -> psutil.Process:
@@ -57,23 +57,23 @@ def flow_of(deployed: Deployed, worker: psutil.Process) -> psutil.Process:
 
 
 @pytest.mark.slow
-def test_cancelled_lost_and_killed_it_goes_on_from_where_it_was(training: Deployed, tmp_path: Path) -> None:
+def test_a_cancelled_crashed_or_killed_run_resumes_when_retried(training: Deployed, tmp_path: Path) -> None:
     with training.server.worker(training.pool, training.log) as worker:
         run = training.start()
         training.wait_for_step(20)
         assert len(training.ranks()) == 2
         training.set_state(run, "CANCELLING", "Cancelling")
         training.wait(run, "CANCELLED")
-        wait_for(lambda: only(training, worker), SECONDS, "the end of all processes")
+        wait_for(lambda: only_worker_left(training, worker), SECONDS, "the end of all processes")
         saved = training.saved()
         assert saved == training.steps()[-1] >= 20
 
         again = training.start()
         training.wait_for_step(saved + 20)
-        steps = training.steps()  # once: they go on
+        steps = training.steps()  # each once: the run resumed
         assert steps == list(range(1, steps[-1] + 1)), "no step is repeated"
         losses = [row["loss"] for row in read_metrics(training.folder)]
-        # A rank that is lost makes the training task start again, by a retry that Prefect shows.
+        # A lost rank makes the training task start again, by a retry that Prefect shows.
         before = training.ranks()
         before[1].kill()
         wait_for(lambda: len(set(training.ranks()) - set(before)) == 2, SECONDS, "new ranks")
@@ -83,24 +83,24 @@ def test_cancelled_lost_and_killed_it_goes_on_from_where_it_was(training: Deploy
         # Prefect's worker sees a flow that was killed.
         flow_of(training, worker).kill()
         assert "-9" in training.wait(again, "CRASHED")["message"]
-        wait_for(lambda: only(training, worker), SECONDS, "the end of all processes")
+        wait_for(lambda: only_worker_left(training, worker), SECONDS, "the end of all processes")
 
-    # One run in two pieces, and one that nothing befell.
-    straight = straight_losses(training, tmp_path, saved + 20)
+    # One run in two pieces, and an undisturbed one.
+    straight = uninterrupted_losses(training, tmp_path, saved + 20)
     np.testing.assert_array_equal(losses[: saved + 20], straight)
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_its_worker_and_is_found_crashed(training: Deployed) -> None:
+def test_a_run_ends_with_its_worker_and_is_reported_as_crashed(training: Deployed) -> None:
     with training.server.worker(training.pool, training.log) as worker:
-        run = training.start_and_come_on()
+        run = training.start_and_wait_for_steps()
         worker.kill()
         training.wait(run, "CRASHED")
         wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
     saved = training.saved()
     assert saved == training.steps()[-1]
 
-    # Of a run that was killed together with its worker nobody knows. The next one in its folder finds it.
+    # A run that was killed together with its worker is reported by the next one in its folder.
     silent = training.server.ask("POST", "flow_runs/", flow_id=flow_id(training), state={"type": "RUNNING"})["id"]
     (training.output / HOLDER_FILE).write_text(f'{{"flow_run": "{silent}", "host": "gpu01", "pid": 77}}')
     with training.server.worker(training.pool, training.log) as worker:
@@ -109,7 +109,7 @@ def test_a_run_ends_with_its_worker_and_is_found_crashed(training: Deployed) -> 
         steps = training.steps()
         assert steps == list(range(1, steps[-1] + 1))
         assert "process 77 on gpu01 was killed" in training.wait(silent, "CRASHED")["message"]
-        # A worker that is asked to stop kills its flows and is gone: the job saves, and the witness reports. Done here
+        # A worker that is asked to stop kills its flows and is gone: the job saves, and the reporter reports. Done here
         # by hand, for Prefect's worker now and then waits for its flows instead.
         flow = flow_of(training, worker)
         worker.suspend()
@@ -121,14 +121,16 @@ def test_a_run_ends_with_its_worker_and_is_found_crashed(training: Deployed) -> 
 
 
 @pytest.mark.slow
-def test_a_training_that_logs_nothing_ends_with_its_worker(place: PrefectServer, tmp_path: Path) -> None:
-    """The first line after the worker's end is then the watchdog's own, into a pipe that nobody reads."""
+def test_a_training_that_logs_nothing_ends_with_its_worker(prefect_server: PrefectServer, tmp_path: Path) -> None:
+    """The first line after the worker's end is then the watchdog's own, into a pipe without a reader."""
     output = prepare_tokens(tmp_path / "out")
     silent = {**ENDLESS, "logging": {"interval": 1_000_000, "tensorboard": False}}
     parameters = {"output": str(output), "train": silent, "launch": {"processes": 1}}
-    training = deploy(place, "silent", "flows/pretrain.py:pretrain", parameters, output, tmp_path / "worker.log")
-    with place.worker(training.pool, training.log) as worker:
-        run = training.start_and_come_on()
+    training = deploy(
+        prefect_server, "silent", "flows/pretrain.py:pretrain", parameters, output, tmp_path / "worker.log"
+    )
+    with prefect_server.worker(training.pool, training.log) as worker:
+        run = training.start_and_wait_for_steps()
         worker.kill()
         training.wait(run, "CRASHED")
         wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
@@ -136,14 +138,14 @@ def test_a_training_that_logs_nothing_ends_with_its_worker(place: PrefectServer,
 
 
 @pytest.mark.slow
-def test_a_run_without_a_worker_is_cancelled_all_the_same(place: PrefectServer, tmp_path: Path) -> None:
-    """Started by hand on a server that lasts: no worker is there that ends what somebody cancels."""
+def test_a_run_without_a_worker_can_be_cancelled(prefect_server: PrefectServer, tmp_path: Path) -> None:
+    """Started by hand on a long-lived server: no worker is there to end a cancelled run."""
     output = prepare_tokens(tmp_path / "out")
     config = {"output": str(output), "train": ENDLESS, "launch": {"processes": 1}}
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(config))
     command = [sys.executable, "-m", "flows.pretrain", "--config", str(tmp_path / "mine.toml")]
     with (tmp_path / "log").open("w") as log:
-        job = subprocess.Popen(command, cwd=ROOT, env=place.environment, stdout=log, stderr=log)
+        job = subprocess.Popen(command, cwd=ROOT, env=prefect_server.environment, stdout=log, stderr=log)
     try:
 
         def steps() -> int:
@@ -152,10 +154,14 @@ def test_a_run_without_a_worker_is_cancelled_all_the_same(place: PrefectServer, 
 
         wait_for(lambda: steps() >= 20, SECONDS, f"step 20; {tmp_path / 'log'}")
         by_name = {"name": {"any_": ["pretrain-tiny-dp1"]}}
-        [run] = place.ask("POST", "flow_runs/filter", flow_runs={**by_name, "state": {"type": {"any_": ["RUNNING"]}}})
-        place.ask("POST", f"flow_runs/{run['id']}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+        [run] = prefect_server.ask(
+            "POST", "flow_runs/filter", flow_runs={**by_name, "state": {"type": {"any_": ["RUNNING"]}}}
+        )
+        prefect_server.ask(
+            "POST", f"flow_runs/{run['id']}/set_state", state={"type": "CANCELLING", "name": "Cancelling"}
+        )
         assert job.wait(SECONDS) != 0
-        assert place.ask("GET", f"flow_runs/{run['id']}")["state"]["type"] == "CANCELLED"
+        assert prefect_server.ask("GET", f"flow_runs/{run['id']}")["state"]["type"] == "CANCELLED"
         [latest] = output.glob("runs/*/checkpoints/latest")
         assert int(latest.read_text().split("-")[1]) == steps()
     finally:
@@ -164,10 +170,10 @@ def test_a_run_without_a_worker_is_cancelled_all_the_same(place: PrefectServer, 
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(os.geteuid() != 0, reason="process namespaces need root")
-def test_a_container_that_is_stopped_saves_first(training: Deployed) -> None:
+def test_a_stopped_container_saves_a_checkpoint_first(training: Deployed) -> None:
     under = [*CONTAINER, sys.executable, "-m", "gpt2train.launch.container_init"]
     with training.server.worker(training.pool, training.log, under=under) as container:
-        run = training.start_and_come_on()
+        run = training.start_and_wait_for_steps()
         container.children()[0].send_signal(signal.SIGTERM)
         assert "was killed" in training.wait(run, "CRASHED")["message"]
         wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
@@ -179,12 +185,12 @@ def flow_id(training: Deployed) -> str:
 
 
 @pytest.mark.exhaustive
-def test_a_run_killed_together_with_its_worker_is_found_by_the_next(training: Deployed) -> None:
+def test_a_run_killed_together_with_its_worker_is_reported_by_the_next_run(training: Deployed) -> None:
     with training.server.worker(training.pool, training.log) as worker:
-        run = training.start_and_come_on()
+        run = training.start_and_wait_for_steps()
         flow = flow_of(training, worker)
         worker.suspend()  # or it would report the end of the flow
-        for process in (*flow.children(), flow, worker):  # the witness among them, as when a machine is switched off
+        for process in (*flow.children(), flow, worker):  # the crash reporter among them, as in a power loss
             process.kill()
         wait_for(lambda: not training.processes(), SECONDS, "the end of all processes")
     assert training.state(run)["type"] == "RUNNING"
@@ -195,47 +201,51 @@ def test_a_run_killed_together_with_its_worker_is_found_by_the_next(training: De
 
 
 @pytest.mark.exhaustive
-def test_an_end_that_the_server_was_away_for_is_reported_when_it_is_back(
-    place: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_end_during_an_outage_of_the_server_is_reported_afterwards(
+    prefect_server: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(place.environment, "PREFECT_CLIENT_MAX_RETRIES", "1")  # of 5: it tries for many minutes
+    monkeypatch.setitem(
+        prefect_server.environment, "PREFECT_CLIENT_MAX_RETRIES", "1"
+    )  # of 5: it tries for many minutes
     output = prepare_tokens(tmp_path / "out")
     steps = 8000  # not over before the server is away
     train = {**ENDLESS, "steps": steps}
     parameters = {"config": "pretrain/tiny", "output": str(output), "train": train, "launch": {"processes": 1}}
-    short = deploy(place, "short", "flows/pretrain.py:pretrain", parameters, output, tmp_path / "worker.log")
-    with place.worker(short.pool, short.log) as worker:
-        run = short.start_and_come_on()
+    short = deploy(prefect_server, "short", "flows/pretrain.py:pretrain", parameters, output, tmp_path / "worker.log")
+    with prefect_server.worker(short.pool, short.log) as worker:
+        run = short.start_and_wait_for_steps()
         flow = flow_of(short, worker)
-        with place.away():
+        with prefect_server.away():
             assert short.steps()[-1] < steps
             wait_for(lambda: short.saved() == steps, SECONDS, "the end of the training")
             wait_for(lambda: has_ended(flow), SECONDS, "the end of its flow")
-            worker.kill()  # or it could report the run, as long as it has patience
+            worker.kill()  # or it could report the run, as long as it retries
         message = short.wait(run, "CRASHED")["message"]
         assert message.endswith("ended without reporting how; run again to resume")
         wait_for(lambda: not short.processes(), SECONDS, "the end of all processes")
-    with place.worker(short.pool, short.log):
+    with prefect_server.worker(short.pool, short.log):
         short.wait(short.start(), "COMPLETED")
         assert short.steps() == list(range(1, steps + 1))
 
 
 @pytest.mark.exhaustive
-def test_cancelled_batches_leave_no_process_and_what_is_committed_stays(place: PrefectServer, tmp_path: Path) -> None:
+def test_cancelled_batches_leave_no_process_and_keep_committed_work(
+    prefect_server: PrefectServer, tmp_path: Path
+) -> None:
     output = tmp_path / "out"
     parameters = {"settings": {"output": str(output), "workers": 2}, "seconds": 0.3}
     entry = "tests/flows/slow_batches.py:slow_batches"
-    batches = deploy(place, "batches", entry, parameters, output, tmp_path / "worker.log")
+    batches = deploy(prefect_server, "batches", entry, parameters, output, tmp_path / "worker.log")
 
     def done() -> dict[str, int]:
         return {path.name: path.stat().st_mtime_ns for path in output.glob("naps/_batches/*.json")}
 
-    with place.worker(batches.pool, batches.log) as worker:
+    with prefect_server.worker(batches.pool, batches.log) as worker:
         run = batches.start()
         wait_for(lambda: len(done()) >= 5, SECONDS, "five batches")
         batches.set_state(run, "CANCELLING", "Cancelling")
         batches.wait(run, "CANCELLED")
-        wait_for(lambda: only(batches, worker), SECONDS, "the end of all processes")
+        wait_for(lambda: only_worker_left(batches, worker), SECONDS, "the end of all processes")
         committed = done()
         assert 5 <= len(committed) < BATCHES
         times = {name: (output / "naps" / name.replace("json", "txt")).read_text() for name in committed}
@@ -249,7 +259,7 @@ def test_cancelled_batches_leave_no_process_and_what_is_committed_stays(place: P
 
 
 @pytest.mark.slow
-def test_what_a_step_tries_again(place: PrefectServer, tmp_path: Path) -> None:
+def test_only_transient_errors_of_a_step_are_retried(prefect_server: PrefectServer, tmp_path: Path) -> None:
     tried: list[str] = []
 
     def passes(runner: Runner) -> Manifest:
@@ -275,7 +285,7 @@ def test_what_a_step_tries_again(place: PrefectServer, tmp_path: Path) -> None:
             ends.append(str(caught.value))
         return ends
 
-    with temporary_settings({PREFECT_API_URL: place.address}):
+    with temporary_settings({PREFECT_API_URL: prefect_server.address}):
         state = steps(return_state=True)
         assert [str(end) for end in state.result()[1:]] == [
             "no such file: tokens.bin; check the path",
@@ -285,19 +295,19 @@ def test_what_a_step_tries_again(place: PrefectServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_automation_finds_a_silent_run_and_no_other(place: PrefectServer, tmp_path: Path) -> None:
+def test_the_automation_reports_only_runs_without_a_heartbeat(prefect_server: PrefectServer, tmp_path: Path) -> None:
     text = (ROOT / "deployments/lost-runs.yaml").read_text()
     assert "within: 540" in text
     (tmp_path / "lost-runs.yaml").write_text(text.replace("within: 540", "within: 10"))
-    made = place.prefect("automation", "create", "--from-file", str(tmp_path / "lost-runs.yaml"))
+    made = prefect_server.prefect("automation", "create", "--from-file", str(tmp_path / "lost-runs.yaml"))
     assert made.returncode == 0 and "Created 2 automation" in made.stdout, made.stdout + made.stderr
-    flow_id = place.ask("POST", "flows/", name="silent")["id"]
+    flow_id = prefect_server.ask("POST", "flows/", name="silent")["id"]
     silent, alive, done, cancelled = (
-        place.ask("POST", "flow_runs/", flow_id=flow_id, state={"type": "RUNNING"})["id"] for _ in range(4)
+        prefect_server.ask("POST", "flow_runs/", flow_id=flow_id, state={"type": "RUNNING"})["id"] for _ in range(4)
     )
 
-    def beat(*runs: str) -> None:
-        """Signs of life, as Prefect's engine sends them."""
+    def send_heartbeats(*runs: str) -> None:
+        """Send heartbeats, as Prefect's engine does."""
         now = datetime.datetime.now(datetime.UTC).isoformat()
         events = [
             {
@@ -308,18 +318,20 @@ def test_the_automation_finds_a_silent_run_and_no_other(place: PrefectServer, tm
             }
             for run in runs
         ]
-        httpx.post(f"{place.address}/events", json=events, trust_env=False).raise_for_status()
+        httpx.post(f"{prefect_server.address}/events", json=events, trust_env=False).raise_for_status()
 
     def kind(run: str) -> str:
-        return str(place.ask("GET", f"flow_runs/{run}")["state"]["type"])
+        return str(prefect_server.ask("GET", f"flow_runs/{run}")["state"]["type"])
 
-    beat(silent, alive, done, cancelled)
+    send_heartbeats(silent, alive, done, cancelled)
     cancelling = {"type": "CANCELLING", "name": "Cancelling"}
-    place.ask("POST", f"flow_runs/{cancelled}/set_state", state=cancelling, force=True)
-    place.ask("POST", f"flow_runs/{done}/set_state", state={"type": "COMPLETED", "name": "Completed"}, force=True)
+    prefect_server.ask("POST", f"flow_runs/{cancelled}/set_state", state=cancelling, force=True)
+    prefect_server.ask(
+        "POST", f"flow_runs/{done}/set_state", state={"type": "COMPLETED", "name": "Completed"}, force=True
+    )
 
     def crashed() -> bool:
-        beat(alive)
+        send_heartbeats(alive)
         return kind(silent) == "CRASHED"
 
     wait_for(crashed, SECONDS, "the automation")

@@ -1,4 +1,4 @@
-"""The embedded Prefect server: who may use it, and how long its start is waited for."""
+"""Access to the embedded Prefect server, and the wait for its start."""
 
 import socket
 import subprocess
@@ -40,7 +40,7 @@ def ask(server: Server, method: str, path: str, key: bool, **headers: str) -> ht
         ("DELETE", "/api/flow_runs/00000000-0000-0000-0000-000000000000"),
     ],
 )
-def test_the_api_wants_the_key(server: Server, method: str, path: str) -> None:
+def test_the_api_requires_the_key(server: Server, method: str, path: str) -> None:
     assert ask(server, method, path, key=False).status_code == 401
     wrong = httpx.request(method, server.environment["PREFECT_API_URL"] + path[4:], auth=("gpt2train", "x"), timeout=60)
     assert wrong.status_code == 401
@@ -48,7 +48,7 @@ def test_the_api_wants_the_key(server: Server, method: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/events/in", "/api/events/out", "/api/logs/out"])
-def test_streams_want_the_key(server: Server, path: str) -> None:
+def test_streams_require_the_key(server: Server, path: str) -> None:
     address = urllib.parse.urlsplit(server.environment["PREFECT_API_URL"]).netloc
     with pytest.raises((WebSocketException, EOFError)), connect(f"ws://{address}{path}", proxy=None) as stream:
         stream.send("{}")
@@ -78,7 +78,7 @@ def test_no_other_origin_is_allowed(server: Server, origin: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_its_own_pages_may_ask(server: Server, host: str) -> None:
+def test_requests_of_its_own_pages_are_allowed(server: Server, host: str) -> None:
     port = urllib.parse.urlsplit(server.environment["PREFECT_API_URL"]).port
     own = f"http://{host}:{port}"
     asked = {"Origin": own, "Access-Control-Request-Method": "POST", "Host": f"{host}:{port}"}
@@ -87,7 +87,7 @@ def test_its_own_pages_may_ask(server: Server, host: str) -> None:
     assert ask(server, "GET", "/ui-settings", key=False).json()["auth"] == "BASIC"  # the UI asks for the password
 
 
-def test_it_listens_on_loopback_and_its_key_is_nowhere_to_be_read(server: Server) -> None:
+def test_it_listens_on_loopback_and_its_key_is_not_readable(server: Server) -> None:
     port = urllib.parse.urlsplit(server.environment["PREFECT_API_URL"]).port
     [process] = [one for one in psutil.process_iter(["cmdline"]) if f"--port {port}" in " ".join(one.info["cmdline"])]
     listening = [one.laddr.ip for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
@@ -100,7 +100,9 @@ def test_it_listens_on_loopback_and_its_key_is_nowhere_to_be_read(server: Server
     assert holding == [server.home / KEY_FILE] and (server.home / KEY_FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_the_key_of_a_home_stays_and_is_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_of_a_prefect_home_is_kept_and_readable_by_its_owner_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))
     key, path = api_key(), tmp_path / "home" / KEY_FILE
     assert api_key() == key and path.read_text().strip() == key and path.stat().st_mode & 0o777 == 0o600
@@ -143,14 +145,14 @@ def wait_for_child(code: str, say: Any, monkeypatch: pytest.MonkeyPatch) -> None
             child.wait()
 
 
-def test_a_slow_start_is_waited_for_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_start_is_waited_for_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "START_SECONDS", 0.5, raising=False)
     said: list[str] = []
     wait_for_child(SERVE, said.append, monkeypatch)
     assert said and all("waiting for the embedded Prefect server to start" in line for line in said)
 
 
-def test_a_start_that_stands_still_or_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_hangs_or_exits_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError, match=r"did not start \(no such thing\)"):
         wait_for_child("import sys; sys.exit('no such thing')", print, monkeypatch)
     monkeypatch.setattr(embedded, "STALLED_SECONDS", 1.0)

@@ -1,4 +1,4 @@
-"""A flow whose worker was killed with -9, so that its standard output is a pipe that nobody reads."""
+"""A flow whose worker was killed with -9, so that its standard output is a pipe without a reader."""
 
 import signal
 import subprocess
@@ -44,7 +44,7 @@ logging.getLogger("gpt2train").warning("saved")
 
 
 @pytest.mark.parametrize("kind", ["silent", "talking"])
-def test_a_flow_ends_gently_when_its_worker_is_killed(kind: str, tmp_path: Path) -> None:
+def test_a_flow_shuts_down_cleanly_when_its_worker_is_killed(kind: str, tmp_path: Path) -> None:
     worker = subprocess.Popen([sys.executable, "-c", WORKER, FLOW, str(tmp_path), kind])
     try:
         wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), SECONDS, "the flow")
@@ -62,7 +62,7 @@ def test_a_flow_ends_gently_when_its_worker_is_killed(kind: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), BrokenPipeError(), ValueError("closed file"), KeyboardInterrupt()])
-def test_a_line_of_a_watchdog_raises_nothing(error: BaseException) -> None:
+def test_logging_in_a_watchdog_raises_nothing(error: BaseException) -> None:
     said = []
 
     def write(line: str, flush: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What the artifacts say: the overview, the warnings, and what becomes of a server that does not answer."""
+"""Artifacts of a flow run: overview, warnings, and a server that does not answer."""
 
 import logging
 import uuid
@@ -22,7 +22,7 @@ def manifest(step: str = "clean", folder: str = "", **outcome: Any) -> Manifest:
     return Manifest(step=step, version=1, folder=folder or step, outcome=Outcome(**outcome), **facts)
 
 
-def test_the_overview_says_what_is_done_and_what_runs() -> None:
+def test_the_overview_shows_finished_and_running_steps() -> None:
     rows = [
         StepRow("clean", "cached", manifest(seen=2000, kept=1500)),
         StepRow("train"),
@@ -40,14 +40,14 @@ def test_a_cell_cannot_break_a_table() -> None:
     assert as_table([]) == ""
 
 
-def test_of_many_files_the_first_are_named_and_the_others_counted() -> None:
+def test_long_lists_of_files_are_cut_and_counted() -> None:
     files = tuple(FileRecord(name=f"part-{i}", bytes=1234567, sha256="") for i in range(50))
     text = counts(manifest(seen=9, kept=8, reasons={"too_short": 1}, outputs=files))
     assert "| dropped: too short | 1 |" in text and "1,234,567" in text
     assert "part-19" in text and "part-20" not in text and "and 30 more files" in text
 
 
-def test_the_page_of_a_long_training_stays_small() -> None:
+def test_the_artifact_of_a_long_training_stays_small() -> None:
     """10,000 steps: a picture of less than 100 kB, ten rows."""
     records: list[dict[str, Any]] = [
         {"step": i, "loss": 10 / i**0.2, "tokens": i * 512, "seconds": 0.5, "tokens_per_second": 1024.0, "mfu": 0.41}
@@ -72,7 +72,7 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[logging.Logger, di
     logger.removeHandler(handler)
 
 
-def test_warnings_that_differ_in_numbers_only_are_one_line(warned: tuple[logging.Logger, dict[str, Any]]) -> None:
+def test_warnings_that_differ_only_in_numbers_are_merged(warned: tuple[logging.Logger, dict[str, Any]]) -> None:
     logger, shown = warned
     for step in (12, 13, 17):
         logger.warning("step %d skipped: a spike", step)
@@ -83,13 +83,13 @@ def test_warnings_that_differ_in_numbers_only_are_one_line(warned: tuple[logging
     assert "**error**" in lines and words == "4 warnings; the last: no way on"
 
 
-def test_a_password_is_no_part_of_a_warning(warned: tuple[logging.Logger, dict[str, Any]]) -> None:
+def test_passwords_are_removed_from_warnings(warned: tuple[logging.Logger, dict[str, Any]]) -> None:
     logger, shown = warned
     logger.warning("cannot reach s3://key:secret@host/x")
     assert "secret" not in str(shown)
 
 
-def test_a_storm_of_different_warnings_is_bounded(warned: tuple[logging.Logger, dict[str, Any]]) -> None:
+def test_many_different_warnings_are_bounded(warned: tuple[logging.Logger, dict[str, Any]]) -> None:
     logger, shown = warned
     for i in range(300):
         logger.warning("warning %s", "abcdefghij"[i % 10] * (1 + i // 10))
@@ -98,27 +98,27 @@ def test_a_storm_of_different_warnings_is_bounded(warned: tuple[logging.Logger, 
 
 
 @pytest.mark.parametrize(
-    ("seen", "rejected", "told"), [(10_000, 7_500, False), (10_000, 7_700, True), (900, 890, False)]
+    ("seen", "rejected", "warns"), [(10_000, 7_500, False), (10_000, 7_700, True), (900, 890, False)]
 )
-def test_rejects_near_their_limit_are_told(seen: int, rejected: int, told: bool) -> None:
+def test_rejects_near_their_limit_give_a_warning(seen: int, rejected: int, warns: bool) -> None:
     found = manifest("clean", seen=seen, kept=seen - rejected, reasons={"too_short": rejected})
     warning = near_limit(found, LimitSettings())
-    assert (warning is not None) == told
+    assert (warning is not None) == warns
     assert near_limit(found, None) is None
     assert warning is None or "clean rejected 77.0% of 10,000 rows; above limits.clean = 0.95" in warning
 
 
-def test_a_loss_scale_that_keeps_falling_is_told_once_for_every_six_halvings() -> None:
-    watch, records, told = LossScaleMonitor(), [], []
+def test_a_falling_loss_scale_gives_one_warning_for_every_six_halvings() -> None:
+    watch, records, warnings = LossScaleMonitor(), [], []
     for step, power in enumerate([16, 16, 12, 11, 10, 10, 9, 8, 4, 3], 1):
         records.append({"step": step, "loss_scale": 2.0**power})
-        told.append(watch.check(records))
-    assert [step for step, words in enumerate(told, 1) if words] == [5, 9]
-    assert str(told[4]).startswith("the loss scale fell from 2^16 to 2^10 by step 5")
+        warnings.append(watch.check(records))
+    assert [step for step, words in enumerate(warnings, 1) if words] == [5, 9]
+    assert str(warnings[4]).startswith("the loss scale fell from 2^16 to 2^10 by step 5")
     assert LossScaleMonitor().check([{"step": 1}]) is None
 
 
-def test_the_result_names_what_there_is_and_the_next_command(tmp_path: Any) -> None:
+def test_the_result_names_the_outputs_and_the_next_command(tmp_path: Any) -> None:
     root = Folder(str(tmp_path))
     training = manifest("train", "runs/tiny-1")
     assert next_commands(root, [training])[0]["command"] == f"`python -m flows.evaluate --run {tmp_path}/runs/tiny-1`"
@@ -142,7 +142,7 @@ def test_a_server_that_does_not_answer_stops_nothing(monkeypatch: pytest.MonkeyP
     assert made == [2] and publisher.has("steps")
 
 
-def test_without_a_flow_nothing_is_shown() -> None:
+def test_without_a_flow_run_no_artifact_is_written() -> None:
     publisher = ArtifactPublisher()
     publisher.publish("steps", lambda: pytest.fail("made in vain"), "one")
     publisher.close()

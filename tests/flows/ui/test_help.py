@@ -19,13 +19,13 @@ from flows.ui.help import STEPS, USUAL
 from gpt2train.io.command_line import run_command
 from gpt2train.settings import Settings
 
-OFFERS: dict[str, SettingsFlow[Any]] = {
+FLOWS: dict[str, SettingsFlow[Any]] = {
     "dataprep": dataprep,
     "evaluate": evaluate,
     "pipeline": pipeline,
     "pretrain": pretrain,
 }
-FLOWS: dict[str, type[Settings]] = {
+SETTINGS: dict[str, type[Settings]] = {
     "dataprep": DataprepSettings,
     "evaluate": EvaluateFlowSettings,
     "pipeline": PipelineSettings,
@@ -36,11 +36,11 @@ FLOWS: dict[str, type[Settings]] = {
 def page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str, width: int = 80) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
     flow, *flags = words
-    app = app_of(OFFERS[flow], "result")  # a new one, whose console has this width
+    app = app_of(FLOWS[flow], "result")  # a new one, whose console has this width
     assert run_command(app, flags) == 0
-    told = capsys.readouterr()
-    assert told.err == ""
-    return told.out
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
 
 
 def flags_of(model: type[BaseModel], prefix: str = "--") -> set[str]:
@@ -58,7 +58,7 @@ def flags_of(model: type[BaseModel], prefix: str = "--") -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("flow", SETTINGS)
 def test_the_page_of_usual_settings_fits_a_screen(
     flow: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,30 +68,30 @@ def test_the_page_of_usual_settings_fits_a_screen(
     assert "TOML file of settings" in said and "Show the steps that would run" in " ".join(said.split())
     shown = re.findall(r"^│ (--[a-z.-]+)", said, re.M)
     usual = [f"--{name}".replace("_", "-") for name in USUAL]
-    assert shown == [flag for flag in usual if flag == "--config" or flag in flags_of(FLOWS[flow])]
+    assert shown == [flag for flag in usual if flag == "--config" or flag in flags_of(SETTINGS[flow])]
 
 
-@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("flow", SETTINGS)
 def test_the_page_of_all_settings_has_each_under_its_step(
     flow: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = page(capsys, monkeypatch, flow, "--help-all", width=200)
     headings = re.findall(r"^╭─ ([a-zA-Z_. ]+) ─", said, re.M)
     assert headings[0] == "Run and sources"
-    steps = [step for step in STEPS if step in FLOWS[flow].model_fields]
+    steps = [step for step in STEPS if step in SETTINGS[flow].model_fields]
     assert list(dict.fromkeys(heading.partition(".")[0] for heading in headings[1:])) == steps
     # Long names are broken over lines, so they are asked for instead.
-    app = app_of(OFFERS[flow], "result")
+    app = app_of(FLOWS[flow], "result")
     app.shows_all = True
     under = {one.name: one.parameter.group[0].name for one in app.assemble_argument_collection() if one.show}
-    wanted = flags_of(FLOWS[flow])
+    wanted = flags_of(SETTINGS[flow])
     assert wanted | {"--config"} == under.keys()
     for flag in wanted:
         step = flag[2:].partition(".")[0].replace("-", "_")
         assert under[flag].partition(".")[0] == (step if step in STEPS else "Run and sources")
 
 
-def test_defaults_are_those_that_hold(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_effective_defaults_are_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The preset decides about the training: tiny has 4 layers, the model's own default is 12."""
     said = page(capsys, monkeypatch, "pipeline", "--help-all", width=200)
     assert "[default: 0.8]" in next(line for line in said.splitlines() if "--dedup.threshold" in line)
@@ -99,7 +99,7 @@ def test_defaults_are_those_that_hold(capsys: pytest.CaptureFixture[str], monkey
     assert "default:" not in training and "comes from the preset" in training
 
 
-def test_the_command_itself_is_named() -> None:
+def test_the_help_names_the_command() -> None:
     """As the shell starts it, where the module is `__main__`."""
     done = subprocess.run([sys.executable, "-m", "flows.evaluate", "-h"], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0 and done.stdout.startswith("Usage: python -m flows.evaluate [OPTIONS]\n")

@@ -1,4 +1,4 @@
-"""What the page of a run shows, asked of a real server: while a training runs, after it was stopped, and at the end."""
+"""Artifacts and logs of a run on a real server: during training, after a stop, and at the end."""
 
 import re
 import signal
@@ -35,7 +35,7 @@ def artifacts(server: Server, run: str) -> dict[str, dict[str, Any]]:
     return by_key
 
 
-def test_at_the_end_the_page_has_the_funnel_the_scores_and_where_all_lies(finished: Finished, server: Server) -> None:
+def test_the_final_artifacts_have_the_funnel_the_scores_and_the_paths(finished: Finished, server: Server) -> None:
     run = first_run(server)
     shown = artifacts(server, run)
     result = shown["result"]["data"]
@@ -59,7 +59,7 @@ def test_at_the_end_the_page_has_the_funnel_the_scores_and_where_all_lies(finish
     assert "warnings" not in shown
 
 
-def test_the_lines_of_the_first_rank_are_in_the_log_once(finished: Finished, server: Server) -> None:
+def test_the_log_lines_of_rank_0_are_in_the_log_once(finished: Finished, server: Server) -> None:
     lines = ask(server, "logs", first_run(server), limit=200, sort="TIMESTAMP_ASC")
     steps = [line["message"] for line in lines if re.match(r"step \d+/8 ", line["message"])]
     assert [int(line.split("/")[0][5:]) for line in steps] == list(range(1, 9))
@@ -68,14 +68,14 @@ def test_the_lines_of_the_first_rank_are_in_the_log_once(finished: Finished, ser
 
 
 def first_run(server: Server) -> str:
-    """That of `finished`, in whose database the server goes on."""
+    """The run of fixture `finished`, whose database the server uses."""
     wanted = {"flows": {"name": {"any_": ["pipeline"]}}, "sort": "START_TIME_ASC", "limit": 1}
     found = server.ask("POST", "flow_runs/filter", **wanted)
     return str(found[0]["id"])
 
 
 @pytest.mark.slow
-def test_while_it_trains_the_page_says_how_far_it_is_and_what_is_wrong(
+def test_artifacts_during_training_show_progress_and_warnings(
     finished: Finished, server: Server, tmp_path: Path
 ) -> None:
     """A warm-up of more than half the steps is a warning that every rank writes."""
@@ -106,12 +106,12 @@ def test_while_it_trains_the_page_says_how_far_it_is_and_what_is_wrong(
         )
         [train] = [one for one in ask(server, "task_runs", run) if one["name"] == "train"]
         assert train["state_name"] == "Running" and begun["training-progress"]["task_run_id"] == train["id"]
-        # In place: the same rows go on, instead of a new one a version.
+        # Artifacts are updated in place, without a new row for each version.
         done = begun["training-progress"]["data"]
         wait_for(lambda: artifacts(server, run)["training-progress"]["data"] > done, SECONDS, "progress")
         assert artifacts(server, run)["training-progress"]["id"] == begun["training-progress"]["id"]
         warned = [line for line in ask(server, "logs", run, limit=200) if "the warm-up takes" in line["message"]]
-        assert [line["level"] for line in warned] == [WARNING]  # of two ranks, told once
+        assert [line["level"] for line in warned] == [WARNING]  # of two ranks, logged once
 
         def stepped() -> list[int]:
             lines = ask(server, "logs", run, limit=200)

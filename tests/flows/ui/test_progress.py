@@ -1,4 +1,4 @@
-"""Progress lines: done of total, rate, time left; and their place on a terminal."""
+"""Progress lines: done of total, rate, time left; and their position on a terminal."""
 
 import os
 import pty
@@ -26,7 +26,7 @@ bar.close()
 """
 
 
-def test_words_of_a_stage() -> None:
+def test_text_of_a_stage() -> None:
     progress = StageProgress("pages", 10, started=100.0)
     assert progress.summary(100.0) == "0 of 10 batches"
     progress.done, progress.rows = 4, 3000
@@ -36,7 +36,7 @@ def test_words_of_a_stage() -> None:
     assert StageProgress("documents", 3, done=1, started=0.0).summary(9.0) == "1 of 3 batches, 0:18 left"
 
 
-def test_words_of_a_stage_whose_batches_tell_their_rows() -> None:
+def test_text_of_a_stage_whose_batches_report_their_rows() -> None:
     progress = StageProgress("pages", 2, all_rows=20_000, started=100.0)
     assert progress.summary(100.0) == "0 of 2 batches, 0 of 20,000 pages" and progress.share == 0
     progress.rows = 5000  # no batch has ended
@@ -49,11 +49,11 @@ def test_words_of_a_stage_whose_batches_tell_their_rows() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (7384, "2:03:04")])
-def test_clock(seconds: float, said: str) -> None:
+def test_durations_are_formatted_as_clock_time(seconds: float, said: str) -> None:
     assert format_duration(seconds) == said
 
 
-def test_words_of_a_training() -> None:
+def test_text_of_a_training() -> None:
     records = [{"step": step, "seconds": 2.0, "tokens_per_second": 12345.6} for step in range(1, 41)]
     assert training_summary(records, 100) == "step 40 of 100, 12,346 tokens/s, 2:00 left"
     assert training_summary([*records, {"step": 100, "seconds": None}], 100) == "step 100 of 100"

@@ -20,19 +20,19 @@ from gpt2train.training.engine import Engine, StepStats
 from tests.gpt2train.jobs import with_lr
 
 follow_launcher()
-place = join("cpu")
-install_excepthook(place.rank, debug=True)
+ctx = join("cpu")
+install_excepthook(ctx.rank, debug=True)
 original = Engine.update
 
 
-def harm(what: str) -> None:
-    """Let the next runs ruin a weight, or a second moment, of rank 1 in their second step."""
+def corrupt(what: str) -> None:
+    """Make the next runs corrupt a weight, or a second moment, of rank 1 in their second step."""
     steps = [0]
 
     def update(engine: Engine, measure: StepStats, lr: float, skip: bool = False) -> None:
         original(engine, measure, lr, skip)
         steps[0] += 1
-        if steps[0] == 2 and place.rank == 1:
+        if steps[0] == 2 and ctx.rank == 1:
             state = engine.state() if engine.tied is None else engine.optimizer.state()
             names = [name for name in state if name.endswith({"weight": "ln_1.weight", "moment": "exp_avg_sq"}[what])]
             local(state[names[-1]] if names else engine.parameters()[0]).detach().fill_(float("inf"))
@@ -44,16 +44,16 @@ for path in sys.argv[1:]:
     config, name = read_run_config(path), Path(path).stem
     what = name.rpartition("-")[2]
     Engine.update = original  # type: ignore[method-assign]
-    train(config, place)
+    train(config, ctx)
     longer = config.model_copy(update={"steps": 13})
     if what == "lr":
         longer = with_lr(longer, 1e30)
     else:
-        harm(what)
+        corrupt(what)
     try:
-        train(longer, place)
+        train(longer, ctx)
     except RunError as error:
-        if place.is_first:
+        if ctx.is_first:
             print(f"{name}: not saved: {error}", flush=True)
 dist.destroy_process_group()
 exit_without_teardown(0)

@@ -23,11 +23,11 @@ from gpt2train.train import train
 
 
 def die_in(module: ModuleType, name: str, rank: int, when: Callable[..., bool]) -> None:
-    """Let a rank die by SIGKILL, with all the others, in the call of a function for which `when` holds."""
+    """Kill a rank and its launcher by SIGKILL in the call of a function for which `when` holds."""
     original = getattr(module, name)
 
     def deadly(*arguments: Any) -> Any:
-        if place.rank == rank and when(*arguments):
+        if ctx.rank == rank and when(*arguments):
             os.kill(os.getppid(), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*arguments)
@@ -43,8 +43,8 @@ def in_removing(checkpoint: Any) -> bool:
 
 
 follow_launcher()
-place = join("cpu")
-install_excepthook(place.rank, debug=True)
+ctx = join("cpu")
+install_excepthook(ctx.rank, debug=True)
 config, moment, step = sys.argv[1], sys.argv[2], f"step-{int(sys.argv[3]):08d}"
 newest: list[str] = []
 if moment == "written":
@@ -54,6 +54,6 @@ elif moment == "renamed":
 elif moment == "removing":
     die_in(retention, "_point", 0, lambda folder, path, best: bool(newest.append(path.name)))
     die_in(retention, "remove", 0, in_removing)
-train(read_run_config(config), place)
+train(read_run_config(config), ctx)
 dist.destroy_process_group()
 exit_without_teardown(0)

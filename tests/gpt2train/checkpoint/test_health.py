@@ -1,4 +1,4 @@
-"""Checkpoints of a training that diverges: none of lost weights, and no good one given up for it."""
+"""Checkpoints of a diverging training: lost weights are not saved and replace no good checkpoint."""
 
 import logging
 from pathlib import Path
@@ -30,8 +30,8 @@ def config(tokens: Path, output: Path, steps: int, **changes: Any) -> RunConfig:
     return make(tokens, output, **(SETTINGS | {"steps": steps} | changes))
 
 
-def standing(run: str | Path) -> list[int]:
-    """Steps of the checkpoints that stand and are intact, each of them with sound weights."""
+def checkpoint_steps(run: str | Path) -> list[int]:
+    """Steps of the intact checkpoints, after a check that their weights are finite and small."""
     found = store.list_checkpoints(run)
     for checkpoint in found:
         for name, value in store.load_weights(checkpoint).items():
@@ -53,21 +53,21 @@ def break_in_step(monkeypatch: pytest.MonkeyPatch, step: int, harm: Any) -> None
 
 
 @pytest.mark.parametrize(("lr", "async_save"), [(1e30, True), (1e5, True), (float("inf"), False)])
-def test_lost_weights_are_not_saved_and_the_run_goes_on_from_before(
+def test_lost_weights_are_not_saved_and_the_run_resumes_from_an_earlier_step(
     tokens: Path, tmp_path: Path, alone: DistContext, lr: float, async_save: bool
 ) -> None:
     saving = SETTINGS["checkpoints"] | {"async_save": async_save}
     healthy = config(tokens, tmp_path / "run", 9, checkpoints=saving)
     train(healthy, alone)
-    assert standing(healthy.output) == [3, 6, 9]
+    assert checkpoint_steps(healthy.output) == [3, 6, 9]
     longer = config(tokens, tmp_path / "run", 21, checkpoints=saving)
     with pytest.raises(RunError) as caught:
         train(with_lr(longer, lr), alone)
     assert "; ;" not in str(caught.value) and "is not finite" in str(caught.value)
     assert str(tmp_path / "run" / "checkpoints" / "step-00000009") in str(caught.value)
-    assert standing(healthy.output) == [3, 6, 9]
-    assert train(longer, alone).step == 21  # the rate mended, as the message says
-    assert standing(healthy.output) == [15, 18, 21]
+    assert checkpoint_steps(healthy.output) == [3, 6, 9]
+    assert train(longer, alone).step == 21  # with a sound learning rate, as the message says
+    assert checkpoint_steps(healthy.output) == [15, 18, 21]
     assert curve(healthy.output, "skipped") == [0] * 21 and curve(healthy.output)[20] < curve(healthy.output)[8]
 
 
@@ -85,16 +85,16 @@ def test_finite_weights_that_are_worse_than_guessing_are_not_saved(
         train(broken, alone)
     losses = curve(tmp_path / "run")
     assert all(loss is not None for loss in losses) and losses[-1] > 2 * 6
-    assert standing(tmp_path / "run") == [3, 6, 9]
+    assert checkpoint_steps(tmp_path / "run") == [3, 6, 9]
 
 
 @pytest.mark.parametrize("last", [True, False])
-def test_the_end_and_a_stop_save_what_is_sound_or_nothing(
+def test_the_end_and_a_stop_save_finite_weights_or_nothing(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch, last: bool
 ) -> None:
-    """The update of the very last step harms: no later step would have told."""
+    """The update of the very last step harms: no later step would have shown it."""
     train(config(tokens, tmp_path / "run", 4), alone)
-    assert standing(tmp_path / "run") == [3, 4]
+    assert checkpoint_steps(tmp_path / "run") == [3, 4]
     stop = StopRequest()
 
     def harm(engine: Engine) -> None:
@@ -109,20 +109,20 @@ def test_the_end_and_a_stop_save_what_is_sound_or_nothing(
         break_in_step(monkeypatch, 3, harm)  # the stop is noticed in the next step
         position = train(config(tokens, tmp_path / "run", 800), alone, stop)
         assert position.step == 8
-    assert standing(tmp_path / "run") == [3, 4, 6]
+    assert checkpoint_steps(tmp_path / "run") == [3, 4, 6]
     monkeypatch.undo()
     assert train(config(tokens, tmp_path / "run", 8), alone).step == 8
-    assert standing(tmp_path / "run") == [4, 6, 8] or standing(tmp_path / "run") == [3, 6, 8]
+    assert checkpoint_steps(tmp_path / "run") == [4, 6, 8] or checkpoint_steps(tmp_path / "run") == [3, 6, 8]
 
 
-def test_a_short_run_that_is_lost_does_not_end_well(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+def test_a_short_diverged_run_ends_with_an_error(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     short = with_lr(config(tokens, tmp_path / "run", 4), float("inf"))
     with pytest.raises(RunError, match=r"step 4 is not saved: the loss is not finite.*no checkpoint"):
         train(short, alone)
-    assert standing(short.output) == []
+    assert checkpoint_steps(short.output) == []
 
 
-def test_a_bad_sample_delays_a_save_and_ends_nothing(
+def test_a_step_with_nan_gradients_delays_a_save_and_the_run_continues(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gradient of one step is not a number; the weights are sound. The save of that step comes one later."""
@@ -137,12 +137,12 @@ def test_a_bad_sample_delays_a_save_and_ends_nothing(
     monkeypatch.setattr(Engine, "accumulate", accumulate)
     position = train(config(tokens, tmp_path / "run", 12), alone)
     assert (position.step, position.skipped, position.updates) == (12, 2, 10)
-    assert standing(tmp_path / "run") == [6, 9, 12]  # that of 3 was due in step 4, and made in step 5 as 4
+    assert checkpoint_steps(tmp_path / "run") == [6, 9, 12]  # that of 3 was due in step 4, and made in step 5 as 4
     names = [path.name for path in store.list_checkpoints(tmp_path / "run")]
     assert store.read_manifest(tmp_path / "run/checkpoints" / names[-1]).position.consecutive_skipped == 0
 
 
-def test_an_optimizer_state_that_is_not_finite_is_not_saved(
+def test_a_non_finite_optimizer_state_is_not_saved(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An infinite second moment freezes its weight for good, and shows in no loss."""
@@ -155,10 +155,10 @@ def test_an_optimizer_state_that_is_not_finite_is_not_saved(
     with pytest.raises(RunError, match=r"step 8 is not saved: optim\.blocks\.1\.ln_1\.weight\.exp_avg_sq"):
         train(config(tokens, tmp_path / "run", 8), alone)
     assert all(loss < 7 for loss in curve(tmp_path / "run"))
-    assert standing(tmp_path / "run") == [3]
+    assert checkpoint_steps(tmp_path / "run") == [3]
 
 
-def test_a_checkpoint_of_lost_weights_gives_way_to_the_one_before(
+def test_a_checkpoint_of_lost_weights_is_skipped_for_the_one_before(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Such as earlier releases have written."""
@@ -179,7 +179,7 @@ def test_a_checkpoint_of_lost_weights_gives_way_to_the_one_before(
     assert all(torch.equal(value, expected[name]) for name, value in weights(run.output).items())
 
 
-def test_weights_to_begin_with_that_are_lost_are_refused(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+def test_non_finite_initial_weights_are_refused(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     run = config(tokens, tmp_path / "run", 3)
     engine = Engine(run, alone)
     engine.model_parts[0].wte.weight.data[7] = float("nan")
@@ -193,7 +193,7 @@ def test_weights_to_begin_with_that_are_lost_are_refused(tokens: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_all_ranks_agree_on_every_layout(tokens: Path, tmp_path: Path) -> None:
+def test_all_ranks_agree_to_save_nothing_on_every_layout(tokens: Path, tmp_path: Path) -> None:
     """Two ranks: an exploding rate, and a weight, a moment and a gradient that are lost on the second one alone."""
     layouts: dict[str, dict[str, Any]] = {
         "zero 0": {},
@@ -210,5 +210,5 @@ def test_all_ranks_agree_on_every_layout(tokens: Path, tmp_path: Path) -> None:
     code, out, err = finish(start(str(HERE / "diverging_runs.py"), *runs), 280)
     assert code == 0, err + out
     for run in runs:
-        assert standing(Path(run).with_suffix("")) == [3, 6, 9], run
+        assert checkpoint_steps(Path(run).with_suffix("")) == [3, 6, 9], run
         assert f"{Path(run).with_suffix('').name}: not saved" in out

@@ -1,4 +1,4 @@
-"""Training begins with weights of another format; the first loss is that of the source."""
+"""Training from weights of another format (`init_from`): the first loss equals that of the source."""
 
 import shutil
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_the_first_loss_is_that_of_the_source(
 
 
 @pytest.mark.slow
-def test_on_two_processes_of_every_kind(tokens: Path, tmp_path: Path, sources: Path) -> None:
+def test_two_processes_start_from_every_format(tokens: Path, tmp_path: Path, sources: Path) -> None:
     """Tensor-parallel, pipeline and ZeRO 3; each process keeps its share."""
     layouts: dict[str, Any] = {"tp": {"tp": 2}, "pp": {"pp": 2}, "zero": {"zero": 3}}
     kinds = {"tp": "megatron", "pp": "hf", "zero": "megatron"}
@@ -84,7 +84,7 @@ def test_on_two_processes_of_every_kind(tokens: Path, tmp_path: Path, sources: P
 
 
 @pytest.mark.parametrize("kind", ["hf", "megatron", "native"])
-def test_another_shape_is_refused_by_name(
+def test_another_shape_is_refused_with_the_setting(
     tokens: Path, tmp_path: Path, alone: DistContext, sources: Path, kind: str
 ) -> None:
     for name, changes, message in (
@@ -126,7 +126,7 @@ def test_a_converted_checkpoint_is_merged_and_read_back(sources: Path, tmp_path:
         store.load_weights(tmp_path / "damaged")
 
 
-def test_all_formats_hold_the_same_bits(sources: Path, tmp_path: Path) -> None:
+def test_all_formats_give_bit_identical_weights(sources: Path, tmp_path: Path) -> None:
     weights = open_model(sources / "hf")
     write_megatron(tmp_path / "m", weights, tp=2, pp=2, version=1)
     from gpt2train.convert.detect import open_source

@@ -1,4 +1,4 @@
-"""kill -9 at any instant, then the same command: the numbers are those of a run that nothing has happened to."""
+"""Trainings killed at any instant and run again: the numbers of an undisturbed run."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import torch
 from gpt2train.checkpoint import store
 from gpt2train.config import RunConfig
 from gpt2train.monitoring.metrics import read_metrics
-from tests.gpt2train.jobs import curve, finish, gone, make, start, wait_for, weights, write
+from tests.gpt2train.jobs import all_ended, curve, finish, make, start, wait_for, weights, write
 
 HERE = Path(__file__).parent
 # Dropout, two micro-batches on each of two processes, ZeRO 1: all that a step depends on.
@@ -30,7 +30,7 @@ def killed_at(config: RunConfig, moment: str, step: int) -> None:
 
 
 def same(ours: RunConfig, theirs: RunConfig) -> bool:
-    """Whether two runs have the same curves and end with the same weights, bit for bit, and nothing lies about."""
+    """Check that two runs have the same curves and weights, bit for bit, and left no stray files."""
     for key in ("step", "loss", "grad_norm", "lr", "tokens", "skipped"):
         assert curve(ours.output, key) == curve(theirs.output, key), key
     a, b = weights(ours.output), weights(theirs.output)
@@ -39,7 +39,7 @@ def same(ours: RunConfig, theirs: RunConfig) -> bool:
 
 
 @pytest.mark.slow
-def test_killed_in_the_write_after_the_rename_and_in_the_removal(tokens: Path, tmp_path: Path) -> None:
+def test_a_run_killed_in_write_rename_or_removal_resumes_exactly(tokens: Path, tmp_path: Path) -> None:
     straight, broken = (run(tokens, tmp_path / name, 50, 10) for name in ("straight", "broken"))
     folder = Path(broken.output) / "checkpoints"
 
@@ -69,7 +69,7 @@ def test_killed_in_the_write_after_the_rename_and_in_the_removal(tokens: Path, t
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1500)
-def test_killed_at_ten_random_instants(tokens: Path, tmp_path: Path) -> None:
+def test_a_run_killed_at_ten_random_instants_resumes_exactly(tokens: Path, tmp_path: Path) -> None:
     """A save every three steps: the background is seldom idle. The launcher dies, or a rank alone."""
     straight, broken = (run(tokens, tmp_path / name, 400, 3) for name in ("straight", "broken"))
     rng = np.random.Generator(np.random.Philox(77))
@@ -82,7 +82,7 @@ def test_killed_at_ten_random_instants(tokens: Path, tmp_path: Path) -> None:
         time.sleep(float(rng.random()) * 0.05)
         os.kill([job.pid, *(rank.pid for rank in ranks)][int(rng.integers(3))], signal.SIGKILL)
         assert finish(job)[0] != 0
-        assert gone(ranks)
+        assert all_ended(ranks)
         mid_save += bool(list((Path(broken.output) / "checkpoints").glob("*.tmp")))
         store.verify(store.newest(broken.output))
     assert mid_save, "no kill hit a save; let it save more often"

@@ -1,4 +1,4 @@
-"""What one layout saved, any other one goes on from, optimizer included; the same one bit for bit.
+"""Resuming a checkpoint on another layout, optimizer included; on the same layout bit for bit.
 
 The layouts of a number of processes share one torchrun job: first those that save at step 10, each of which trains on
 to step 20, then the pairs, which begin at that checkpoint. The bound is that of the matrix: the loss of every step
@@ -40,7 +40,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "interleaved": {"pp": 2, "zero": 3, "schedule": "interleaved", "virtual_pipeline_stages": 2},
 }
 
-# In the order of the jobs: whoever goes on comes after who saved.
+# In the order of the jobs: a layout resumes after the one that saved.
 TWO = [("dp2-zero3", "pp2"), ("pp2", "tp2"), ("tp2", "dp2-zero3")]
 FOUR = [
     ("dp4-zero3", "tp2-pp2"),
@@ -78,8 +78,8 @@ def saved(run_folder: Path) -> str:
     return str(run_folder / "checkpoints" / f"step-{HALF:08d}")
 
 
-def going_on(tokens: Path, folder: Path, before: Path, layout: str, **changes: Any) -> RunConfig:
-    """A run that takes the weights, the optimizer and the position of another one at half its way."""
+def resumed_run(tokens: Path, folder: Path, before: Path, layout: str, **changes: Any) -> RunConfig:
+    """A run that starts with the full state of another one at half its steps."""
     checkpoints = {"interval": STEPS, "init_from": saved(before), "restore": "full"}
     return run(tokens, folder, layout, checkpoints=checkpoints, **changes)
 
@@ -108,27 +108,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("layouts")
 
 
-def of(pairs: list[tuple[str, str]], tokens: Path, folder: Path) -> list[RunConfig]:
-    """The runs of some pairs: first all that save, then all that go on."""
+def runs_of(pairs: list[tuple[str, str]], tokens: Path, folder: Path) -> list[RunConfig]:
+    """The runs of some pairs: first all that save, then all that resume."""
     before = [run(tokens, folder / name, name) for name in dict.fromkeys(name for name, _ in pairs)]
-    after = [going_on(tokens, folder / f"{a}--{b}", folder / a, b) for a, b in pairs]
+    after = [resumed_run(tokens, folder / f"{a}--{b}", folder / a, b) for a, b in pairs]
     return before + after
 
 
 @pytest.mark.exhaustive
-def test_two_processes_go_on_from_each_others_checkpoints(tokens: Path, folder: Path) -> None:
-    job(of(TWO, tokens, folder), 2)
+def test_layouts_of_two_processes_resume_each_others_checkpoints(tokens: Path, folder: Path) -> None:
+    job(runs_of(TWO, tokens, folder), 2)
     found = differences(folder, TWO, folder / "dp2-zero3")
     assert max(found.values()) <= 1e-5, found
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2000)
-def test_four_processes_go_on_from_each_others_checkpoints(tokens: Path, folder: Path) -> None:
-    job(of(FOUR, tokens, folder), 4)
+def test_layouts_of_four_processes_resume_each_others_checkpoints(tokens: Path, folder: Path) -> None:
+    job(runs_of(FOUR, tokens, folder), 4)
     found = differences(folder, FOUR, folder / "dp4-zero3")
     assert max(found.values()) <= 1e-5, found
-    one = [going_on(tokens, folder / f"{a}--{b}", folder / a, b) for a, b in ONE]
+    one = [resumed_run(tokens, folder / f"{a}--{b}", folder / a, b) for a, b in ONE]
     job(one, 1)
     found = differences(folder, ONE, folder / "dp4-zero3")
     assert max(found.values()) <= 1e-5, found
@@ -137,15 +137,15 @@ def test_four_processes_go_on_from_each_others_checkpoints(tokens: Path, folder:
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(2000)
-def test_more_pairs_of_four_processes(tokens: Path, tmp_path: Path) -> None:
-    job(of(MORE, tokens, tmp_path), 4)
+def test_further_pairs_of_layouts_resume_each_others_checkpoints(tokens: Path, tmp_path: Path) -> None:
+    job(runs_of(MORE, tokens, tmp_path), 4)
     found = differences(tmp_path, MORE, tmp_path / "dp4-zero3")
     assert max(found.values()) <= 1e-5, found
     check_readable(MORE, tmp_path)
 
 
 def check_readable(pairs: list[tuple[str, str]], folder: Path) -> None:
-    """What merges a checkpoint into one model reads those of every layout, whole and without the layout's names."""
+    """Check that checkpoints of every layout can be merged, with the same tensor names and equal weights."""
     expected = load_weights(find_source(folder / "dp4-zero3").checkpoint)
     for name in dict.fromkeys(name for name, _ in pairs):
         weights = load_weights(find_source(folder / name).checkpoint)
@@ -158,14 +158,16 @@ def check_readable(pairs: list[tuple[str, str]], folder: Path) -> None:
 @pytest.mark.parametrize(
     "names", [pytest.param(SAME, marks=pytest.mark.slow), pytest.param(SAME_MORE, marks=pytest.mark.exhaustive)]
 )
-def test_the_same_layout_goes_on_bit_for_bit(tokens: Path, folder: Path, names: list[str]) -> None:
+def test_the_same_layout_resumes_bit_for_bit(tokens: Path, folder: Path, names: list[str]) -> None:
     """With dropout, accumulation and clipping, on every kind of layout."""
     drop = {"model": {"layers": 4, "heads": 4, "dropout": 0.1}}
-    straight = {name: run(tokens, folder / f"{name}-drop", name, **drop) for name in names}
-    again = {name: going_on(tokens, folder / f"{name}-again", folder / f"{name}-drop", name, **drop) for name in names}
-    job([*straight.values(), *again.values()], 4)
+    uninterrupted = {name: run(tokens, folder / f"{name}-drop", name, **drop) for name in names}
+    again = {
+        name: resumed_run(tokens, folder / f"{name}-again", folder / f"{name}-drop", name, **drop) for name in names
+    }
+    job([*uninterrupted.values(), *again.values()], 4)
     for name in names:
         for key in ("loss", "grad_norm", "lr", "tokens"):
-            assert curve(again[name].output, key) == curve(straight[name].output, key)[HALF:], (name, key)
-        a, b = (load_weights(find_source(Path(runs[name].output)).checkpoint) for runs in (straight, again))
+            assert curve(again[name].output, key) == curve(uninterrupted[name].output, key)[HALF:], (name, key)
+        a, b = (load_weights(find_source(Path(runs[name].output)).checkpoint) for runs in (uninterrupted, again))
         assert all((a[key] == b[key]).all() for key in a), name

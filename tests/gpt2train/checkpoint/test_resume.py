@@ -1,4 +1,4 @@
-"""Resuming a run, and the state that it begins with: never silently another one."""
+"""Resuming a run, and its initial state: differences are refused or logged."""
 
 import logging
 import shutil
@@ -42,7 +42,7 @@ def copy(run: RunConfig, to: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", ["weights", "optimizer", "full"])
-def test_a_new_run_begins_with_what_it_asks_for(
+def test_a_new_run_restores_what_it_asks_for(
     tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, how: str
 ) -> None:
     config = from_(tokens, tmp_path / "run", saved_run.output, how)
@@ -60,7 +60,7 @@ def test_a_new_run_begins_with_what_it_asks_for(
     assert not torch.equal(fresh["model.wte.weight"], engine.state()["model.wte.weight"])
 
 
-def test_the_position_goes_on_bit_for_bit(
+def test_a_full_restore_continues_bit_for_bit(
     tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
 ) -> None:
     checkpoint = store.list_checkpoints(saved_run.output)[1]
@@ -74,7 +74,7 @@ def test_the_position_goes_on_bit_for_bit(
     assert curve(config.output) == curve(saved_run.output)[6:]
 
 
-def test_the_loss_scale_and_the_history_of_norms_go_on(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+def test_loss_scale_and_norm_history_are_restored(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     """In half precision, from a scale that overflows in the first steps; dropout is on."""
     changes: dict[str, Any] = {
         "precision": "fp16",
@@ -95,7 +95,7 @@ def test_the_loss_scale_and_the_history_of_norms_go_on(tokens: Path, tmp_path: P
         assert curve(again.output, key) == curve(straight.output, key)[done:], key
 
 
-def test_what_cannot_be_begun_with_is_refused(
+def test_unusable_initial_checkpoints_are_refused(
     tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -111,7 +111,7 @@ def test_what_cannot_be_begun_with_is_refused(
     assert not any((tmp_path / name / "metrics.jsonl").exists() for name in "abcd")
 
 
-def test_damage_of_what_a_run_begins_with(
+def test_damage_of_an_initial_checkpoint_is_named(
     tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = copy(saved_run, tmp_path / "other")
@@ -133,7 +133,9 @@ def test_damage_of_what_a_run_begins_with(
         train(from_(tokens, tmp_path / "c", other, "weights"), alone)
 
 
-def test_other_data_is_refused_by_name(tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig) -> None:
+def test_other_training_data_is_refused_by_name(
+    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
+) -> None:
     run = copy(saved_run, tmp_path / "run")
     for name, document in (("other", [5] * 40), ("same", None)):
         with IndexedWriter(tmp_path / name, "<u2") as writer:
@@ -141,21 +143,21 @@ def test_other_data_is_refused_by_name(tokens: Path, tmp_path: Path, alone: Dist
                 writer.add(document or [1])
     moved = tmp_path / "moved"
     shutil.copytree(tokens, moved)
-    train(make(moved, run, steps=10), alone)  # the same data at another place
+    train(make(moved, run, steps=10), alone)  # the same data under another path
     data = {"train": str(tmp_path / "other")}
     with pytest.raises(UserError, match=r"other training data \(.*other had [\d,]+ tokens there and has 1,200 now\)"):
         train(make(tokens, run, steps=10, data=data), alone)
     two = {"train": [{"prefix": str(tokens / "train")}, {"prefix": str(tmp_path / "other")}]}
     with pytest.raises(UserError, match=r"other training data \(1 corpora there, 2 now\)"):
         train(make(tokens, run, steps=10, data=two), alone)
-    with (moved / "train.bin").open("r+b") as file:  # one token in the middle of a piece that is looked at
+    with (moved / "train.bin").open("r+b") as file:  # one token within a sampled chunk
         file.seek(16)
         file.write(b"\x01\x00" if file.read(2) != b"\x01\x00" else b"\x02\x00")
     with pytest.raises(UserError, match=r"moved/train has other documents"):
         train(make(moved, run, steps=10), alone)
 
 
-def test_shares_of_corpora_belong_to_the_data(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+def test_other_corpus_weights_count_as_other_data(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     def mixed(first: float, second: float) -> RunConfig:
         corpora = [
             {"prefix": str(tokens / "train"), "weight": first},
@@ -178,14 +180,14 @@ def test_shares_of_corpora_belong_to_the_data(tokens: Path, tmp_path: Path, alon
         ({"documents": {"reset_positions": True}}, "documents.reset_positions"),
     ],
 )
-def test_what_a_run_is_cannot_change(
+def test_settings_that_identify_a_run_cannot_change(
     tokens: Path, alone: DistContext, saved_run: RunConfig, change: dict[str, Any], key: str
 ) -> None:
     with pytest.raises(UserError, match=f"holds a run with another {key} "):
         train(make(tokens, Path(saved_run.output), **({"steps": 10} | change)), alone)
 
 
-def test_how_it_learns_may_change_and_is_said(
+def test_other_training_settings_may_change_and_are_logged(
     tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = copy(saved_run, tmp_path / "run")
@@ -227,7 +229,7 @@ def test_a_checkpoint_without_its_manifest_is_named(
     assert len(list((run / "checkpoints").glob("step-*"))) == 4
 
 
-def test_other_validation_data_is_said_and_the_best_begins_anew(
+def test_other_validation_data_is_logged_and_resets_the_best_checkpoint(
     tokens: Path, tmp_path: Path, alone: DistContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The new set is one document of a single token: its losses are far below those of the first set, or above."""

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest and the best, whatever a kill has left."""
+"""Retention of checkpoints: the newest and the best stay, also after kills."""
 
 from pathlib import Path
 
@@ -22,59 +22,59 @@ def save(run: Path, step: int, valid_loss: float | None = None, *, last: int = 2
     return final
 
 
-def standing(run: Path) -> list[int]:
+def checkpoint_steps(run: Path) -> list[int]:
     return [int(path.name.removeprefix("step-")) for path in store.list_checkpoints(run)]
 
 
-def pointed(run: Path, name: str) -> int | None:
+def pointer_step(run: Path, name: str) -> int | None:
     path = run / "checkpoints" / name
     return int(path.read_text().strip().removeprefix("step-")) if path.exists() else None
 
 
-def test_the_best_survives_the_newest(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path: Path) -> None:
     for step, loss in enumerate([5.0, 3.0, 4.0, 3.5, None, 3.2], 1):
         save(tmp_path, step, loss)
-    assert standing(tmp_path) == [2, 5, 6]
-    assert (pointed(tmp_path, "latest"), pointed(tmp_path, "best")) == (6, 2)
+    assert checkpoint_steps(tmp_path) == [2, 5, 6]
+    assert (pointer_step(tmp_path, "latest"), pointer_step(tmp_path, "best")) == (6, 2)
     save(tmp_path, 7, 2.0)
-    assert standing(tmp_path) == [6, 7]
-    assert (pointed(tmp_path, "latest"), pointed(tmp_path, "best")) == (7, 7)
+    assert checkpoint_steps(tmp_path) == [6, 7]
+    assert (pointer_step(tmp_path, "latest"), pointer_step(tmp_path, "best")) == (7, 7)
 
 
-def test_several_best_and_of_equal_ones_the_first(tmp_path: Path) -> None:
+def test_several_best_are_kept_and_ties_go_to_the_first(tmp_path: Path) -> None:
     for step, loss in enumerate([2.0, 1.0, 1.0, 9.0, 9.0], 1):
         save(tmp_path, step, loss, last=1, best=2)
-    assert standing(tmp_path) == [2, 3, 5]
-    assert pointed(tmp_path, "best") == 2
+    assert checkpoint_steps(tmp_path) == [2, 3, 5]
+    assert pointer_step(tmp_path, "best") == 2
 
 
-def test_no_best_without_validation_or_when_none_is_kept(tmp_path: Path) -> None:
+def test_no_best_is_kept_without_validation_or_when_switched_off(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path / "without", step)
         save(tmp_path / "nan", step, float("nan"))
         save(tmp_path / "none", step, float(step), best=0)
-    assert [standing(tmp_path / run) for run in ("without", "nan", "none")] == [[2, 3]] * 3
-    assert [pointed(tmp_path / run, "best") for run in ("without", "nan", "none")] == [None, None, 2]
+    assert [checkpoint_steps(tmp_path / run) for run in ("without", "nan", "none")] == [[2, 3]] * 3
+    assert [pointer_step(tmp_path / run, "best") for run in ("without", "nan", "none")] == [None, None, 2]
 
 
-def test_what_lies_beyond_goes_when_a_run_was_sent_back(tmp_path: Path) -> None:
+def test_later_checkpoints_are_removed_after_a_restart_from_an_earlier_one(tmp_path: Path) -> None:
     for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0)):
         save(tmp_path, step, loss, last=9)
     save(tmp_path, 20, 2.5, last=9)  # 30 was damaged, and the run went on from 10
-    assert standing(tmp_path) == [10, 20]
-    assert (pointed(tmp_path, "latest"), pointed(tmp_path, "best")) == (20, 20)
+    assert checkpoint_steps(tmp_path) == [10, 20]
+    assert (pointer_step(tmp_path, "latest"), pointer_step(tmp_path, "best")) == (20, 20)
 
 
-def test_a_damaged_manifest_is_not_the_best_and_grows_old(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_damaged_manifest_is_not_the_best_and_is_removed(tmp_path: Path) -> None:
     (save(tmp_path, 1, 1.0) / "manifest.json").write_text("{")
     for step in (2, 3):
         save(tmp_path, step, 5.0)
-    assert standing(tmp_path) == [2, 3]
-    assert pointed(tmp_path, "best") == 2
+    assert checkpoint_steps(tmp_path) == [2, 3]
+    assert pointer_step(tmp_path, "best") == 2
 
 
 @pytest.mark.parametrize("pointer", ["latest", "best"])
-def test_what_a_kill_has_left_is_put_right(tmp_path: Path, pointer: str) -> None:
+def test_leftovers_of_a_kill_are_repaired(tmp_path: Path, pointer: str) -> None:
     """Killed after the rename, after one of the pointers, in the removal of an old one, and in a draft."""
     for step in (1, 2, 3):
         save(tmp_path, step, 4.0 - step)
@@ -85,8 +85,8 @@ def test_what_a_kill_has_left_is_put_right(tmp_path: Path, pointer: str) -> None
     (folder / "step-00000004.tmp").mkdir()
     (folder / "step-00000004.tmp" / "manifest.json").write_text("{}")
     clean_up(tmp_path)
-    assert standing(tmp_path) == [2, 3]
-    assert (pointed(tmp_path, "latest"), pointed(tmp_path, "best")) == (3, 3)
+    assert checkpoint_steps(tmp_path) == [2, 3]
+    assert (pointer_step(tmp_path, "latest"), pointer_step(tmp_path, "best")) == (3, 3)
     assert sorted(path.name for path in folder.iterdir()) == ["best", "latest", "step-00000002", "step-00000003"]
 
 
@@ -94,9 +94,9 @@ def test_a_half_removed_checkpoint_does_not_stop_a_save(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     (folder / "manifest.json").unlink()
     (folder / "__0_0.distcp").write_bytes(b"x")
-    assert standing(tmp_path) == []
+    assert checkpoint_steps(tmp_path) == []
     save(tmp_path, 1)
-    assert standing(tmp_path) == [1] and not (folder / "__0_0.distcp").exists()
+    assert checkpoint_steps(tmp_path) == [1] and not (folder / "__0_0.distcp").exists()
 
 
 def test_removing_takes_the_manifest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,4 +108,4 @@ def test_removing_takes_the_manifest_first(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(retention.shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
         retention.remove(folder)
-    assert folder.exists() and standing(tmp_path) == []
+    assert folder.exists() and checkpoint_steps(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, damage is found, old ones go."""
+"""Storage of checkpoints: atomic saves, detection of damage, removal of old ones."""
 
 import errno
 import os
@@ -50,7 +50,7 @@ def save(run: Path, step: int, keep: int = 2, keep_best: int = 0, valid_loss: fl
     return write(run, tensors(step), manifest, keep, keep_best)
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+def test_saved_tensors_are_loaded(tmp_path: Path) -> None:
     folder = save(tmp_path, 7)
     assert folder == store.newest(tmp_path) == tmp_path / "checkpoints" / "step-00000007"
     assert (tmp_path / "checkpoints" / "latest").read_text() == "step-00000007\n"
@@ -64,7 +64,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert torch.equal(weights["a.weight"], tensors(7)["model.a.weight"])
 
 
-def test_old_ones_go_and_leftovers_are_swept(tmp_path: Path) -> None:
+def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
     (tmp_path / "checkpoints" / "step-00000004.tmp").mkdir()
@@ -111,7 +111,7 @@ def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
         store.load_weights(folder)
 
 
-def test_a_tensor_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_tensor_is_an_error(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     with pytest.raises(RunError, match=r"cannot load .*model\.other"):
         store.load(folder, {"model.other": torch.zeros(3)})
@@ -119,14 +119,14 @@ def test_a_tensor_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         store.load(folder, {"model.b.bias": torch.zeros(41)})
 
 
-class Mischief:
+class CodeOnLoad:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return Path.touch, (Path("/nowhere/at/all"),)  # type: ignore[return-value]
 
 
 def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
-    (folder / ".metadata").write_bytes(pickle.dumps(Mischief()))
+    (folder / ".metadata").write_bytes(pickle.dumps(CodeOnLoad()))
     manifest = store.read_manifest(folder)
     files = manifest.files | {
         ".metadata": store.StoredFile(
@@ -138,11 +138,11 @@ def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path) -> None:
         store.load_weights(folder)
 
 
-def test_a_save_that_a_quota_ends_is_told_as_want_of_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_over_the_quota_is_reported_as_no_space_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def probe(dir: Path) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
-    monkeypatch.setattr(tempfile, "TemporaryFile", probe)  # the disk has room; torch's own error tells no reason
+    monkeypatch.setattr(tempfile, "TemporaryFile", probe)  # the disk has room; torch's own error has no reason
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
@@ -152,7 +152,7 @@ def test_a_save_that_a_quota_ends_is_told_as_want_of_space(tmp_path: Path, monke
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_tidying_where_nothing_can_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_clean_up_that_cannot_write_is_one_error_line(tmp_path: Path) -> None:
     first = save(tmp_path, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
@@ -164,7 +164,7 @@ def test_tidying_where_nothing_can_be_written_is_one_line(tmp_path: Path) -> Non
     assert store.newest(tmp_path) == first
 
 
-def test_a_save_that_does_not_fit_leaves_the_last_one_whole(tmp_path: Path) -> None:
+def test_a_save_on_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path) -> None:
     first = save(tmp_path, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # a write beyond 4 kB fails as on a full disk

@@ -1,4 +1,4 @@
-"""Saves in the background: what is saved stands still, what goes wrong is told, and what stops waits."""
+"""Saves in the background: the saved state is frozen, errors are reported, a stop waits."""
 
 import resource
 import time
@@ -69,7 +69,7 @@ def test_the_state_of_the_step_is_saved_while_training_goes_on(
         assert store.read_manifest(ours).position == store.read_manifest(theirs).position
 
 
-def test_how_long_a_save_took_is_told(
+def test_the_duration_of_a_save_is_reported(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make(tokens, tmp_path / "run", steps=6, checkpoints={"interval": 2, "keep": 9})
@@ -81,7 +81,7 @@ def test_how_long_a_save_took_is_told(
     assert written and min(written) >= 0.2
 
 
-def test_a_failed_save_is_told_at_the_next_step(
+def test_a_failed_save_is_reported_at_the_next_step(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(make(tokens, tmp_path / "run", steps=4), alone)
@@ -105,7 +105,7 @@ def test_a_failed_save_is_told_at_the_next_step(
     assert not list((tmp_path / "run" / "checkpoints").glob("*.tmp"))
 
 
-def test_a_stop_waits_for_the_save_under_way_and_saves_again(
+def test_a_stop_waits_for_the_running_save_and_saves_again(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make(tokens, tmp_path / "run", steps=10_000, checkpoints={"interval": 4, "keep": 9})
@@ -123,7 +123,7 @@ def test_a_stop_waits_for_the_save_under_way_and_saves_again(
     assert [store.verify(path).position.step for path in saved] == [4, position.step]
 
 
-def test_an_error_of_the_training_waits_for_the_save_under_way(
+def test_an_error_of_the_training_waits_for_the_running_save(
     tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A save of sound weights is under way when the loss diverges; it is completed."""

@@ -48,14 +48,14 @@ def test_presets_have_the_published_sizes(name: str) -> None:
     assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name] == parameter_count(config.shape)
 
 
-def test_every_preset_is_valid_and_shown() -> None:
+def test_every_preset_is_valid_and_documented() -> None:
     assert presets() == sorted([*PUBLISHED, "tiny"])
     for name in presets():
         settings = build(TrainSettings, preset(name))
         assert settings.batch.sizes(1)[2] >= 1
 
 
-def test_the_distributed_presets_fill_their_machines() -> None:
+def test_the_distributed_presets_use_all_gpus_of_their_machines() -> None:
     four = Layout.of(build(TrainSettings, preset("oneflow-4x8")), 32)
     assert (four.tp, four.pp, four.data, four.world) == (2, 4, 4, 32)
     assert (four.micro_batch, four.global_batch, four.accumulation) == (4, 512, 32)
@@ -96,7 +96,7 @@ def test_run_config_reads_back_from_its_toml(tmp_path: Path) -> None:
         read_run_config(tmp_path / "no-such.toml")
 
 
-def test_corpora_to_mix_in_stand_beside_the_own_tokens(tmp_path: Path) -> None:
+def test_corpora_of_the_mixture_are_added_to_the_tokens_of_the_run(tmp_path: Path) -> None:
     mix = {"weight": 3, "corpora": [{"prefix": "b/t"}, {"prefix": "c/t", "weight": 0.5}]}
     settings = build(TrainSettings, {"mixture": mix})
     config = run_config(settings, train="a/t", valid=None, vocab=4096, tokenizer_hash=None, output="out")
@@ -111,12 +111,12 @@ def test_corpora_to_mix_in_stand_beside_the_own_tokens(tmp_path: Path) -> None:
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
-def test_batch_arithmetic(micro: int, processes: int, accumulation: int) -> None:
+def test_batch_sizes_follow_from_each_other(micro: int, processes: int, accumulation: int) -> None:
     batch = BatchSettings(micro_batch=micro, global_batch=micro * processes * accumulation)
     assert batch.sizes(processes) == (micro, micro * processes * accumulation, accumulation)
 
 
-def test_batch_that_does_not_divide_says_the_sum() -> None:
+def test_a_batch_that_does_not_divide_is_refused_with_the_calculation() -> None:
     with pytest.raises(
         UserError, match=r"16 is not a multiple of micro_batch 4 x 3 data-parallel processes = 12; set it to 12 or 24"
     ):
@@ -133,7 +133,7 @@ def test_vocabulary_is_padded_for_matrix_kernels() -> None:
 def test_a_commented_file_reads_back_as_the_preset(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every setting of the models stands in it, set or as a comment, with its description."""
+    """It has every setting, set or as a comment, with its description."""
     flags = ["--train", "t/tokens", "--valid", "v/tokens", "--vocab", "300", "--output", "run"]
     assert run_command(app, ["config", "--preset", name, *flags]) == 0
     (tmp_path / "run.toml").write_text(capsys.readouterr().out)

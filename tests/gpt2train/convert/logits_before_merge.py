@@ -24,7 +24,7 @@ from gpt2train.training.engine import Engine
 
 
 @torch.no_grad()
-def logits(engine: Engine, config: RunConfig, place: DistContext) -> Tensor | None:
+def logits(engine: Engine, config: RunConfig, ctx: DistContext) -> Tensor | None:
     """The logits, on a process of the last stage; hidden states go from stage to stage by hand."""
     tokens = torch.arange(config.model.context).view(1, -1) % config.vocab
     layout, (part,) = engine.layout, engine.model_parts
@@ -36,37 +36,37 @@ def logits(engine: Engine, config: RunConfig, place: DistContext) -> Tensor | No
     else:
         length = config.model.context // (layout.tp if config.parallel.sequence_parallel else 1)
         x = torch.empty(1, length, config.model.hidden)
-        dist.recv(x, place.rank - stride)
+        dist.recv(x, ctx.rank - stride)
     y = part(x)
     reshard(engine.model_parts)
     if not part.ends:
-        dist.send(y.contiguous(), place.rank + stride)
+        dist.send(y.contiguous(), ctx.rank + stride)
         return None
     return y[..., : config.vocab]
 
 
-def main(path: str, place: DistContext) -> None:
+def main(path: str, ctx: DistContext) -> None:
     config = read_run_config(path)
     fresh = config.model_copy(update={"output": f"{config.output}-fresh"})
-    train(config, place)
-    if place.is_first:
+    train(config, ctx)
+    if ctx.is_first:
         for one in (config, fresh):
             Path(one.output).mkdir(exist_ok=True)
             (Path(one.output) / "config.toml").write_text(to_toml(one))
     with CheckpointManager(fresh) as checkpoints:
-        engine = Engine(fresh, place)
+        engine = Engine(fresh, ctx)
         checkpoints.save(engine.state(), START)
     with CheckpointManager(config) as checkpoints:
         checkpoints.restore(engine.state())
-    found = logits(engine, config, place)
-    if found is not None and place.rank == place.world - 1:
+    found = logits(engine, config, ctx)
+    if found is not None and ctx.rank == ctx.world - 1:
         torch.save(found.clone(), f"{config.output}.logits")
 
 
 follow_launcher()
-place = join("cpu")
-install_excepthook(place.rank, debug=True)
+ctx = join("cpu")
+install_excepthook(ctx.rank, debug=True)
 for path in sys.argv[1:]:
-    main(path, place)
+    main(path, ctx)
 dist.destroy_process_group()
 exit_without_teardown(0)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Mischief:
+class CodeOnLoad:
     """Makes the folder `mark` when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:

@@ -122,7 +122,7 @@ def write_tree(
     said: dict[str, Any] | None = None,
     **more: Any,
 ) -> Path:
-    """Write a whole tree; `said` are its args (None: it has none), `more` stands beside the model in each file."""
+    """Write a whole tree; `said` are its args (None: it has none), `more` is stored with the model in each file."""
     layers = 1 + max(int(name.split(".")[1]) for name in model if name.startswith("h."))
     each = layers // (pp * virtual)
     rows = -(-len(model["wte.weight"]) // (128 * tp)) * 128 * tp

@@ -16,7 +16,7 @@ from gpt2train.data.tokenizer import save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.io.command_line import run_command
 from gpt2train.model.shape import Shape
-from tests.gpt2train.convert.malicious_pickle import Mischief
+from tests.gpt2train.convert.malicious_pickle import CodeOnLoad
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.convert.test_huggingface import make_model as make_ours
@@ -35,13 +35,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit code, and what was printed; of an error the error."""
+    """Exit code, and standard output, or standard error after an error."""
     code = run_command(app, ["convert", *arguments])
     captured = capsys.readouterr()
     return code, captured.err if code else captured.out
 
 
-def test_round_the_formats_and_back(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_survives_conversion_through_all_formats(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layout = ["--tp", "2", "--pp", "4", "--checkpoint-version", "0", "--names", "old"]
     code, out = run(capsys, "hf", "meg", "--to", "megatron", *layout)
     assert code == 0 and out.splitlines()[-1] == "megatron: meg", out
@@ -57,7 +57,7 @@ def test_round_the_formats_and_back(here: Path, capsys: pytest.CaptureFixture[st
     assert {tensor.dtype for tensor in load_file(here / "half/model.safetensors").values()} == {torch.bfloat16}
 
 
-def test_what_megatron_left_out_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_left_out_of_a_megatron_checkpoint_are_reported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tree(here / "m", make_model(130, 4, 4, 16, 8), 4, optimizer={"state": torch.ones(3)})
     code, out = run(capsys, "m", "c", "--to", "gpt2train")
     assert code == 2 and "give --heads N" in out
@@ -108,7 +108,7 @@ def test_mistakes_are_one_line(
 
 
 def pickled(folder: Path, tensors: dict[str, torch.Tensor], shards: int, archive: bool) -> None:
-    """The same model as older programs have it: `pytorch_model.bin`, whole or in shards."""
+    """The same model as older programs store it: `pytorch_model.bin`, in one file or in shards."""
     folder.mkdir()
     (folder / "config.json").write_text(
         json.dumps({"vocab_size": 130, "n_layer": 4, "n_head": 4, "n_embd": 16, "n_ctx": 8})
@@ -146,7 +146,7 @@ def test_pickled_weights_are_read(here: Path, shards: int, archive: bool) -> Non
         ("gpt2", "hf download gpt2"),
     ],
 )
-def test_a_model_that_is_no_folder_is_one_line(
+def test_a_model_path_that_is_no_folder_is_one_error_line(
     here: Path, capsys: pytest.CaptureFixture[str], command: list[str], model: str, message: str
 ) -> None:
     (here / "m.zip").write_bytes(b"PK")
@@ -179,7 +179,7 @@ def test_a_folder_that_transformers_saved_is_converted_and_served(
 
 @pytest.mark.parametrize("archive", [True, False])
 def test_pickled_code_is_refused_and_not_run(here: Path, archive: bool) -> None:
-    tensors: dict[str, Any] = {"wte.weight": Mischief(here / "mark")}
+    tensors: dict[str, Any] = {"wte.weight": CodeOnLoad(here / "mark")}
     pickled(here / "bad", tensors, 1, archive)
     with pytest.raises(UserError, match=r"pytorch_model\.bin is refused, as a pickle can run code: .* posix\.mkdir"):
         read_model(here / "bad")

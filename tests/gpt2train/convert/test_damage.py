@@ -1,4 +1,4 @@
-"""Damaged and mischievous folders: each command says in one line what is wrong, and none ends in a bare exception."""
+"""Damaged and malicious model folders: each command ends with one line that names the fault."""
 
 import json
 import random
@@ -113,14 +113,16 @@ def check_damaged(sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_a_damaged_folder_is_one_line(
+def test_a_damaged_folder_is_one_error_line(
     sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
 ) -> None:
     check_damaged(sources, tmp_path, capsys, seed)
 
 
 @pytest.mark.slow
-def test_many_damaged_folders(sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_randomly_damaged_folders_are_one_error_line(
+    sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for seed in range(1000, 1300):
         (tmp_path / str(seed)).mkdir()
         check_damaged(sources, tmp_path / str(seed), capsys, seed)
@@ -139,7 +141,7 @@ def test_many_damaged_folders(sources: Path, tmp_path: Path, capsys: pytest.Capt
         ("tokenizer.json", "[" * 100_000),
     ],
 )
-def test_sizes_and_nesting_that_would_fill_the_memory(
+def test_sizes_and_nesting_that_would_exhaust_memory_are_refused(
     sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: Any
 ) -> None:
     shutil.copytree(sources / "hf", tmp_path / "m")

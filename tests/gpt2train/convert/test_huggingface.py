@@ -56,7 +56,7 @@ def test_fused_rows_round_trip(heads: int, head_dim: int, width: int, seed: int)
     split = split_heads(rows, heads)
     assert torch.equal(join_heads(split, heads), rows)
     assert torch.equal(split_heads(join_heads(rows, heads), heads), rows)
-    for part in range(3):  # the plain twin: row by row
+    for part in range(3):  # the reference implementation: row by row
         for head in range(heads):
             for place in range(head_dim):
                 theirs = split[(part * heads + head) * head_dim + place]
@@ -115,7 +115,7 @@ def test_the_published_layout_is_read() -> None:
         from_huggingface(published, SMALL)
 
 
-def test_tokenizer_ids_equal(folder: Path, open_data: Path) -> None:
+def test_the_written_tokenizer_gives_equal_ids(folder: Path, open_data: Path) -> None:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     lines = (open_data / "lambada/lambada_test.jsonl").read_text(encoding="utf-8").split("\n")[:200]
@@ -126,13 +126,13 @@ def test_tokenizer_ids_equal(folder: Path, open_data: Path) -> None:
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 50256
 
 
-def test_bytes_depend_on_the_model_alone(folder: Path, tmp_path: Path, open_data: Path) -> None:
+def test_written_bytes_depend_on_the_model_alone(folder: Path, tmp_path: Path, open_data: Path) -> None:
     write_model(tmp_path / "again", dict(reversed(weights_of(make_model(SHAPE)).items())), SHAPE, open_data / "bpe")
     for file in sorted(folder.iterdir()):
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
-def test_half_precision_is_stored_and_said(tmp_path: Path, open_data: Path) -> None:
+def test_half_precision_is_stored_and_recorded_in_the_config(tmp_path: Path, open_data: Path) -> None:
     write_model(tmp_path / "m", weights_of(make_model(SHAPE)), SHAPE, open_data / "bpe", "bfloat16")
     assert {tensor.dtype for tensor in load_file(tmp_path / "m/model.safetensors").values()} == {torch.bfloat16}
     transformers = pytest.importorskip("transformers")
@@ -162,7 +162,7 @@ def test_config_has_the_fields_of_the_published_gpt2_and_transformers_keeps_them
     assert (tmp_path / "one/model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
-def test_written_whole_or_not_there(tmp_path: Path, open_data: Path) -> None:
+def test_a_model_folder_is_written_atomically(tmp_path: Path, open_data: Path) -> None:
     weights = weights_of(make_model(SHAPE))
     write_model(tmp_path / "m", weights, SHAPE, open_data / "bpe")
     before = (tmp_path / "m/model.safetensors").read_bytes()

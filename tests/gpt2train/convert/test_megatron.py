@@ -25,7 +25,7 @@ from gpt2train.convert.megatron_write import write_megatron
 from gpt2train.convert.weights import LazyWeights, in_memory
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
-from tests.gpt2train.convert.malicious_pickle import Mischief
+from tests.gpt2train.convert.malicious_pickle import CodeOnLoad
 from tests.gpt2train.convert.megatron_trees import Model, fused, make_model, write_tree
 
 VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT = 130, 4, 4, 8, 6
@@ -172,14 +172,14 @@ def equal(a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_rows_against_the_plain_twin(version: int) -> None:
+def test_row_orders_equal_the_reference_implementation(version: int) -> None:
     column = torch.arange(3 * 12.0)  # q | k | v of 3 heads of 4
     here = rows_from(2, fused(column, 3, 1, 0, 2), 3)
     assert torch.equal(rows_from(version, fused(column, 3, 1, 0, version), 3), here)
     assert torch.equal(rows_to(version, here, 3), fused(column, 3, 1, 0, version))
 
 
-def test_what_stands_beside_the_model_is_left_out_with_a_word(tmp_path: Path) -> None:
+def test_state_beside_the_weights_is_left_out_with_a_note(tmp_path: Path) -> None:
     """Optimizer, random state as numpy and Python have it, and args with their own classes."""
     rng = [{"np_rng_state": np.random.RandomState(3).get_state(), "random_rng_state": random.Random(1).getstate()}]
     optimizer = {"optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}}, "fp32_from_fp16_params": [[torch.ones(2)]]}
@@ -202,7 +202,7 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, archive:
     mark = tmp_path / "mark"
     folder = tmp_path / "c" / "mp_rank_00"
     folder.mkdir(parents=True)
-    state = {"model": {"language_model": {"w": torch.ones(2)}}, "args": Mischief(mark)}
+    state = {"model": {"language_model": {"w": torch.ones(2)}}, "args": CodeOnLoad(mark)}
     file = folder / "model_optim_rng.pt"
     torch.save(state, file, _use_new_zipfile_serialization=archive)
     with pytest.raises(UserError, match=r"is refused, as a pickle can run code: it names posix\.mkdir"):
@@ -216,7 +216,7 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, archive:
     assert mark.exists()
 
 
-def test_what_is_missing_is_asked_for(tmp_path: Path) -> None:
+def test_missing_heads_and_vocabulary_are_asked_for(tmp_path: Path) -> None:
     write_tree(tmp_path / "a", MODEL, HEADS)
     with pytest.raises(UserError, match="give --heads"):
         open_megatron(tmp_path / "a", VOCAB)
@@ -282,7 +282,7 @@ def test_an_untied_head_is_refused(tmp_path: Path) -> None:
         open_megatron(tree, VOCAB)
 
 
-def test_nothing_is_written_over_and_the_layout_must_divide(tmp_path: Path) -> None:
+def test_existing_folders_are_kept_and_the_layout_must_divide(tmp_path: Path) -> None:
     weights = ours(MODEL, SHAPE)
     with pytest.raises(UserError, match="--tp must divide 4 heads"):
         write_megatron(tmp_path / "m", weights, tp=3)

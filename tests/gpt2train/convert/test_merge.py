@@ -1,4 +1,4 @@
-"""A checkpoint of any layout becomes one model folder, which says what the model said while it was trained.
+"""Merging a checkpoint of any layout into one model folder that has the logits of the trained model.
 
 The layouts of a number of processes share one torchrun job (`logits_before_merge.py`).
 """
@@ -73,7 +73,7 @@ def merged(layouts: dict[str, dict[str, Any]], processes: int, tokens: Path, fol
     ("layouts", "processes"),
     [pytest.param(TWO, 2, id="two"), pytest.param(FOUR, 4, id="four", marks=pytest.mark.exhaustive)],
 )
-def test_a_checkpoint_of_any_layout_is_the_model_it_was_trained_as(
+def test_a_merged_checkpoint_of_any_layout_has_the_logits_of_training(
     layouts: dict[str, dict[str, Any]], processes: int, tokens: Path, tmp_path: Path
 ) -> None:
     logits, fresh, trained = merged(layouts, processes, tokens, tmp_path)
@@ -84,7 +84,7 @@ def test_a_checkpoint_of_any_layout_is_the_model_it_was_trained_as(
     assert trained not in fresh
 
 
-def test_what_is_not_ours_is_not_replaced(tmp_path: Path) -> None:
+def test_folders_of_others_are_not_replaced(tmp_path: Path) -> None:
     """A config.json alone does not make a folder a model of ours: any program has one."""
     from gpt2train.convert.huggingface import check_free
 
@@ -126,7 +126,7 @@ print((peak - before) / size)
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_memory_is_below_one_and_a_half_models(tmp_path: Path, dtype: str) -> None:
+def test_merging_needs_less_memory_than_one_and_a_half_models(tmp_path: Path, dtype: str) -> None:
     """117m in proportion: a third of the weights is the embedding, in one piece, as one process saves it."""
     from gpt2train.convert.from_weights import write_checkpoint
     from gpt2train.convert.weights import LazyWeights, in_memory, sizes

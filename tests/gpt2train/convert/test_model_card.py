@@ -50,7 +50,7 @@ def card_of(root: Path, name: str = "m") -> str:
     return (root / name / "README.md").read_text()
 
 
-def test_front_matter_and_limits() -> None:
+def test_the_card_has_front_matter_and_limits() -> None:
     card = model_card(SHAPE, 124_439_808, "bfloat16", CardFacts(languages=("de", "en"), license="cc-by-4.0"))
     front = front_matter(card)
     assert front["license"] == "cc-by-4.0" and front["language"] == ["de", "en"]

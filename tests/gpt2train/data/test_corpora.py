@@ -1,4 +1,4 @@
-"""Batches: what a sample shows of its documents, held against Megatron's rule; targets counted without reading."""
+"""Batches: document masks and positions by Megatron's rule; number of targets without reading tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,7 +50,7 @@ def megatron_marks(tokens: list[int]) -> tuple[list[list[bool]], list[int], list
 
 @settings(max_examples=40)
 @given(CORPUS, st.integers(2, 12), st.lists(st.integers(0, 90), min_size=1, max_size=6))
-def test_marks_are_megatrons(
+def test_masks_and_positions_equal_megatrons(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], context: int, wanted: list[int]
 ) -> None:
     samples = corpus(tmp_path_factory.mktemp("b") / "c", lengths, context)
@@ -68,7 +68,7 @@ def test_marks_are_megatrons(
     assert data.counted(wanted) == max(1, int((batch.targets != IGNORE).sum()))
 
 
-def test_off_as_published(tmp_path: Path) -> None:
+def test_nothing_is_masked_by_default_as_in_the_paper(tmp_path: Path) -> None:
     data = TrainingData([corpus(tmp_path / "c", [5, 9, 3], 4)], [1.0], NONE)
     batch = data.batch(range(6))
     assert batch.marks == {} and (batch.targets != IGNORE).all()
@@ -78,7 +78,7 @@ def test_off_as_published(tmp_path: Path) -> None:
 
 @settings(max_examples=25)
 @given(CORPUS, CORPUS, st.tuples(st.integers(1, 5), st.integers(1, 5)), st.integers(0, 400), st.integers(1, 60))
-def test_a_global_batch_is_the_same_however_it_is_cut(
+def test_a_global_batch_does_not_depend_on_its_division(
     tmp_path_factory: pytest.TempPathFactory,
     first: list[int],
     second: list[int],
@@ -106,7 +106,7 @@ def test_each_corpus_has_its_own_epochs(tmp_path: Path) -> None:
     data = TrainingData(parts, [1, 1], NONE)
     rounds = 3 * parts[1].per_epoch
     batch = data.batch(range(2 * rounds)).tokens.numpy()
-    # Every other sample is of the small corpus, which is gone through three times, shuffled anew each time.
+    # Every other sample is from the small corpus, which is read three times, in a new order each time.
     assert np.array_equal(batch[0::2], parts[0].batch(range(rounds))[:, :-1])
     assert np.array_equal(batch[1::2], parts[1].batch(range(rounds))[:, :-1])
     assert data.epochs(2 * rounds) == [
@@ -116,7 +116,7 @@ def test_each_corpus_has_its_own_epochs(tmp_path: Path) -> None:
     assert data.per_epoch == 2 * parts[1].per_epoch
 
 
-def test_samples_beyond_a_fixed_set_count_nothing(tmp_path: Path) -> None:
+def test_samples_beyond_a_fixed_set_have_no_targets(tmp_path: Path) -> None:
     data = TrainingData([corpus(tmp_path / "c", [30] * 4, 4, seed=None)], [1.0], NONE)
     batch = data.batch(range(2, 6), until=4)
     assert (batch.targets[:2] != IGNORE).all() and (batch.targets[2:] == IGNORE).all()

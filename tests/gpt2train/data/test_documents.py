@@ -1,4 +1,4 @@
-"""Several documents in one sample: masked and with positions of their own, each is as if it stood alone."""
+"""Several documents in one sample: with masks and own positions each is computed as if alone."""
 
 import pytest
 import torch

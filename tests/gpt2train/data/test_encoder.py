@@ -1,4 +1,4 @@
-"""The fast encoder beside the reference: equal ids for whatever text, and for any tokenizer that a run trains."""
+"""The fast encoder against the reference: equal ids for any text and any trained tokenizer."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ HARD = {
     "special": f"a{END_OF_TEXT}{END_OF_TEXT} b <|endoftext |>",
     "unassigned": "\u0378\ue000\U000e0001\U0001fbff\u0600",
 }
-# 10 MB without a space. Quick for both: what makes a word slow is merges, and these have few.
+# 10 MB without a space. Both encoders are fast, since the time depends on merges, and there are few.
 LONG = {"one word": "aXq9" * 2_500_000, "no words": "=-" * 5_000_000}
 
 
@@ -56,11 +56,11 @@ def differing(tokenizer: Tokenizer, texts: list[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", HARD)
-def test_hard_texts_with_a_trained_vocabulary(trained: Tokenizer, name: str) -> None:
+def test_difficult_texts_have_equal_ids_with_a_trained_vocabulary(trained: Tokenizer, name: str) -> None:
     assert differing(trained, [HARD[name], f"x{HARD[name]}y", LICENSE]) == []
 
 
-def test_hard_texts_with_the_published_vocabulary(published: Tokenizer) -> None:
+def test_difficult_texts_have_equal_ids_with_the_published_vocabulary(published: Tokenizer) -> None:
     assert differing(published, list(HARD.values())) == []
     encoded = FastEncoder(published)(Texts.of([END_OF_TEXT]))
     assert encoded.ids.tolist() == encode_ordinary(published, [END_OF_TEXT])[0]
@@ -69,17 +69,17 @@ def test_hard_texts_with_the_published_vocabulary(published: Tokenizer) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LONG)
-def test_ten_megabytes_without_a_space(published: Tokenizer, name: str) -> None:
+def test_ten_megabytes_without_a_space_have_equal_ids(published: Tokenizer, name: str) -> None:
     assert differing(published, [LONG[name]]) == []
 
 
 @pytest.mark.parametrize("name", ["lang/udhr_lang", "text/novels", "text/speeches"])
-def test_real_texts(published: Tokenizer, open_data: Path, name: str) -> None:
+def test_real_texts_have_equal_ids(published: Tokenizer, open_data: Path, name: str) -> None:
     assert differing(published, texts_of(open_data / f"{name}_dev.jsonl.gz", 400)) == []
 
 
 @pytest.mark.parametrize("name", ["imdb", "reuters"])
-def test_reviews_and_news(published: Tokenizer, real_data: Path, name: str) -> None:
+def test_reviews_and_news_have_equal_ids(published: Tokenizer, real_data: Path, name: str) -> None:
     assert differing(published, texts_of(real_data / f"text/{name}_dev.jsonl.gz", 400)) == []
 
 
@@ -91,7 +91,7 @@ SPACED = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(texts=st.lists(TEXT | SPACED.map("".join), max_size=5))
-def test_any_text(trained: Tokenizer, texts: list[str]) -> None:
+def test_any_text_has_equal_ids(trained: Tokenizer, texts: list[str]) -> None:
     fast, plain = FastEncoder(trained)(Texts.of(texts)), PlainEncoder(trained)(Texts.of(texts))
     assert fast.lengths.tolist() == plain.lengths.tolist()
     assert fast.ids.tolist() == plain.ids.tolist() == [i for ids in encode_ordinary(trained, texts) for i in ids]
@@ -105,21 +105,23 @@ def test_cutting_a_long_text_changes_no_token(trained: Tokenizer, text: str, mos
     assert [i for ids in encode_ordinary(trained, cut) for i in ids] == encode_ordinary(trained, [text])[0]
 
 
-def test_long_texts_are_cut_at_all() -> None:
+def test_long_texts_are_cut_at_spaces() -> None:
     assert max(map(len, pieces("word " * 1000, 64))) < 70
     assert list(pieces("word" * 1000, 64)) == ["word" * 1000]
     assert list(pieces("a  b\n c \u00a0d" * 9, 2)) == ["a  b\n c \u00a0d" * 9]  # no space stands alone
 
 
 @pytest.mark.parametrize("make", [FastEncoder, PlainEncoder])
-def test_columns_of_none_and_of_empty_texts(trained: Tokenizer, make: Callable[[Tokenizer], PlainEncoder]) -> None:
+def test_empty_columns_and_empty_texts_are_encoded(
+    trained: Tokenizer, make: Callable[[Tokenizer], PlainEncoder]
+) -> None:
     for texts in ([], [""], ["", "a", ""]):
         encoded = make(trained)(Texts.of(texts))
         assert encoded.lengths.tolist() == [len(text) for text in texts]
         assert len(encoded.ids) == sum(map(len, texts))
 
 
-def test_a_difference_is_found(trained: Tokenizer) -> None:
+def test_a_wrong_encoder_is_detected(trained: Tokenizer) -> None:
     plain = PlainEncoder(trained)
 
     def wrong(texts: Texts) -> Encoded:
@@ -131,7 +133,7 @@ def test_a_difference_is_found(trained: Tokenizer) -> None:
     assert disagreement(wrong, plain, Texts.of(["one", "two", "three"])) == [1]
 
 
-def test_the_end_goes_after_each_text() -> None:
+def test_the_end_token_follows_each_text() -> None:
     encoded = Encoded(np.array([1, 2, 3], dtype=np.uint32), np.array([2, 0, 1]))
     ended = with_end(encoded, 9, np.dtype("<u2"))
     assert ended.ids.tolist() == [1, 2, 9, 9, 3, 9] and ended.ids.dtype == np.dtype("<u2")

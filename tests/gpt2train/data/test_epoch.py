@@ -1,4 +1,4 @@
-"""Epochs: nothing lost, nothing twice, counted as the reference counts."""
+"""Epochs: each token once, counted as the reference counts."""
 
 import numpy as np
 import pytest
@@ -20,14 +20,14 @@ def all_places(epoch: Epoch) -> np.ndarray:
 
 
 @given(st.integers(0, 300), st.integers(0, 2**40), st.integers(0, 9))
-def test_permutation_is_one_and_is_seeded(count: int, seed: int, epoch: int) -> None:
+def test_a_permutation_is_complete_and_depends_on_the_seed(count: int, seed: int, epoch: int) -> None:
     order = permutation(count, seed, epoch, 0)
     assert sorted(order.tolist()) == list(range(count))
     assert (order == permutation(count, seed, epoch, 0)).all()
     assert count < 20 or (order != permutation(count, seed, epoch, 1)).any()
 
 
-def test_permutation_stays_the_same_over_versions() -> None:
+def test_permutations_do_not_change_between_versions() -> None:
     assert permutation(8, 1234, 0, 0).tolist() == [1, 6, 2, 0, 3, 5, 7, 4]
 
 
@@ -62,7 +62,7 @@ def test_without_a_seed_the_order_is_that_of_the_file() -> None:
     assert all_places(epoch).tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]
 
 
-def test_equal_draws_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_sort_keys_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     class Philox:
         def __init__(self, _: object) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Kept epochs: equal to built ones, trusted only when whole, whoever writes, dies or damages them."""
+"""Cached epoch indices: equal to built ones, and used only when complete and undamaged."""
 
 import multiprocessing
 import os
@@ -34,7 +34,9 @@ def same(one: Epoch, other: Epoch) -> bool:
 BUILT = Epoch.build(BOUNDS, 8, 7, 0)
 
 
-def test_a_kept_epoch_is_the_built_one_and_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_epoch_equals_the_built_one_and_is_memory_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = get(tmp_path / "cache")
     monkeypatch.setattr(Epoch, "build", None)  # from here on it must be found
     again = get(tmp_path / "cache")
@@ -43,7 +45,7 @@ def test_a_kept_epoch_is_the_built_one_and_is_mapped(tmp_path: Path, monkeypatch
     assert len(files(tmp_path / "cache")) == 1
 
 
-def test_everything_that_an_epoch_depends_on_names_its_file(tmp_path: Path) -> None:
+def test_the_cache_file_name_depends_on_all_inputs_of_an_epoch(tmp_path: Path) -> None:
     get(tmp_path)
     others = BOUNDS.copy()
     others[1] += 1  # as many tokens, another first document
@@ -56,7 +58,7 @@ def test_everything_that_an_epoch_depends_on_names_its_file(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["cut", "cut in the header", "empty", "longer", "a bit", "another's", "old version"])
-def test_a_file_that_is_not_whole_is_built_anew(tmp_path: Path, damage: str) -> None:
+def test_an_incomplete_cache_file_is_rebuilt(tmp_path: Path, damage: str) -> None:
     get(tmp_path)
     [path] = files(tmp_path)
     data = bytearray(path.read_bytes())
@@ -73,12 +75,12 @@ def test_a_file_that_is_not_whole_is_built_anew(tmp_path: Path, damage: str) -> 
     assert index_cache.read_epoch(path, bytes.fromhex(path.stem), 8) is not None
 
 
-def test_a_folder_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path) -> None:
+def test_an_unwritable_cache_folder_is_harmless(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     assert same(get(tmp_path / "file"), BUILT)
 
 
-def test_processes_that_ask_at_once_leave_one_valid_file(tmp_path: Path) -> None:
+def test_concurrent_processes_leave_one_valid_file(tmp_path: Path) -> None:
     processes = [SPAWN.Process(target=_ask, args=(tmp_path,)) for _ in range(4)]
     for process in processes:
         process.start()
@@ -89,7 +91,7 @@ def test_processes_that_ask_at_once_leave_one_valid_file(tmp_path: Path) -> None
     assert index_cache.read_epoch(path, bytes.fromhex(path.stem), 8) is not None
 
 
-def test_kill_9_in_mid_write_is_harmless(tmp_path: Path) -> None:
+def test_a_kill_during_the_write_is_harmless(tmp_path: Path) -> None:
     victim = SPAWN.Process(target=_die_while_writing, args=(tmp_path,))
     victim.start()
     victim.join(60)
@@ -101,7 +103,7 @@ def test_kill_9_in_mid_write_is_harmless(tmp_path: Path) -> None:
     assert path.suffix == ".epoch"
 
 
-def test_only_a_large_corpus_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_large_corpus_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with IndexedWriter(tmp_path / "t", "<u2") as writer:
         writer.add_all([[1, 2, 3]] * 20)
     small = Samples(tmp_path / "t", 4, 9, seed=1, cache=tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""The .bin/.idx pair: byte for byte Megatron's, and damage has a name."""
+"""The .bin/.idx pair: byte for byte Megatron's, and damage is named."""
 
 import struct
 from pathlib import Path
@@ -38,7 +38,7 @@ def write(folder: Path, documents: list[list[int]], dtype: object = "uint16") ->
 @pytest.mark.parametrize(("dtype", "letter", "code"), [("uint16", "H", 8), ("int32", "i", 4)])
 @given(documents=DOCUMENTS)
 @settings(max_examples=60, deadline=None)
-def test_equal_to_the_plain_twin_and_back(
+def test_files_equal_the_reference_implementation_and_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, dtype: str, letter: str, code: int, documents: list[list[int]]
 ) -> None:
     prefix = write(tmp_path_factory.mktemp("pair"), documents, dtype)
@@ -54,7 +54,7 @@ def test_equal_to_the_plain_twin_and_back(
     assert dataset.documents.tolist() == list(range(len(documents) + 1))
 
 
-def test_no_documents_at_all(tmp_path: Path) -> None:
+def test_an_empty_dataset_is_written_and_read(tmp_path: Path) -> None:
     dataset = IndexedDataset(write(tmp_path, []))
     assert len(dataset) == 0
     assert dataset.tokens.shape == (0,)
@@ -63,7 +63,7 @@ def test_no_documents_at_all(tmp_path: Path) -> None:
         dataset[0]
 
 
-def test_dtype_rule() -> None:
+def test_the_dtype_depends_on_the_vocabulary_size() -> None:
     assert token_dtype(50257) == np.uint16
     assert token_dtype(65499) == np.uint16
     assert token_dtype(65500) == np.int32
@@ -77,7 +77,7 @@ def test_an_id_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         writer.add([-1])
 
 
-def test_documents_of_several_sequences_and_modes(tmp_path: Path) -> None:
+def test_documents_of_several_sequences_and_modes_are_read(tmp_path: Path) -> None:
     """Other writers group sequences to documents and append int8 modes; both are read."""
     (tmp_path / "t.bin").write_bytes(np.arange(6, dtype="<u2").tobytes())
     write_index(tmp_path / "t.idx", [1, 2, 3], "uint16", documents=[0, 2, 3])
@@ -137,7 +137,7 @@ def test_every_truncation_is_found(tmp_path_factory: pytest.TempPathFactory, cut
             IndexedDataset(prefix)
 
 
-def test_bin_of_another_index(tmp_path: Path) -> None:
+def test_a_bin_file_of_another_index_is_refused(tmp_path: Path) -> None:
     prefix = write(tmp_path, [[1], [2, 3]])
     with Path(f"{prefix}.bin").open("ab") as file:
         file.write(b"\x00\x00")
@@ -145,11 +145,11 @@ def test_bin_of_another_index(tmp_path: Path) -> None:
         IndexedDataset(prefix)
 
 
-def test_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"t\.idx is missing"):
         IndexedDataset(tmp_path / "t")
 
 
-def test_numpy_scalars_and_negative_index(tmp_path: Path) -> None:
+def test_numpy_scalars_and_negative_indices_are_accepted(tmp_path: Path) -> None:
     dataset = IndexedDataset(write(tmp_path, [[1], [2, 3]]))
     assert dataset[np.int64(1)].tolist() == dataset[-1].tolist() == [2, 3]

@@ -31,7 +31,7 @@ def write(prefix: Path, sequences: list[list[int]], documents: list[int], code: 
     return prefix
 
 
-def test_read(tmp_path: Path) -> None:
+def test_the_legacy_format_is_read(tmp_path: Path) -> None:
     found = LegacyDataset(write(tmp_path / "old", SEQUENCES, DOCUMENTS))
     assert [found[number].tolist() for number in range(len(found))] == SEQUENCES
     assert found.documents.tolist() == DOCUMENTS
@@ -60,14 +60,14 @@ def test_what_is_written_is_what_megatron_writes(tmp_path: Path) -> None:
     assert convert(tmp_path / "new", tmp_path / "wide", np.dtype("<i4")).dtype == np.dtype("<i4")
 
 
-def test_shards_become_one(tmp_path: Path) -> None:
+def test_shards_are_converted_into_one_file(tmp_path: Path) -> None:
     for number, ids in enumerate([[1, 2], [3]]):
         with IndexedWriter(tmp_path / f"tokens-{number:05d}-of-00002", "<u2") as writer:
             writer.add(ids)
     assert [ids.tolist() for ids in convert(tmp_path / "tokens", tmp_path / "one")] == [[1, 2], [3]]
 
 
-def test_ids_that_do_not_fit_and_targets_that_are_there(tmp_path: Path) -> None:
+def test_ids_out_of_range_and_existing_targets_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "old", [[70_000]], [0, 1])
     with pytest.raises(UserError, match="70000, which do not fit uint16"):
         convert(tmp_path / "old", tmp_path / "new", np.dtype("<u2"))
@@ -98,7 +98,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
         LegacyDataset(tmp_path / "nothing")
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command_converts_a_legacy_dataset(tmp_path: Path) -> None:
     write(tmp_path / "old", SEQUENCES, DOCUMENTS)
     command = [sys.executable, "-m", "gpt2train", "data", "convert", str(tmp_path / "old"), str(tmp_path / "new")]
     done = subprocess.run([*command, "--vocab-size", "50257"], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Prefetching: the same batches in the same order, errors where they belong, no thread left behind."""
+"""Prefetching: the same batches in the same order, errors at their position, no thread left."""
 
 import threading
 from collections.abc import Iterator
@@ -42,14 +42,14 @@ def test_items_come_in_order_and_the_thread_ends(ahead: int) -> None:
     assert threads() == []
 
 
-def test_it_runs_ahead_but_no_further_than_asked() -> None:
+def test_prefetching_stays_within_its_depth() -> None:
     asked: list[int] = []
     with prefetch(counting(asked), 3) as items:
         assert [next(items), next(items)] == [0, 1]
     assert asked in ([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]) and threads() == []
 
 
-def test_an_error_is_raised_where_its_item_would_have_come() -> None:
+def test_an_error_is_raised_at_the_position_of_its_item() -> None:
     seen = []
     with pytest.raises(UserError, match="no such sample"), prefetch(counting([], failing=4), 3) as items:
         for item in items:
@@ -58,7 +58,7 @@ def test_an_error_is_raised_where_its_item_would_have_come() -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
-def test_whatever_ends_the_loop_ends_the_thread(error: type[BaseException]) -> None:
+def test_any_exception_in_the_loop_ends_the_thread(error: type[BaseException]) -> None:
     with pytest.raises(error), prefetch(counting([]), 2) as items:
         next(items)
         raise error

@@ -8,7 +8,7 @@ from gpt2train.data.epoch import samples_in
 from gpt2train.data.megatron import JoinedEpochs, join_epochs, split_documents
 
 
-def test_the_split_of_the_tutorial() -> None:
+def test_the_split_equals_that_of_the_tutorial() -> None:
     assert split_documents(2456, [700, 200, 100]) == [1719, 491, 246]
     assert split_documents(10, [969, 30, 1]) == [10, 0, 0]
 
@@ -23,7 +23,7 @@ def test_a_split_leaves_no_document_out(documents: int, fractions: list[int]) ->
 
 # 80,118 samples in 177 epochs, 79,665 of them in 176, 452 in one: only 463,508 to 463,511 tokens give that.
 @pytest.mark.parametrize("tokens", [463_508, 463_511])
-def test_the_samples_of_the_tutorial(tokens: int) -> None:
+def test_the_sample_counts_equal_those_of_the_tutorial(tokens: int) -> None:
     assert join_epochs(tokens, 1024, 80_000) == JoinedEpochs(
         epochs=177, samples=80_118, per_epoch=452, main=79_665, last=335, separate=True
     )
@@ -36,7 +36,7 @@ def test_only_these_lengths_give_the_numbers_of_the_tutorial() -> None:
     assert [(found.samples, found.main) for found in counts] == [(80_117, 79_665), (80_118, 79_666)]
 
 
-def test_the_validation_of_the_tutorial() -> None:
+def test_the_validation_samples_equal_those_of_the_tutorial() -> None:
     # 9 epochs, 110 samples each, 74 of the last: 960 samples of a set of 113,409 to 113,535 tokens.
     for tokens in (113_409, 113_535):
         found = join_epochs(tokens, 1024, 960)
@@ -44,7 +44,7 @@ def test_the_validation_of_the_tutorial() -> None:
 
 
 @given(st.integers(2, 60), st.integers(1, 20), st.integers(1, 80))
-def test_counts_are_those_of_a_stream_that_is_built(tokens: int, context: int, samples: int) -> None:
+def test_counts_equal_those_of_an_explicit_stream(tokens: int, context: int, samples: int) -> None:
     epochs = 0
     cut: list[list[int]] = []
     while len(cut) < samples:  # one more epoch until there are enough; a sample needs `context` tokens and one more

@@ -1,4 +1,4 @@
-"""Mixtures: the shares hold at every prefix, each corpus is gone through in its own order, the index alone decides."""
+"""Mixtures of corpora: shares at every prefix, order within each corpus, dependence on the index alone."""
 
 from collections import Counter
 from fractions import Fraction
@@ -14,7 +14,7 @@ WEIGHTS = st.lists(st.integers(1, 999).map(lambda n: n / 100), min_size=1, max_s
 
 
 @given(COUNTS)
-def test_every_prefix_is_within_one_of_the_shares(counts: list[int]) -> None:
+def test_every_prefix_is_within_one_sample_of_the_shares(counts: list[int]) -> None:
     order, whole = interleave(counts), sum(counts)
     drawn = np.cumsum(order[:, None] == np.arange(len(counts)), axis=0)
     wanted = np.arange(1, whole + 1)[:, None] * np.array(counts)  # times `whole`, to stay in integers
@@ -22,7 +22,7 @@ def test_every_prefix_is_within_one_of_the_shares(counts: list[int]) -> None:
     assert np.abs(drawn * whole - wanted).max() < whole
 
 
-def test_two_halves_alternate_and_one_corpus_is_itself() -> None:
+def test_equal_shares_alternate_and_a_single_corpus_is_unchanged() -> None:
     assert interleave([1, 1]).tolist() == [0, 1]
     assert interleave([7, 2, 1]).tolist() == [0, 0, 0, 1, 0, 0, 1, 0, 0, 2]
     corpora, mine = Mixture([0.37]).of(range(5))
@@ -49,17 +49,19 @@ def test_each_corpus_is_read_in_its_own_order(weights: list[float], length: int)
     mixture = Mixture(weights)
     corpora, mine = mixture.of(range(length))
     seen: Counter[int] = Counter()
-    for corpus, index in zip(corpora.tolist(), mine.tolist(), strict=True):  # the plain twin: count as you go
+    for corpus, index in zip(
+        corpora.tolist(), mine.tolist(), strict=True
+    ):  # the reference implementation: counts one by one
         assert index == seen[corpus]
         seen[corpus] += 1
-    # Whatever lies before, and however the indices are asked for, an index means the same sample.
+    # An index means the same sample, whatever indices are requested before or with it.
     some = np.random.default_rng(length).integers(0, length, 20)
     assert (mixture.of(some)[0] == corpora[some]).all() and (mixture.of(some)[1] == mine[some]).all()
     for number, share in enumerate(mixture.shares):
         assert abs(seen[number] - share * length) < 1 + 1e-6
 
 
-def test_far_along_the_index_still_decides() -> None:
+def test_positions_are_exact_at_large_indices() -> None:
     corpora, mine = Mixture([2, 1]).of([3 * 10**12, 3 * 10**12 + 1, 3 * 10**12 + 2])
     assert sorted(zip(corpora.tolist(), mine.tolist(), strict=True)) == [
         (0, 2 * 10**12),

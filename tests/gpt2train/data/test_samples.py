@@ -1,4 +1,4 @@
-"""Packed samples: nothing lost, nothing twice, and everything from one integer."""
+"""Packed samples: each token once, as a function of the sample index."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def write(prefix: Path, documents: list[list[int]]) -> Path:
 
 @settings(max_examples=25)
 @given(LENGTHS, st.integers(1, 6), st.lists(st.integers(0, 200), min_size=1, max_size=12))
-def test_a_batch_is_its_samples_one_by_one(
+def test_a_batch_equals_its_samples_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], context: int, wanted: list[int]
 ) -> None:
     counter = iter(range(10_000))
@@ -53,7 +53,7 @@ def test_too_few_tokens_are_an_error(tmp_path: Path) -> None:
 def test_document_numbers_change_where_documents_do(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], context: int, wanted: list[int]
 ) -> None:
-    # Every token is the number of its document, so that the tokens say where documents change.
+    # Every token is the number of its document, so that the tokens show where documents change.
     prefix = write(tmp_path_factory.mktemp("s") / "t", [[number] * length for number, length in enumerate(lengths)])
     samples = Samples(prefix, context, 100, seed=3)
     tokens, documents = samples.read(wanted)

@@ -45,7 +45,7 @@ def test_many_files_are_one_stream(tmp_path: Path) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=5), data=st.data())
-def test_joined_arrays(sizes: list[int], data: st.DataObject) -> None:
+def test_joined_arrays_are_indexed_as_one(sizes: list[int], data: st.DataObject) -> None:
     whole = np.arange(sum(sizes), dtype=np.uint16)
     joined = ConcatenatedArrays(np.split(whole, np.cumsum(sizes)[:-1]))
     start, stop = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 30))
@@ -72,13 +72,13 @@ def test_two_sets_under_one_name_are_refused(tmp_path: Path) -> None:
         open_tokens(shards(tmp_path, [20]))
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     for prefix in (tmp_path / "tokens", tmp_path / "no/folder/tokens"):
         with pytest.raises(UserError, match="is missing"):
             open_tokens(prefix)
 
 
-def test_shards_of_two_dtypes(tmp_path: Path) -> None:
+def test_shards_of_two_dtypes_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "tokens-00000-of-00002", [[1]])
     write(tmp_path / "tokens-00001-of-00002", [[1]], "<i4")
     with pytest.raises(RunError, match="int32, uint16"):

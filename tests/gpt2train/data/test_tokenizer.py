@@ -1,4 +1,4 @@
-"""The byte-level BPE: special strings stay letters, files round-trip, ids are GPT-2's."""
+"""Byte-level BPE: special strings are plain text, files round-trip, ids are GPT-2's."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(st.text() | st.sampled_from(HARD))
 @settings(deadline=None)
-def test_text_comes_back_and_never_yields_the_special_id(text: str) -> None:
+def test_text_round_trips_and_never_gives_the_special_id(text: str) -> None:
     tokenizer = build_tokenizer(*small_tables())
     [ids] = encode_ordinary(tokenizer, [text])
     assert end_of_text_id(tokenizer) not in ids
@@ -71,14 +71,14 @@ def test_three_files_load_the_same_with_and_without_tokenizer_json(small: Path, 
     assert read_tables(small) == small_tables()
 
 
-def test_special_parsing_is_off_even_if_switched_on(small: Path) -> None:
+def test_special_tokens_are_not_parsed_even_if_switched_on(small: Path) -> None:
     tokenizer = Tokenizer.from_file(str(small / "tokenizer.json"))
     special = end_of_text_id(tokenizer)
     assert tokenizer.encode(END_OF_TEXT).ids == [special]  # what a naive use of the library does
     assert special not in encode_ordinary(tokenizer, [END_OF_TEXT])[0]
 
 
-def test_hash_sees_one_changed_merge(small: Path, tmp_path: Path) -> None:
+def test_the_hash_changes_with_one_merge(small: Path, tmp_path: Path) -> None:
     vocab, merges = small_tables()
     save_tokenizer(tmp_path, vocab, [merges[3], *merges[:3], merges[4]])
     assert tokenizer_hash(tmp_path) != tokenizer_hash(small)
@@ -94,7 +94,9 @@ def test_hash_sees_one_changed_merge(small: Path, tmp_path: Path) -> None:
         ("merges.txt", None, "merges.txt"),
     ],
 )
-def test_bad_folder_is_one_line(small: Path, tmp_path: Path, name: str, content: str | None, message: str) -> None:
+def test_a_bad_folder_is_one_error_line(
+    small: Path, tmp_path: Path, name: str, content: str | None, message: str
+) -> None:
     for file in FILES if name == "tokenizer.json" else FILES[:2]:
         (tmp_path / file).write_bytes((small / file).read_bytes())
     (tmp_path / name).unlink() if content is None else (tmp_path / name).write_text(content)

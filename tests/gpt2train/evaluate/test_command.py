@@ -67,7 +67,7 @@ def test_a_checkpoint_scores_as_its_merged_model(call: Call, run: Path, passages
     assert sum(line.startswith("note: 5 passages, LAMBADA's test set has 5,153") for line in out) == 1
 
 
-def test_several_models_make_one_file(call: Call, run: Path, tmp_path: Path) -> None:
+def test_several_models_are_written_to_one_file(call: Call, run: Path, tmp_path: Path) -> None:
     text, output = tmp_path / "wiki.tokens", tmp_path / "both.json"
     text.write_text("A word , and another . \n" * 9)
     flags = ["--model", run, "--model", run / "checkpoints/step-00000001", "--data", text, "--output", output]
@@ -120,7 +120,7 @@ def test_a_curve_scores_no_checkpoint_twice(
     assert json.loads((run / "scores/curve.json").read_text())["reused"] == 2
 
 
-def test_without_data_the_validation_losses_make_the_curve(call: Call, run: Path, tmp_path: Path) -> None:
+def test_without_data_the_curve_consists_of_validation_losses(call: Call, run: Path, tmp_path: Path) -> None:
     code, out, err = call("curve", run, "--output", tmp_path / "curve")
     assert (code, err) == (0, "")
     assert [line.split() for line in out[1:3]] == [["1", "128", "5.5"], ["2", "256", "–"]]
@@ -145,7 +145,7 @@ def test_without_data_the_validation_losses_make_the_curve(call: Call, run: Path
         (["curve", "{run}", "--data", "{run}/config.toml"], "config.toml line 1"),
     ],
 )
-def test_mistakes(call: Call, run: Path, passages: Path, arguments: list[str], message: str) -> None:
+def test_mistakes_are_one_error_line(call: Call, run: Path, passages: Path, arguments: list[str], message: str) -> None:
     before = passages.read_bytes()
     code, _, err = call(*(argument.format(run=run, data=passages) for argument in arguments))
     assert code == 2

@@ -1,4 +1,4 @@
-"""Several processes score what one scores, each sequence once; a count that is wrong is an error."""
+"""Distributed scoring: the scores of one process, each sequence once; wrong counts are errors."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ Findings = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """What the three processes of one job found in each case."""
+    """Results of each case on the three processes of one job."""
     output = tmp_path_factory.mktemp("share") / "found.json"
     cases = [*(f"share_cases.equal {count}" for count in COUNTS), "share_cases.wrong"]
     code, _, err = finish(start(str(RANKS), str(output), *cases, processes=3))
@@ -30,12 +30,12 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_shared_scores_are_those_of_one_process(count: int, findings: Findings) -> None:
-    everybody = findings(f"share_cases.equal {count}")
-    assert all(found["same"] and found["count"] == count for found in everybody)
-    assert sum(found["mine"] for found in everybody) == count
-    assert all(found["mine"] < count or count == 2 for found in everybody)
-    assert [found["told"] for found in everybody] == [[[found["mine"]] * 2] for found in everybody]
+def test_scores_of_several_processes_equal_those_of_one(count: int, findings: Findings) -> None:
+    results = findings(f"share_cases.equal {count}")
+    assert all(found["same"] and found["count"] == count for found in results)
+    assert sum(found["mine"] for found in results) == count
+    assert all(found["mine"] < count or count == 2 for found in results)
+    assert [found["progress"] for found in results] == [[[found["mine"]] * 2] for found in results]
 
 
 def test_a_wrong_count_is_an_error(findings: Findings) -> None:
@@ -44,7 +44,7 @@ def test_a_wrong_count_is_an_error(findings: Findings) -> None:
         assert "1 of 7 sequences were not scored once each (number 4: 0 times)" in said["missing"]
         assert "(number 2: 2 times)" in said["doubled"]
         assert "different passages" in said["other"]
-        assert "not finite" in said["broken"]  # of one process, told by all: nobody waits for it
+        assert "not finite" in said["broken"]  # of one process, reported by all: no process waits for it
 
 
 @pytest.mark.exhaustive

@@ -1,4 +1,4 @@
-"""LAMBADA: the three definitions against a plain twin, and models that are always right or always wrong."""
+"""LAMBADA: the three definitions against a reference implementation, and models that are always right or wrong."""
 
 import json
 import math
@@ -75,7 +75,7 @@ def test_the_whole_set_is_read(passages: list[str]) -> None:
     assert len(passages) == 5153
 
 
-def test_equal_to_the_plain_twin(model: GPT2, tokenizer: Tokenizer, passages: list[str]) -> None:
+def test_scores_equal_the_reference_implementation(model: GPT2, tokenizer: Tokenizer, passages: list[str]) -> None:
     some = passages[:60]
     result = evaluate_lambada(model, tokenizer, some, batch_tokens=700)
     openai, last, strict = [], [], []
@@ -100,8 +100,8 @@ def test_equal_to_the_plain_twin(model: GPT2, tokenizer: Tokenizer, passages: li
     assert got["lambada_openai"]["perplexity"] == pytest.approx(perplexity, rel=1e-4)
 
 
-def test_pairs_of_the_real_set(tokenizer: Tokenizer, passages: list[str]) -> None:
-    """Every passage exactly once, no empty side, and the definitions differ only where the text says so."""
+def test_every_passage_of_the_real_set_gives_one_pair(tokenizer: Tokenizer, passages: list[str]) -> None:
+    """Every passage exactly once, no empty side, and the definitions differ only at unusual spaces."""
     openai, last, strict = (f(tokenizer, passages) for f in (openai_pairs, last_token_pairs, strict_pairs))
     for pairs in (openai, last, strict):
         assert len(pairs) == 5153
@@ -113,7 +113,7 @@ def test_pairs_of_the_real_set(tokenizer: Tokenizer, passages: list[str]) -> Non
     assert sum(a != b for a, b in zip(openai, strict, strict=True)) == 7
 
 
-def test_a_model_that_is_always_right(tokenizer: Tokenizer, passages: list[str]) -> None:
+def test_a_model_that_is_always_right_scores_one(tokenizer: Tokenizer, passages: list[str]) -> None:
     some = passages[:12]
     follow = {}
     for pair in openai_pairs(tokenizer, some):
@@ -140,7 +140,7 @@ def test_a_model_that_is_always_wrong_is_explained(tokenizer: Tokenizer, passage
     assert "word counts alone" in result["notes"][2]
 
 
-def test_the_definitions_differ_on_half_a_word(tokenizer: Tokenizer) -> None:
+def test_the_definitions_differ_on_a_partly_right_word(tokenizer: Tokenizer) -> None:
     """A word of several tokens of which the model knows the last only: right by the last token, wrong by the word."""
     text = "They looked at the old Zyxwvutsrq"
     ids = encode_ordinary(tokenizer, [text])[0]
@@ -173,7 +173,7 @@ def test_batches_and_padding_change_nothing(spans: list[list[int]], batch_tokens
         assert answer.log_probs == pytest.approx(alone.log_probs, abs=1e-5)
 
 
-def test_rows_that_pad_the_vocabulary_never_count() -> None:
+def test_padded_vocabulary_rows_never_count() -> None:
     model = initialise(GPT2(Shape(vocab=100, layers=1, heads=1, hidden=8, context=8)), 1).eval()
     before = score(model, [ScoringRequest((1, 2, 3), 2)])
     with torch.no_grad():
@@ -214,7 +214,7 @@ def test_an_empty_file_is_refused() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(texts=st.lists(st.text(min_size=1).filter(lambda text: text.strip()), min_size=1, max_size=4))
-def test_any_text_makes_pairs(texts: list[str], open_data: Path) -> None:
+def test_any_text_gives_pairs_with_context_and_target(texts: list[str], open_data: Path) -> None:
     tokenizer = _cached_tokenizer(str(open_data / "bpe"))
     usable = [text for text in texts if not any(0xD800 <= ord(letter) < 0xE000 for letter in text)]
     for make in (openai_pairs, last_token_pairs, strict_pairs):
@@ -229,12 +229,12 @@ def test_any_text_makes_pairs(texts: list[str], open_data: Path) -> None:
         assert tokenizer.decode(kept) in (text, f" {text}")
 
 
-def test_unigram_perplexity_by_hand() -> None:
+def test_unigram_perplexity_equals_a_calculation_by_hand() -> None:
     # Contexts: a a b | b c. Counts a 2, b 2, c 1; total 5 + 3 + 1 = 9. Targets: a (3/9), unseen x (1/9).
     assert unigram_perplexity(["a a b a", "b c x"]) == pytest.approx(math.sqrt(9 / 3 * 9))
 
 
-def test_the_result_is_json(model: GPT2, tokenizer: Tokenizer, passages: list[str]) -> None:
+def test_the_result_is_valid_json(model: GPT2, tokenizer: Tokenizer, passages: list[str]) -> None:
     result = evaluate_lambada(model, tokenizer, passages[:2])
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 

@@ -1,4 +1,4 @@
-"""Perplexity: windows against a plain twin, models with a known answer, WikiText's detokeniser."""
+"""Perplexity: windows against a reference implementation, models with a known answer, WikiText's detokeniser."""
 
 import math
 from pathlib import Path
@@ -77,7 +77,9 @@ def test_windows_score_every_token_once(length: int, context: int, data: st.Data
 
 
 @pytest.mark.parametrize("stride", [1, 5, 16, 32])
-def test_document_perplexity_equals_the_plain_twin(model: GPT2, tokenizer: Tokenizer, stride: int) -> None:
+def test_document_perplexity_equals_the_reference_implementation(
+    model: GPT2, tokenizer: Tokenizer, stride: int
+) -> None:
     texts = [f"{'The quick brown fox jumps over the lazy dog. ' * 7}end {i}" for i in range(2)] + ["short"]
     got = document_perplexity(model, tokenizer, texts, stride, batch_tokens=100)
     end = end_of_text_id(tokenizer)
@@ -104,7 +106,7 @@ def test_no_document_is_an_error(uniform: GPT2, tokenizer: Tokenizer) -> None:
         document_perplexity(uniform, tokenizer, ["a b"], stride=33)
 
 
-def test_wikitext_equals_the_plain_twin(model: GPT2, tokenizer: Tokenizer, open_data: Path) -> None:
+def test_wikitext_equals_the_reference_implementation(model: GPT2, tokenizer: Tokenizer, open_data: Path) -> None:
     text = (open_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")[:1500]
     got = wikitext_perplexity(model, tokenizer, text, stride=8)
     tokens = encode_ordinary(tokenizer, [detokenize_wikitext(text)])[0]
@@ -150,18 +152,18 @@ def test_perplexity_above_that_of_token_counts_is_explained(uniform: GPT2, token
     assert notes(1.0, 1.1) == notes(1.0, 1.0) == []
 
 
-def test_a_short_text_is_not_called_bad_by_its_own_counts(model: GPT2, tokenizer: Tokenizer) -> None:
-    """Ten words that occur once say nothing: their counts alone give nearly the vocabulary as perplexity."""
+def test_a_short_text_has_a_high_unigram_perplexity(model: GPT2, tokenizer: Tokenizer) -> None:
+    """The unigram perplexity of ten words that occur once is nearly the vocabulary size."""
     got = document_perplexity(model, tokenizer, ["ten plain words that stand here once and say little"])
     assert got["unigram_perplexity"] > 20000
 
 
-def test_the_rule_that_never_did_anything_stays_out() -> None:
+def test_megatrons_ineffective_slash_rule_is_left_out() -> None:
     """Megatron-LM's `/' [0-9]/` is a pattern of another language: in Python it matches a slash, and no real text."""
     assert detokenize_wikitext("the class of ' 68 in it") == "the class of ' 68 in it"
 
 
-def test_wikitext_of_a_uniform_model(uniform: GPT2, tokenizer: Tokenizer) -> None:
+def test_a_uniform_model_has_the_vocabulary_as_wikitext_perplexity(uniform: GPT2, tokenizer: Tokenizer) -> None:
     got = wikitext_perplexity(uniform, tokenizer, " one two three four \n", stride=None)
     assert got["words"] == 4  # stripped first, as Megatron does
     assert got["token_perplexity"] == pytest.approx(50257, rel=1e-4)
@@ -180,11 +182,11 @@ def test_wikitext_of_a_uniform_model(uniform: GPT2, tokenizer: Tokenizer) -> Non
         ("the N word", "the 1 word"),
     ],
 )
-def test_detokeniser(tokenised: str, plain: str) -> None:
+def test_the_detokeniser_restores_plain_text(tokenised: str, plain: str) -> None:
     assert detokenize_wikitext(tokenised) == plain
 
 
-def test_detokeniser_on_the_real_text(open_data: Path) -> None:
+def test_the_detokeniser_removes_the_markers_of_the_real_text(open_data: Path) -> None:
     text = (open_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")
     plain = detokenize_wikitext(text)
     assert " @-@ " not in plain

@@ -1,4 +1,4 @@
-"""Beam search: transformers' answers and scores on the same weights, and what holds by itself."""
+"""Beam search against transformers on the same weights, and its general properties."""
 
 import itertools
 from pathlib import Path
@@ -51,7 +51,7 @@ CASES = list(
 
 
 @pytest.mark.parametrize(("beams", "penalty", "early", "stops"), CASES)
-def test_equal_to_transformers(
+def test_beams_and_scores_equal_transformers(
     model: GPT2, theirs: Any, beams: int, penalty: float, early: Any, stops: tuple[int, ...]
 ) -> None:
     wanted = BeamSettings(
@@ -82,15 +82,15 @@ def test_equal_to_transformers(
             )
 
 
-def test_stop_tokens_did_end_answers(model: GPT2) -> None:
-    """What the comparison above would not notice: that nothing ever ended early."""
+def test_stop_tokens_end_some_answers_early(model: GPT2) -> None:
+    """The comparison above would also pass if no answer ended early."""
     wanted = BeamSettings(max_new_tokens=14, stop_tokens=(5, 17, 30))
     ended = [beam for prompt in PROMPTS for beam in beam_search(LocalDecoder(model, 4), prompt, wanted, end=END)]
     assert {beam.stopped for beam in ended} >= {"stop", "length"}
     assert len({len(beam.tokens) for beam in ended}) > 1
 
 
-def test_one_beam_is_greedy(model: GPT2) -> None:
+def test_one_beam_equals_greedy_decoding(model: GPT2) -> None:
     for prompt in PROMPTS:
         (beam,) = beam_search(LocalDecoder(model, 1), prompt, BeamSettings(beams=1, max_new_tokens=9))
         assert [list(beam.tokens)] == generate_tokens(
@@ -107,7 +107,7 @@ def test_enough_beams_find_the_best_of_all(model: GPT2) -> None:
     assert [beam.score for beam in found] == pytest.approx(both.view(-1).topk(60).values.tolist(), rel=1e-4)
 
 
-def test_the_context_ends_a_search_and_the_rows_are_free_again(model: GPT2) -> None:
+def test_the_end_of_the_context_ends_a_search_and_frees_its_rows(model: GPT2) -> None:
     decoder = LocalDecoder(model, 3)
     for _ in range(2):
         found = beam_search(decoder, [4] * 36, BeamSettings(beams=3, max_new_tokens=50))
@@ -115,7 +115,7 @@ def test_the_context_ends_a_search_and_the_rows_are_free_again(model: GPT2) -> N
         assert list(decoder.lengths) == []
 
 
-def test_text_is_without_what_ended_it(open_data: Path) -> None:
+def test_the_text_leaves_out_the_stop_token(open_data: Path) -> None:
     tokenizer: Tokenizer = load_tokenizer(open_data / "bpe")
     model = lively(Shape(vocab=50257, layers=1, heads=1, hidden=8, context=20), 5, 0.25)
     with torch.no_grad():  # one direction, and the end far along it
@@ -126,7 +126,7 @@ def test_text_is_without_what_ended_it(open_data: Path) -> None:
     assert (best.tokens, best.text, best.stopped) == ((50256,), "", "end")
 
 
-def test_what_cannot_be_searched_is_refused(model: GPT2) -> None:
+def test_wrong_beam_settings_are_refused(model: GPT2) -> None:
     with pytest.raises(UserError, match="has 40 tokens, the context is 40"):
         beam_search(LocalDecoder(model, 4), [1] * 40, BeamSettings())
     with pytest.raises(UserError, match="5 beams are too many, at most 4 can run"):

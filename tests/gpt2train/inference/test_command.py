@@ -1,4 +1,4 @@
-"""`gpt2train generate`: what it shows, and what it refuses."""
+"""`gpt2train generate`: its output, and refused settings."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def call(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str
     return code, said.out, said.err
 
 
-def test_json_has_tokens_and_log_probabilities(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_tokens_and_log_probabilities(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", str(model), "--prompt", "Once upon", "--prompt", "", "--max-new-tokens", "3", "--samples", "2"]
     code, out, err = call(
         capsys, *flags, "--json", "--log-probs", "--prompt-log-probs", "--top-log-probs", "2", "--dtype", "bfloat16"
@@ -68,7 +68,7 @@ def test_beams_are_shown_best_first(model: Path, capsys: pytest.CaptureFixture[s
     assert code == 0 and out.count("stopped: length, score -") == 6
 
 
-def test_stops_and_window(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_strings_and_window_are_obeyed(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", str(model), "--prompt", "word " * 30, "--max-new-tokens", "30", "--temperature", "0", "--json"]
     code, _, err = call(capsys, *flags)
     assert code == 2 and "prompt 1 has 31 tokens, the model's context is 24" in err
@@ -93,7 +93,7 @@ def test_stops_and_window(model: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["--tp", "2", "--dtype", "float16"], "--dtype float16 needs a model in one process"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_wrong_options_are_refused(
     model: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     code, out, err = call(capsys, "--model", str(model), "--prompt", "x", *flags)
@@ -101,7 +101,7 @@ def test_what_makes_no_sense_is_refused(
     assert message in err
 
 
-def test_a_model_does_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_of_a_model_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     from gpt2train.inference.command import _show
 
     _show({"prompt": "a\x1b[31m", "text": "b\nc", "tokens": [1], "stopped": "end"}, False)

@@ -1,4 +1,4 @@
-"""A model over four processes answers as one does: every call of a decoder, idle hours, parts that are really parts."""
+"""Distributed decoding: every call equals that of one process, long idle times, memory of each process."""
 
 import json
 from collections.abc import Callable
@@ -25,8 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def of_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """What two processes that share each layer found."""
+def findings_of_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    """Results of each case on two tensor-parallel processes."""
     return run(
         folder, tmp_path_factory, 2, [f"{name} '{folder}' 2 1" for name in ("equal", "scored", "lambada", "over")]
     )
@@ -34,7 +34,7 @@ def of_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
 
 @pytest.fixture(scope="module")
 def findings(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """What the four processes of one job found in each case."""
+    """Results of each case on the four processes of one job."""
     names = [f"{name} '{folder}' {tp} {pp}" for name in ("equal", "scored", "lambada") for tp, pp in LAYOUTS]
     return run(folder, tmp_path_factory, 4, [*names, f"idle '{folder}' 2 2"])
 
@@ -48,20 +48,20 @@ def run(folder: Path, temporary: pytest.TempPathFactory, processes: int, cases: 
     return lambda case: found[f"decode_cases.{case.split()[0]} '{folder}' {case.split(maxsplit=1)[1]}"]
 
 
-def test_two_processes_that_share_each_layer_answer_as_one(of_two: Findings) -> None:
-    found = of_two("equal 2 1")[0]
+def test_two_tensor_parallel_processes_answer_as_one(findings_of_two: Findings) -> None:
+    found = findings_of_two("equal 2 1")[0]
     assert found["sizes"] and found["lengths"] and found["dtype"] == "torch.float32", found
     assert found["difference"] < 2e-5 * found["scale"], found
-    scored = of_two("scored 2 1")[0]
+    scored = findings_of_two("scored 2 1")[0]
     assert scored["difference"] < 1e-4 and scored["greedy"] and 0 < scored["likeliest"] < scored["of"], scored
-    judged = of_two("lambada 2 1")[0]
-    assert judged["same"] and judged["difference"] < 1e-4 and judged["passages"] > judged["correct"] > 0, judged
-    assert "a newer one of the same model" in of_two("over 2 1")[0]["said"]
+    lambada = findings_of_two("lambada 2 1")[0]
+    assert lambada["same"] and lambada["difference"] < 1e-4 and lambada["passages"] > lambada["correct"] > 0, lambada
+    assert "a newer one of the same model" in findings_of_two("over 2 1")[0]["said"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
-def test_every_call_has_the_logits_of_one_process(tp: int, pp: int, findings: Findings) -> None:
+def test_every_decoder_call_gives_the_logits_of_one_process(tp: int, pp: int, findings: Findings) -> None:
     found = findings(f"equal {tp} {pp}")[0]
     assert found["sizes"] and found["lengths"] and found["dtype"] == "torch.float32", found
     assert found["difference"] < 2e-5 * found["scale"], found
@@ -77,13 +77,13 @@ def test_targets_are_scored_without_their_logits(tp: int, pp: int, findings: Fin
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
-def test_a_cut_model_has_the_lambada_scores_of_a_whole_one(tp: int, pp: int, findings: Findings) -> None:
+def test_a_sharded_model_has_the_lambada_scores_of_one_process(tp: int, pp: int, findings: Findings) -> None:
     found = findings(f"lambada {tp} {pp}")[0]
     assert found["same"] and found["difference"] < 1e-4 and found["passages"] > found["correct"] > 0, found
 
 
 @pytest.mark.slow
-def test_each_process_has_its_part_alone(folder: Path, findings: Findings) -> None:
+def test_each_process_holds_only_its_shard(folder: Path, findings: Findings) -> None:
     whole = sum(p.numel() for p in read_model(folder).parameters())
     tied = SHAPE.padded_vocab * SHAPE.hidden  # the first and the last stage have one each
     for tp, pp in LAYOUTS:
@@ -94,7 +94,7 @@ def test_each_process_has_its_part_alone(folder: Path, findings: Findings) -> No
 
 
 @pytest.mark.slow
-def test_an_idle_model_waits_asleep_longer_than_its_timeout(findings: Findings) -> None:
+def test_an_idle_model_sleeps_longer_than_its_timeout(findings: Findings) -> None:
     found = findings("idle 2 2")
     assert found[0]["answers"] == [1, SHAPE.vocab]
     assert all(one["seconds"] < 1 for one in found), found  # of six
@@ -109,7 +109,7 @@ def test_an_idle_model_waits_asleep_longer_than_its_timeout(findings: Findings) 
         (0, 1, 1, "both must be at least 1"),
     ],
 )
-def test_a_layout_that_does_not_fit_is_refused_with_the_sum(tp: int, pp: int, world: int, said: str) -> None:
+def test_a_layout_that_does_not_fit_is_refused_with_the_calculation(tp: int, pp: int, world: int, said: str) -> None:
     with pytest.raises(UserError, match=said):
         Layout.of_model(SHAPE, tp, pp, world)
     with pytest.raises(UserError, match="--tp 256 does not divide 128"):

@@ -1,4 +1,4 @@
-"""A served model over several processes: one process's text, a loud end when a rank dies, a quiet one on SIGTERM."""
+"""A served model over several processes: text of one process, an error when a rank dies, a clean end on SIGTERM."""
 
 import contextlib
 import json
@@ -99,7 +99,7 @@ def texts(answer: dict[str, Any]) -> list[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[list[tuple[int, str]]]:
-    """What one process answers to the two requests."""
+    """Answers of a single process to the two requests."""
     batcher = Batcher(LocalDecoder(read_model(folder), 8))
     batcher.start()
     client = TestClient(make_app(Service(batcher, load_tokenizer(folder), ServeSettings(), "model")))
@@ -108,7 +108,7 @@ def expected(folder: Path) -> list[list[tuple[int, str]]]:
     return [texts(answer) for answer in answers]
 
 
-def test_four_processes_answer_as_one_and_sigterm_ends_all(folder: Path, expected: list[list[tuple[int, str]]]) -> None:
+def test_four_processes_answer_as_one_and_end_on_sigterm(folder: Path, expected: list[list[tuple[int, str]]]) -> None:
     with served(folder, "--tp", "4") as server:
         assert sorted(server.ranks) == [0, 1, 2, 3]
         found = [server.post(body) for body in (GREEDY, SAMPLED)]
@@ -120,7 +120,7 @@ def test_four_processes_answer_as_one_and_sigterm_ends_all(folder: Path, expecte
 
 
 @pytest.mark.parametrize("flags", [(), ("--tp", "2")], ids=["one process", "two processes"])
-def test_other_machines_reach_no_port_of_a_server_that_is_not_told_so(folder: Path, flags: tuple[str, ...]) -> None:
+def test_other_machines_reach_no_port_of_a_server_by_default(folder: Path, flags: tuple[str, ...]) -> None:
     server = Server(renamed_python("-m", "gpt2train", "serve", "--model", str(folder), "--port", "0", *flags))
     try:
         with sampled(server.job.pid) as sockets:
@@ -136,11 +136,13 @@ def test_other_machines_reach_no_port_of_a_server_that_is_not_told_so(folder: Pa
         server.job.communicate()
 
 
-def test_torchrun_by_hand_is_the_same_and_idle_ranks_sleep(folder: Path, expected: list[list[tuple[int, str]]]) -> None:
+def test_a_job_by_torchrun_answers_the_same_and_idle_ranks_sleep(
+    folder: Path, expected: list[list[tuple[int, str]]]
+) -> None:
     launched = ("gpt2train.launch", "--", "--standalone", "--nproc-per-node", "2", "-m", "gpt2train.inference")
     with served(folder, "--tp", "2", "--peer-timeout", "2", through=launched) as server:
         before = [sum(rank.cpu_times()[:2]) for rank in server.ranks.values()]
-        time.sleep(6)  # three times its patience
+        time.sleep(6)  # three times the peer timeout
         spent = [sum(rank.cpu_times()[:2]) - old for rank, old in zip(server.ranks.values(), before, strict=True)]
         assert max(spent) < 1, spent
         status, answer = server.post(GREEDY)
@@ -149,7 +151,7 @@ def test_torchrun_by_hand_is_the_same_and_idle_ranks_sleep(folder: Path, expecte
         assert server.finish() == (0, "")
 
 
-def test_a_rank_killed_at_work_ends_the_service_with_a_line_that_names_it(
+def test_a_rank_killed_during_a_request_is_named_and_ends_the_service(
     folder: Path, expected: list[list[tuple[int, str]]]
 ) -> None:
     with served(folder, "--tp", "2", "--pp", "2") as server:
@@ -162,7 +164,7 @@ def test_a_rank_killed_at_work_ends_the_service_with_a_line_that_names_it(
                 try:
                     answers.append(server.post(LONG))
                 except OSError:
-                    answers.append(None)  # nobody is there any more
+                    answers.append(None)  # no process is left
 
         asker = threading.Thread(target=ask, daemon=True)
         asker.start()
@@ -178,7 +180,7 @@ def test_a_rank_killed_at_work_ends_the_service_with_a_line_that_names_it(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_killed_at_rest_ends_the_service_with_a_line_that_names_it(rank: int, folder: Path) -> None:
+def test_a_rank_killed_while_idle_is_named_and_ends_the_service(rank: int, folder: Path) -> None:
     with served(folder, "--tp", "2") as server:
         server.ranks[rank].kill()
         code, err = server.finish()

@@ -1,4 +1,4 @@
-"""The lean step is the model's own step, whatever the rows' lengths and however rows come and go."""
+"""The fast decode step against the plain model, for any row lengths and changing rows."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def expected(model: GPT2, rows: list[list[int]]) -> torch.Tensor:
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 33])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_packed_product_is_the_product(rows: int, bias: bool) -> None:
+def test_a_packed_matrix_product_equals_the_plain_one(rows: int, bias: bool) -> None:
     generator = torch.Generator().manual_seed(rows)
     x, weight = torch.randn(rows, 48, generator=generator), torch.randn(70, 48, generator=generator)
     added = torch.randn(70, generator=generator) if bias else None
@@ -62,7 +62,7 @@ def test_a_packed_product_is_the_product(rows: int, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(model: GPT2, dtype: torch.dtype) -> None:
+def test_half_precision_equals_the_plain_model(model: GPT2, dtype: torch.dtype) -> None:
     half = GPT2(SHAPE).to(dtype).requires_grad_(False).eval()
     half.load_state_dict(model.state_dict())
     decoder = LocalDecoder(half, 3)

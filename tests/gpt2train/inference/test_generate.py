@@ -1,4 +1,4 @@
-"""Generation: equal to transformers, equal one by one, and what each setting promises."""
+"""Generation: equal to transformers, independent of the batch, and the effect of each setting."""
 
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def test_samples_do_not_depend_on_the_batch() -> None:
     assert all(len(tokens) == 15 for tokens in one)
 
 
-def test_rows_that_pad_the_vocabulary_are_never_drawn() -> None:
+def test_padded_vocabulary_rows_are_never_drawn() -> None:
     model = lively(SMALL)
     with torch.no_grad():
         model.wte.weight[SMALL.vocab :] = 50.0
@@ -90,7 +90,7 @@ def test_rows_that_pad_the_vocabulary_are_never_drawn() -> None:
         assert max(map(max, tokens)) < SMALL.vocab
 
 
-def test_stops(model: GPT2, tokenizer: Tokenizer) -> None:
+def test_length_context_and_end_token_end_the_text(model: GPT2, tokenizer: Tokenizer) -> None:
     short = generate(model, tokenizer, ["A long way"], SamplingSettings(temperature=0, max_new_tokens=3))[0]
     assert (short.stopped, len(short.tokens)) == ("length", 3)
     long = generate(model, tokenizer, ["A long way"], SamplingSettings(temperature=0, max_new_tokens=500))[0]
@@ -104,7 +104,7 @@ def test_stops(model: GPT2, tokenizer: Tokenizer) -> None:
     assert [(answer.stopped, answer.tokens, answer.text) for answer in ended] == [("end", (50256,), "")] * 3
 
 
-def test_the_context_is_filled_to_its_end() -> None:
+def test_generation_fills_the_context_to_its_end() -> None:
     model = lively(SMALL)
     tokens = generate_tokens(model, [[1] * 20, [2] * 3], None, SamplingSettings(temperature=0, max_new_tokens=99))
     assert [len(row) for row in tokens] == [4, 21]

@@ -1,4 +1,4 @@
-"""Drawing a token: what top-k and top-p leave, how the rest is shared out, and whose row it is."""
+"""Sampling of tokens: top-k, top-p, the distribution of draws, and independence of rows."""
 
 import pytest
 import torch
@@ -39,7 +39,9 @@ def test_top_p_keeps_the_fewest_that_reach_p(weights: list[int], p: float) -> No
     st.floats(1e-30, 1),
     st.floats(1e-6, 100),
 )
-def test_a_token_that_may_be_drawn(values: list[float], chance: float, k: int, p: float, temperature: float) -> None:
+def test_a_drawn_token_is_among_the_allowed_ones(
+    values: list[float], chance: float, k: int, p: float, temperature: float
+) -> None:
     logits = torch.tensor([values])
     (token,) = sample(logits, [temperature], k, [p], [chance])
     assert restrict(logits / temperature, k, [p])[0, token].isfinite()
@@ -54,7 +56,7 @@ def test_draws_follow_the_distribution() -> None:
     assert shares[2] == 0
 
 
-def test_streams_are_apart() -> None:
+def test_random_streams_are_distinct() -> None:
     names = [(seed, row, sample) for seed in range(3) for row in range(3) for sample in range(3)]
     assert len({rng_for(*name).random() for name in names}) == len(names)
     assert rng_for(1, 2, 0).random() == rng_for(1, 2).random()
@@ -70,7 +72,7 @@ SETTINGS = [
 
 
 @given(st.lists(st.sampled_from(range(len(SETTINGS))), min_size=1, max_size=6), st.integers(0, 1000))
-def test_a_row_draws_what_it_draws_alone(kinds: list[int], seed: int) -> None:
+def test_a_row_in_a_batch_draws_as_it_does_alone(kinds: list[int], seed: int) -> None:
     steps = torch.randn(4, len(kinds), 50, generator=torch.Generator().manual_seed(seed)) * 2
     together = [TokenSequence([1], SETTINGS[kind], 100, prompt_index=row) for row, kind in enumerate(kinds)]
     alone = [TokenSequence([1], SETTINGS[kind], 100, prompt_index=row) for row, kind in enumerate(kinds)]
@@ -103,7 +105,7 @@ def test_top_p_that_decays_to_nothing_takes_the_most_likely() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("settings", SETTINGS[:2])
-def test_numbers_that_are_not_finite_are_an_error(value: float, settings: SamplingSettings) -> None:
+def test_non_finite_logits_are_an_error(value: float, settings: SamplingSettings) -> None:
     with pytest.raises(RunError, match="not finite"):
         TokenSequence([0], settings, 100).sample_next(torch.tensor([0.0, value, 1.0]))
 

@@ -1,4 +1,4 @@
-"""What a continuation keeps beside its tokens: ends, samples, log-probabilities, the window, who joins and leaves."""
+"""Token sequences: stops, samples, log-probabilities, the window, and sequences that join and leave a batch."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_a_stop_token_ends_and_is_not_text(model: GPT2, tokenizer: Tokenizer) ->
     assert cut.text == tokenizer.decode(list(whole.tokens[:place]))
 
 
-def test_samples_have_streams_of_their_own(small: GPT2) -> None:
+def test_samples_have_random_streams_of_their_own(small: GPT2) -> None:
     prompts = [[1, 2], [3, 4, 5], [6]]
     drawn = settings(temperature=1, samples=3, seed=6)
     made = continue_tokens(small, prompts, drawn, batch=2)
@@ -70,7 +70,7 @@ def test_samples_have_streams_of_their_own(small: GPT2) -> None:
     assert single == [one.tokens for one in made if one.sample == 0]
 
 
-def test_log_probabilities_are_the_models(small: GPT2) -> None:
+def test_log_probabilities_equal_those_of_the_model(small: GPT2) -> None:
     prompt = [5, 6, 7, 8]
     asked = settings(temperature=3, top_k=40, log_probs=True, prompt_log_probs=True, top_log_probs=3)
     (one,) = continue_tokens(small, [prompt], asked)
@@ -85,7 +85,7 @@ def test_log_probabilities_are_the_models(small: GPT2) -> None:
         assert [value for _, value in score.top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
-def test_scoring_alone_reads_a_prompt_that_fills_the_context(small: GPT2) -> None:
+def test_a_prompt_that_fills_the_context_can_be_scored(small: GPT2) -> None:
     asked = settings(max_new_tokens=0, prompt_log_probs=True)
     prompts = [list(range(16)), [3], [4, 5]]
     made = continue_tokens(small, prompts, asked)
@@ -100,18 +100,18 @@ def test_scoring_alone_reads_a_prompt_that_fills_the_context(small: GPT2) -> Non
 
 
 def plain_window(model: GPT2, prompt: list[int], new: int, window: int) -> list[int]:
-    """By the rule as it is written: where the context is full, the text begins `context - window` tokens back."""
+    """Reference implementation: where the context is full, the text begins `context - window` tokens back."""
     context = model.shape.context
     read, made = prompt[-(context - window) :] if len(prompt) >= context else list(prompt), []
     for _ in range(new):
         made.append(int(model(torch.tensor([read]))[0, -1, : model.shape.vocab].argmax()))
-        # The read text may fill the context; the next token then has no room.
+        # The prompt may fill the context; there is no space for another token then.
         read = [*read, made[-1]] if len(read) < context else [*prompt, *made][-(context - window) :]
     return made
 
 
 @pytest.mark.parametrize("window", [1, 4, 15])
-def test_a_window_goes_on_past_the_context(small: GPT2, window: int) -> None:
+def test_a_window_continues_past_the_context(small: GPT2, window: int) -> None:
     prompts = [[7], list(range(40)), list(range(50, 66)), [1, 2, 3], list(range(15))]
     asked = settings(window=window, max_new_tokens=45)
     expected = [plain_window(small, prompt, 45, window) for prompt in prompts]
@@ -121,7 +121,7 @@ def test_a_window_goes_on_past_the_context(small: GPT2, window: int) -> None:
         assert {one.finished for one in made} == {"length"}
 
 
-def test_a_window_that_leaves_nothing_is_refused(model: GPT2, tokenizer: Tokenizer) -> None:
+def test_a_window_or_prompt_that_fills_the_context_is_refused(model: GPT2, tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="prompt 1 has a window of 32 tokens, the model's context is 32; give less"):
         generate(model, tokenizer, ["x"], settings(window=32))
     with pytest.raises(UserError, match=r"prompt 2 has .*shorten it to 31 or fewer, or give a window"):
@@ -129,7 +129,7 @@ def test_a_window_that_leaves_nothing_is_refused(model: GPT2, tokenizer: Tokeniz
     assert generate(model, tokenizer, ["word " * 40], settings(window=8))[0].stopped == "length"
 
 
-def test_no_newline_after_a_colon(tokenizer: Tokenizer) -> None:
+def test_no_newline_is_drawn_after_a_colon_if_switched_off(tokenizer: Tokenizer) -> None:
     (colon,), (newline,), (letter,) = encode_ordinary(tokenizer, [":", "\n", "b"])
     logits = torch.zeros(50257)
     logits[newline], logits[letter] = 9, 5
@@ -141,7 +141,7 @@ def test_no_newline_after_a_colon(tokenizer: Tokenizer) -> None:
         assert [sequence.sample_next(logits), sequence.sample_next(logits)] == expected
 
 
-def test_sequences_join_and_leave_as_they_come(small: GPT2) -> None:
+def test_sequences_that_join_and_leave_a_batch_are_unchanged(small: GPT2) -> None:
     """Each its own settings, in any company: what it gives alone."""
     asked = [settings(max_new_tokens=n, temperature=n % 2, seed=n, log_probs=n % 3 == 0) for n in range(1, 9)]
     prompts = [[n, n + 1] if n % 2 else [n] for n in range(1, 9)]
@@ -159,7 +159,7 @@ def test_sequences_join_and_leave_as_they_come(small: GPT2) -> None:
     assert [one.tokens for one in sequences if one is not gone] == alone[:5] + alone[6:]
 
 
-def test_several_that_end_together_make_room_for_each_that_stays(small: GPT2) -> None:
+def test_sequences_that_end_together_do_not_change_the_others(small: GPT2) -> None:
     asked = [settings(max_new_tokens=new) for new in (2, 2, 9, 9, 5)]
     prompts = [[1], [2], [3], [4], [5]]
     alone = [continue_tokens(small, [prompt], one)[0].tokens for prompt, one in zip(prompts, asked, strict=True)]

@@ -1,4 +1,4 @@
-"""Text that grows: the pieces are the whole, no character comes in halves, stop strings end it wherever they lie."""
+"""Text streams: pieces add up to the text, characters are complete, stop strings end the text."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def stream(tokenizer: Tokenizer, tokens: list[int], stop: list[str]) -> tuple[Te
     return made, [*pieces, made.pop_delta()]
 
 
-def test_pieces_of_tokens_are_the_text(tokenizer: Tokenizer) -> None:
+def test_the_pieces_add_up_to_the_text(tokenizer: Tokenizer) -> None:
     @settings(deadline=None, max_examples=150)
     @given(st.lists(st.integers(0, 50255), max_size=12) | TEXTS.map(lambda text: encode_ordinary(tokenizer, [text])[0]))
     def check(tokens: list[int]) -> None:
@@ -38,7 +38,7 @@ def test_pieces_of_tokens_are_the_text(tokenizer: Tokenizer) -> None:
     check()
 
 
-def test_characters_come_whole(tokenizer: Tokenizer) -> None:
+def test_no_piece_has_half_a_character(tokenizer: Tokenizer) -> None:
     text = "a🙂漢b"
     _, pieces = stream(tokenizer, encode_ordinary(tokenizer, [text])[0], [])
     assert "".join(pieces) == text
@@ -49,7 +49,7 @@ def test_text_ends_before_the_first_stop_string(tokenizer: Tokenizer) -> None:
     @settings(deadline=None, max_examples=150)
     @given(st.text("ab\né", max_size=25), st.lists(st.text("ab\né", min_size=1, max_size=4), max_size=3))
     def check(text: str, stop: list[str]) -> None:
-        # Letter by letter: a stop string lies across the tokens. It ends with the first that is complete.
+        # Letter by letter: a stop string spans several tokens. The first complete one ends the text.
         tokens = [token for letter in text for token in encode_ordinary(tokenizer, [letter])[0]]
         made, pieces = stream(tokenizer, tokens, stop)
         complete = [i for i in range(len(text) + 1) if any(text[:i].endswith(one) for one in stop)]
@@ -63,7 +63,7 @@ def test_text_ends_before_the_first_stop_string(tokenizer: Tokenizer) -> None:
     check()
 
 
-def test_what_may_begin_a_stop_string_is_held_back(tokenizer: Tokenizer) -> None:
+def test_a_possible_start_of_a_stop_string_is_held_back(tokenizer: Tokenizer) -> None:
     tokens = [encode_ordinary(tokenizer, [letter])[0][0] for letter in "x###y###z"]
     made, pieces = stream(tokenizer, tokens, ["###z"])
     assert pieces == ["x", "", "", "", "###y", "", "", "", "", ""]
@@ -72,13 +72,13 @@ def test_what_may_begin_a_stop_string_is_held_back(tokenizer: Tokenizer) -> None
     assert pieces == ["x", "", "", "##"]
 
 
-def test_a_byte_that_is_no_text_holds_nothing_back(tokenizer: Tokenizer) -> None:
+def test_an_invalid_byte_holds_nothing_back(tokenizer: Tokenizer) -> None:
     broken = next(token for token in range(256) if token_bytes(tokenizer, token) == b"\xff")
     tokens = [broken, *encode_ordinary(tokenizer, [" text"])[0]]
     _, pieces = stream(tokenizer, tokens, [])
     assert pieces == ["\ufffd", " text", ""]
 
 
-def test_an_id_that_is_no_token_has_no_text(tokenizer: Tokenizer) -> None:
+def test_an_unknown_id_has_no_text(tokenizer: Tokenizer) -> None:
     assert token_bytes(tokenizer, 50257) == b""
     assert token_bytes(tokenizer, 50256) == b"<|endoftext|>"

@@ -1,4 +1,4 @@
-"""Small files that are written whole: what a person is told where they cannot be."""
+"""Atomic writes of small files, and the error messages where they fail."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from tasks.core.storage import Folder
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_want_of_space_is_no_mistake_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_full_disk_is_no_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def full(path: Path) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -30,13 +30,13 @@ def test_want_of_space_is_no_mistake_of_the_user(tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_a_place_that_refuses_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write .*run\.json: .*; give another --output"):
         write_whole(tmp_path / "file" / "run.json", b"new")
 
 
-def test_each_new_folder_is_forced_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_new_folder_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each folder that a durable write makes is an entry of another one, which is forced to the disk as well."""
     forced: list[Path] = []
     fsync = os.fsync
@@ -66,7 +66,7 @@ def test_each_new_folder_is_forced_to_the_disk(tmp_path: Path, monkeypatch: pyte
     assert not forced, "nothing was made"
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for place in ("file", "file/below", "link"):

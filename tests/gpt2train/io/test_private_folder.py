@@ -1,4 +1,4 @@
-"""The user's own folder among temporary files, whose name every user of the machine can foresee."""
+"""The private temporary folder of a user, whose name other users can predict."""
 
 import os
 import stat
@@ -12,7 +12,7 @@ from gpt2train.io.files import private_folder
 from tasks.core.storage import DRAFT, Folder, sweep_drafts
 from tasks.download.journal import Journal, journal_folder
 
-STRANGER = 12345  # a user id
+OTHER_USER = 12345  # a user id
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_it_is_made_for_the_user_alone_and_found_again(temporary: Path) -> None:
+def test_the_folder_is_private_and_reused(temporary: Path) -> None:
     umask = os.umask(0)
     try:
         folder = private_folder()
@@ -36,7 +36,7 @@ def test_it_is_made_for_the_user_alone_and_found_again(temporary: Path) -> None:
     assert private_folder() == folder and (folder / "kept").exists()
 
 
-def test_a_link_in_its_place_is_refused(temporary: Path, tmp_path: Path) -> None:
+def test_a_symbolic_link_instead_of_the_folder_is_refused(temporary: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o700)
     (temporary / f"gpt2train-{os.geteuid()}").symlink_to(victim)
@@ -53,21 +53,21 @@ def test_a_folder_that_others_may_write_to_is_refused(temporary: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to another user")
-def test_the_journals_of_an_object_store_are_not_written_where_a_stranger_was_first(
+def test_journals_are_not_written_to_a_folder_of_another_user(
     temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = tmp_path / "authorized_keys"
     keys.write_text("ssh-rsa KEY")
     store = Folder("memory://bucket/out/pages")
     monkeypatch.setattr("tasks.download.journal.private_folder", lambda: temporary / "planted")
-    planted = journal_folder(store)  # where a stranger who foresees all names would put them
+    planted = journal_folder(store)  # where another user who predicts all names would put them
     monkeypatch.undo()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     folder = temporary / f"gpt2train-{os.geteuid()}"
     (folder / planted.name).mkdir(parents=True)
     (folder / planted.name / "part-00000.rows").symlink_to(keys)
     for path in (folder, folder / planted.name):
-        os.chown(path, STRANGER, STRANGER)
+        os.chown(path, OTHER_USER, OTHER_USER)
     with (
         pytest.raises(UserError, match="belongs to another user"),
         Journal(journal_folder(store) / "part-00000", "key", ["http://a/"]) as journal,
@@ -77,7 +77,7 @@ def test_the_journals_of_an_object_store_are_not_written_where_a_stranger_was_fi
 
 
 @pytest.mark.parametrize(("number", "stays"), [("9" * 40, False), ("0", True), ("\u00b2", True), ("-1", True)])
-def test_a_stranger_s_file_among_drafts_of_uploads_stops_nothing(temporary: Path, number: str, stays: bool) -> None:
+def test_a_file_of_another_user_among_upload_drafts_is_ignored(temporary: Path, number: str, stays: bool) -> None:
     """A number too large for a process id is of no process; 0, -1 and other digits are none of a draft."""
     other = temporary / f"{DRAFT}{number}-x"
     other.touch()

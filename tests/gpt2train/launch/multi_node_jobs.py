@@ -1,4 +1,4 @@
-"""Jobs of several machines, played by several launchers on one machine."""
+"""Jobs of several machines, simulated by several launchers on one machine."""
 
 import os
 import socket
@@ -12,14 +12,14 @@ RANKS = Path(__file__).parent.parent / "parity" / "train_runs.py"
 
 
 def free_port() -> int:
-    """A port that nobody had a moment ago."""
+    """A port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def start_machines(arguments: list[list[str]], *job: str) -> list[subprocess.Popen[str]]:
-    """Start one launcher a machine, each with torchrun's arguments of its own."""
+    """Start one launcher per machine, each with its own arguments for torchrun."""
     command = [sys.executable, "-m", "gpt2train.launch", "--parent", str(os.getpid()), "--"]
     return [start_process([*command, *own, *job]) for own in arguments]
 
@@ -31,7 +31,7 @@ def start_process(command: list[str], **variables: str) -> subprocess.Popen[str]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
-def meeting_at(port: int, processes: int, restarts: int = 0) -> list[str]:
+def rendezvous_arguments(port: int, processes: int, restarts: int = 0) -> list[str]:
     """torchrun's arguments for one of two machines that meet at a port of this one."""
     return [
         *("--nnodes", "2", "--nproc-per-node", str(processes), "--max-restarts", str(restarts)),

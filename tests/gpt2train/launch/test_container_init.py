@@ -1,4 +1,4 @@
-"""The first process of a container: what it passes on, what it waits for, what it leaves."""
+"""The first process of a container: forwarded signals, waiting for children, exit codes."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ while True:
 
 
 @pytest.mark.parametrize("container", [False, True], ids=["plain", "container"])
-def test_it_stays_until_all_have_ended(tmp_path: Path, container: bool) -> None:
+def test_the_init_process_stays_until_all_children_have_ended(tmp_path: Path, container: bool) -> None:
     if container and os.geteuid() != 0:
         pytest.skip("process namespaces need root")
     command = [
@@ -43,7 +43,7 @@ def test_it_stays_until_all_have_ended(tmp_path: Path, container: bool) -> None:
     try:
         wait_for(lambda: (tmp_path / "ready").exists(), 60, "the command")
         assert not (tmp_path / "saved").exists()
-        if container:  # unshare itself does not heed it: what a container's engine signals is the first process within
+        if container:  # unshare ignores it; a container engine signals the first process inside
             psutil.Process(process.pid).children()[0].send_signal(signal.SIGTERM)
         else:
             process.send_signal(signal.SIGTERM)
@@ -54,7 +54,7 @@ def test_it_stays_until_all_have_ended(tmp_path: Path, container: bool) -> None:
         process.wait()
 
 
-def test_it_asks_again(tmp_path: Path) -> None:
+def test_the_init_process_repeats_sigterm(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -75,7 +75,7 @@ def test_it_asks_again(tmp_path: Path) -> None:
         process.wait()
 
 
-def test_it_ends_as_its_command_does(tmp_path: Path) -> None:
+def test_the_init_process_has_the_exit_code_of_its_command(tmp_path: Path) -> None:
     def code(*command: str) -> int:
         return subprocess.run(
             [sys.executable, "-m", "gpt2train.launch.container_init", *command], check=False, timeout=60

@@ -1,4 +1,4 @@
-"""Lost ranks: all start again from the last checkpoint, and the numbers are those of a job that lost none."""
+"""Lost ranks: all restart from the last checkpoint with the numbers of an undisturbed job."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from gpt2train.checkpoint import store
 from gpt2train.config import RunConfig
 from tests.gpt2train.jobs import curve, finish, make, start, wait_for, write
-from tests.gpt2train.launch.multi_node_jobs import RANKS, finish_all, free_port, meeting_at, start_machines
+from tests.gpt2train.launch.multi_node_jobs import RANKS, finish_all, free_port, rendezvous_arguments, start_machines
 
 WITH_DROPOUT: dict[str, Any] = {"model": {"dropout": 0.1}, "steps": 40, "checkpoints": {"interval": 10, "keep": 9}}
 
@@ -26,11 +26,13 @@ def passed(config: RunConfig, step: int) -> bool:
 
 @pytest.mark.exhaustive  # tests/tasks/train/launch/test_hosts.py cuts off a machine
 @pytest.mark.parametrize("processes", [1, 2])
-def test_two_machines_go_on_after_a_rank_is_lost(tokens: Path, tmp_path: Path, processes: int) -> None:
+def test_two_machines_resume_after_a_rank_is_lost(tokens: Path, tmp_path: Path, processes: int) -> None:
     broken, straight = (make(tokens, tmp_path / name, **WITH_DROPOUT) for name in ("broken", "straight"))
     port = free_port()
-    # One job trains both: the first run is broken, and the second is its undisturbed twin.
-    jobs = start_machines([meeting_at(port, processes, restarts=2)] * 2, str(RANKS), write(broken), write(straight))
+    # One job trains both: the first run is disturbed, the second is the undisturbed reference.
+    jobs = start_machines(
+        [rendezvous_arguments(port, processes, restarts=2)] * 2, str(RANKS), write(broken), write(straight)
+    )
     wait_for(lambda: passed(broken, 14), jobs[0], pause=0.002, seconds=240)
     lost = ranks_of(jobs[1].pid)[-1]
     lost.kill()
@@ -44,7 +46,7 @@ def test_two_machines_go_on_after_a_rank_is_lost(tokens: Path, tmp_path: Path, p
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_named_and_then_replaced(tokens: Path, tmp_path: Path) -> None:
+def test_a_hanging_rank_is_named_and_restarted(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", steps=1_000_000, checkpoints={"interval": 5, "keep": 2})
     job = start(
         *("--max-restarts", "1", "-m", "gpt2train.train"),
@@ -64,7 +66,7 @@ def test_a_rank_that_hangs_is_named_and_then_replaced(tokens: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_mistake_of_the_user_is_not_tried_again(tokens: Path, tmp_path: Path) -> None:
+def test_a_user_error_is_not_retried(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", vocab=250)
     job = start("--max-restarts", "3", "-m", "gpt2train.train", "--config", write(config))
     code, out, err = finish(job)

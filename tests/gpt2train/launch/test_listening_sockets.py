@@ -1,4 +1,4 @@
-"""Sockets of training jobs: none outside loopback on one machine, and no code run for whoever reaches those of several.
+"""Sockets of training jobs: loopback alone on one machine; on several machines no client can run code.
 
 Where the tests run as root the machine gets an address of its network as its name, as on a machine in a real network:
 gloo and torchrun listen at the machine's name unless they are kept from it.
@@ -23,7 +23,13 @@ from gpt2train.launch.process_env import STORE
 from gpt2train.launch.rendezvous import FOLDER_PREFIX, check_state, rendezvous
 from gpt2train.monitoring.metrics import read_metrics
 from tests.gpt2train.jobs import finish, make, wait_for, write, write_tokens
-from tests.gpt2train.launch.multi_node_jobs import finish_all, free_port, meeting_at, start_machines, start_process
+from tests.gpt2train.launch.multi_node_jobs import (
+    finish_all,
+    free_port,
+    rendezvous_arguments,
+    start_machines,
+    start_process,
+)
 from tests.listening_sockets import renamed_python, sampled
 from tests.processes import environment_of
 
@@ -41,7 +47,7 @@ LAUNCH = ["-m", "gpt2train.launch", "--", "--standalone", "--nproc-per-node"]
         ),
     ],
 )
-def test_a_training_on_one_machine_listens_on_loopback_alone(launcher: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_training_on_one_machine_listens_on_loopback_only(launcher: tuple[str, ...], tmp_path: Path) -> None:
     config = make(write_tokens(tmp_path), tmp_path / "run", steps=1_000_000)
     job = start_process(renamed_python(*launcher, "-m", "gpt2train.train", "--config", write(config)))
     with sampled(job.pid) as sockets:
@@ -60,7 +66,7 @@ def test_a_training_on_one_machine_listens_on_loopback_alone(launcher: tuple[str
     assert not any(Path(folder).exists() for folder in folders if folder)
 
 
-def test_the_folder_of_a_killed_launcher_is_removed_by_the_next(
+def test_the_folder_of_a_killed_launcher_is_removed_by_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -90,9 +96,9 @@ class Evil:
         return os.system, (f"touch {self.proof}",)
 
 
-def test_a_stranger_at_the_port_of_several_machines_runs_no_code(tmp_path: Path) -> None:
+def test_a_foreign_client_of_the_rendezvous_port_runs_no_code(tmp_path: Path) -> None:
     port, proof = free_port(), tmp_path / "proof"
-    [job] = start_machines([meeting_at(port, 1)], "-m", "gpt2train.train", "--config", "none.toml")
+    [job] = start_machines([rendezvous_arguments(port, 1)], "-m", "gpt2train.train", "--config", "none.toml")
     with sampled(job.pid) as sockets:
         wait_for(lambda: ("127.0.0.1", port) in sockets.found, job, seconds=240)
     stranger = dist.TCPStore("127.0.0.1", port, None, timeout=timedelta(seconds=60), wait_for_workers=False)
@@ -114,7 +120,7 @@ def state_of(**changes: Any) -> bytes:
     return pickle.dumps(state)
 
 
-def test_a_state_of_torch_passes_as_it_is() -> None:
+def test_a_rendezvous_state_of_torch_is_accepted_unchanged() -> None:
     for state in (pickle.dumps(_RendezvousState()), state_of()):
         assert check_state(state) is state
 
@@ -136,7 +142,7 @@ def test_a_state_of_torch_passes_as_it_is() -> None:
         lambda proof: b"(" * 5_000_000,
     ],
 )
-def test_any_other_state_is_refused_before_it_does_anything(make_state: Any, tmp_path: Path) -> None:
+def test_any_other_state_is_refused_before_it_runs_code(make_state: Any, tmp_path: Path) -> None:
     with pytest.raises(RendezvousStateError, match="was not written by torch's launchers"):
         check_state(make_state(tmp_path / "proof"))
     assert not (tmp_path / "proof").exists()

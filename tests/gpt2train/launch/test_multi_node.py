@@ -1,4 +1,4 @@
-"""Two machines with networks of their own, or one of them played by ports, that train together."""
+"""Training on two machines, simulated by network namespaces or by ports."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.gpt2train.launch.multi_node_jobs import (
     RANKS,
     finish_all,
     free_port,
-    meeting_at,
+    rendezvous_arguments,
     start_machines,
     start_process,
 )
@@ -61,7 +61,7 @@ def test_machines_with_networks_of_their_own_train_together(tmp_path: Path, netw
 
 
 @pytest.mark.slow
-def test_a_number_for_each_machine_instead_of_a_rendezvous(tmp_path: Path) -> None:
+def test_static_node_ranks_work_without_a_rendezvous(tmp_path: Path) -> None:
     config = make(write_tokens(tmp_path), tmp_path / "run", steps=6)
     where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc-per-node", "1"]
     done = finish_all(start_machines([[*where, "--node-rank", str(n)] for n in (0, 1)], str(RANKS), write(config)))
@@ -70,11 +70,11 @@ def test_a_number_for_each_machine_instead_of_a_rendezvous(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_machine_stops_and_saves_all(tmp_path: Path) -> None:
+def test_a_signal_to_one_machine_stops_and_saves_on_all(tmp_path: Path) -> None:
     config = in_its_folder(
         make(write_tokens(tmp_path), tmp_path / "run", steps=1_000_000, checkpoints={"interval": 1_000_000})
     )
-    job = [*LAUNCH[:-1], "--complete", config.output, "--", *meeting_at(free_port(), 1, restarts=2)]
+    job = [*LAUNCH[:-1], "--complete", config.output, "--", *rendezvous_arguments(free_port(), 1, restarts=2)]
     jobs = [start_process([*job, "-m", "gpt2train.train", "--config", f"{config.output}/config.toml"]) for _ in "ab"]
     wait_for(lambda: len(read_metrics(config.output)) > 3, jobs[0], seconds=240)
     jobs[1].terminate()

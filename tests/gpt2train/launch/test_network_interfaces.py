@@ -40,7 +40,7 @@ def test_a_choice_of_the_user_is_kept() -> None:
     assert env == chosen
 
 
-def test_a_job_of_several_machines_forgets_the_loopback_that_it_inherited() -> None:
+def test_a_job_of_several_machines_ignores_an_inherited_loopback_interface() -> None:
     env: dict[str, str] = {"OTHER": "lo"}
     network_interfaces.use_loopback(env)
     network_interfaces.forget_loopback(env)

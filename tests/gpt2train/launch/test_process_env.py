@@ -1,4 +1,4 @@
-"""Reading a process's place from the variables of torchrun and Slurm."""
+"""Process environment (rank, world size, address) from the variables of torchrun and Slurm."""
 
 import re
 from typing import Any
@@ -49,38 +49,38 @@ SLURM = {
         ("10.0.0.[7-8]", ["10.0.0.7", "10.0.0.8"]),
     ],
 )
-def test_a_list_of_nodes(nodelist: str, nodes: list[str]) -> None:
+def test_a_list_of_nodes_is_expanded(nodelist: str, nodes: list[str]) -> None:
     assert expand_nodes(nodelist) == nodes
 
 
 @pytest.mark.parametrize("nodelist", ["", "a[", "a[1-", "a[x]", "a[3-1]", "a]b", "a[]", "a b"])
-def test_what_is_no_list_of_nodes(nodelist: str) -> None:
+def test_an_invalid_list_of_nodes_is_refused(nodelist: str) -> None:
     with pytest.raises(UserError, match=re.escape(repr(nodelist)) + " is not a list of Slurm nodes"):
         expand_nodes(nodelist)
 
 
 @given(st.integers(0, 2000), st.integers(1, 40), st.integers(1, 5))
-def test_a_range_expands_to_what_it_was_made_of(first: int, count: int, width: int) -> None:
+def test_a_range_of_nodes_is_expanded_with_its_zero_padding(first: int, count: int, width: int) -> None:
     numbers = [str(n).zfill(width) for n in range(first, first + count)]
     assert expand_nodes(f"n[{numbers[0]}-{numbers[-1]}]") == [f"n{number}" for number in numbers]
 
 
-def test_nobody_launched_it() -> None:
+def test_a_process_without_a_launcher_is_rank_0_of_1() -> None:
     assert read_process_env({}) == ProcessEnv(0, 1, 0, 1)
 
 
-def test_torchrun() -> None:
+def test_the_variables_of_torchrun_are_read() -> None:
     assert read_process_env(TORCHRUN) == ProcessEnv(5, 8, 1, 4, "10.0.0.7", 29500, "job-1")
     by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
     assert read_process_env(by_hand) == ProcessEnv(0, 2, 0, 2, "h", 1, hosts_store=True)
     assert read_process_env(SLURM | TORCHRUN) == read_process_env(TORCHRUN)  # torchrun started by srun
 
 
-def test_slurm() -> None:
-    seat = read_process_env(SLURM)
-    assert seat == ProcessEnv(5, 7, 1, 3, "gpu08", 12_000 + 4711 + 2, "4711.2")
+def test_the_variables_of_slurm_are_read() -> None:
+    process = read_process_env(SLURM)
+    assert process == ProcessEnv(5, 7, 1, 3, "gpu08", 12_000 + 4711 + 2, "4711.2")
     first = read_process_env(SLURM | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"})
-    assert first.hosts_store and (first.host, first.port, first.locals) == ("gpu08", seat.port, 4)
+    assert first.hosts_store and (first.host, first.port, first.locals) == ("gpu08", process.port, 4)
     assert read_process_env(SLURM | {"MASTER_PORT": "999", "MASTER_ADDR": "x"}).host == "x"
     assert read_process_env(SLURM | {"CUDA_VISIBLE_DEVICES": "1"}).own_gpu
     assert not read_process_env(SLURM | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}).own_gpu
@@ -91,7 +91,7 @@ def test_a_batch_script_without_srun_is_one_process() -> None:
     assert read_process_env(script | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}) == ProcessEnv()
 
 
-def test_equal_tasks_where_slurm_does_not_count_them() -> None:
+def test_tasks_are_divided_equally_where_slurm_does_not_count_them() -> None:
     bare = {k: v for k, v in SLURM.items() if not k.endswith("TASKS_PER_NODE")} | {"SLURM_STEP_NUM_TASKS": "6"}
     assert read_process_env(bare).locals == 3
 
@@ -116,13 +116,13 @@ def test_equal_tasks_where_slurm_does_not_count_them() -> None:
         (SLURM, {"SLURM_STEP_NODELIST": None, "SLURM_JOB_NODELIST": None}, "SLURM_JOB_NODELIST is not set"),
     ],
 )
-def test_variables_that_contradict_each_other(base: dict[str, str], change: dict[str, Any], message: str) -> None:
+def test_contradicting_variables_are_refused(base: dict[str, str], change: dict[str, Any], message: str) -> None:
     env = {name: value for name, value in (base | change).items() if value is not None}
     with pytest.raises(UserError, match=re.escape(message)):
         read_process_env(env)
 
 
-def test_a_job_is_known_to_be_of_one_machine() -> None:
+def test_a_job_of_one_machine_is_recognised() -> None:
     alone = TORCHRUN | {"WORLD_SIZE": "4", "RANK": "1"}
     assert not read_process_env(TORCHRUN).one_machine and read_process_env(alone).one_machine
     assert read_process_env(alone).host == "10.0.0.7", "torchrun's agent opened the port there"

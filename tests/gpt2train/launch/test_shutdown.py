@@ -1,4 +1,4 @@
-"""The launcher between a parent in a hurry and ranks that save: the time they have, and what its exit code says."""
+"""Shutdown of the launcher: the time that ranks have to save, and its exit codes."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 from tests.processes import wait_for, wait_until_ended
 
-# A rank without torch: says that it is there, and on SIGTERM takes its time to save.
+# A rank without torch: writes a file when it runs, and on SIGTERM saves slowly.
 RANK = """
 import os, pathlib, signal, sys, time
 from gpt2train.launch.parent_death import LAUNCHER, die_with_parent
@@ -59,7 +59,7 @@ class Job:
         return (self.folder / name).exists()
 
 
-def test_a_save_ends_though_the_parent_is_killed_and_no_later_than_the_grace(tmp_path: Path) -> None:
+def test_a_save_outlives_a_killed_parent_for_the_shutdown_timeout_at_most(tmp_path: Path) -> None:
     patient, hasty = Job(tmp_path / "a", 2.0, 60.0), Job(tmp_path / "b", 600.0, 2.0)
     for job in (patient, hasty):
         launcher, rank = job.processes()
@@ -72,29 +72,29 @@ def test_a_save_ends_though_the_parent_is_killed_and_no_later_than_the_grace(tmp
         job.parent.wait()
 
 
-def test_a_job_whose_parent_is_killed_saves_when_it_has_a_grace(tmp_path: Path) -> None:
-    saves, hasty, graceless = (
+def test_a_job_whose_parent_is_killed_saves_if_it_has_a_shutdown_timeout(tmp_path: Path) -> None:
+    saves, hasty, without_timeout = (
         Job(tmp_path / "a", 2.0, 60.0),
         Job(tmp_path / "b", 600.0, 2.0),
         Job(tmp_path / "c", 1.0, None),
     )
-    for job in (saves, hasty, graceless):
+    for job in (saves, hasty, without_timeout):
         processes = job.processes()
         job.parent.kill()
         wait_until_ended(processes, 60)
         job.parent.wait()
     assert saves.has("saved")
     assert hasty.has("asked") and not hasty.has("saved")
-    assert not graceless.has("asked")
+    assert not without_timeout.has("asked")
 
 
 @pytest.mark.slow
-def test_a_parent_that_is_gone_is_no_second_wish(tmp_path: Path) -> None:
+def test_the_death_of_the_parent_is_no_second_stop_request(tmp_path: Path) -> None:
     job = Job(tmp_path / "a", 4.0, 60.0)
     launcher, rank = job.processes()
     launcher.send_signal(signal.SIGTERM)
     wait_for(lambda: job.has("asked"), 60, "the signal")
-    time.sleep(1.5)  # what comes within a second counts as one wish anyway
+    time.sleep(1.5)  # signals within one second count as one request anyway
     job.parent.kill()
     wait_until_ended([launcher, rank], 60)
     job.parent.wait()
@@ -102,7 +102,7 @@ def test_a_parent_that_is_gone_is_no_second_wish(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_process_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+def test_a_lost_rank_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
     job = Job(tmp_path / "a", 1.0, 60.0)
     _, rank = job.processes()
     rank.kill()

@@ -1,4 +1,4 @@
-"""Training under variables like srun's: plain processes that find each other."""
+"""Training under Slurm's variables: processes without torchrun that find each other."""
 
 import sys
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_processes_of_srun_train_like_one(tokens: Path, tmp_path: Path, alone: D
 
 
 @pytest.mark.slow
-def test_who_does_not_come_is_named(tokens: Path, tmp_path: Path) -> None:
+def test_a_missing_rank_is_named(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run")
     command = [sys.executable, "-m", "gpt2train.train", "--config", write(config), "--timeout", "12"]
     port = free_port()
@@ -66,7 +66,7 @@ def test_contradicting_variables_are_refused_before_anything_starts(tokens: Path
 
 
 @pytest.mark.slow
-def test_one_launcher_a_machine_under_srun(tokens: Path, tmp_path: Path) -> None:
+def test_one_launcher_per_machine_works_under_srun(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", steps=6)
     launch = [sys.executable, "-m", "gpt2train.launch", "--", "--nproc-per-node", "1", "--local-addr", "127.0.0.1"]
     command = [*launch, str(RANKS), write(config)]

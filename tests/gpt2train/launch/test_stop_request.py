@@ -1,4 +1,4 @@
-"""A request to stop: in the middle of a validation, and a second one."""
+"""Stop requests: during a validation, and repeated ones."""
 
 import signal
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.gpt2train.jobs import make, write_tokens
 
 
 class AskedAt(StopRequest):
-    """Asks to stop from the n-th look on."""
+    """Stop request that holds from its n-th check on."""
 
     def __init__(self, look: int) -> None:
         self.look = look
@@ -25,8 +25,8 @@ class AskedAt(StopRequest):
         return self.look <= 0
 
 
-def test_a_validation_is_left_when_a_stop_is_asked(tmp_path: Path, alone: DistContext) -> None:
-    # 16 micro-batches of validation are two looks; the steps before look once each.
+def test_a_stop_request_ends_a_validation(tmp_path: Path, alone: DistContext) -> None:
+    # 16 micro-batches of validation check twice; the steps before check once each.
     changes = {"batch": {"micro_batch": 1, "global_batch": 2}, "validation": {"interval": 3, "samples": 16}}
     config = make(write_tokens(tmp_path), tmp_path / "run", steps=30, **changes)
     position = train(config, alone, AskedAt(3 + 2))
@@ -37,7 +37,7 @@ def test_a_validation_is_left_when_a_stop_is_asked(tmp_path: Path, alone: DistCo
     assert "valid_loss" in read_metrics(config.output)[-1]
 
 
-def test_signals_within_a_second_are_one_wish_and_a_later_one_ends_at_once() -> None:
+def test_signals_within_a_second_are_one_request_and_a_later_one_ends_at_once() -> None:
     stop = StopRequest()
     stop._on_signal(signal.SIGTERM, None)
     stop._on_signal(signal.SIGINT, None)

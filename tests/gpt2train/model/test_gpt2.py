@@ -1,4 +1,4 @@
-"""The model, its loss and its first values, against peers."""
+"""The model, its loss and its initial weights, against transformers."""
 
 import pytest
 import torch
@@ -102,7 +102,7 @@ def test_chunked_loss_refuses_a_second_backward() -> None:
         loss.backward()
 
 
-def test_chunked_loss_under_autocast_is_near_the_fp32_one() -> None:
+def test_chunked_loss_under_autocast_is_close_to_fp32() -> None:
     model = noisy_model()
     tokens = torch.randint(0, SHAPE.vocab, (2, SHAPE.context), generator=torch.Generator().manual_seed(2))
     exact = model(tokens, tokens)
@@ -114,7 +114,7 @@ def test_chunked_loss_under_autocast_is_near_the_fp32_one() -> None:
     assert model.wte.weight.grad is not None and model.wte.weight.grad.dtype == torch.float32
 
 
-def test_first_values_depend_on_seed_and_name_alone() -> None:
+def test_initial_weights_depend_on_seed_and_name_alone() -> None:
     model = initialise(GPT2(SHAPE), 7)
     for name, parameter in reversed(list(model.named_parameters())):
         assert torch.equal(parameter, initial_value(name, tuple(parameter.shape), SHAPE, 7))

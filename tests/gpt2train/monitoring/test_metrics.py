@@ -14,7 +14,7 @@ from gpt2train.io.files import read_json_lines
 from gpt2train.monitoring.metrics import MetricsWriter, read_metrics
 
 
-def test_a_full_disk_is_told_and_what_was_written_stays(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_earlier_rows_stay(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path, 0)
     whole = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -30,7 +30,7 @@ def test_a_full_disk_is_told_and_what_was_written_stays(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, whole)
     steps = [row["step"] for row in read_metrics(tmp_path)]
     assert steps == list(range(1, len(steps) + 1)) and 30 < len(steps) < 50
-    again = MetricsWriter(tmp_path, 10)  # a run that goes on from step 10
+    again = MetricsWriter(tmp_path, 10)  # a run that resumes from step 10
     again.write({"step": 11, "loss": 1.0})
     again.close()
     assert [row["step"] for row in read_metrics(tmp_path)] == list(range(1, 12))
@@ -49,7 +49,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("line", UNREADABLE)
-def test_an_unreadable_line_is_left_out_with_a_warning(
+def test_an_unreadable_line_is_skipped_with_a_warning(
     tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [json.dumps({"step": step, "loss": 1.0}).encode() for step in (1, 2, 4)]
@@ -65,7 +65,7 @@ def test_an_unreadable_line_is_left_out_with_a_warning(
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.just(b'{"step": 1}'))))
-def test_whatever_lies_in_a_file_of_json_lines_is_counted_and_never_raises(lines: list[bytes]) -> None:
+def test_any_json_lines_file_is_read_without_an_exception(lines: list[bytes]) -> None:
     data = b"".join(line + b"\n" for line in lines)
     rows, unreadable = read_json_lines(data)
     assert len(rows) + len(unreadable) == data.count(b"\n")

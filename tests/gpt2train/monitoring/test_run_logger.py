@@ -1,4 +1,4 @@
-"""What a run tells while it trains."""
+"""Log lines, metrics and profile of a run while it trains."""
 
 import json
 import logging
@@ -25,14 +25,14 @@ ROW = {
 }
 
 
-def test_a_line_has_what_there_is() -> None:
+def test_a_line_has_the_values_that_are_known() -> None:
     assert step_line(ROW, 9) == "step 3/9 | loss 2.0000 | grad 0.50 | lr 1.00e-03 | 12,346 tokens/s | 1.50 GiB"
     more = {"mfu": 0.47, "loss_scale": 65536.0, "skipped": 2, "valid_loss": 2.25}
     assert step_line(ROW | more, 9).endswith("| MFU 47.0% | 1.50 GiB | scale 2^16 | skipped 2 | valid 2.2500")
 
 
 class Listener(logging.Handler):
-    """Keeps what is logged."""
+    """Handler that keeps the logged messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Listener(logging.Handler):
         self.messages.append(record.getMessage())
 
 
-def test_a_run_tells_its_steps_and_records_a_profile(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_run_logs_its_steps_and_records_a_profile(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     listener, log = Listener(), logging.getLogger("gpt2train")
     request.addfinalizer(partial(log.setLevel, log.level))
     request.addfinalizer(partial(log.removeHandler, listener))
@@ -55,12 +55,12 @@ def test_a_run_tells_its_steps_and_records_a_profile(tmp_path: Path, request: py
         schedule={"warmup": 40},
         logging={"profile": 2, "interval": 25, "tensorboard": False},
     )
-    place = join("cpu")
-    train(config, place)
+    ctx = join("cpu")
+    train(config, ctx)
     dist.destroy_process_group()
-    told = listener.messages
-    assert any(text.startswith("warning: the warm-up takes 40 of 60 steps") for text in told)
-    assert [text.split(" |")[0] for text in told if text.startswith("step ")] == [
+    logged = listener.messages
+    assert any(text.startswith("warning: the warm-up takes 40 of 60 steps") for text in logged)
+    assert [text.split(" |")[0] for text in logged if text.startswith("step ")] == [
         f"step {step}/60" for step in (1, 10, 20, 25, 30, 40, 50, 60)
     ]
     rows = read_metrics(config.output)

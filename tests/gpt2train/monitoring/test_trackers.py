@@ -1,4 +1,4 @@
-"""Rows of metrics reach every tracker that was asked for, and a run that goes on stays one run there."""
+"""Trackers: metrics reach each selected one, and a resumed run stays one run there."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ def write_rows(settings: RunConfig, first: int, last: int) -> None:
     writer.close()
 
 
-def test_tensorboard_draws_what_is_finite(tmp_path: Path) -> None:
+def test_tensorboard_gets_finite_values_only(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     settings = config(tmp_path / "run", tensorboard=True)
@@ -45,12 +45,12 @@ def test_tensorboard_draws_what_is_finite(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_curves_on_a_full_disk_are_one_line_and_closing_hides_no_other(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_log_line_and_hides_no_other_error(tmp_path: Path) -> None:
     settings = config(tmp_path / "run", tensorboard=True)
     writer = MetricsWriter(settings.output, 0, open_trackers(settings, 0))
     (curves,) = (tmp_path / "run" / "tensorboard").iterdir()
     (tmp_path / "full").symlink_to("/dev/full")
-    (tmp_path / "full").replace(curves)  # at once: the thread that writes would make the file anew
+    (tmp_path / "full").replace(curves)  # at once: the writer thread would create the file again
     with pytest.raises(RunError, match=r"no space left while writing .*tensorboard: free some"):
         for step in range(1, 1000):
             writer.write({"step": step, "loss": 1.0})
@@ -58,7 +58,7 @@ def test_curves_on_a_full_disk_are_one_line_and_closing_hides_no_other(tmp_path:
     writer.close()
 
 
-def test_mlflow_keeps_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_continues_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed (extra track)")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path / 'store'}")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -72,7 +72,7 @@ def test_mlflow_keeps_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert run.data.params["model.layers"] == "12" and run.data.params["vocab"] == "300"
 
 
-def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_and_biases_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="Weights & Biases is not installed (extra track)")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -93,7 +93,7 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_tracker_that_is_not_installed_says_how_to_get_it(
+def test_a_missing_tracker_is_reported_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)

@@ -1,4 +1,4 @@
-"""Warnings come when they should, and only then."""
+"""Warnings of a training: before the first step, and on overfitting."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def rows(train: list[float], valid: list[float | None]) -> list[dict[str, Any]]:
     return found
 
 
-def test_before_the_first_step() -> None:
+def test_doubtful_settings_are_warned_of_before_the_first_step() -> None:
     assert warn_before_start(CONFIG, 9, [("books", 3.9)]) == []
     assert warn_before_start(CONFIG, 50, []) == []
     (warmup,) = warn_before_start(CONFIG, 51, [])
@@ -31,7 +31,7 @@ def test_before_the_first_step() -> None:
     assert epochs.startswith("4.1 epochs of books")
 
 
-def test_learning_by_heart_is_seen_after_two_rises() -> None:
+def test_overfitting_is_warned_of_after_two_rises() -> None:
     falling = [5.0, 4.0, 3.0, 2.5]
     warning = overfitting_warning(rows(falling, [5.1, 4.2, 4.3, 4.4]))
     assert warning is not None
@@ -43,6 +43,6 @@ def test_learning_by_heart_is_seen_after_two_rises() -> None:
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=12))
-def test_a_validation_that_never_rises_is_never_warned_of(losses: list[float]) -> None:
+def test_a_falling_validation_loss_gives_no_warning(losses: list[float]) -> None:
     ordered: list[float | None] = [*sorted(losses, reverse=True)]
     assert overfitting_warning(rows(losses, ordered)) is None

@@ -24,25 +24,27 @@ LIMIT = timedelta(seconds=60)
 PROMPTS = [[5, 1, 279, 7], [8], [3, 3, 3, 200, 100, 4, 17], [250, 251]]
 
 
-def with_team(folder: str, tp: int, pp: int, work: Callable[[DistributedModel], Any], limit: timedelta = LIMIT) -> Any:
-    """Take a part each; the first process does the work, the others follow it. What the work found, there."""
-    place = DistContext(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), limit)
-    part = ModelShard(read_shape(Path(folder)), Layout.of_model(read_shape(Path(folder)), tp, pp, place.world), place)
+def run_distributed(
+    folder: str, tp: int, pp: int, work: Callable[[DistributedModel], Any], limit: timedelta = LIMIT
+) -> Any:
+    """Load a shard on each process; rank 0 does the work, the others follow it. The result, on rank 0."""
+    ctx = DistContext(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), limit)
+    part = ModelShard(read_shape(Path(folder)), Layout.of_model(read_shape(Path(folder)), tp, pp, ctx.world), ctx)
     part.read(open_model(Path(folder)))
     line = CommandChannel(limit)
     sizes = {"parameters": sum(p.numel() for p in part.model.parameters())}
-    if place.rank:
+    if ctx.rank:
         follow(part, line)
         return sizes
-    team = DistributedModel(part, line, limit)
+    model = DistributedModel(part, line, limit)
     try:
-        return sizes | work(team)
+        return sizes | work(model)
     finally:
-        team.close()
+        model.close()
 
 
 def drive(decoder: Decoder) -> list[torch.Tensor]:
-    """Every call of a decoder: rows that come, go on, are dropped, moved and copied, and one that is only read."""
+    """Make every call of a decoder: rows that are added, continued, dropped, moved, copied, and only scored."""
     seen = [decoder.add(PROMPTS[:3])]
     seen.append(decoder.step([1, 2, 3]))
     decoder.select([2, 0])
@@ -70,7 +72,7 @@ def equal(folder: str, tp: int, pp: int) -> dict[str, Any]:
             "dtype": str(found[0].dtype),
         }
 
-    return with_team(folder, tp, pp, work)
+    return run_distributed(folder, tp, pp, work)
 
 
 def scored(folder: str, tp: int, pp: int) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def scored(folder: str, tp: int, pp: int) -> dict[str, Any]:
     def work(team: DistributedModel) -> dict[str, Any]:
         model = read_model(Path(folder))
         rows = [row for row, prompt in enumerate(PROMPTS) for _ in prompt]
-        places = [place for prompt in PROMPTS for place in range(len(prompt))]
+        places = [ctx for prompt in PROMPTS for ctx in range(len(prompt))]
         logits = torch.cat([LocalDecoder(model, 1).logits(prompt) for prompt in PROMPTS])
         targets = [int(x.argmax()) if n % 3 else (n * 37) % 280 for n, x in enumerate(logits)]
         log_probs, greedy = team.score(PROMPTS, rows, places, targets)
@@ -91,7 +93,7 @@ def scored(folder: str, tp: int, pp: int) -> dict[str, Any]:
             "of": len(targets),
         }
 
-    return with_team(folder, tp, pp, work)
+    return run_distributed(folder, tp, pp, work)
 
 
 def lambada(folder: str, tp: int, pp: int) -> dict[str, Any]:
@@ -114,11 +116,11 @@ def lambada(folder: str, tp: int, pp: int) -> dict[str, Any]:
             "correct": of_all["definitions"]["last_token"]["correct"],
         }
 
-    return with_team(folder, tp, pp, work)
+    return run_distributed(folder, tp, pp, work)
 
 
 def idle(folder: str, tp: int, pp: int) -> dict[str, Any]:
-    """Nobody asks for three times as long as a process may be silent; then somebody does."""
+    """A call after an idle time of three times the peer timeout."""
     before = psutil.Process().cpu_times()
 
     def work(team: DistributedModel) -> dict[str, Any]:
@@ -126,13 +128,13 @@ def idle(folder: str, tp: int, pp: int) -> dict[str, Any]:
         time.sleep(6)
         return {"answers": list(decoder.add([[1, 2]]).shape)}
 
-    found = with_team(folder, tp, pp, work, timedelta(seconds=2))
+    found = run_distributed(folder, tp, pp, work, timedelta(seconds=2))
     after = psutil.Process().cpu_times()
     return found | {"seconds": after.user + after.system - before.user - before.system}
 
 
 def over(folder: str, tp: int, pp: int) -> dict[str, Any]:
-    """A decoder of which the keys and values are gone."""
+    """The error of a decoder whose KV cache was replaced."""
 
     def work(team: DistributedModel) -> dict[str, Any]:
         first, second = team.decoder(2), team.decoder(3)
@@ -143,4 +145,4 @@ def over(folder: str, tp: int, pp: int) -> dict[str, Any]:
             return {"said": str(error)}
         return {"said": ""}
 
-    return with_team(folder, tp, pp, work)
+    return run_distributed(folder, tp, pp, work)

@@ -12,20 +12,20 @@ from gpt2train.parallel.grad_norm import align_grad_placements
 from gpt2train.parallel.mesh import SHARD, TENSOR
 from gpt2train.parallel.rng import dropout_seed
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
-from tests.gpt2train.parallel.tensor_cases import alike, batch, everyone, mesh_of, noisy
+from tests.gpt2train.parallel.tensor_cases import batch, gather, mesh_of, noisy, some_equal
 
 RATE = 0.5
 
 
-def seeded(step: int, sequence: bool) -> None:
-    """As the engine does: two data-parallel processes of two."""
+def seed_dropout(step: int, sequence: bool) -> None:
+    """Seed dropout as the engine does: two data-parallel groups of two tensor-parallel processes."""
     mesh = mesh_of(2)
     tp = mesh[TENSOR].get_local_rank() if sequence else 0
     torch.manual_seed(dropout_seed(1, step, 0, mesh[SHARD].get_local_rank(), tp))
 
 
 def masks(sequence: bool) -> dict[str, Any]:
-    """What is dropped of the attention of each process's heads, and of the residual stream.
+    """Dropout masks of the attention of each process's heads, and of the residual stream.
 
     With queries and keys of 0 and values of 1, the output of attention is the share of tokens that were kept.
     """
@@ -43,7 +43,7 @@ def masks(sequence: bool) -> dict[str, Any]:
     tokens, targets = batch(1)
     seen = []
     for step in (1, 1, 2):
-        seeded(step, sequence)
+        seed_dropout(step, sequence)
         model(tokens, targets)
         seen.append({key: torch.stack(list(map(torch.clone, values))) for key, values in found.items()})
         for values in found.values():
@@ -53,8 +53,8 @@ def masks(sequence: bool) -> dict[str, Any]:
     one, again, later = seen
     return {
         key: {
-            "alike over tp": alike(one[key], mesh[TENSOR]),
-            "alike over dp": alike(one[key], mesh[SHARD]),
+            "alike over tp": some_equal(one[key], mesh[TENSOR]),
+            "alike over dp": some_equal(one[key], mesh[SHARD]),
             "alike over layers": len(one[key]) > 1 and torch.equal(one[key][0], one[key][1]),
             "again": torch.equal(one[key], again[key]),
             "later": torch.equal(one[key], later[key]),
@@ -74,7 +74,7 @@ def recomputed(sequence: bool) -> dict[str, Any]:
         for block in model.blocks.values():
             if saves:
                 block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-        seeded(1, sequence)
+        seed_dropout(1, sequence)
         model(tokens, targets).backward()
         align_grad_placements(list(model.parameters()))
         gradients.append([p.grad.to_local() for p in model.parameters()])
@@ -92,7 +92,7 @@ def compiled(rate: float, sequence: bool) -> dict[str, Any]:
         for block in model.blocks.values():
             if compiles:
                 block.compile(backend="aot_eager")  # traces all, and leaves the numbers as they are
-        seeded(1, sequence)
+        seed_dropout(1, sequence)
         model(*batch(1)).backward()
         align_grad_placements(list(model.parameters()))
         gradients.append([p.grad.to_local() for p in model.parameters()])
@@ -107,10 +107,10 @@ def kept_in_step() -> dict[str, Any]:
     """After a step with dropout, whole parameters have the same gradient on all processes of a group."""
     mesh, model = mesh_of(2), noisy(RATE)
     apply_tensor_parallel(model, mesh[TENSOR], False)
-    seeded(1, False)
+    seed_dropout(1, False)
     model(*batch(1)).backward()
     own = [p.grad.to_local() for p in model.parameters() if p.placements[0].is_replicate()]
     return {
-        "same": all(torch.equal(g, other) for g in own for other in everyone(g, mesh[TENSOR])),
-        "and after": not alike(torch.rand(4), mesh[SHARD]) and alike(torch.rand(4), mesh[TENSOR]),
+        "same": all(torch.equal(g, other) for g in own for other in gather(g, mesh[TENSOR])),
+        "and after": not some_equal(torch.rand(4), mesh[SHARD]) and some_equal(torch.rand(4), mesh[TENSOR]),
     }

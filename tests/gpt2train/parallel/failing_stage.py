@@ -1,7 +1,7 @@
 """Program for torchrun: one pipeline stage fails while the other waits for its hidden states.
 
 failing_stage.py raise|die
-failing_stage.py drift        the two copies of the embedding are made to differ
+failing_stage.py drift        the two copies of the embedding differ
 """
 
 import os
@@ -15,9 +15,9 @@ from gpt2train.parallel.mesh import join
 from gpt2train.training.engine import Engine
 
 follow_launcher()
-place = join("cpu")
-install_excepthook(place.rank, debug=False)
-engine = Engine(settings({"parallel": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2}}), place)
+ctx = join("cpu")
+install_excepthook(ctx.rank, debug=False)
+engine = Engine(settings({"parallel": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2}}), ctx)
 batches = [batch([number]) for number in range(SAMPLES)]
 engine.accumulate(batches, counted(range(SAMPLES)), 0)
 
@@ -30,9 +30,9 @@ def fail(*arguments: object) -> None:
 
 if sys.argv[1] == "drift":
     engine.state()
-    if place.rank == 1:
+    if ctx.rank == 1:
         engine.tied.copy.detach().to_local()[-1, -1] += 1e-7
     engine.state()
-if place.rank == 1:
+if ctx.rank == 1:
     engine.model_parts[0].register_forward_pre_hook(fail)
 engine.accumulate(batches, counted(range(SAMPLES)), 1)

@@ -69,8 +69,8 @@ def layout(parallel: dict[str, Any]) -> dict[str, Any]:
     for kind in ("inf", "nan"):
         fill(engine)
         if engine.ctx.rank == 2:  # one element of one process
-            place = [p for _, p in engine.optimizer.named if local(p).numel()][-1]  # the tied one would share it
-            local(place.grad).view(-1)[-1] = float(kind)
+            parameter = [p for _, p in engine.optimizer.named if local(p).numel()][-1]  # the tied one would share it
+            local(parameter.grad).view(-1)[-1] = float(kind)
         measure = measured(engine)
         engine.update(measure, 1e-2)
         found[kind] = [measure.bad.item(), engine.culprit(measure)]

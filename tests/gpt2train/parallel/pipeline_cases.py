@@ -76,7 +76,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def gradients(engine: Engine, numbers: range, *, documents: bool = False, times: int = 1) -> dict[str, Tensor]:
-    """Of the first weights and some samples, the tied ones added up, whole."""
+    """Full gradients of the initial weights on some samples, the tied ones summed."""
     for _ in range(times):
         engine.accumulate(micro_batches(engine, numbers, documents), counted(numbers), 0)
     if engine.tied is not None:
@@ -88,8 +88,8 @@ def gradients(engine: Engine, numbers: range, *, documents: bool = False, times:
 
 
 def run(config: RunConfig) -> dict[str, Any]:
-    """Train; what came of it, by name."""
-    engine = Engine(config, place)
+    """Train; the results by name."""
+    engine = Engine(config, ctx)
     held_out = micro_batches(engine, range(10_000, 10_000 + HELD_OUT * engine.layout.micro_batch * engine.layout.data))
     seen: dict[str, Any] = {"loss": [], "norm": [], "held_out": [engine.evaluate(held_out)]}
     seen["gradients"] = gradients(engine, range(SAMPLES))
@@ -115,10 +115,10 @@ def run(config: RunConfig) -> dict[str, Any]:
 
 if __name__ == "__main__":
     follow_launcher()
-    place = join("cpu")
-    install_excepthook(place.rank, debug=True)
+    ctx = join("cpu")
+    install_excepthook(ctx.rank, debug=True)
     folder = Path(sys.argv[1])
     for name, changes in json.loads(Path(sys.argv[2]).read_text()).items():
         seen = run(settings(changes))
-        torch.save(seen, folder / f"{name}-{place.rank}.pt")
+        torch.save(seen, folder / f"{name}-{ctx.rank}.pt")
     dist.destroy_process_group()

@@ -17,17 +17,17 @@ from gpt2train.launch.rank_process import exit_without_teardown, follow_launcher
 from gpt2train.parallel.mesh import join
 
 follow_launcher()
-place = join("cpu")
-install_excepthook(place.rank, debug=True)
+ctx = join("cpu")
+install_excepthook(ctx.rank, debug=True)
 found = {}
 for case in sys.argv[2:]:
     name, *arguments = case.split()
     module, _, function = name.partition(".")
     call = getattr(importlib.import_module(f"tests.gpt2train.parallel.{module}"), function)
-    findings: list[object] = [None] * place.world
+    findings: list[object] = [None] * ctx.world
     dist.all_gather_object(findings, call(*map(ast.literal_eval, arguments)))
     found[case] = findings
-if place.is_first:
+if ctx.is_first:
     Path(sys.argv[1]).write_text(json.dumps(found))
 dist.destroy_process_group()
 exit_without_teardown(0)

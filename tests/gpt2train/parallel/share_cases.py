@@ -28,16 +28,16 @@ def _spans(count: int) -> list[ScoringRequest]:
 
 
 def equal(count: int) -> dict[str, Any]:
-    """Whether all processes together find, to the last bit, what one finds; and how much this one did."""
-    spans, told = _spans(count), []
+    """Comparison of the scores of all processes with those of one, bit for bit, and the share of this process."""
+    spans, progress = _spans(count), []
     alone = score(_model(), spans, 40)
-    shared = score(_model(), spans, 40, lambda done, total: told.append((done, total)), dist.group.WORLD)
+    shared = score(_model(), spans, 40, lambda done, total: progress.append((done, total)), dist.group.WORLD)
     mine = sum(map(len, share(batches(spans, 40), dist.group.WORLD)))
-    return {"same": alone == shared, "count": len(shared), "mine": mine, "told": told[-1:] or [(0, 0)]}
+    return {"same": alone == shared, "count": len(shared), "mine": mine, "progress": progress[-1:] or [(0, 0)]}
 
 
 def wrong() -> dict[str, str]:
-    """What is said when a span is missing, scored twice, differs between processes, or one process fails."""
+    """Messages for a span that is missing, scored twice or different between processes, and for a failing process."""
     spans, rank, world = _spans(7), dist.get_rank(), dist.get_world_size()
     answers = dict(enumerate(score(_model(), spans)))
     mine: dict[int, Score] = {index: answer for index, answer in answers.items() if index % world == rank}

@@ -29,7 +29,7 @@ STEPS = 20
 
 
 def noisy(dropout: float = 0.0, shape: Shape = SHAPE) -> GPT2:
-    """A model whose biases and scales are away from 0 and 1, so that a mix-up shows."""
+    """A model whose biases and scales differ from 0 and 1, so that mix-ups are found."""
     model = initialise(GPT2(shape, dropout), 5)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -39,7 +39,7 @@ def noisy(dropout: float = 0.0, shape: Shape = SHAPE) -> GPT2:
 
 
 def batch(seed: int, rows: int = 4) -> tuple[Tensor, Tensor]:
-    """Tokens and targets, one of which does not count."""
+    """Tokens and targets, one of which is ignored."""
     generator = torch.Generator().manual_seed(seed)
     samples = torch.randint(0, SHAPE.vocab, (rows, SHAPE.context + 1), generator=generator)
     targets = samples[:, 1:].clone()
@@ -54,7 +54,7 @@ def mesh_of(tp: int, replicate: int = 1) -> DeviceMesh:
 
 
 def gap(model: nn.Module, plain: nn.Module) -> float:
-    """Largest relative difference of a gradient. A key's bias has a gradient of 0: hence the floor."""
+    """Largest relative difference of a gradient, with a floor, since the gradient of a key's bias is 0."""
     ours, theirs = dict(model.named_parameters()), dict(plain.named_parameters())
     assert list(ours) == list(theirs)
     top = max(p.grad.abs().max() for p in theirs.values())
@@ -73,21 +73,21 @@ def whole(x: Tensor) -> Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def everyone(x: Tensor, mesh: DeviceMesh) -> list[Tensor]:
-    """The tensor of each process of the group."""
+def gather(x: Tensor, mesh: DeviceMesh) -> list[Tensor]:
+    """The tensors of all processes of the group."""
     parts = [torch.empty_like(x) for _ in range(mesh.size())]
     dist.all_gather(parts, x.contiguous(), group=mesh.get_group())
     return parts
 
 
-def alike(x: Tensor, mesh: DeviceMesh) -> bool:
-    """Whether any two processes of the group have the same."""
-    parts = everyone(x, mesh)
+def some_equal(x: Tensor, mesh: DeviceMesh) -> bool:
+    """True if any two processes of the group have equal tensors."""
+    parts = gather(x, mesh)
     return any(torch.equal(a, b) for i, a in enumerate(parts) for b in parts[:i])
 
 
 def equal(tp: int, sequence: bool) -> dict[str, Any]:
-    """Logits, loss and every gradient, and how the parameters lie."""
+    """Differences of logits, loss and gradients, and placements of the parameters."""
     plain, model, mesh = noisy(), noisy(), mesh_of(tp)[TENSOR]
     apply_tensor_parallel(model, mesh, sequence)
     tokens, targets = batch(1)
@@ -99,7 +99,7 @@ def equal(tp: int, sequence: bool) -> dict[str, Any]:
     return {
         "logits": float((model(tokens) - plain(tokens)).detach().abs().max()),
         "loss": off(loss, expected),
-        "same loss": all(torch.equal(loss, other) for other in everyone(loss.detach(), mesh)),
+        "same loss": all(torch.equal(loss, other) for other in gather(loss.detach(), mesh)),
         "gradient": gap(model, plain),
         "partial": partial,
         "left partial": [n for n, p in model.named_parameters() if p.grad.placements != p.placements],
@@ -108,7 +108,7 @@ def equal(tp: int, sequence: bool) -> dict[str, Any]:
 
 
 def heads(tp: int) -> dict[str, Any]:
-    """Which rows of the fused projection are here, against whole heads picked by hand."""
+    """Local rows of the fused projection, compared with whole heads that are selected directly."""
     plain, model, mesh = noisy(), noisy(), mesh_of(tp)[TENSOR]
     apply_tensor_parallel(model, mesh, False)
     by_head = plain.blocks["0"].attn.qkv.weight.view(SHAPE.heads, 3, SHAPE.head_dim, SHAPE.hidden)
@@ -117,7 +117,7 @@ def heads(tp: int) -> dict[str, Any]:
 
 
 def steps(tp: int, sequence: bool) -> dict[str, Any]:
-    """20 steps of AdamW, clipped at work."""
+    """20 steps of AdamW with active clipping."""
     plain, model, mesh = noisy(), noisy(), mesh_of(tp)[TENSOR]
     apply_tensor_parallel(model, mesh, sequence)
     ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-2, fused=True) for m in (model, plain))
@@ -139,7 +139,7 @@ def steps(tp: int, sequence: bool) -> dict[str, Any]:
     return {
         "loss": worst,
         "last": losses[0].item(),
-        "whole stay equal": all(torch.equal(p, other) for p in kept for other in everyone(p.detach(), mesh)),
+        "whole stay equal": all(torch.equal(p, other) for p in kept for other in gather(p.detach(), mesh)),
     }
 
 
@@ -167,7 +167,7 @@ def zero(stage: int, sequence: bool) -> dict[str, Any]:
 
 
 def stock(tp: int) -> dict[str, Any]:
-    """Torch's own plan for the same model, with its own loss over a cut vocabulary: an independent second way."""
+    """Torch's own plan for the same model, with its loss over a sharded vocabulary: an independent reference."""
     full = dataclasses.replace(SHAPE, vocab=SHAPE.padded_vocab)  # torch's loss knows of no padding
     other, model, mesh = noisy(shape=full), noisy(shape=full), mesh_of(tp)[TENSOR]
     torch_tensor_parallel.parallelize(other, mesh)
@@ -181,7 +181,7 @@ def stock(tp: int) -> dict[str, Any]:
 
 
 def loss(tp: int) -> dict[str, Any]:
-    """The loss alone: several chunks, large logits, targets at the borders of the parts, some that do not count."""
+    """The loss alone: several chunks, large logits, targets at the borders of shards, some of them ignored."""
     mesh = mesh_of(tp)[TENSOR]
     region, generator = Region(mesh, False), torch.Generator().manual_seed(3)
     rows = 256 * tp + 77
@@ -228,7 +228,7 @@ def autocast(tp: int, sequence: bool, dtype: str) -> dict[str, Any]:
 
 
 def cache(tp: int) -> dict[str, Any]:
-    """A prompt and then token by token, on a model that was cut for sequence parallelism."""
+    """A prompt and then single tokens, on a model with sequence parallelism."""
     plain, model = noisy(), noisy()
     region = apply_tensor_parallel(model, mesh_of(tp)[TENSOR], True)
     assert region is not None
@@ -246,7 +246,7 @@ def cache(tp: int) -> dict[str, Any]:
 
 
 def documents(tp: int, sequence: bool) -> dict[str, Any]:
-    """Samples of several documents: positions that begin anew, attention that stays within one."""
+    """Samples of several documents: positions restart, attention stays within each."""
     plain, model = noisy(), noisy()
     apply_tensor_parallel(model, mesh_of(tp)[TENSOR], sequence)
     tokens, targets = batch(1)
@@ -266,7 +266,7 @@ def documents(tp: int, sequence: bool) -> dict[str, Any]:
 
 
 def stages(tp: int, sequence: bool) -> dict[str, Any]:
-    """Two pieces of a pipeline, each cut: hidden states go from one to the other as they are."""
+    """Two pipeline stages, each tensor-parallel: hidden states are passed on unchanged."""
     plain, mesh = noisy(), mesh_of(tp)[TENSOR]
     pieces = [noisy().keep_only(layers) for layers in (range(0, 1), range(1, 2))]
     for piece in pieces:
@@ -280,7 +280,7 @@ def stages(tp: int, sequence: bool) -> dict[str, Any]:
 
 
 def alone() -> dict[str, Any]:
-    """A group of one: nothing is changed."""
+    """A group of one process: the model is unchanged."""
     model = noisy()
     kinds = [type(module) for module in model.modules()]
     region = apply_tensor_parallel(model, mesh_of(1)[TENSOR], True)

@@ -1,4 +1,4 @@
-"""Activation checkpointing: the same numbers, dropout included, from what is kept by design."""
+"""Activation checkpointing: the same numbers, dropout included, and the saved tensors of each mode."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def loss_of(model: GPT2) -> torch.Tensor:
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_what_is_computed_again_is_the_same(mode: str, dropout: float) -> None:
+def test_recomputation_gives_the_same_numbers(mode: str, dropout: float) -> None:
     plain, checkpointed = model_with("none", dropout), model_with(mode, dropout)
     assert [name for name, _ in checkpointed.named_parameters()] == [name for name, _ in plain.named_parameters()]
     losses = [loss_of(model) for model in (plain, checkpointed)]
@@ -41,8 +41,8 @@ def test_what_is_computed_again_is_the_same(mode: str, dropout: float) -> None:
         assert torch.equal(loss_of(checkpointed.eval()), loss_of(plain.eval()))
 
 
-def kept(mode: str) -> float:
-    """What a forward leaves in memory for its backward, in floats a token and block, as multiples of the width."""
+def saved_floats(mode: str) -> float:
+    """Memory that a forward keeps for its backward, in floats per token and block, as multiples of the width."""
     model = model_with(mode, 0.0)
     loss_of(model).backward()
     model.zero_grad()
@@ -53,9 +53,9 @@ def kept(mode: str) -> float:
     return left / (4 * SAMPLES * SHAPE.context * SHAPE.layers * SHAPE.hidden)
 
 
-def test_each_mode_keeps_what_it_says() -> None:
+def test_each_mode_saves_the_documented_tensors() -> None:
     # The last norm and the loss keep 2 to 3 units for all blocks together, the statistics of norms and attention some.
-    none, selective, full = (kept(mode) for mode in ("none", "selective", "full"))
+    none, selective, full = (saved_floats(mode) for mode in ("none", "selective", "full"))
     assert 16 <= none < 17.5
     assert 10 <= selective < 11.5
     assert 1 <= full < 2.5

@@ -1,4 +1,4 @@
-"""One norm and one vote on every kind of layout: four processes, all layouts in one job."""
+"""Gradient norm and the vote to skip a step, on every kind of layout of four processes, in one job."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def case(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """What the four processes of one job found in each case."""
+    """Results of each case on the four processes of one job."""
     output = tmp_path_factory.mktemp("norm") / "found.json"
     cases = [*map(case, LAYOUTS), "norm_cases.partial"]
     code, _, err = finish(start(str(RANKS), str(output), *cases, processes=4), 240)
@@ -47,7 +47,7 @@ def test_the_norm_is_that_of_the_whole_model(name: str, findings: Findings) -> N
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_one_bad_element_makes_all_skip_and_is_named(name: str, findings: Findings) -> None:
+def test_one_non_finite_element_makes_all_ranks_skip_and_is_named(name: str, findings: Findings) -> None:
     everybody = findings(case(name))
     for kind in ("inf", "nan"):
         assert all(found[kind][0] == 1 and found[f"{kind} untouched"] for found in everybody)
@@ -56,6 +56,6 @@ def test_one_bad_element_makes_all_skip_and_is_named(name: str, findings: Findin
     assert {found["loss"] for found in everybody} == {"the loss on rank 1"}
 
 
-def test_a_gradient_that_is_still_to_be_summed_is_summed(findings: Findings) -> None:
+def test_a_partial_gradient_is_summed(findings: Findings) -> None:
     for found in findings("norm_cases.partial"):
         assert found["same"] and len(set(found["sum"])) == 1 and found["sum"][0] > 1

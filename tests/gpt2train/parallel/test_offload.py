@@ -47,7 +47,7 @@ def batches() -> list[Batch]:
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_one_block_at_a_time(tmp_path: Path, alone: DistContext, zero: int, recompute: str) -> None:
+def test_the_device_holds_one_block_at_a_time(tmp_path: Path, alone: DistContext, zero: int, recompute: str) -> None:
     engine = Engine(config(tmp_path, zero=zero, cpu_offload=True, activation_checkpointing=recompute), alone)
     seen = watch(engine)
     first = batches()[0]

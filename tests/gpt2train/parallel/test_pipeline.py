@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What each rank of one job wrote down, by case."""
+    """Results of each rank of one job, by case."""
     folder = tmp_path_factory.mktemp("two")
     (folder / "cases.json").write_text(json.dumps(CASES))
     code, out, err = finish(start(str(HERE / "pipeline_cases.py"), str(folder), str(folder / "cases.json")), SECONDS)
@@ -39,7 +39,7 @@ def gradients_of(model: GPT2) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
-    """The same run by the textbook: one model, torch's own AdamW and clipping."""
+    """The same run in its simplest form: one model, torch's own AdamW and clipping."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     config = settings({})
@@ -74,14 +74,14 @@ def plain() -> dict[str, Any]:
 
 
 def difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """The largest one of an element, relative to the largest element of all."""
+    """The largest difference of an element, relative to the largest element."""
     assert set(ours) == set(theirs)
     largest = max(float(tensor.abs().max()) for tensor in theirs.values())
     return max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) / largest
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_stages_train_like_one_model(case: str, plain: dict[str, Any], ranks: dict[str, Any]) -> None:
+def test_two_stages_train_like_one_process(case: str, plain: dict[str, Any], ranks: dict[str, Any]) -> None:
     assert min(plain["norm"]) > 0.5  # clipping works in every step
     first, last = ranks[case]
     for seen in (first, last):
@@ -96,7 +96,7 @@ def test_two_stages_train_like_one_model(case: str, plain: dict[str, Any], ranks
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_are_those_of_one_model(case: str, plain: dict[str, Any], ranks: dict[str, Any]) -> None:
+def test_gradients_equal_those_of_one_process(case: str, plain: dict[str, Any], ranks: dict[str, Any]) -> None:
     first, last = ranks[case]
     assert torch.equal(first["gradients"]["wte.weight"], last["gradients"]["wte.weight"])
     assert difference(first["gradients"] | last["gradients"], plain["gradients"]) < 1e-6
@@ -121,7 +121,7 @@ def test_a_failing_stage_ends_the_job_in_one_line(how: str, line: str) -> None:
 
 
 @pytest.mark.slow
-def test_copies_of_the_embedding_that_differ_are_not_saved() -> None:
+def test_differing_copies_of_the_embedding_are_not_saved() -> None:
     code, _, err = finish(start(str(HERE / "failing_stage.py"), "drift"))
     assert code == 1
     assert "RunError: the copies of wte.weight on the first and the last pipeline stage differ" in err

@@ -1,4 +1,4 @@
-"""Cutting a model into pipeline stages: the arithmetic, and that the parts are the whole."""
+"""Division of a model into pipeline stages: balanced, and equal to the whole model."""
 
 import itertools
 
@@ -18,7 +18,7 @@ SHAPE = Shape(vocab=128, layers=5, heads=2, hidden=32, context=16)
 
 
 @given(layers=st.integers(1, 9), stages=st.integers(1, 5), first=st.sampled_from([0, 0.3, 2]), last=st.floats(0, 6))
-def test_no_cut_is_better(layers: int, stages: int, first: float, last: float) -> None:
+def test_the_division_is_the_best_of_all(layers: int, stages: int, first: float, last: float) -> None:
     if layers < stages:
         with pytest.raises(UserError, match=f"{layers} layers do not fill {stages} pipeline stages"):
             split_layers(layers, stages, first, last)
@@ -41,7 +41,7 @@ def test_no_cut_is_better(layers: int, stages: int, first: float, last: float) -
     assert cost([len(part) for part in found]) == pytest.approx((heaviest, most_even))
 
 
-def test_the_head_counts_as_layers() -> None:
+def test_the_output_layer_counts_as_layers() -> None:
     shape = Shape(
         vocab=50_257, heads=12, **{key: preset("117m")["model"][key] for key in ("layers", "hidden", "context")}
     )
@@ -51,7 +51,7 @@ def test_the_head_counts_as_layers() -> None:
     assert [len(part) for part in split_layers(24, 4)] == [6, 6, 6, 6]
 
 
-def test_a_model_cut_in_parts_is_the_whole() -> None:
+def test_the_stages_compute_the_whole_model() -> None:
     whole = initialise(GPT2(SHAPE), 3)
     parts = [initialise(GPT2(SHAPE).keep_only(layers), 3) for layers in (range(2), range(2, 4), range(4, 5))]
     tokens = torch.randint(0, SHAPE.vocab, (3, SHAPE.context), generator=torch.Generator().manual_seed(0))

@@ -30,7 +30,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """What the four processes of one job found in each case."""
+    """Results of each case on the four processes of one job."""
     output = tmp_path_factory.mktemp("tensor") / "found.json"
     code, _, err = finish(start(str(RANKS), str(output), *CASES, processes=4), 240)
     assert code == 0, err
@@ -39,7 +39,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
 
 
 @pytest.mark.parametrize(("tp", "sequence"), WAYS)
-def test_logits_loss_and_gradients_are_those_of_the_plain_model(tp: int, sequence: bool, findings: Findings) -> None:
+def test_logits_loss_and_gradients_equal_those_of_the_plain_model(tp: int, sequence: bool, findings: Findings) -> None:
     for found in findings(f"tensor_cases.equal {tp} {sequence}"):
         assert found["logits"] < 1e-5 and found["loss"] < 1e-6 and found["gradient"] < 1e-5, found
         assert found["same loss"]
@@ -48,22 +48,22 @@ def test_logits_loss_and_gradients_are_those_of_the_plain_model(tp: int, sequenc
 
 
 @pytest.mark.parametrize(("tp", "sequence"), WAYS)
-def test_every_gradient_lies_as_its_parameter(tp: int, sequence: bool, findings: Findings) -> None:
+def test_every_gradient_has_the_placement_of_its_parameter(tp: int, sequence: bool, findings: Findings) -> None:
     for found in findings(f"tensor_cases.equal {tp} {sequence}"):
-        # Under sequence parallelism whole parameters see a part of the tokens: that must have been mended.
+        # Under sequence parallelism replicated parameters see a part of the tokens: their gradients must be summed.
         assert len(found["partial"]) == (1 + 2 * 6 + 2 if sequence else 0)
         assert found["left partial"] == []
 
 
 @pytest.mark.parametrize(("tp", "sequence"), LONG)
-def test_twenty_steps_are_those_of_the_plain_model(tp: int, sequence: bool, findings: Findings) -> None:
+def test_twenty_steps_equal_those_of_the_plain_model(tp: int, sequence: bool, findings: Findings) -> None:
     for found in findings(f"tensor_cases.steps {tp} {sequence}"):
         assert found["loss"] < 1e-5 and found["last"] < 4.5, found
         assert found["whole stay equal"]
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_a_part_of_the_fused_projection_is_whole_heads(tp: int, findings: Findings) -> None:
+def test_a_shard_of_the_fused_projection_has_whole_heads(tp: int, findings: Findings) -> None:
     assert all(found["whole"] for found in findings(f"tensor_cases.heads {tp}"))
 
 
@@ -74,47 +74,49 @@ def test_the_stock_plan_of_torch_has_the_same_gradients(tp: int, findings: Findi
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_the_loss_over_a_cut_vocabulary_equals_the_plain_one(tp: int, findings: Findings) -> None:
+def test_the_loss_over_a_sharded_vocabulary_equals_the_plain_one(tp: int, findings: Findings) -> None:
     for found in findings(f"tensor_cases.loss {tp}"):
         assert found["loss"] < 1e-6 and found["hidden"] < 1e-5 and found["weight"] < 1e-5, found
         assert found["without gradient"]
 
 
 @pytest.mark.parametrize(("stage", "sequence"), ZERO)
-def test_zero_on_top_has_the_first_values_and_gradients(stage: int, sequence: bool, findings: Findings) -> None:
+def test_zero_with_tensor_parallelism_has_the_same_weights_and_gradients(
+    stage: int, sequence: bool, findings: Findings
+) -> None:
     for found in findings(f"tensor_cases.zero {stage} {sequence}"):
         assert found["first values"] and found["left partial"] == []
         assert found["gradient"] < 1e-5, found
 
 
 @pytest.mark.parametrize("sequence", [False, True])
-def test_bf16_is_near_the_plain_model(sequence: bool, findings: Findings) -> None:
+def test_bf16_is_close_to_the_plain_model(sequence: bool, findings: Findings) -> None:
     for found in findings(f"tensor_cases.autocast 2 {sequence} 'bfloat16'"):
         assert found["of plain"] < 5e-3 and 0 < found["of exact"] < 2e-2, found
         assert found["products"] == ["torch.bfloat16"] * 2
         assert found["dtypes"] == ["torch.float32"]
 
 
-def test_fp16_is_near_the_plain_model(findings: Findings) -> None:
+def test_fp16_is_close_to_the_plain_model(findings: Findings) -> None:
     for found in findings("tensor_cases.autocast 2 True 'float16'"):
         assert found["of plain"] < 1e-3 and 0 < found["of exact"] < 3e-3, found
         assert found["dtypes"] == ["torch.float32"]
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_generation_keeps_the_keys_of_its_own_heads(tp: int, findings: Findings) -> None:
+def test_the_kv_cache_holds_the_heads_of_its_rank(tp: int, findings: Findings) -> None:
     for found in findings(f"tensor_cases.cache {tp}"):
         assert found["logits"] < 1e-5 and found["heads"] == 4 // tp, found
 
 
 @pytest.mark.parametrize(("tp", "sequence"), WAYS)
-def test_stages_of_a_pipeline_are_cut_as_they_are(tp: int, sequence: bool, findings: Findings) -> None:
+def test_pipeline_stages_can_be_tensor_parallel(tp: int, sequence: bool, findings: Findings) -> None:
     for found in findings(f"tensor_cases.stages {tp} {sequence}"):
         assert found["loss"] < 1e-6 and found["length"] == (16 // tp if sequence else 16), found
 
 
 @pytest.mark.parametrize(("tp", "sequence"), WAYS)
-def test_positions_and_documents_go_along(tp: int, sequence: bool, findings: Findings) -> None:
+def test_positions_and_document_masks_are_obeyed(tp: int, sequence: bool, findings: Findings) -> None:
     for found in findings(f"tensor_cases.documents {tp} {sequence}"):
         assert found["loss"] < 1e-6 and found["gradient"] < 1e-5 and found["unmasked"] > 1e-4, found
 
@@ -124,7 +126,7 @@ def test_a_group_of_one_changes_nothing(findings: Findings) -> None:
 
 
 @pytest.mark.parametrize("sequence", [False, True])
-def test_masks_differ_where_each_has_a_part_and_agree_where_each_has_all(sequence: bool, findings: Findings) -> None:
+def test_dropout_masks_differ_on_shards_and_agree_on_replicas(sequence: bool, findings: Findings) -> None:
     for found in findings(f"dropout_cases.masks {sequence}"):
         for region, seen in found.items():
             parts = sequence or region == "attention"
@@ -134,16 +136,16 @@ def test_masks_differ_where_each_has_a_part_and_agree_where_each_has_all(sequenc
 
 
 @pytest.mark.parametrize("sequence", [False, True])
-def test_recomputation_drops_the_same_again(sequence: bool, findings: Findings) -> None:
+def test_recomputation_repeats_the_dropout_masks(sequence: bool, findings: Findings) -> None:
     assert all(found["same"] for found in findings(f"dropout_cases.recomputed {sequence}"))
 
 
-def test_dropout_leaves_a_group_in_step(findings: Findings) -> None:
+def test_dropout_keeps_a_group_in_agreement(findings: Findings) -> None:
     assert all(found["same"] and found["and after"] for found in findings("dropout_cases.kept_in_step"))
 
 
 @pytest.mark.slow
-def test_a_compiler_takes_a_cut_block_whole(tmp_path: Path) -> None:
+def test_a_sharded_block_compiles_as_one_graph(tmp_path: Path) -> None:
     output = tmp_path / "found.json"
     ways = [(0.0, False), (0.0, True), (0.5, True), (0.5, False)]
     cases = [f"dropout_cases.compiled {rate} {sequence}" for rate, sequence in ways]

@@ -82,7 +82,9 @@ def apart(ours: Path, one: Path) -> float:
 @pytest.mark.parametrize(
     ("precision", "name"), [(p, name) for p in BOUNDS for name in LAYOUTS if p == "fp16" or name not in TENSOR]
 )
-def test_half_precision_on_a_layout(precision: str, name: str, runs: dict[tuple[str, str, float], Path]) -> None:
+def test_half_precision_on_each_layout_is_close_to_one_process(
+    precision: str, name: str, runs: dict[tuple[str, str, float], Path]
+) -> None:
     ours, one = runs[precision, name, FITTING], runs[precision, "one", FITTING]
     assert 0 < apart(ours, one) <= BOUNDS[precision]
     assert curve(ours, "skipped")[-1] == 0
@@ -91,7 +93,9 @@ def test_half_precision_on_a_layout(precision: str, name: str, runs: dict[tuple[
 @pytest.mark.exhaustive
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize("name", TENSOR)
-def test_bf16_under_tensor_parallelism(name: str, more: dict[tuple[str, str, float], Path]) -> None:
+def test_bf16_under_tensor_parallelism_is_close_to_one_process(
+    name: str, more: dict[tuple[str, str, float], Path]
+) -> None:
     ours, one = more["bf16", name, FITTING], more["bf16", "one", FITTING]
     assert 0 < apart(ours, one) <= BOUNDS["bf16"]
     assert curve(ours, "skipped")[-1] == 0
@@ -100,7 +104,7 @@ def test_bf16_under_tensor_parallelism(name: str, more: dict[tuple[str, str, flo
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize("name", OVERFLOWS)
-def test_overflows_are_skipped_alike(name: str, runs: dict[tuple[str, str, float], Path]) -> None:
+def test_overflows_are_skipped_on_the_same_steps(name: str, runs: dict[tuple[str, str, float], Path]) -> None:
     ours, one = runs["fp16", name, OVERFLOWING], runs["fp16", "one", OVERFLOWING]
     assert apart(ours, one) <= BOUNDS["fp16"]
     for key in ("skipped", "loss_scale", "lr"):

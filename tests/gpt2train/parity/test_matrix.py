@@ -79,7 +79,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "tp 2 pp 2 dp 2 zero 3": {"tp": 2, "pp": 2, "zero": 3},
     },
 }
-# Tensor parallelism on a CPU waits for a collective at every turn: four such processes on two cores take 25 to 100 s a
+# Tensor parallelism on a CPU waits for many collectives: four such processes on two cores take 25 to 100 s a
 # row, where others take 4 to 9. One of each kind is among the slow tests, the others are there for who has the time,
 # with those that lie between two others.
 RARE = (
@@ -174,7 +174,7 @@ def test_the_reference_learns_and_clips(reference: Path) -> None:
 
 @pytest.mark.slow  # the fast suite has test_train.py (ZeRO 0 to 3) and parallel/ (gradients, the norm and one update)
 @pytest.mark.parametrize("name", LAYOUTS[2])
-def test_two_processes(name: str, two: dict[str, Path], reference: Path) -> None:
+def test_layouts_of_two_processes_train_like_one(name: str, two: dict[str, Path], reference: Path) -> None:
     found = worst(two[name], reference)
     assert found["loss"] <= 1e-5 and found["grad_norm"] <= 1e-5 and found["valid_loss"] <= 1e-5, found
     assert found["weight"] <= 1e-3, found  # single elements whose gradient is almost 0 are blown up by AdamW
@@ -182,7 +182,7 @@ def test_two_processes(name: str, two: dict[str, Path], reference: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MORE[4] + MORE[8])
-def test_four_and_eight_processes(name: str, more: dict[str, Path], reference: Path) -> None:
+def test_layouts_of_four_and_eight_processes_train_like_one(name: str, more: dict[str, Path], reference: Path) -> None:
     found = worst(more[name], reference)
     assert found["loss"] <= 1e-5 and found["grad_norm"] <= 1e-5 and found["valid_loss"] <= 1e-5, found
     assert found["weight"] <= 1e-3, found
@@ -190,7 +190,9 @@ def test_four_and_eight_processes(name: str, more: dict[str, Path], reference: P
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", REST[4] + REST[8])
-def test_the_rest_of_four_and_eight_processes(name: str, rest: dict[str, Path], reference: Path) -> None:
+def test_further_layouts_of_four_and_eight_processes_train_like_one(
+    name: str, rest: dict[str, Path], reference: Path
+) -> None:
     found = worst(rest[name], reference)
     assert found["loss"] <= 1e-5 and found["grad_norm"] <= 1e-5 and found["valid_loss"] <= 1e-5, found
     assert found["weight"] <= 1e-3, found

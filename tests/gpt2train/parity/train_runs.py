@@ -17,13 +17,13 @@ from gpt2train.parallel.mesh import join
 from gpt2train.train import train
 
 follow_launcher()
-place = join("cpu")
-install_excepthook(place.rank, debug=True)
+ctx = join("cpu")
+install_excepthook(ctx.rank, debug=True)
 for path in sys.argv[1:]:
     try:
-        train(read_run_config(path), place)
+        train(read_run_config(path), ctx)
     except (UserError, RunError) as error:
-        if place.is_first:
+        if ctx.is_first:
             Path(path).with_suffix(".error").write_text(str(error))
 dist.destroy_process_group()
 exit_without_teardown(0)

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages that any operator has touched and that still live.
+    """Counter of the storages that any operator has touched and that still live.
 
     Storages are asked for their size each time, since FSDP frees its buffers by resizing them to nothing.
 
@@ -24,14 +24,14 @@ class LiveBytes(TorchDispatchMode):
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Count a tensor that was there before."""
+        """Count a tensor that existed before."""
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if local.device.type != "meta":
             storage = local.untyped_storage()
             self._storages[id(storage)] = weakref.ref(storage)
 
     def bytes(self) -> int:
-        """What lives now."""
+        """Bytes of all living storages."""
         found = {key: storage for key, ref in self._storages.items() if (storage := ref()) is not None}
         self._storages = {key: self._storages[key] for key in found}
         return sum(storage.nbytes() for storage in found.values())

@@ -17,12 +17,12 @@ from gpt2train.training.engine import Batch, Engine
 from tests.gpt2train.plan.live_bytes import LiveBytes
 
 follow_launcher()
-place = join("cpu")
-install_excepthook(place.rank, debug=True)
+ctx = join("cpu")
+install_excepthook(ctx.rank, debug=True)
 peaks: list[int] = []
 for path in sys.argv[2:]:
     config = read_run_config(path)
-    engine = Engine(config, place)
+    engine = Engine(config, ctx)
     for step in (1, 2):  # the first one makes buffers that the second one meets
         batches = []
         for _ in range(engine.layout.accumulation):
@@ -36,9 +36,9 @@ for path in sys.argv[2:]:
             engine.update(engine.measure(total, 1000, 1.0, False), 1e-3)
     peaks.append(live.peak)
     del engine, live, total
-everybody: list[list[int]] = [[]] * place.world
-dist.all_gather_object(everybody, peaks)
-if place.is_first:
-    Path(sys.argv[1]).write_text(json.dumps(everybody))
+all_peaks: list[list[int]] = [[]] * ctx.world
+dist.all_gather_object(all_peaks, peaks)
+if ctx.is_first:
+    Path(sys.argv[1]).write_text(json.dumps(all_peaks))
 dist.destroy_process_group()
 exit_without_teardown(0)

@@ -1,4 +1,4 @@
-"""Which GPUs a process may use, read from the driver's tool as CUDA reads its variable."""
+"""Visible GPUs of a process: output of nvidia-smi, and CUDA_VISIBLE_DEVICES."""
 
 import stat
 from pathlib import Path
@@ -13,7 +13,7 @@ SAID = """0, GPU-aa11, NVIDIA H200, 143771
 """
 
 
-def test_lines() -> None:
+def test_the_output_of_nvidia_smi_is_parsed() -> None:
     first, second, odd = parse(SAID + "No devices were found\n")
     assert (first.index, first.uuid, first.name) == (0, "GPU-aa11", "NVIDIA H200")
     assert first.memory == pytest.approx(150.75, abs=0.01)
@@ -36,11 +36,11 @@ def test_lines() -> None:
         ("GPU-", []),
     ],
 )
-def test_what_is_visible(visible: str | None, kept: list[int]) -> None:
+def test_cuda_visible_devices_selects_gpus(visible: str | None, kept: list[int]) -> None:
     assert [gpu.index for gpu in visible_of(parse(SAID), visible)] == kept
 
 
-def test_the_tool_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_smi_is_run_and_its_failure_means_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\ncat <<'E'\n{SAID}E\n")
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)

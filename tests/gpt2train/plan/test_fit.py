@@ -1,4 +1,4 @@
-"""What a run takes of a machine, and the sum of what is missing."""
+"""Resource estimate of a run, and the list of missing resources."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def settings_of(name: str, **changes: object) -> TrainSettings:
     return build(TrainSettings, preset(name), changes)
 
 
-def test_a_large_model_on_a_cpu_lacks_everything_at_once() -> None:
+def test_all_missing_resources_of_a_large_model_on_a_cpu_are_listed() -> None:
     settings = settings_of("345m")
     fit = estimate_resources(settings, 50257, (), processes=8, cores=2)
     gpus, time, memory = missing_resources(fit, settings)
@@ -26,7 +26,7 @@ def test_a_large_model_on_a_cpu_lacks_everything_at_once() -> None:
     assert missing_resources(estimate_resources(forced, 50257, (), processes=8, cores=2), forced) == []
 
 
-def test_a_small_one_fits() -> None:
+def test_a_small_model_fits() -> None:
     settings = settings_of("tiny")
     fit = estimate_resources(settings, 4096, (), processes=2, cores=2)
     assert missing_resources(fit, settings) == []
@@ -36,7 +36,7 @@ def test_a_small_one_fits() -> None:
     assert fit.checkpoints == 4 * 12 * fit.parameters  # two kept, the best, the one that is written
 
 
-def test_gpus_that_are_too_few_or_too_small() -> None:
+def test_too_few_or_too_small_gpus_are_reported() -> None:
     settings = settings_of("345m")
     assert missing_resources(estimate_resources(settings, 50257, H200, processes=8, cores=64), settings) == []
     gpus, _time, *_ = missing_resources(estimate_resources(settings, 50257, H200[:4], processes=8, cores=2), settings)
@@ -45,7 +45,7 @@ def test_gpus_that_are_too_few_or_too_small() -> None:
     assert memory.startswith("GPU memory (") and memory.endswith("7.4 GB available)")
 
 
-def test_the_time_on_gpus_is_that_of_the_plan() -> None:
+def test_the_time_on_gpus_scales_with_their_number() -> None:
     settings = settings_of("345m")
     one = estimate_resources(settings, 50257, H200[:1], processes=1, cores=16)
     eight = estimate_resources(settings, 50257, H200, processes=8, cores=16)
@@ -60,5 +60,5 @@ def test_the_time_on_gpus_is_that_of_the_plan() -> None:
     ("hours", "said"),
     [(0.001, "1 minute"), (1.0, "60 minutes"), (30, "30 hours"), (240, "10 days"), (87600, "10 years")],
 )
-def test_durations(hours: float, said: str) -> None:
+def test_durations_are_formatted(hours: float, said: str) -> None:
     assert duration(hours) == said

@@ -1,4 +1,4 @@
-"""The memory of a plan against the bytes that really live on each rank in a step."""
+"""Planned memory against the measured bytes of each rank in a training step."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def run(output: Path, changes: dict[str, Any]) -> RunConfig:
 
 
 def compare(folder: Path, processes: int) -> dict[str, list[float]]:
-    """For each layout the measured bytes of every rank, as multiples of the planned ones."""
+    """Measured bytes of every rank for each layout, as multiples of the planned ones."""
     runs = {name: run(folder / f"{i}", changes) for i, (name, changes) in enumerate(LAYOUTS[processes].items())}
     report = folder / "peaks.json"
     code, _, err = finish(
@@ -96,11 +96,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS[1])
-def test_one_process_needs_what_was_planned(name: str, one: dict[str, list[float]]) -> None:
+def test_one_process_needs_the_planned_memory(name: str, one: dict[str, list[float]]) -> None:
     assert one[name] == [pytest.approx(1, abs=0.1)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS[2])
-def test_two_processes_need_what_was_planned(name: str, two: dict[str, list[float]]) -> None:
+def test_two_processes_need_the_planned_memory(name: str, two: dict[str, list[float]]) -> None:
     assert two[name] == [pytest.approx(1, abs=0.1)] * 2

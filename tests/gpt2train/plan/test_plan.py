@@ -1,4 +1,4 @@
-"""Planning: counts of the reference, what fits where, and the command."""
+"""Plans of layouts: parameter counts of the reference, the chosen layout, and the command."""
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ from gpt2train.settings import build
 M345 = Shape(50257, 24, 16, 1024, 1024)
 
 
-def test_parameters_of_each_rank_are_those_of_the_tutorial() -> None:
-    """With Megatron-LM's padding (to a multiple of 128 x tp) and its even stages, which are not the engine's."""
+def test_parameters_of_each_rank_equal_those_of_the_tutorial() -> None:
+    """Megatron-LM's padding (to a multiple of 128 x tp) and equal stages are used, unlike in the engine."""
 
     def counts(tp: int, pp: int) -> list[int]:
         parts = [Piece(24 // pp, rank == 0, rank == pp - 1) for rank in range(pp)]
@@ -46,8 +46,8 @@ def test_parameters_of_each_rank_are_those_of_the_tutorial() -> None:
         (2, 2, [115_020_800, 88_769_536]),
     ],
 )
-def test_parameters_of_each_rank_of_the_engine(tp: int, pp: int, expected: list[int]) -> None:
-    """By the arithmetic of the plan, and by the model that the engine builds."""
+def test_parameters_of_each_rank_equal_those_of_the_engine(tp: int, pp: int, expected: list[int]) -> None:
+    """Counts by the plan and by the model that the engine builds."""
     settings = build(TrainSettings, preset("345m"), {"parallel": {"tp": tp, "pp": pp}})
     planned = [parameters(piece, M345, tp) for piece in pieces(settings, M345)]
     assert planned == expected
@@ -86,7 +86,7 @@ def test_a_small_model_on_large_gpus_is_data_parallel() -> None:
     )
 
 
-def test_a_model_that_does_not_fit_is_offloaded_and_the_reasons_are_told() -> None:
+def test_a_model_that_does_not_fit_is_offloaded_and_the_reasons_are_given() -> None:
     settings = build(TrainSettings, preset("1542m"))
     shape = Shape(50257, 48, 25, 1600, 1024)
     found = search(settings, shape, Hardware(gpus=1, memory=24))
@@ -104,7 +104,7 @@ def test_a_model_that_does_not_fit_is_offloaded_and_the_reasons_are_told() -> No
     assert not any(one.settings.parallel.tp > 1 for one in found.fits)
 
 
-def test_slow_links_speak_against_tensor_parallelism() -> None:
+def test_slow_links_rule_out_tensor_parallelism() -> None:
     settings = build(TrainSettings, preset("345m"))
 
     def slowdown(link: float) -> float:
@@ -115,7 +115,7 @@ def test_slow_links_speak_against_tensor_parallelism() -> None:
     assert 1 < slowdown(450) < 1.6 < 2 < slowdown(12)  # NVLink 4, PCIe 4
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(app, ["plan", "--preset", "345m", "--gpus", "8", "--memory", "80GB", "--rows", "3"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("354,871,296 parameters on 8 x 80 GB")

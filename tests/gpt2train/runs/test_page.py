@@ -18,7 +18,7 @@ from tests.gpt2train.runs.fake_runs import make_run
 HOSTILE = "</script><script>document.title='bad'</script><img src=x onerror=alert(1)>"
 
 
-def test_nothing_from_elsewhere_and_text_stays_text(tmp_path: Path) -> None:
+def test_the_page_loads_nothing_from_other_hosts_and_escapes_text(tmp_path: Path) -> None:
     run = make_run(tmp_path / "out/runs/a", steps=20)
     text = json.loads((run / "run.json").read_text())
     text["inputs"] = {HOSTILE: HOSTILE}
@@ -31,7 +31,7 @@ def test_nothing_from_elsewhere_and_text_stays_text(tmp_path: Path) -> None:
     assert not re.search(r"<[^>]*\b(src|href)=(?!\"data:,\")|url\(|@import|https?:(?!//www\.w3\.org)", page)
 
 
-def test_a_long_run_is_thinned_and_keeps_its_ends_and_its_mean(tmp_path: Path) -> None:
+def test_thinning_a_long_run_keeps_its_ends_and_its_mean(tmp_path: Path) -> None:
     points = [[float(step), step * 10.0, step / 3600, math.sin(step)] for step in range(1, 50_001)]
     found = downsample(points)
     assert len(found) == POINTS and found[0][0] == 1 and found[-1][0] == 50_000
@@ -83,7 +83,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         found.quit()
 
 
-def test_the_page_in_a_browser(browser: Browser, tmp_path: Path) -> None:
+def test_the_page_works_in_a_browser(browser: Browser, tmp_path: Path) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
     for number in range(3):
@@ -106,9 +106,9 @@ def test_the_page_in_a_browser(browser: Browser, tmp_path: Path) -> None:
 
     chart = browser.all("[data-curve=valid] svg")[0]
     ActionChains(browser.driver).move_to_element(chart).perform()
-    told = browser.all("#tip .row")
-    assert [row.text.split()[0] for row in told] == ["r0", "r1", "r2"]  # by value
-    assert all(float(row.text.split()[-1]) == pytest.approx(2.2 + at, abs=0.9) for at, row in enumerate(told))
+    rows = browser.all("#tip .row")
+    assert [row.text.split()[0] for row in rows] == ["r0", "r1", "r2"]  # by value
+    assert all(float(row.text.split()[-1]) == pytest.approx(2.2 + at, abs=0.9) for at, row in enumerate(rows))
     before = browser.all("[data-curve=valid] polyline")[0].get_attribute("points")
     browser.all("#log")[0].click()
     assert browser.all("[data-curve=valid] polyline")[0].get_attribute("points") != before

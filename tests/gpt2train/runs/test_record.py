@@ -1,4 +1,4 @@
-"""`run.json`: written whole, kept over restarts, and hours that add up."""
+"""`run.json`: written atomically, kept over restarts, and hours that add up."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.trained_run import train_small_run
 
 
 def cut_back(run: Path, step: int) -> None:
-    """What the engine does to the rows after the last checkpoint."""
+    """Remove the rows after the last checkpoint, as the engine does."""
     rows = [line for line in (run / "metrics.jsonl").read_text().splitlines() if json.loads(line)["step"] <= step]
     (run / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows))
 
@@ -40,7 +40,7 @@ def test_a_flow_and_the_engine_write_into_one_record(tmp_path: Path) -> None:
     assert not list(run.glob(".tmp-*"))
 
 
-def test_hours_add_up_over_restarts_and_steps_done_again_count_each_time(tmp_path: Path) -> None:
+def test_hours_add_up_over_restarts_and_repeated_steps_count_each_time(tmp_path: Path) -> None:
     run = make_run(tmp_path / "out/runs/a", done=30, seconds=60)  # killed, its last checkpoint is that of step 20
     begin(run, step=20)
     begin(run, step=20)  # killed before it had cut the rows off, twice: they are counted once
@@ -57,7 +57,7 @@ def test_hours_add_up_over_restarts_and_steps_done_again_count_each_time(tmp_pat
     assert found.step == 40
 
 
-def test_a_record_of_something_else_is_set_aside_and_never_written_over(tmp_path: Path) -> None:
+def test_a_foreign_record_is_set_aside_and_never_overwritten(tmp_path: Path) -> None:
     run = make_run(tmp_path / "out/runs/a")
     (run / "run.json").write_text("mine")
     with pytest.raises(RunError, match=r"run\.json cannot be read"):
@@ -68,7 +68,7 @@ def test_a_record_of_something_else_is_set_aside_and_never_written_over(tmp_path
     assert record is not None and len(record.starts) == 1
 
 
-def test_what_a_later_release_adds_stays(tmp_path: Path) -> None:
+def test_fields_of_a_later_release_are_kept(tmp_path: Path) -> None:
     run = make_run(tmp_path / "out/runs/a")
     text = json.loads((run / "run.json").read_text())
     text["power"] = 5
@@ -79,7 +79,7 @@ def test_what_a_later_release_adds_stays(tmp_path: Path) -> None:
     assert after["power"] == 5 and after["starts"][0]["carbon"] == 7 and len(after["starts"]) == 2
 
 
-def test_a_killed_writer_leaves_a_record_that_can_be_read(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_a_readable_record(tmp_path: Path) -> None:
     run = make_run(tmp_path / "out/runs/a")
     code = (
         "import sys; from gpt2train.monitoring.run_record import note_flow\n"
@@ -97,7 +97,7 @@ def test_a_killed_writer_leaves_a_record_that_can_be_read(tmp_path: Path) -> Non
         assert record is not None and record.preset == "x" * 999 and len(record.starts) == 1
 
 
-def test_the_engine_notes_its_start_and_a_training_without_a_flow_is_a_run(tmp_path: Path) -> None:
+def test_the_engine_records_its_start_and_trainings_without_a_flow_are_runs(tmp_path: Path) -> None:
     made = train_small_run(tmp_path, "It is a text of some words, more than once.\n\n" * 40)
     found = read_run(made.run)
     assert found.state == "finished" and found.step == 2

@@ -1,4 +1,4 @@
-"""`gpt2train runs`: what it finds, shows, sorts, and does not choke on."""
+"""`gpt2train runs`: search, table, sorting, and damaged runs."""
 
 import json
 import subprocess
@@ -25,20 +25,20 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_an_output_its_runs_and_a_run_are_all_places(out: Path, tmp_path: Path) -> None:
+def test_an_output_its_runs_folder_and_a_run_are_all_accepted(out: Path, tmp_path: Path) -> None:
     names = ["tiny-1", "tiny-2", "tiny-3"]
-    for place in (tmp_path, out, out / "runs"):
-        assert [found.name for found in find_runs(place)] == names
+    for folder in (tmp_path, out, out / "runs"):
+        assert [found.name for found in find_runs(folder)] == names
     assert [run.name for run in read_runs([out / "runs" / "tiny-2"])[0]] == ["tiny-2"]
     assert [run.name for run in read_runs([out, out / "runs", out / "runs" / "tiny-2"])[0]] == names
 
 
-def test_two_of_one_name_are_told_apart(out: Path, tmp_path: Path) -> None:
+def test_two_runs_of_one_name_get_distinct_names(out: Path, tmp_path: Path) -> None:
     make_run(tmp_path / "other" / "runs" / "tiny-1")
     assert [run.name for run in read_runs([tmp_path])[0]] == ["other/tiny-1", "out/tiny-1", "tiny-2", "tiny-3"]
 
 
-def test_a_table_says_what_each_run_is(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_describes_each_run(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(app, ["runs", str(out), "--sort", "name"]) == 0
     head, first, second, third, _, *different = capsys.readouterr().out.splitlines()
     assert head.split()[:6] == ["run", "state", "data", "tokens", "parameters", "layout"]
@@ -59,14 +59,14 @@ def test_many_runs_are_grouped_by_value(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.splitlines()[-1] == "seed  0: r0; 1: r1; 2: 7 runs"
 
 
-def test_a_run_that_is_held_is_running(out: Path) -> None:
+def test_a_locked_run_is_running(out: Path) -> None:
     run = out / "runs" / "tiny-2"
     with filelock.FileLock(run / ".lock"):
         assert read_run(run).state == "running"
     assert read_run(run).state == "stopped"
 
 
-def test_looking_never_keeps_a_job_from_starting(out: Path) -> None:
+def test_reading_a_run_never_blocks_its_lock(out: Path) -> None:
     run = out / "runs" / "tiny-2"
     (run / ".lock").touch()
     assert read_run(run).state == "stopped"
@@ -75,7 +75,7 @@ def test_looking_never_keeps_a_job_from_starting(out: Path) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_sorting_puts_the_best_first_and_the_unknown_last(out: Path, key: str) -> None:
+def test_sorting_puts_the_best_first_and_missing_values_last(out: Path, key: str) -> None:
     runs = sort_runs(read_runs([out])[0], key)  # type: ignore[arg-type]
     value, descending = KEYS[key]
     known = [value(run) for run in runs if value(run) is not None]
@@ -116,7 +116,7 @@ def test_a_broken_run_is_named_and_the_others_are_shown(
     assert ("tiny-1" in said.out) == (name == "metrics.jsonl")  # its other rows are shown
 
 
-def test_a_row_that_a_kill_cut_off_is_no_fault(out: Path) -> None:
+def test_a_truncated_metrics_row_is_no_fault(out: Path) -> None:
     with (out / "runs" / "tiny-2" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 41, "lo')
     assert read_run(out / "runs" / "tiny-2").step == 40
@@ -139,7 +139,7 @@ def test_numbers_that_were_not_finite_are_left_out(out: Path) -> None:
         (["out", "--html", "notes.txt"], "notes.txt exists and is not a page of runs"),
     ],
 )
-def test_mistakes(
+def test_mistakes_are_one_error_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -151,13 +151,13 @@ def test_mistakes(
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_where_things_lie_is_no_difference(tmp_path: Path) -> None:
-    for place in ("one", "other"):
-        make_run(tmp_path / place / "runs" / "a", steps=20)
+def test_paths_are_no_difference_between_runs(tmp_path: Path) -> None:
+    for folder in ("one", "other"):
+        make_run(tmp_path / folder / "runs" / "a", steps=20)
     assert differences(read_runs([tmp_path])[0]) == {}
 
 
-def test_it_needs_no_torch(out: Path) -> None:
+def test_the_command_does_not_import_torch(out: Path) -> None:
     code = "import sys; from gpt2train.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     command = [sys.executable, "-c", code, "runs", str(out), "--html", str(out / "page.html")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""`gpt2train trace`: a sample leads to the very documents, rows and pages that its tokens came from."""
+"""`gpt2train trace`: from a sample to the documents, rows and pages of its tokens."""
 
 import json
 import re
@@ -94,7 +94,7 @@ def test_every_sample_leads_to_its_documents(root: Path, split: Any) -> None:
     assert several
 
 
-def test_places_are_where_they_say(root: Path) -> None:
+def test_the_reported_rows_and_offsets_hold_the_document(root: Path) -> None:
     part = trace(root, 3, context=CONTEXT, seed=7).parts[0]
     files = dict(place.split(" row ") for place in part.found if "; " not in place)
     assert len(files) == 2  # clean and documents: the others are not there
@@ -109,7 +109,7 @@ def test_places_are_where_they_say(root: Path) -> None:
     assert page.body in zlib.decompressobj(31).decompress(member)
 
 
-def test_a_run_knows_its_settings(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_settings_come_from_the_run(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = TrainSettings.model_validate({"model": {"context": CONTEXT}, "seed": 7})
     prefix = f"{root}/tokens/train/tokens"
     config = run_config(settings, train=prefix, valid=None, vocab=300, tokenizer_hash=None, output=str(tmp_path))
@@ -148,7 +148,7 @@ def test_a_sample_that_the_run_has_not_read_is_refused(
     assert run_command(app, valid) == 0  # the validation set is read whole
 
 
-def test_a_run_of_several_corpora_knows_which_one(root: Path, tmp_path: Path) -> None:
+def test_the_corpus_of_a_sample_is_named(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "other")
     settings = {"model": {"context": CONTEXT}, "seed": 7, "vocab": 300, "output": str(tmp_path)}
     corpora = [

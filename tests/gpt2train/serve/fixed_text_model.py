@@ -19,7 +19,7 @@ SURE = 6.0  # so many times the letter that was read last weighs the one that co
 def write_reciting_model(folder: Path, text: str) -> None:
     """Write a model folder whose likeliest text is this one, over and over: after n bytes of a prompt, from byte n on.
 
-    Each token is a byte. The blocks add nothing; what a place adds is the embedding of the letter that follows there.
+    Each token is a byte. The blocks add nothing; the position embedding holds the embedding of the next letter.
     """
     letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
     of_byte = dict(zip(range(256), (letters[letter] for letter in _letters()), strict=True))

@@ -25,7 +25,7 @@ LETTERS = {letter: number for number, letter in enumerate(sorted(ByteLevel.alpha
 
 
 def small_model(seed: int = 3) -> GPT2:
-    """Weights large enough for continuations that are not one token over and over."""
+    """A small model whose weights are large enough for varied continuations."""
     model = initialise(GPT2(SHAPE), seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -50,7 +50,7 @@ def write_tokenizer(folder: Path) -> Path:
 
 
 class Gate:
-    """A decoder that takes a step only when it is let; `rows_seen` are the rows of each step."""
+    """A decoder that waits for permission before each step; `rows_seen` are the rows of each step."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder, self.shape, self.rows, self.context = decoder, decoder.shape, decoder.rows, decoder.context
@@ -62,15 +62,15 @@ class Gate:
     def lengths(self) -> Sequence[int]:
         return self.decoder.lengths
 
-    def let(self, steps: int) -> None:
-        """Allow so many more steps."""
+    def allow(self, steps: int) -> None:
+        """Allow this many more steps."""
         self.allowed.release(steps)
 
     def add(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         return self.decoder.add(prompts)
 
     def step(self, tokens: Sequence[int]) -> Tensor:
-        assert self.allowed.acquire(timeout=60), "nobody let the decoder step"
+        assert self.allowed.acquire(timeout=60), "the decoder was not allowed to step"
         if self.failure:
             raise self.failure
         self.rows_seen.append(len(tokens))
@@ -98,7 +98,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(decoder: Decoder | None = None, settings: ServeSettings | None = None) -> Iterator[Running]:
-    """Serve a decoder at a free port; ended, and joined, when the block ends."""
+    """Serve a decoder at a free port until the end of the block."""
     settings = (settings or ServeSettings()).model_copy(update={"port": 0})
     server = prepare(decoder or LocalDecoder(small_model(), settings.max_batch_size), tokenizer(), settings, "small")
     failure: list[BaseException] = []
@@ -106,7 +106,7 @@ def running(decoder: Decoder | None = None, settings: ServeSettings | None = Non
     def run() -> None:
         try:
             server.run()
-        except Exception as error:  # noqa: BLE001 - a test looks at it
+        except Exception as error:  # noqa: BLE001 - a test checks it
             failure.append(error)
 
     thread = threading.Thread(target=run, name="server")

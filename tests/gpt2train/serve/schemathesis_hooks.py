@@ -1,6 +1,6 @@
-"""Rules between fields, which the published description can only say in words; schemathesis loads this as its hooks.
+"""Rules between fields, which the published description can only give as text; schemathesis loads this as its hooks.
 
-A request that the description allows is refused by these rules alone. They are written anew here, for a model whose
+A request that the description allows is refused by these rules alone. They are repeated here, for a model whose
 tokens are bytes.
 """
 

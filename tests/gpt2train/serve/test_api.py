@@ -24,7 +24,7 @@ def server() -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST"])
-def test_an_answer(server: Running, method: str) -> None:
+def test_an_answer_has_text_segments_and_log_probabilities(server: Running, method: str) -> None:
     body = {"prompts": ["Hello", "A"], "tokens_to_generate": 5, "top_k": 1, "logprobs": True}
     answer = server.client.request(method, "/api", json=body).json()
     assert set(answer) == {"text", "segments", "logprobs"}
@@ -40,7 +40,7 @@ def test_an_answer(server: Running, method: str) -> None:
         assert scores == pytest.approx(expected, abs=1e-4)
 
 
-def test_scoring_bos_and_the_end(server: Running) -> None:
+def test_prompts_are_scored_without_generation(server: Running) -> None:
     body = {"prompts": ["Hello", ""], "tokens_to_generate": 0, "logprobs": True, "add_BOS": True}
     answer = server.client.put("/api", json=body).json()
     assert answer["text"] == [END + "Hello", END]
@@ -49,7 +49,7 @@ def test_scoring_bos_and_the_end(server: Running) -> None:
     assert server.client.put("/api", json={"prompts": ["a"], "tokens_to_generate": 2}).json()["logprobs"] is None
 
 
-def test_seeds_and_the_defaults_of_the_server(server: Running) -> None:
+def test_seeds_and_server_defaults_apply(server: Running) -> None:
     body = {"prompts": ["Hello"], "tokens_to_generate": 30}
 
     def text(**more: Any) -> str:
@@ -65,8 +65,8 @@ def test_seeds_and_the_defaults_of_the_server(server: Running) -> None:
         assert drawn[0] != drawn[1]  # top_p asked for is not joined to the server's top_k
 
 
-def test_ends_of_lines(server: Running) -> None:
-    """With a newline the likeliest token by far, after a colon too."""
+def test_generation_stops_at_line_ends_if_asked(server: Running) -> None:
+    """The model's likeliest token by far is a newline, after a colon too."""
     model = small_model()
     newline, colon = (tokenizer().encode(letter).ids[0] for letter in "\n:")
     model.wte.weight[newline] = 3 * model.ln_f.bias.sign()
@@ -85,7 +85,7 @@ def test_ends_of_lines(server: Running) -> None:
     assert colon != newline
 
 
-def test_beams(server: Running) -> None:
+def test_beams_are_returned_with_scores(server: Running) -> None:
     """While others are served."""
     prompt = tokenizer().encode("Hello").ids
     body = {"prompts": ["Hello"], "tokens_to_generate": 9}
@@ -151,7 +151,7 @@ def test_beams(server: Running) -> None:
         ({"wrong": 1}, "wrong"),
     ],
 )
-def test_wrong_requests(server: Running, more: dict[str, Any], field: str) -> None:
+def test_wrong_requests_are_refused_with_the_field(server: Running, more: dict[str, Any], field: str) -> None:
     body = {"prompts": ["a"], "tokens_to_generate": 20} | more
     answer = server.client.put("/api", content=json.dumps(body), headers={"Content-Type": "application/json"})
     assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""The batcher: who comes late may end early, rows are freed at once, and a failure is heard by all."""
+"""The batcher: continuous batching, rows freed at once, and failures reported to all requests."""
 
 import asyncio
 import time
@@ -52,21 +52,21 @@ async def ended(of: Ticket) -> None:
 
 
 @runs
-async def test_a_short_request_that_comes_later_ends_first() -> None:
+async def test_a_short_request_that_comes_later_may_end_first() -> None:
     gate = Gate(LocalDecoder(small_model(), 4))
     batcher = Batcher(gate)
     batcher.start()
     long, short = ticket(job([1, 2, 3], 40, streams=True)), ticket(job([4], 3))
     batcher.submit(long)
-    gate.let(10)
+    gate.allow(10)
     for _ in range(11):
         await asyncio.wait_for(long.events.get(), SECONDS)
     batcher.submit(short)
-    gate.let(3)
+    gate.allow(3)
     await ended(short)
     assert short.jobs[0].sequence.finished == "length"
     assert long.jobs[0].sequence.finished is None
-    gate.let(40)
+    gate.allow(40)
     await ended(long)
     assert 2 in gate.rows_seen
     assert gate.rows_seen[-1] == 1
@@ -76,7 +76,7 @@ async def test_a_short_request_that_comes_later_ends_first() -> None:
 
 
 @runs
-async def test_who_leaves_frees_the_row_for_who_waits() -> None:
+async def test_a_client_that_disconnects_frees_its_row_for_a_waiting_request() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     batcher = Batcher(gate, queue=2)
     batcher.start()
@@ -88,7 +88,7 @@ async def test_who_leaves_frees_the_row_for_who_waits() -> None:
         batcher.submit(ticket(job([4], 1)))
     batcher.cancel(second)  # in the queue
     batcher.cancel(first)  # in the decoder
-    gate.let(1)  # the step that may have begun
+    gate.allow(1)  # the step that may have begun
     await ended(third)
     assert len(first.jobs[0].sequence.tokens) <= 2
     assert second.jobs[0].sequence.tokens == []
@@ -97,7 +97,7 @@ async def test_who_leaves_frees_the_row_for_who_waits() -> None:
 
 
 @runs
-async def test_the_time_of_a_request_ends() -> None:
+async def test_a_request_ends_at_its_deadline() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     batcher = Batcher(gate)
     batcher.start()
@@ -105,7 +105,7 @@ async def test_the_time_of_a_request_ends() -> None:
     batcher.submit(runs)
     batcher.submit(waits)
     await asyncio.sleep(0.4)
-    gate.let(1)
+    gate.allow(1)
     for one in (runs, waits):
         with pytest.raises(DeadlineExceededError):
             await ended(one)
@@ -114,42 +114,42 @@ async def test_the_time_of_a_request_ends() -> None:
 
 
 @runs
-async def test_a_failing_decoder_is_heard_by_all() -> None:
+async def test_a_failing_decoder_fails_all_requests() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
-    told: list[bool] = []
-    batcher = Batcher(gate, on_failure=lambda: told.append(True))
+    failures: list[bool] = []
+    batcher = Batcher(gate, on_failure=lambda: failures.append(True))
     batcher.start()
     runs, waits = ticket(job([1], 9)), ticket(job([2], 9))
     batcher.submit(runs)
     batcher.submit(waits)
     gate.failure = RuntimeError("no more memory")
-    gate.let(1)
+    gate.allow(1)
     for one in (runs, waits):
         with pytest.raises(ServerFailedError, match="failed"):
             await ended(one)
     with pytest.raises(ServerFailedError):
         batcher.submit(ticket(job([3], 1)))
     batcher.close()
-    assert told == [True]
+    assert failures == [True]
     assert isinstance(batcher.failure, RuntimeError)
 
 
 @runs
-async def test_long_prompts_are_read_a_few_at_a_time() -> None:
+async def test_long_prompts_are_prefilled_a_few_at_a_time() -> None:
     gate = Gate(LocalDecoder(small_model(), 8))
     batcher = Batcher(gate, prefill_tokens=100)
     flows, late = ticket(job([1], 20)), ticket(*[job([2] * 60, 20) for _ in range(3)])
     batcher.submit(flows)
     batcher.submit(late)
     batcher.start()
-    gate.let(100)
+    gate.allow(100)
     await ended(flows)
     await ended(late)
     assert gate.rows_seen[:3] == [1, 2, 3]  # one long prompt between two steps, though four rows are free
     batcher.close()
 
 
-def test_requests_that_stand_in_no_relation_give_what_each_gives_alone() -> None:
+def test_unrelated_requests_get_the_answers_that_each_gets_alone() -> None:
     async def run() -> None:
         batcher = Batcher(LocalDecoder(small_model(), 3))
         batcher.start()
@@ -180,15 +180,15 @@ def test_requests_that_stand_in_no_relation_give_what_each_gives_alone() -> None
 
 
 @given(st.lists(st.integers(0, 12), max_size=12))
-def test_rows_stay_where_they_are_when_they_can(wanted: list[int]) -> None:
+def test_rows_are_not_moved_without_need(wanted: list[int]) -> None:
     places = arrange(wanted)
     assert sorted(places) == list(range(len(wanted)))
     stay = {row for row in wanted if row < len(wanted)}
-    assert sum(row == place for row, place in zip(wanted, places, strict=True)) == len(stay)
+    assert sum(row == position for row, position in zip(wanted, places, strict=True)) == len(stay)
 
 
 class Doubler:
-    """A search that copies its row once, goes on with both, and ends after some steps."""
+    """A search that copies its row once, continues with both, and ends after some steps."""
 
     width = 2
 
@@ -205,7 +205,7 @@ class Doubler:
 
 
 @runs
-async def test_a_search_takes_rows_among_others() -> None:
+async def test_a_beam_search_shares_the_batch_with_other_requests() -> None:
     model = small_model()
     batcher = Batcher(LocalDecoder(model, 4))
     search, others = Doubler([5, 6], 9), [job([1], 3), job([2, 3], 12)]
@@ -225,7 +225,7 @@ async def test_a_search_takes_rows_among_others() -> None:
         assert one.sequence.tokens == generate_tokens(model, [one.prompt], None, settings)[0]
 
 
-def test_advance_keeps_to_the_rows_it_is_given() -> None:
+def test_advance_changes_only_the_given_rows() -> None:
     logits = torch.zeros(3, SHAPE.vocab)
     logits[0, 10] = logits[1, 11] = logits[2, 12] = 5
     jobs = [job([1], 4), job([1], 1), job([1], 4)]

@@ -1,4 +1,4 @@
-"""A request that is cancelled while an event comes: it ends, at whatever moment the two meet."""
+"""Cancellation of a request at the moment of an event."""
 
 import asyncio
 import time
@@ -10,8 +10,8 @@ from gpt2train.serve.decode_jobs import TokenDelta
 from gpt2train.serve.service import deltas
 
 
-async def left_running(turns: int) -> bool:
-    """Whether the request still waits when it was cancelled so many turns of the loop after an event came."""
+async def is_left_running(turns: int) -> bool:
+    """True if a request still waits after a cancellation so many iterations of the event loop after an event."""
     job: Any = None
     ticket = Ticket([job], time.monotonic() + 60)
     service: Any = SimpleNamespace(settings=SimpleNamespace(deadline=60.0))
@@ -31,5 +31,5 @@ async def left_running(turns: int) -> bool:
     return bool(left)
 
 
-def test_a_cancelled_request_ends() -> None:
-    assert [turns for turns in range(6) if asyncio.run(left_running(turns))] == []
+def test_a_request_cancelled_at_any_moment_ends() -> None:
+    assert [turns for turns in range(6) if asyncio.run(is_left_running(turns))] == []

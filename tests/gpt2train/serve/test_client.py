@@ -1,4 +1,4 @@
-"""`gpt2train client` against a real server: what it asks, shows and refuses, and how it ends."""
+"""`gpt2train client` against a real server: requests, output, refused input, and exit."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ TEXT = "sesame \x1b[31m opens.\n"
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with a key; after n letters it goes on with TEXT from letter n on."""
+    """Address of a server with a key; after n letters it continues with TEXT from letter n on."""
     model = tmp_path_factory.mktemp("reciting") / "model"
     write_reciting_model(model, TEXT)
     with pytest.MonkeyPatch.context() as patch:
@@ -31,7 +31,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def start(address: str, key: str | None = KEY) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name != "GPT2TRAIN_API_KEY"}
-    environment |= {"http_proxy": "http://127.0.0.1:9"}  # nobody is there: the client goes to its server directly
+    environment |= {
+        "http_proxy": "http://127.0.0.1:9"
+    }  # nothing listens there: the client connects to its server directly
     if key:
         environment["GPT2TRAIN_API_KEY"] = key
     command = [sys.executable, "-m", "gpt2train", "client", address]
@@ -39,7 +41,7 @@ def start(address: str, key: str | None = KEY) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, env=environment, **pipes)  # type: ignore[call-overload]
 
 
-def test_conversation(address: str, tmp_path: Path) -> None:
+def test_a_conversation_shows_the_answers_of_the_server(address: str, tmp_path: Path) -> None:
     spoil = tmp_path / "spoiled"
     typed = ["Open", f"open({str(spoil)!r}, 'w')", "-3", "2.5", "0", "", "33", "More", "100000", "", "5"]
     client = start(address)
@@ -54,14 +56,14 @@ def test_conversation(address: str, tmp_path: Path) -> None:
     assert out.endswith(f"{ASK_PROMPT}\n")
 
 
-def test_without_the_key(address: str) -> None:
+def test_a_missing_key_is_reported(address: str) -> None:
     client = start(address, key=None)
     out, _ = client.communicate("Open\n3\n", timeout=60)
     assert client.returncode == 0
     assert "error: send the key of this server" in out
 
 
-def test_ctrl_c_ends_it(address: str) -> None:
+def test_ctrl_c_ends_the_client(address: str) -> None:
     client = start(address)
     assert client.stdout and client.stdout.read(len(ASK_PROMPT)) == ASK_PROMPT
     client.send_signal(signal.SIGINT)
@@ -69,7 +71,7 @@ def test_ctrl_c_ends_it(address: str) -> None:
     assert (client.returncode, out, err) == (0, "\n", "")
 
 
-def test_nobody_there() -> None:
+def test_an_unreachable_server_is_an_error() -> None:
     client = start("127.0.0.1:1")
     out, err = client.communicate("Open\n3\n", timeout=60)
     assert (client.returncode, out) == (1, "")
@@ -79,12 +81,12 @@ def test_nobody_there() -> None:
 
 
 @pytest.mark.parametrize("typed", ["", "localhost", ":5000", "localhost:many", "ftp://localhost:5000", "[::1:5000"])
-def test_no_address(typed: str) -> None:
+def test_an_invalid_address_is_refused(typed: str) -> None:
     with pytest.raises(UserError, match="give HOST:PORT"):
         base_of(typed)
 
 
-def test_addresses() -> None:
+def test_addresses_are_completed() -> None:
     assert base_of("localhost:5000") == "http://localhost:5000"
     assert base_of("[::1]:5000") == "http://[::1]:5000"
     assert base_of("https://models.example/gpt2/api") == "https://models.example/gpt2"

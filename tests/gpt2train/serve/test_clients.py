@@ -37,7 +37,7 @@ def server() -> Iterator[Running]:
         yield one
 
 
-def test_openai(server: Running) -> None:
+def test_the_openai_package_works(server: Running) -> None:
     openai = pytest.importorskip("openai", reason="OpenAI's client is the peer; extra peers")
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
     assert [one.id for one in client.models.list()] == ["small"]
@@ -59,20 +59,20 @@ def test_openai(server: Running) -> None:
         client.completions.create(model="gpt-3", prompt="a")
 
 
-def test_openai_gets_the_error_in_a_stream() -> None:
+def test_the_openai_package_raises_an_error_inside_a_stream() -> None:
     openai = pytest.importorskip("openai", reason="OpenAI's client is the peer; extra peers")
     gate = Gate(LocalDecoder(small_model(), 1))
     gate.failure = RuntimeError("gone")
     with running(gate, ServeSettings(max_batch_size=1)) as one:
         client = openai.OpenAI(base_url=f"{one.url}/v1", api_key="any", max_retries=0)
         stream = client.completions.create(model="small", prompt="a", stream=True)
-        gate.let(1)
+        gate.allow(1)
         with pytest.raises(openai.APIError, match="failed"):
             list(stream)
 
 
 @pytest.mark.slow  # 12 s of processor time, most of it to load the harness
-def test_lm_eval_scores_the_server_as_it_scores_the_folder(server: Running, model: Path, tmp_path: Path) -> None:
+def test_lm_eval_scores_the_server_like_the_model_folder(server: Running, model: Path, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval", reason="lm-evaluation-harness is the peer; extra peers")
     import yaml
     from lm_eval import simple_evaluate
@@ -128,7 +128,7 @@ def test_lm_eval_scores_the_server_as_it_scores_the_folder(server: Running, mode
     assert len(set(texts[0])) > 3
 
 
-def test_the_command_answers_curl_and_stops_when_it_is_told(model: Path, tmp_path: Path) -> None:
+def test_the_command_answers_curl_and_stops_on_sigterm(model: Path, tmp_path: Path) -> None:
     """One process for it all: a start costs seconds."""
     key = tmp_path / "key"
     key.write_text("secret-of-the-test\n")
@@ -172,7 +172,9 @@ def test_the_command_answers_curl_and_stops_when_it_is_told(model: Path, tmp_pat
     assert "Traceback" not in log_text
 
 
-def test_a_wrong_start(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_of_the_command_are_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from gpt2train.cli import app
     from gpt2train.io.command_line import run_command
 

@@ -1,4 +1,4 @@
-"""Connections as other programs make them: foreign hosts, half-sent requests, bodies that nobody reads, silence."""
+"""Connections of faulty clients: foreign Host headers, partial requests, unread bodies, idle connections."""
 
 import http.client
 import json
@@ -32,7 +32,7 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """With a key, and limits that a test can wait for."""
+    """A server with a key, and time limits short enough for a test."""
     key = tmp_path_factory.mktemp("key") / "key"
     key.write_text(KEY)
     with running(settings=ServeSettings(head_seconds=1, body_seconds=1.5, deadline=2, key_file=key)) as one:
@@ -47,7 +47,7 @@ def connect(server: Running, raw: bytes = b"") -> socket.socket:
 
 
 def read(connection: socket.socket) -> bytes:
-    """All that comes until the server closes the connection."""
+    """All bytes until the server closes the connection."""
     raw = b""
     try:
         while part := connection.recv(65536):
@@ -66,8 +66,8 @@ def head(method: str, path: str, *lines: str) -> bytes:
     return "\r\n".join((f"{method} {path} HTTP/1.1", "Host: localhost", *lines, "", "")).encode()
 
 
-def test_a_host_that_is_not_ours_is_refused(server: Running) -> None:
-    """DNS rebinding: a page of such a name is of this server's origin to the browser."""
+def test_a_foreign_host_header_is_refused(server: Running) -> None:
+    """DNS rebinding: to the browser, a page under such a name has the origin of this server."""
     body = json.dumps({"prompt": "a", "max_tokens": 1})
     port = server.url.rpartition(":")[2]
     for host, expected in (
@@ -111,7 +111,7 @@ def test_a_page_of_another_origin_is_refused(server: Running) -> None:
         assert "--allowed-host" in answer.text or expected == 200
 
 
-def test_allowed_hosts() -> None:
+def test_allowed_hosts_are_accepted() -> None:
     loopback = allowed_hosts("127.0.0.1", "127.0.0.1", ["Model.Example", "[fd00::1]"])
     assert loopback.allows_host("model.example:443") and loopback.allows_host("[FD00::1]")
     assert loopback.allows_origin("https://model.example") and not loopback.allows_origin("ftp://model.example")
@@ -131,14 +131,14 @@ def test_allowed_hosts() -> None:
 
 @given(st.text() | st.from_regex(r"\A[\[\]:@./%0-9a-z-]{0,30}\Z"))
 @settings(max_examples=300, deadline=None)
-def test_any_header_is_allowed_or_not(header: str) -> None:
+def test_any_host_header_is_checked_without_an_exception(header: str) -> None:
     hosts = allowed_hosts("127.0.0.1", "127.0.0.1")
     assert hosts.allows_host(header) in (True, False)
     assert hosts.allows_origin(header) in (True, False)
     assert not hosts.allows_host(f"{header}.evil.example")
 
 
-def test_the_scheme_of_a_key_is_of_any_case(short: Running) -> None:
+def test_the_authorization_scheme_is_case_insensitive(short: Running) -> None:
     for given_key, expected in (
         (f"Bearer {KEY}", 200),
         (f"bearer {KEY}", 200),
@@ -151,8 +151,8 @@ def test_the_scheme_of_a_key_is_of_any_case(short: Running) -> None:
         assert short.client.get("/v1/models", headers={"Authorization": given_key}).status_code == expected
 
 
-def test_without_the_key_or_a_path_no_body_is_read(short: Running) -> None:
-    """And the answer does not wait for it."""
+def test_no_body_is_read_without_a_key_or_a_known_path(short: Running) -> None:
+    """The answer does not wait for the body."""
     large = f"Content-Length: {8 * MiB}"
     for method, path, expected in (
         ("POST", "/v1/completions", 401),
@@ -166,14 +166,14 @@ def test_without_the_key_or_a_path_no_body_is_read(short: Running) -> None:
         began = time.monotonic()
         assert status(connection.recv(65536)) == expected, path
         connection.close()
-        # 408 after body_seconds is what came before; a loaded machine is slow, but the status says which one it was.
+        # Earlier it was 408 after body_seconds; a loaded machine is slow, but the status shows which one it is.
         assert time.monotonic() - began < 60
     expecting = connect(short, head("PUT", "/api", large, "Expect: 100-continue"))
     raw = read(expecting)  # closed: the client may send its body after all
     assert status(raw) == 401 and b"connection: close" in raw.lower() and b" 100 " not in raw
 
 
-def test_a_body_that_is_dropped_leaves_the_connection_usable(short: Running) -> None:
+def test_a_discarded_body_leaves_the_connection_usable(short: Running) -> None:
     host, port = short.url.removeprefix("http://").split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
     for _ in range(2):
@@ -203,7 +203,7 @@ def test_clients_without_the_key_fill_no_memory(short: Running) -> None:
     assert grown < 22 * MiB, grown  # of 70; 40 where bodies were kept
 
 
-def test_the_bodies_of_all_requests_are_bounded() -> None:
+def test_the_total_size_of_all_bodies_is_bounded() -> None:
     with running(settings=ServeSettings(max_buffered=3 * MiB, max_body=2 * MiB)) as server:
         guard_full = [connect(server, head("PUT", "/api", f"Content-Length: {2 * MiB}")) for _ in range(3)]
         for connection in guard_full:
@@ -226,7 +226,7 @@ def _readable(connection: socket.socket) -> bool:
         return False
 
 
-def test_silence_and_half_a_head_end(short: Running) -> None:
+def test_idle_connections_and_partial_heads_are_closed(short: Running) -> None:
     silent = connect(short)
     half = connect(short, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX: ")
     dripping = connect(short, b"GET /v1/models HTTP/1.1\r\n")
@@ -249,8 +249,8 @@ def test_silence_and_half_a_head_end(short: Running) -> None:
     assert short.client.get("/health").status_code == 200
 
 
-def test_the_rest_of_a_dropped_body_ends(short: Running) -> None:
-    """A client that is answered already sends a byte now and then."""
+def test_the_rest_of_a_discarded_body_has_a_time_limit(short: Running) -> None:
+    """A client keeps sending single bytes after its answer."""
     connection = connect(short, head("POST", "/nothing", "Content-Length: 1000"))
     assert status(connection.recv(65536)) == 404
     connections = short.server.http.server_state.connections
@@ -266,7 +266,7 @@ def test_the_rest_of_a_dropped_body_ends(short: Running) -> None:
     connection.close()
 
 
-def test_an_answer_that_nobody_reads_ends() -> None:
+def test_an_unread_answer_has_a_time_limit() -> None:
     with running(settings=ServeSettings(deadline=1.5, body_seconds=0.5, head_seconds=60)) as server:
         made = socket.socket()
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -284,7 +284,7 @@ def test_an_answer_that_nobody_reads_ends() -> None:
         made.close()
 
 
-def test_two_lengths_close_the_connection(server: Running) -> None:
+def test_conflicting_lengths_close_the_connection(server: Running) -> None:
     """RFC 9112 6.1: it is answered by its chunks, and nothing that follows is a request."""
     body = json.dumps({"prompts": ["a"], "tokens_to_generate": 1}).encode()
     chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
@@ -296,14 +296,14 @@ def test_two_lengths_close_the_connection(server: Running) -> None:
         assert status(raw) == expected and b"connection: close" in raw.lower()
 
 
-def test_no_websocket(server: Running) -> None:
+def test_websockets_are_refused(server: Running) -> None:
     lines = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: " + "a" * 24)
     connection = connect(server, head("GET", "/v1/models", *lines))
     assert status(connection.recv(65536)) == 200
     connection.close()
 
 
-def test_a_running_request_outlasts_the_limits_of_a_head() -> None:
+def test_a_running_request_may_take_longer_than_the_head_timeout() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     with (
         running(gate, ServeSettings(max_batch_size=1, head_seconds=0.4, body_seconds=0.4)) as server,
@@ -311,11 +311,11 @@ def test_a_running_request_outlasts_the_limits_of_a_head() -> None:
     ):
         late = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 3})
         time.sleep(1.5)
-        gate.let(3)
+        gate.allow(3)
         assert late.result().status_code == 200
 
 
-def test_the_option_for_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_option_allowed_host_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from gpt2train.cli import app
     from gpt2train.io.command_line import run_command
 

@@ -1,4 +1,4 @@
-"""Bodies that are made to cost much, or to break what handles them: no answer above 499, and no work for nothing."""
+"""Adversarial request bodies: no status above 499, and no expensive work for refused requests."""
 
 import json
 import logging
@@ -34,8 +34,10 @@ def post(server: Running, path: str, body: object) -> Any:
 @pytest.mark.parametrize(
     "where", [lambda half: half, lambda half: f"a{half}b", lambda half: [half], lambda half: {half: 1}]
 )
-def test_a_lone_surrogate_anywhere(server: Running, where: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """In each field of each body, as a value, in a list, as a key; and as the name of a field."""
+def test_a_lone_surrogate_in_any_field_is_refused(
+    server: Running, where: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In each field of each body: as a value, in a list, as a key, and as the name of a field."""
     caplog.set_level(logging.DEBUG)
     bodies = [("/v1/completions", COMPLETION, field) for field in [*COMPLETION, "stream_options", "logit_bias", "seed"]]
     bodies += [("/api", API, field) for field in [*API, "stop_token", "random_seed"]]
@@ -58,7 +60,7 @@ VALUES = st.recursive(
 
 @given(st.data())
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_value_in_any_field(server: Running, data: st.DataObject) -> None:
+def test_any_value_in_any_field_is_answered(server: Running, data: st.DataObject) -> None:
     path, body = data.draw(st.sampled_from([("/v1/completions", COMPLETION), ("/api", API)]))
     properties = server.client.get("/openapi.json").json()["components"]["schemas"]
     names = properties["CompletionRequest" if path != "/api" else "ApiRequest"]["properties"]
@@ -111,7 +113,7 @@ def test_long_texts_are_tokenised_up_to_the_first_that_does_not_fit(
     assert seen == [1]
 
 
-def test_the_longest_token() -> None:
+def test_the_longest_token_is_known_or_none() -> None:
     assert longest_token(tokenizer()) == 1  # `<|endoftext|>` is never made of text
     lowering = tokenizer()
     lowering.normalizer = normalizers.NFC()
@@ -121,7 +123,7 @@ def test_the_longest_token() -> None:
 
 @given(st.text(max_size=300))
 @settings(max_examples=60, deadline=None)
-def test_no_text_has_fewer_tokens_than_the_bound_says(text: str) -> None:
+def test_no_text_has_fewer_tokens_than_the_bound(text: str) -> None:
     own = tokenizer()
     bound = longest_token(own)
     assert bound and len(encode_ordinary(own, [text])[0]) * bound >= len(text.encode())
@@ -136,7 +138,7 @@ def test_millions_of_ids_are_refused_in_time(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "place"),
+    ("body", "field"),
     [
         (b'{"prompt": "a",\n "max_tokens": 3,,}', "line 2, column 18"),
         (b'{\n\n"prompt": "\xe2\x82\xac" x}', "line 3, column 15"),
@@ -152,22 +154,22 @@ def test_millions_of_ids_are_refused_in_time(server: Running) -> None:
         (b'{"prompt": [1, "a"], "prompts": [{}]}', "item 1|prompts[0]"),
     ],
 )
-def test_an_error_names_the_place(server: Running, body: bytes, place: str) -> None:
+def test_an_error_names_the_field(server: Running, body: bytes, field: str) -> None:
     for path in ("/v1/completions", "/api"):
         answer = server.client.post(path, content=body, headers=JSON)
         message = answer.json()["error"]["message"] if path != "/api" else answer.json()["message"]
         assert answer.status_code == 400
-        assert any(one in message for one in place.split("|")), message
+        assert any(one in message for one in field.split("|")), message
 
 
-def test_the_whole_place_of_a_field(server: Running) -> None:
+def test_an_error_names_the_full_path_of_a_field(server: Running) -> None:
     sent = {"prompt": "a", "stream": True, "stream_options": {"include_usage": 1}}
     error = post(server, "/v1/completions", sent).json()["error"]
     assert error["param"] == "stream_options" and error["message"].startswith("stream_options.include_usage: ")
     assert post(server, "/api", {"prompts": ["a", 5]}).json()["message"].startswith("prompts[1]: ")
 
 
-def test_a_failure_is_logged_without_what_was_sent(
+def test_a_failure_is_logged_without_the_request(
     server: Running,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

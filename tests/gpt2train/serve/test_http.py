@@ -1,4 +1,4 @@
-"""Both interfaces over HTTP: answers, limits, refusals, keys, and clients that leave."""
+"""Both interfaces over HTTP: answers, limits, refusals, keys, and clients that disconnect."""
 
 import contextlib
 import http.client
@@ -36,7 +36,7 @@ def greedy(prompt: str, new: int) -> str:
     return str(tokenizer().decode(tokens))
 
 
-def test_a_completion(server: Running) -> None:
+def test_a_completion_equals_the_generation_of_the_model(server: Running) -> None:
     body = {"prompt": ["Once", "In"], "max_tokens": 6, "temperature": 0, "model": "small"}
     answer = server.client.post("/v1/completions", json=body).json()
     assert [choice["text"] for choice in answer["choices"]] == [greedy("Once", 6), greedy("In", 6)]
@@ -44,15 +44,15 @@ def test_a_completion(server: Running) -> None:
     assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
 
 
-def test_a_small_answer_is_not_held_back(server: Running) -> None:
-    """By Nagle's algorithm, which waits 40 ms for a client's acknowledgement."""
+def test_a_small_answer_is_sent_at_once(server: Running) -> None:
+    """Nagle's algorithm, which waits 40 ms for a client's acknowledgement, is off."""
     assert server.client.get("/health").status_code == 200
     [connection] = server.server.http.server_state.connections
     there = connection.transport.get_extra_info("socket")
     assert there.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_echo_and_scores(server: Running) -> None:
+def test_echo_returns_the_prompt_with_scores(server: Running) -> None:
     ids = tokenizer().encode("Once upon").ids
     for prompt in ("Once upon", ids, [ids]):
         body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
@@ -82,7 +82,7 @@ def stream(client: httpx.Client, **body: Any) -> list[Any]:
     return [json.loads(line) for line in lines]
 
 
-def test_a_stream_brings_the_same_in_pieces(server: Running) -> None:
+def test_a_stream_gives_the_same_text_in_pieces(server: Running) -> None:
     body = {"prompt": ["Once", "Upon a"], "max_tokens": 30, "n": 2, "seed": 7, "echo": True, "logprobs": 2, "stop": "e"}
     whole = server.client.post("/v1/completions", json=body).json()
     chunks = stream(server.client, **body, stream_options={"include_usage": True})
@@ -128,7 +128,7 @@ def test_a_stream_brings_the_same_in_pieces(server: Running) -> None:
         ({"prompt": "a", "wrong": 2}, "wrong"),
     ],
 )
-def test_wrong_completions(server: Running, body: dict[str, Any], field: str) -> None:
+def test_wrong_completion_requests_are_refused(server: Running, body: dict[str, Any], field: str) -> None:
     sent = json.dumps(body)
     answer = server.client.post("/v1/completions", content=sent, headers={"Content-Type": "application/json"})
     error = answer.json()["error"]
@@ -138,13 +138,13 @@ def test_wrong_completions(server: Running, body: dict[str, Any], field: str) ->
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"prompt":' + b"9" * 5000])
 @pytest.mark.parametrize("path", ["/v1/completions", "/api"])
-def test_what_is_no_request(server: Running, path: str, content: bytes) -> None:
+def test_invalid_bodies_are_refused(server: Running, path: str, content: bytes) -> None:
     answer = server.client.post(path, content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] if path.startswith("/v1") else answer.json()["message"]
 
 
-def test_names(server: Running) -> None:
+def test_model_names_are_listed_and_checked(server: Running) -> None:
     assert [model["id"] for model in server.client.get("/v1/models").json()["data"]] == ["small"]
     assert server.client.get("/v1/models/small").json()["id"] == "small"
     for answer in (
@@ -157,7 +157,7 @@ def test_names(server: Running) -> None:
     assert "message" in server.client.get("/nothing").json()
 
 
-def test_a_model_has_the_name_of_its_run(server: Running, tmp_path: Path) -> None:
+def test_a_model_is_named_after_its_run(server: Running, tmp_path: Path) -> None:
     for folder, name in (("small-1/model", "small-1"), ("small-1", "small-1"), ("model/other", "other")):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         assert name_of(tmp_path / folder) == name
@@ -172,7 +172,7 @@ def test_a_model_has_the_name_of_its_run(server: Running, tmp_path: Path) -> Non
     assert server.client.get("/v1/models/model").json()["id"] == "small"
 
 
-def test_pages_and_counters(server: Running) -> None:
+def test_pages_and_metrics_are_served(server: Running) -> None:
     assert server.client.get("/health").json()["status"] == "ok"
     assert server.client.get("/").status_code == 200
     manual = server.client.get("/docs").text
@@ -195,7 +195,7 @@ def test_pages_and_counters(server: Running) -> None:
     assert count(after, "gpt2train_running_rows") == count(after, "gpt2train_waiting_sequences") == 0
 
 
-def test_answers_do_not_depend_on_who_else_is_served() -> None:
+def test_answers_do_not_depend_on_other_requests() -> None:
     bodies = [
         {"prompt": "word " * i + "a", "max_tokens": 10 + i, "seed": i, "logprobs": 1, **kind}
         for i, kind in enumerate([{}, {"temperature": 0}, {"top_p": 0.8}, {"top_k": 9}, {"n": 2}, {"echo": True}] * 2)
@@ -215,7 +215,7 @@ def test_answers_do_not_depend_on_who_else_is_served() -> None:
             assert first == pytest.approx(second, abs=1e-4)
 
 
-def test_a_full_queue_and_a_body_too_large() -> None:
+def test_a_full_queue_and_a_large_body_are_refused() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     with (
         running(gate, ServeSettings(max_batch_size=1, max_queued=1, max_body=2000)) as server,
@@ -234,11 +234,11 @@ def test_a_full_queue_and_a_body_too_large() -> None:
             large = server.client.post(path, content=b"a" * 3000, headers={"Content-Type": "application/json"})
             assert large.status_code == 413
             assert "2000" in large.text
-        gate.let(6)
+        gate.allow(6)
         assert [one.result().json()["choices"][0]["text"] for one in waiting] == [greedy("a", 4)] * 2
 
 
-def test_who_leaves_frees_the_row() -> None:
+def test_a_client_that_disconnects_frees_its_row() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     with running(gate, ServeSettings(max_batch_size=1)) as server:
         batcher = server.server.service.batcher
@@ -250,56 +250,54 @@ def test_who_leaves_frees_the_row() -> None:
             connection.request("POST", "/v1/completions", sent, {"Content-Type": "application/json"})
             wait_for(lambda: batcher.rows == 1, 30, "the row to be taken")
             if streams:
-                gate.let(2)
+                gate.allow(2)
                 assert connection.getresponse().read(10)
             assert connection.sock
             connection.sock.shutdown(socket.SHUT_RDWR)
             connection.close()
-            wait_for(
-                lambda: all(place.ticket.cancelled for place in list(batcher._running)), 30, "the server to notice"
-            )
-            gate.let(1)
+            wait_for(lambda: all(row.ticket.cancelled for row in list(batcher._running)), 30, "the server to notice")
+            gate.allow(1)
             wait_for(lambda: batcher.rows == 0, 30, "the row to be free")
         assert len(gate.rows_seen) < 10
         wait_for(lambda: "disconnects_total 2.0" in server.client.get("/metrics").text, 30, "both to be counted")
 
 
-def test_the_time_of_a_request_ends() -> None:
+def test_a_request_ends_at_its_deadline() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     with running(gate, ServeSettings(max_batch_size=1, deadline=0.4)) as server, ThreadPoolExecutor(1) as pool:
         late = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 9})
         time.sleep(0.6)
-        gate.let(1)
+        gate.allow(1)
         assert late.result().status_code == 504
-        gate.let(1)
+        gate.allow(1)
         streamed = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "stream": True})
         time.sleep(0.6)
-        gate.let(1)
+        gate.allow(1)
         last = streamed.result().text.strip().rpartition("data: ")[2]
         assert json.loads(last)["error"]["code"] == 504
 
 
-def test_a_decoder_that_hangs_is_no_hang_for_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_decoder_does_not_hang_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpt2train.serve.service.DEADLINE_MARGIN_SECONDS", 0.2)
     gate = Gate(LocalDecoder(small_model(), 1))
     with running(gate, ServeSettings(max_batch_size=1, deadline=0.3)) as server:
         assert server.client.post("/v1/completions", json={"prompt": "a"}).status_code == 504
         health = server.client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "stuck")
-        gate.let(1)
+        gate.allow(1)
         wait_for(lambda: server.client.get("/health").status_code == 200, 30, "the step to end")
 
 
-def test_what_outlasts_the_grace_is_cut_off() -> None:
+def test_requests_beyond_the_shutdown_timeout_are_cut_off() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     with running(gate, ServeSettings(max_batch_size=1, shutdown_timeout=1)) as server, ThreadPoolExecutor(1) as pool:
         batcher = server.server.service.batcher
         late = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 100})
         wait_for(lambda: batcher.rows == 1, 30, "the row to be taken")
-        [place] = batcher._running
+        [running_row] = batcher._running
         server.server.http.should_exit = True
-        wait_for(lambda: place.ticket.cancelled, 30, "the server to give it up")
-        gate.let(1)
+        wait_for(lambda: running_row.ticket.cancelled, 30, "the server to give it up")
+        gate.allow(1)
         server.thread.join(30)
         assert not server.thread.is_alive()
         try:
@@ -312,7 +310,7 @@ def test_a_failing_decoder_ends_the_service() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     gate.failure = RuntimeError("a rank is gone")
     with running(gate, ServeSettings(max_batch_size=1)) as server:
-        gate.let(1)
+        gate.allow(1)
         with contextlib.closing(httpx.Client(base_url=server.url, timeout=60, trust_env=False)) as client:
             answer = client.post("/v1/completions", json={"prompt": "a"})
         assert answer.status_code == 500
@@ -321,7 +319,7 @@ def test_a_failing_decoder_ends_the_service() -> None:
         assert not server.thread.is_alive()
 
 
-def test_a_key(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_is_required_and_never_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("GPT2TRAIN_API_KEY", KEY)
     with running() as server:
         for path in ("/v1/models", "/metrics"):
@@ -333,5 +331,5 @@ def test_a_key(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     assert KEY not in caplog.text
 
 
-def test_only_this_machine_unless_told_otherwise() -> None:
+def test_the_server_listens_on_loopback_by_default() -> None:
     assert ServeSettings().host == "127.0.0.1"

@@ -70,7 +70,7 @@ class Page:
         return [line for line in lines if line["level"] not in ("INFO", "DEBUG") and " 401 " not in line["message"]]
 
     def ask(self, path: str, body: object = None) -> str:
-        """What the server answers without the page."""
+        """Answer of the server to a request without the page."""
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
         request = urllib.request.Request(self.address + path, body and json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request) as response:
@@ -101,7 +101,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         driver.quit()
 
 
-def test_nothing_from_elsewhere(page: Page) -> None:
+def test_the_page_loads_nothing_from_other_hosts(page: Page) -> None:
     with urllib.request.urlopen(page.address + "/") as response:
         policy, body = response.headers["Content-Security-Policy"], response.read().decode()
     assert "default-src 'none'" in policy and "unsafe" not in policy
@@ -113,7 +113,7 @@ def test_nothing_from_elsewhere(page: Page) -> None:
     assert page.complaints() == []
 
 
-def test_the_heading_names_run_and_size(page: Page) -> None:
+def test_the_heading_shows_run_and_size(page: Page) -> None:
     """The run's name where the folder is called `model`, as all are that a merge writes."""
     page.open()
     [served] = json.loads(page.ask("/v1/models"))["data"]
@@ -124,7 +124,7 @@ def test_the_heading_names_run_and_size(page: Page) -> None:
     assert page.driver.title == f"{served['id']} · gpt2train"
 
 
-def test_text_comes_as_text(page: Page) -> None:
+def test_generated_text_is_escaped(page: Page) -> None:
     page.open()
     page.go(prompt="<i>x</i>", temperature=0, max_tokens=150)
     assert page.text() == (TEXT * 9).encode()[8:158].decode(errors="replace")
@@ -134,7 +134,7 @@ def test_text_comes_as_text(page: Page) -> None:
     assert page.complaints() == []
 
 
-def test_a_text_breaks_no_line_of_a_stream(page: Page) -> None:
+def test_line_ends_in_a_text_do_not_break_the_stream(page: Page) -> None:
     asked = {"prompt": "Gr", "temperature": 0, "max_tokens": 120, "stream": True, "logprobs": 0}
     lines = [line for line in page.ask("/v1/completions", asked).splitlines() if line]
     assert all(line.startswith("data: ") for line in lines)
@@ -143,7 +143,7 @@ def test_a_text_breaks_no_line_of_a_stream(page: Page) -> None:
     assert "\u2028" in made
 
 
-def test_probabilities_on_hover_and_focus(page: Page) -> None:
+def test_probabilities_are_shown_on_hover_and_focus(page: Page) -> None:
     page.open()
     page.go(prompt="Gr", temperature=0, max_tokens=20)
     asked = {"prompt": "Gr", "temperature": 0, "max_tokens": 20, "logprobs": 5}
@@ -161,7 +161,7 @@ def test_probabilities_on_hover_and_focus(page: Page) -> None:
     best = sorted(scores["top_logprobs"][5].values(), reverse=True)
     assert [row for row in rows[1:] if row.endswith("%")] == [shown(one) for one in best]
 
-    tokens[0].click()  # a letter of two tokens: both are told, and the probability of both together
+    tokens[0].click()  # a letter of two tokens: both are shown, with their joint probability
     assert tip.text.split("\n")[1] == shown(scores["token_logprobs"][0] + scores["token_logprobs"][1])
     page.driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert tip.text.split("\n")[:2] == ["e", shown(scores["token_logprobs"][4])]
@@ -178,7 +178,7 @@ def shown(logprob: float) -> str:
     return "< 0.01 %" if share < 0.0001 else f"{share * 100:.{2 if share < 0.01 else 1}f} %"
 
 
-def test_stop_button(page: Page) -> None:
+def test_the_stop_button_ends_generation(page: Page) -> None:
     page.open()
     page.fill(prompt="Gr", max_tokens=4000)
     page.at("go").click()
@@ -208,7 +208,7 @@ def test_settings_reach_the_server(page: Page) -> None:
     assert texts[0] == texts[2] != texts[1]
 
 
-def test_errors_in_words(page: Page) -> None:
+def test_errors_are_shown_as_text(page: Page) -> None:
     page.open()
     page.go(prompt="Gr", max_tokens=5000)
     assert "context is 4096 tokens" in page.at("error").text
@@ -220,7 +220,7 @@ def test_errors_in_words(page: Page) -> None:
     assert page.text() == TEXT[2:5]  # five bytes
 
 
-def test_phone(page: Page) -> None:
+def test_the_page_fits_a_phone(page: Page) -> None:
     size = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
@@ -234,7 +234,7 @@ def test_phone(page: Page) -> None:
         page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_wrong_key_and_no_server(page: Page) -> None:
+def test_a_wrong_key_and_a_missing_server_are_reported(page: Page) -> None:
     page.open(key="sesame", name="send the key of this server")
     page.go(prompt="Gr", temperature=0, max_tokens=5)
     assert "send the key of this server" in page.at("error").text

@@ -1,4 +1,4 @@
-"""The published description of the interface: what it says is what the server does."""
+"""The OpenAPI description of the interface, compared with the server."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def description(server: Running) -> dict[str, Any]:
 
 
 def check(description: dict[str, Any], answer: Any) -> None:
-    """Hold an answer against what is said of its operation."""
+    """Compare an answer with the description of its operation."""
     request = answer.request
     path = next(p for p in description["paths"] if p.partition("{")[0] == request.url.path.partition("small")[0])
     said = description["paths"][path][request.method.lower()]["responses"][str(answer.status_code)]
@@ -41,7 +41,7 @@ def check(description: dict[str, Any], answer: Any) -> None:
     jsonschema.validate(answer.json() if kind == "application/json" else answer.text, schema)
 
 
-def test_answers_are_as_described(server: Running, description: dict[str, Any]) -> None:
+def test_answers_match_the_description(server: Running, description: dict[str, Any]) -> None:
     completion = {"prompt": ["a", "b"], "max_tokens": 3}
     api = {"prompts": ["a"], "tokens_to_generate": 3}
     for path, body in (
@@ -78,7 +78,7 @@ def test_every_error_is_described(description: dict[str, Any]) -> None:
 
 
 def test_every_route_is_described(server: Running, description: dict[str, Any]) -> None:
-    """And a body is read on the paths that have one alone."""
+    """A body is read only on paths that are described with one."""
     with_body = {
         path: {m.upper() for m, one in of.items() if "requestBody" in one} for path, of in description["paths"].items()
     }
@@ -105,7 +105,7 @@ def test_a_key_is_described(tmp_path: Path) -> None:
         check(description, server.client.get("/v1/models"))
 
 
-def test_what_is_not_offered_is_said(server: Running) -> None:
+def test_unsupported_fields_and_routes_are_named(server: Running) -> None:
     for field, value, nothing in (
         ("presence_penalty", 0.5, 0),
         ("frequency_penalty", "1", 0.0),
@@ -126,7 +126,7 @@ def test_what_is_not_offered_is_said(server: Running) -> None:
         assert ("chat is not supported" in answer.text) == (path != "/v1/embeddings")
 
 
-def test_a_whole_number_may_have_a_point(server: Running) -> None:
+def test_integers_may_be_written_with_a_point(server: Running) -> None:
     """To JSON Schema 3.0 is an integer; 3.5 is none, and true is no number."""
     asked = {"prompt": [[70, 71.0]], "max_tokens": 3.0, "seed": 1e3, "n": 1.0}
     plain = {"prompt": [[70, 71]], "max_tokens": 3, "seed": 1000}

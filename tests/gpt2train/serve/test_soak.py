@@ -1,4 +1,4 @@
-"""Clients of every bad kind at once: nothing leaks, nothing hangs, every answer is the model's."""
+"""Many faulty clients at once: no leak, no hang, and correct answers."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from benchmarks.soak import run
 
 
 @pytest.mark.slow
-def test_soak(tmp_path: Path) -> None:
+def test_many_faulty_clients_cause_no_leak_and_no_hang(tmp_path: Path) -> None:
     found, wrong = run(tmp_path / "model", "nano", seconds=8, clients=12)
     assert wrong == []
     assert {name.partition(":")[0] for name in found.counts} == set(KINDS)

@@ -29,7 +29,7 @@ def scalar(value: float) -> Tensor:
 
 
 @pytest.mark.parametrize("decay_embeddings", [True, False])
-def test_equals_torch(decay_embeddings: bool) -> None:
+def test_updates_equal_those_of_torch(decay_embeddings: bool) -> None:
     ours, theirs = (initialise(GPT2(SHAPE), 1) for _ in range(2))
     settings = OptimizerSettings(weight_decay=0.3, decay_embeddings=decay_embeddings)
     mine = AdamW(ours.named_parameters(), settings)
@@ -59,7 +59,7 @@ def test_equals_torch(decay_embeddings: bool) -> None:
             torch.testing.assert_close(mine.state()[f"{name}.{key}"], state[key], rtol=1e-5, atol=1e-7)
 
 
-def test_what_decays() -> None:
+def test_weight_decay_applies_to_matrices_only() -> None:
     names = dict(GPT2(SHAPE).named_parameters())
     decayed = {name for name, p in names.items() if is_decayed(name, p, OptimizerSettings())}
     assert decayed == {name for name in names if name.endswith("weight") and "ln_" not in name}
@@ -68,7 +68,7 @@ def test_what_decays() -> None:
 
 
 @given(st.sampled_from([0.1, 1.0, 1e3]), st.sampled_from([1.0, 65536.0]))
-def test_dividing_in_the_kernel_is_clipping_and_unscaling(limit: float, scale: float) -> None:
+def test_the_kernel_clips_and_unscales_by_its_divisor(limit: float, scale: float) -> None:
     ours, theirs = (initialise(GPT2(SHAPE), 1) for _ in range(2))
     mine = AdamW(ours.named_parameters(), OptimizerSettings())
     reference = AdamW(theirs.named_parameters(), OptimizerSettings())
@@ -95,7 +95,7 @@ def test_a_skipped_step_changes_nothing(bad: float) -> None:
         assert torch.equal(value, before[name]), name
 
 
-def test_nothing_leaks() -> None:
+def test_steps_do_not_leak_memory() -> None:
     model = initialise(GPT2(SHAPE), 1)
     optimizer = AdamW(model.named_parameters(), OptimizerSettings())
     mine = gradients(model, 0)
@@ -111,7 +111,7 @@ def test_nothing_leaks() -> None:
 
 
 def test_the_norm_of_a_large_tensor_is_exact() -> None:
-    """Added up in a few float32 lanes, a norm of 4 million equal numbers is wrong by 1e-4 and more on a CPU."""
+    """Summed in a few float32 accumulators, a norm of 4 million equal numbers is wrong by 1e-4 and more on a CPU."""
     tensor = torch.full((4096, 1024), 0.3)
     exact = (tensor.double().square().sum()).sqrt().item()
     assert norms([tensor]).item() == pytest.approx(exact, rel=1e-6)
@@ -119,7 +119,7 @@ def test_the_norm_of_a_large_tensor_is_exact() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.inf, torch.nan])
-def test_one_bad_element_is_seen_also_in_a_copy_that_does_not_count(kind: Any) -> None:
+def test_a_non_finite_element_is_found_also_in_an_uncounted_copy(kind: Any) -> None:
     tensors = [torch.ones(3, 4), torch.ones(5)]
     tensors[1][2] = kind
     for copies in ([], [tensors[1]]):

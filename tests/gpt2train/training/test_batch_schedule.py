@@ -12,7 +12,7 @@ few = st.integers(1, 40)
 
 
 @given(few, few, few)
-def test_any_two_give_the_third(micro: int, processes: int, turns: int) -> None:
+def test_any_two_sizes_give_the_third(micro: int, processes: int, turns: int) -> None:
     whole = micro * processes * turns
     for hidden in ("micro_batch", "global_batch", "gradient_accumulation_steps", None):
         given_ = {"micro_batch": micro, "global_batch": whole, "gradient_accumulation_steps": turns}
@@ -22,7 +22,7 @@ def test_any_two_give_the_third(micro: int, processes: int, turns: int) -> None:
 
 
 @given(few, few, few, few)
-def test_three_that_disagree_are_refused(micro: int, processes: int, turns: int, whole: int) -> None:
+def test_three_contradicting_sizes_are_refused(micro: int, processes: int, turns: int, whole: int) -> None:
     assume(whole != micro * processes * turns)
     with pytest.raises(UserError, match=f"batch.global_batch {whole} is not"):
         BatchSettings(micro_batch=micro, global_batch=whole, gradient_accumulation_steps=turns).sizes(processes)
@@ -44,7 +44,7 @@ def test_three_that_disagree_are_refused(micro: int, processes: int, turns: int,
         ({"micro_batch": 2, "global_batch": 0}, "at least two of"),
     ],
 )
-def test_a_refusal_gives_the_sum_and_the_nearest(batch: dict[str, int], message: str) -> None:
+def test_a_refusal_shows_the_calculation_and_the_nearest_size(batch: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         BatchSettings(**batch).sizes(3)
 
@@ -68,7 +68,7 @@ def test_a_ramp_up_that_does_not_fit_is_refused(ramp: tuple[int, int, int], mess
 
 
 def megatron(plan: BatchPlan, samples: int) -> int:
-    """The rule of `--rampup-batch-size START INCREMENT SAMPLES`, in its words: as many samples for each increment."""
+    """Megatron-LM's rule of `--rampup-batch-size START INCREMENT SAMPLES`: equal samples for each increment."""
     assert plan.ramp is not None
     increments = (plan.size - plan.ramp.start) // plan.ramp.increment
     if samples > plan.ramp.samples or not increments:
@@ -77,7 +77,7 @@ def megatron(plan: BatchPlan, samples: int) -> int:
 
 
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 12), st.integers(1, 5000), st.integers(0, 6000))
-def test_the_size_follows_megatron(start: int, increment: int, parts: int, length: int, samples: int) -> None:
+def test_the_size_equals_megatrons(start: int, increment: int, parts: int, length: int, samples: int) -> None:
     plan = BatchPlan(start + parts * increment, RampUp(start=start, increment=increment, samples=length))
     # At the very end of a part its division in floating point can fall short by one; ours is of integers.
     assume(parts == 0 or samples * parts % length)
@@ -85,7 +85,7 @@ def test_the_size_follows_megatron(start: int, increment: int, parts: int, lengt
 
 
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 12), st.integers(1, 3000))
-def test_steps_and_samples_agree_with_walking(start: int, increment: int, parts: int, length: int) -> None:
+def test_steps_and_samples_agree_with_counting_one_by_one(start: int, increment: int, parts: int, length: int) -> None:
     plan = BatchPlan(start + parts * increment, RampUp(start=start, increment=increment, samples=length))
     samples, step, sizes = 0, 0, []
     while samples < length + 3 * plan.size:
@@ -99,6 +99,6 @@ def test_steps_and_samples_agree_with_walking(start: int, increment: int, parts:
     assert plan.sizes() == sorted(set(sizes))
 
 
-def test_one_size_always() -> None:
+def test_the_size_is_constant_without_a_ramp_up() -> None:
     plan = BatchPlan(8)
     assert (plan.size_at(0), plan.samples_after(5), plan.steps_until(33), plan.sizes()) == (8, 40, 5, [8])

@@ -20,7 +20,7 @@ def scales(settings: ScalerSettings, happened: list[bool]) -> list[float]:
 
 
 @given(overflows, st.integers(1, 5))
-def test_without_hysteresis_it_is_the_scaler_of_torch(happened: list[bool], window: int) -> None:
+def test_without_hysteresis_the_scale_equals_torchs(happened: list[bool], window: int) -> None:
     theirs = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=window)
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=0.0)
@@ -36,7 +36,7 @@ def test_without_hysteresis_it_is_the_scaler_of_torch(happened: list[bool], wind
 
 
 def megatron(settings: ScalerSettings, happened: list[bool]) -> list[float]:
-    """Megatron-LM's dynamic scaler as its documentation tells it, with counters that count up."""
+    """Megatron-LM's dynamic scaler as its documentation describes it, with counters that count up."""
     scale, good, bad, found = settings.initial, 0, 0, []
     for overflow in happened:
         found.append(scale)
@@ -49,7 +49,9 @@ def megatron(settings: ScalerSettings, happened: list[bool]) -> list[float]:
 
 
 @given(overflows, st.integers(1, 5), st.integers(1, 4), st.sampled_from([1.0, 2.0**14]))
-def test_hysteresis_is_that_of_megatron(happened: list[bool], window: int, hysteresis: int, minimum: float) -> None:
+def test_with_hysteresis_the_scale_equals_megatrons(
+    happened: list[bool], window: int, hysteresis: int, minimum: float
+) -> None:
     settings = ScalerSettings(initial=2.0**16, window=window, hysteresis=hysteresis, minimum=minimum)
     assert scales(settings, happened) == megatron(settings, happened)
 
@@ -60,7 +62,7 @@ def test_a_static_scale_stays(happened: list[bool]) -> None:
 
 
 @given(overflows)
-def test_it_goes_on_from_its_record(happened: list[bool]) -> None:
+def test_the_scale_survives_serialisation(happened: list[bool]) -> None:
     settings = ScalerSettings(window=3)
     scale = first_scale(settings)
     for overflow in happened:
@@ -72,6 +74,6 @@ def test_it_goes_on_from_its_record(happened: list[bool]) -> None:
     ("settings", "expected"),
     [({}, True), ({"static": True}, False), ({"initial": 4.0, "minimum": 4.0}, False)],
 )
-def test_whether_a_lower_scale_may_help(settings: dict[str, float], expected: bool) -> None:
+def test_a_scale_can_fall_where_a_lower_one_may_help(settings: dict[str, float], expected: bool) -> None:
     made = ScalerSettings(**settings)
     assert can_fall(first_scale(made), made) is expected

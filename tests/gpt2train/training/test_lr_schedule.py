@@ -34,7 +34,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 
 @given(schedules())
-def test_rises_to_the_peak_and_never_again(schedule: Schedule) -> None:
+def test_the_rate_rises_to_the_peak_and_never_again(schedule: Schedule) -> None:
     rates = [learning_rate(update, schedule) for update in range(schedule.updates)]
     warmup = schedule.warmup
     assert all(a < b for a, b in itertools.pairwise(rates[: warmup + 1])) and rates[0] > 0
@@ -44,7 +44,7 @@ def test_rises_to_the_peak_and_never_again(schedule: Schedule) -> None:
 
 
 @given(schedules())
-def test_ends_at_the_floor_and_stays_there(schedule: Schedule) -> None:
+def test_the_rate_ends_at_the_minimum_and_stays_there(schedule: Schedule) -> None:
     after = [learning_rate(schedule.updates - 1 + more, schedule) for more in (0, 1, 1000)]
     if schedule.warmup == schedule.updates - 1:  # the peak is the last update's
         assert after[0] == 1.0
@@ -55,7 +55,7 @@ def test_ends_at_the_floor_and_stays_there(schedule: Schedule) -> None:
 
 
 @given(schedules())
-def test_no_step_is_larger_than_its_shape_has(schedule: Schedule) -> None:
+def test_the_rate_changes_by_no_more_than_its_shape_allows(schedule: Schedule) -> None:
     rates = [learning_rate(update, schedule) for update in range(schedule.updates)]
     falling = max(1, schedule.updates - 1 - schedule.warmup)
     if schedule.kind == "wsd":
@@ -76,7 +76,7 @@ def theirs(name: str, updates: int, warmup: int, **more: Any) -> list[float]:
 
 
 @given(st.integers(3, 200), st.data())
-def test_equals_transformers(updates: int, data: st.DataObject) -> None:
+def test_rates_equal_those_of_transformers(updates: int, data: st.DataObject) -> None:
     warmup = data.draw(st.integers(0, updates - 2))
     decay = data.draw(st.integers(1, updates - 1 - warmup))
     whole = {"num_training_steps": updates}
@@ -100,7 +100,7 @@ def settings(schedule: dict[str, Any], **more: Any) -> TrainSettings:
     return build(TrainSettings, {"steps": 100, "model": {"context": 10}, "schedule": schedule}, more)
 
 
-def test_three_ways_to_give_the_warmup() -> None:
+def test_the_warmup_can_be_given_in_three_ways() -> None:
     batches = BatchPlan(4)
     assert make_schedule(settings({"warmup": 20}), batches).warmup == 20
     assert make_schedule(settings({"warmup": 0, "warmup_fraction": 0.2}), batches).warmup == 20

@@ -1,4 +1,4 @@
-"""Two corpora, documents masked, what follows their ends not counted: the same numbers on every layout."""
+"""Training on two corpora with document masks: the same numbers on every layout."""
 
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,6 @@ def test_every_layout_sees_the_same_documents(tokens: Path, tmp_path: Path, alon
         assert np.allclose(curve(config.output, "grad_norm"), curve(alone["whole"].output, "grad_norm"), rtol=1e-4)
 
 
-def test_the_choices_change_what_is_learned(alone: dict[str, RunConfig]) -> None:
+def test_the_data_settings_change_the_loss(alone: dict[str, RunConfig]) -> None:
     with_choices, without = curve(alone["whole"].output), curve(alone["plain"].output)
     assert abs(with_choices[0] - without[0]) > 1e-4  # the same weights, other targets and positions

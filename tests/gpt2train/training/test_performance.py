@@ -1,4 +1,4 @@
-"""What makes a run faster leaves it as it is."""
+"""Performance options: torch.compile, kernels, GC freezing and overlap change no result."""
 
 import gc
 from pathlib import Path
@@ -34,7 +34,7 @@ def tokens() -> torch.Tensor:
 @pytest.mark.parametrize(
     "whole", [pytest.param(True, marks=pytest.mark.exhaustive), pytest.param(False, marks=pytest.mark.slow)]
 )
-def test_compiled_is_the_same(whole: bool) -> None:
+def test_a_compiled_model_gives_the_same_numbers(whole: bool) -> None:
     torch._dynamo.utils.counters.clear()
     plain, compiled = (initialise(GPT2(SHAPE), 1) for _ in range(2))
     compile_module(compiled, PerformanceSettings(compile="on"), CPU, whole=whole)
@@ -51,13 +51,13 @@ def test_compiled_is_the_same(whole: bool) -> None:
 
 
 @pytest.mark.parametrize("compile", ["auto", "off"])
-def test_a_cpu_does_not_wait_for_the_compiler(compile: Any) -> None:
+def test_nothing_is_compiled_on_a_cpu(compile: Any) -> None:
     model = GPT2(SHAPE)
     compile_module(model, PerformanceSettings(compile=compile), CPU, whole=True)
     assert "forward" not in vars(model) and not any("forward" in vars(block) for block in model.blocks.values())
 
 
-def test_kernels_and_collector_are_put_back() -> None:
+def test_kernel_settings_and_gc_are_restored() -> None:
     before = torch.get_float32_matmul_precision()
     with fast_kernels(PerformanceSettings(), CPU), freeze_gc():
         assert torch.get_float32_matmul_precision() == before
@@ -66,7 +66,7 @@ def test_kernels_and_collector_are_put_back() -> None:
 
 
 class StopsAt(StopRequest):
-    """Asked to stop in a step, counted by the looks at it; there is one a step."""
+    """Stop request at a step, counted by the reads of `requested`, one for each step."""
 
     def __init__(self, step: int) -> None:
         self.left = step
@@ -77,9 +77,9 @@ class StopsAt(StopRequest):
         return self.left <= 0
 
 
-def test_a_step_begun_early_changes_nothing(tmp_path: Path) -> None:
+def test_starting_the_next_step_early_changes_nothing(tmp_path: Path) -> None:
     tokens = write_tokens(tmp_path)
-    place = join("cpu")
+    ctx = join("cpu")
     numbers = {}
     for overlap in ("off", "on"):
         changes = {
@@ -90,8 +90,8 @@ def test_a_step_begun_early_changes_nothing(tmp_path: Path) -> None:
         config = make(tokens, tmp_path / overlap, performance={"overlap": overlap}, **changes)
         early = [step for step in range(1, STEPS + 1) if can_start_next_step(config, CPU, step)]
         assert early == ([step for step in range(1, STEPS) if step % 5] if overlap == "on" else [])
-        assert train(config, place, StopsAt(7)).step == 7
-        assert train(config, place).step == STEPS
+        assert train(config, ctx, StopsAt(7)).step == 7
+        assert train(config, ctx).step == STEPS
         numbers[overlap] = curve(tmp_path / overlap), weights(tmp_path / overlap)
     dist.destroy_process_group()
     assert numbers["on"][0] == numbers["off"][0]
@@ -99,13 +99,13 @@ def test_a_step_begun_early_changes_nothing(tmp_path: Path) -> None:
         assert torch.equal(numbers["on"][1][name], weight), name
 
 
-def test_fp16_waits_for_its_loss_scale(tmp_path: Path) -> None:
+def test_fp16_never_starts_the_next_step_early(tmp_path: Path) -> None:
     config = make(tmp_path, tmp_path / "run", performance={"overlap": "on"}, precision="fp16")
     assert not any(can_start_next_step(config, CPU, step) for step in range(STEPS))
 
 
 class NoReading(TorchFunctionMode):
-    """Refuses whatever waits for a GPU: to look at a number there, or to take one there from pageable memory."""
+    """Refuses operations that wait for a GPU: reading a number from it, or copying one to it from pageable memory."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
@@ -116,7 +116,7 @@ class NoReading(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_a_step_waits_for_the_device_in_one_place_only() -> None:
+def test_a_step_synchronises_with_the_device_only_once() -> None:
     config = build(
         RunConfig,
         {

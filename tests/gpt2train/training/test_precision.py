@@ -1,4 +1,4 @@
-"""What is in half precision and what is not, and that fp16 and bf16 learn like fp32."""
+"""Half precision: dtypes of products and weights, and training that follows fp32."""
 
 import itertools
 import shutil
@@ -23,7 +23,7 @@ SHAPE = Shape(vocab=200, layers=2, heads=2, hidden=16, context=8)
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-def test_products_are_half_and_the_rest_is_whole(half: torch.dtype) -> None:
+def test_matrix_products_are_in_half_precision_and_the_rest_in_float32(half: torch.dtype) -> None:
     """Matrix products are in half precision; residual stream, LayerNorm, loss, weights and gradients in float32."""
     model = initialise(GPT2(SHAPE), 1)
     seen: dict[str, set[torch.dtype]] = {"products": set(), "norms": set(), "residual": set()}
@@ -49,7 +49,7 @@ def test_products_are_half_and_the_rest_is_whole(half: torch.dtype) -> None:
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
-def test_attention_weighs_in_float32() -> None:
+def test_the_softmax_of_attention_is_in_float32() -> None:
     """The softmax of attention: sums of 512 equal weights would be off by 2e-3 in bfloat16."""
     key = torch.zeros(1, 1, 512, 8, dtype=torch.bfloat16)
     value = torch.ones(1, 1, 512, 8, dtype=torch.bfloat16)
@@ -61,7 +61,7 @@ def relative(ours: Path, theirs: Path) -> Tensor:
     return torch.tensor(np.abs(np.array(curve(ours)) / np.array(curve(theirs)) - 1))
 
 
-def test_half_precision_learns_like_float32(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+def test_half_precision_trains_like_float32(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     for kind in ("fp32", "bf16", "fp16"):
         train(make(tokens, tmp_path / kind, precision=kind, batch={"micro_batch": 4}), alone)
     assert relative(tmp_path / "bf16", tmp_path / "fp32").max() < 1e-2
@@ -107,7 +107,7 @@ def test_a_spike_is_skipped_and_the_run_resumes_bit_for_bit(tokens: Path, tmp_pa
     assert curve(config.output) == losses
 
 
-def test_a_growing_batch_and_a_warmup_in_tokens(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+def test_a_ramp_up_and_a_warmup_in_tokens_work_together(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     batch = {"micro_batch": 2, "global_batch": 8, "ramp_up": {"start": 2, "increment": 2, "samples": 24}}
     schedule = {"kind": "wsd", "warmup": 0, "warmup_tokens": 16 * 16, "decay_fraction": 0.5}
     config = make(tokens, tmp_path / "run", batch=batch, schedule=schedule, steps=12)

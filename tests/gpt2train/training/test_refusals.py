@@ -1,4 +1,4 @@
-"""What cannot be trained: one clear error on the first rank alone, every rank ends, the exit code is not 0.
+"""Refused trainings: one error on rank 0, the end of every rank, and a non-zero exit code.
 
 All cases are run by the same two real ranks, one after the other; each joins and leaves a process group of its own.
 """
@@ -39,21 +39,21 @@ SAVING: dict[str, Any] = {"checkpoints": {"interval": 2, "keep": 99}, "schedule"
 
 @dataclass(frozen=True)
 class Ending:
-    """How a case ended on both ranks."""
+    """Exit codes and output of a case on both ranks."""
 
     codes: tuple[int, ...]
     screens: tuple[str, ...]
     checkpoints: list[int]
-    """Steps of those that stand and are intact."""
+    """Steps of the intact checkpoints."""
 
 
 def write_bad_tokens(folder: Path) -> tuple[Path, Path, Path]:
-    """Tokens that are sound, that lost their end, and that have the index of another corpus."""
+    """Intact tokens, truncated ones, and ones with the index of another corpus."""
     sound, truncated, other = write_tokens(folder), folder / "cut", folder / "other"
-    for place in (truncated, other):
-        place.mkdir()
+    for target in (truncated, other):
+        target.mkdir()
         for name in ("train.bin", "train.idx", "valid.bin", "valid.idx"):
-            shutil.copy(sound / name, place)
+            shutil.copy(sound / name, target)
     os.truncate(truncated / "train.bin", (sound / "train.bin").stat().st_size - 1000)
     with IndexedWriter(folder / "corpus", "<u2") as writer:
         writer.add(list(range(90)))
@@ -63,7 +63,7 @@ def write_bad_tokens(folder: Path) -> tuple[Path, Path, Path]:
 
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ending]]:
-    """How each case ended, all in one torchrun job; without those that this machine cannot play."""
+    """Ending of each case, all in one torchrun job; without those that this machine cannot run."""
     folder = tmp_path_factory.mktemp("refusals")
     sound, truncated, other = write_bad_tokens(folder)
     (folder / "elsewhere").write_text("a file where a folder should be")
@@ -102,13 +102,13 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Endi
 
 
 def ending(out: Path, name: str, run: str) -> Ending:
-    standing = [store.verify(path).position.step for path in store.list_checkpoints(run)]
+    checkpoints = [store.verify(path).position.step for path in store.list_checkpoints(run)]
     codes = tuple(int((out / f"{name}.{rank}.code").read_text()) for rank in (0, 1))
-    return Ending(codes, tuple((out / f"{name}.{rank}.txt").read_text() for rank in (0, 1)), standing)
+    return Ending(codes, tuple((out / f"{name}.{rank}.txt").read_text() for rank in (0, 1)), checkpoints)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_one_error_on_the_first_rank_alone(endings: dict[str, Ending], name: str) -> None:
+def test_only_rank_0_prints_the_error(endings: dict[str, Ending], name: str) -> None:
     if name not in endings:
         pytest.skip("mounting a small disk needs root")
     code, message = REFUSED[name]
@@ -119,12 +119,12 @@ def test_one_error_on_the_first_rank_alone(endings: dict[str, Ending], name: str
     assert end.screens[1] == "", end
 
 
-def test_what_could_not_be_saved_leaves_the_checkpoints_before(endings: dict[str, Ending]) -> None:
+def test_a_failed_save_keeps_the_earlier_checkpoints(endings: dict[str, Ending]) -> None:
     assert endings["file-limit"].checkpoints == [2, 4]
     if "full-disk" in endings:
         assert endings["full-disk"].checkpoints[0] == 2
 
 
-def test_the_ranks_are_as_fit_as_before_for_what_is_sound(endings: dict[str, Ending]) -> None:
+def test_the_ranks_can_train_after_refusals(endings: dict[str, Ending]) -> None:
     assert endings["sound"].codes == (0, 0)
     assert "memory at the end" in endings["sound"].screens[0] and endings["sound"].screens[1] == ""

@@ -1,4 +1,4 @@
-"""Spikes are found by what came before them, and what is skipped is counted."""
+"""Spike detection by the values of earlier steps, and the count of skipped steps."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ SETTINGS = SpikeSettings(threshold_sigma=6.0, window=16)
 
 
 def walk(values: list[float], settings: SpikeSettings = SETTINGS) -> list[int]:
-    """Places of the spikes."""
+    """Indices of the spikes."""
     history, found = SpikeWindow(), []
     for place, value in enumerate(values):
         history, spike = update(SpikeWindow.model_validate_json(history.model_dump_json()), value, settings)
@@ -39,20 +39,20 @@ def test_a_spike_is_found_and_does_not_hide_the_next() -> None:
     assert walk(values) == [30, 32]
 
 
-def test_nothing_is_judged_early_or_when_it_is_off() -> None:
+def test_nothing_is_a_spike_before_the_window_is_full_or_when_detection_is_off() -> None:
     values = [*noise(7), 40.0, *noise(20)]
     assert walk(values) == []
     assert walk([*noise(40), 40.0], SpikeSettings(threshold_sigma=0.0, window=16)) == []
     assert walk([*noise(40), -40.0]) == []  # below the mean is no spike
 
 
-def test_a_level_that_has_risen_for_good_is_learned() -> None:
+def test_a_lasting_rise_is_soon_no_spike() -> None:
     spikes = walk([*noise(40), *(3.0 + v for v in noise(60, 1))])
     assert spikes[0] == 40 and 1 <= len(spikes) < 8 and spikes[-1] < 50
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60))
-def test_the_limit_is_the_mean_and_so_many_deviations(values: list[float]) -> None:
+def test_the_limit_is_the_mean_plus_a_multiple_of_the_deviation(values: list[float]) -> None:
     history = SpikeWindow(values=tuple(values[:-1][-16:]))
     _, spike = update(history, values[-1], SETTINGS)
     if len(history.values) < 8:
@@ -76,7 +76,7 @@ def test_a_skipped_step_is_no_update() -> None:
     assert loss_scale(at, made, 4) == 1.0 and at.scale is None
 
 
-def test_a_spike_is_skipped_by_what_is_watched() -> None:
+def test_a_spike_of_the_watched_metric_is_skipped() -> None:
     for watch in ("grad_norm", "loss"):
         made = settings(spikes={"threshold_sigma": 6.0, "window": 16, "metric": watch})
         at = START
@@ -90,7 +90,7 @@ def test_a_spike_is_skipped_by_what_is_watched() -> None:
         assert not is_spike(at, **(low if watch == "loss" else high), settings=made)
 
 
-def test_overflows_that_a_lower_scale_may_mend_do_not_end_a_run() -> None:
+def test_overflows_that_a_lower_scale_may_cure_do_not_end_a_run() -> None:
     made = settings(precision="fp16", scaler={"initial": 16.0, "hysteresis": 2})
     at, rows, values = START, [], []
     for _ in range(8):
@@ -101,7 +101,7 @@ def test_overflows_that_a_lower_scale_may_mend_do_not_end_a_run() -> None:
     assert rows == [0, 0, 0, 0, 0, 1, 2, 3]
 
 
-def test_a_position_of_before_reads_and_a_new_one_reads_back() -> None:
+def test_old_and_new_train_states_are_read() -> None:
     old = TrainState.model_validate_json('{"step": 3, "samples": 24, "updates": 3, "skipped": 0}')
     assert old.history == SpikeWindow() and old.scale is None
     made = settings(precision="fp16", spikes={"threshold_sigma": 3.0})

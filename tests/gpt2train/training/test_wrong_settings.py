@@ -149,7 +149,7 @@ def _without_none(mapping: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_setting_is_one_line(endings: dict[str, Ending], name: str) -> None:
+def test_a_wrong_setting_is_one_error_line(endings: dict[str, Ending], name: str) -> None:
     _, _, code, message = WRONG[name]
     errors = [line for line in endings[name].screen.splitlines() if line.startswith("error: ")]
     assert endings[name].code == code if code else endings[name].code in (1, 2), endings[name]
@@ -173,7 +173,7 @@ def numbers(model: type[Settings]) -> list[str]:
     return [name for name, field in model.model_fields.items() if field.annotation is float]
 
 
-def test_no_settings_model_takes_a_number_that_is_not_finite() -> None:
+def test_no_settings_model_accepts_a_non_finite_number() -> None:
     tried = 0
     for module in [found for package in (gpt2train, tasks, flows) for found in modules(package)]:
         for model in vars(module).values():

@@ -1,4 +1,4 @@
-"""The step: repetition, order, shards, what rejected rows say, the same bytes, memory."""
+"""The blacklist step: duplicates, order, shards, rejected rows, reproducible bytes, memory."""
 
 import os
 import subprocess
@@ -25,7 +25,9 @@ from tests.tasks.corpus import Inline, rejected_of
 
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.sampled_from([1, 4]))
-def test_repeats_are_those_of_a_set(tmp_path_factory: pytest.TempPathFactory, numbers: list[int], cells: int) -> None:
+def test_duplicates_equal_those_of_a_set(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[int], cells: int
+) -> None:
     path = tmp_path_factory.getbasetemp() / "keys"
     seen: set[int] = set()
     expected = [row for row, number in enumerate(numbers) if number in seen or seen.add(number)]  # type: ignore[func-returns-value]
@@ -41,7 +43,7 @@ def test_repeats_are_those_of_a_set(tmp_path_factory: pytest.TempPathFactory, nu
     assert sorted(found) == expected
 
 
-def test_cells_grow_with_the_lists() -> None:
+def test_the_number_of_cells_grows_with_the_lists() -> None:
     assert [cells_of(size) for size in (0, 2**26 - 1, 2**26, 10 * 2**26, 2**50)] == [1, 1, 2, 16, 256]
 
 
@@ -93,11 +95,11 @@ def test_a_url_loses_its_credentials_and_nothing_else(rest: str, secret: str) ->
     assert without_credentials(f"http://host.example/{rest}") == f"http://host.example/{rest}"
 
 
-def test_parity_of_the_step(tmp_path: Path) -> None:
-    place = write(tmp_path / "l.txt", ["http://a.example/1", "http://a.example/1#x", "http://a.example/a.7z"])
+def test_the_parity_setting_follows_megatron(tmp_path: Path) -> None:
+    urls = write(tmp_path / "l.txt", ["http://a.example/1", "http://a.example/1#x", "http://a.example/a.7z"])
     root = Folder(tmp_path / "out")
-    assert run(root, [place]).outcome.reasons == {"duplicate": 1, "forbidden_extension": 1}
-    assert run(root, [place], parity="megatron").outcome.kept == 3
+    assert run(root, [urls]).outcome.reasons == {"duplicate": 1, "forbidden_extension": 1}
+    assert run(root, [urls], parity="megatron").outcome.kept == 3
     with pytest.raises(ValueError, match="one of the two"):
         BlacklistSettings(parity="megatron", domain_lists=("ut1",))
 
@@ -136,7 +138,7 @@ def test_order_is_kept_and_shards_are_full(
     assert not [name for name in (root / "urls").files() if name.startswith("work")]
 
 
-def test_rejected_rows_say_what_and_where(tmp_path: Path) -> None:
+def test_rejected_rows_have_reason_and_source_line(tmp_path: Path) -> None:
     lines = [
         "http://a.example/1",
         "# comment",
@@ -157,7 +159,7 @@ def test_rejected_rows_say_what_and_where(tmp_path: Path) -> None:
     ]
 
 
-def test_a_list_without_a_good_url_says_why(tmp_path: Path) -> None:
+def test_a_list_without_any_kept_url_reports_the_reasons(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"every one of the 2 URLs .*forbidden_extension 1, too_short 1"):
         run(Folder(tmp_path / "out"), [write(tmp_path / "l.txt", ["http://a.example/x.pdf", "x"])])
 
@@ -211,7 +213,7 @@ MEASURED = """if True:
 
 
 @pytest.mark.slow
-def test_a_million_urls_in_fifteen_seconds_and_in_no_more_memory_than_half_a_million(tmp_path: Path) -> None:
+def test_a_million_urls_take_fifteen_seconds_and_constant_memory(tmp_path: Path) -> None:
     def measure(count: int) -> tuple[float, float]:
         command = [sys.executable, "-c", MEASURED, str(tmp_path / "list.txt"), str(count)]
         seconds, kib = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()

@@ -1,4 +1,4 @@
-"""The rules of the blacklist: each one, their order, the lists, the real list with its reference decisions."""
+"""Rules of the blacklist: each rule, their order, blocklists, and reference decisions for a real list."""
 
 import gzip
 import json
@@ -43,7 +43,7 @@ def key(url: str) -> bytes:
         ("http://google.blogspot.com/x", None),
         ("http://good.example/google.com", None),
         ("http://twitter.good.example/x", None),
-        # The user's lists: the domain and what lies under it.
+        # Blocklists of the user: a domain and its subdomains.
         ("http://bad.example/x", "listed_domain"),
         ("http://a.b.bad.example/x", "listed_domain"),
         ("http://notbad.example/x", None),
@@ -99,7 +99,7 @@ def key(url: str) -> bytes:
         ("http://good.example/two words", None),
     ],
 )
-def test_each_rule(url: str, expected: str | None) -> None:
+def test_each_rule_gives_its_reason(url: str, expected: str | None) -> None:
     assert reason(url) == expected
 
 
@@ -117,7 +117,7 @@ def test_the_first_rule_that_hits_is_named() -> None:
         "http://me@good.example./a?b",
     ],
 )
-def test_repetition_is_found_in_other_clothes(same: str) -> None:
+def test_equivalent_urls_have_one_key(same: str) -> None:
     assert key("http://good.example/a?b") == key(same) != b""
 
 
@@ -125,16 +125,16 @@ def test_repetition_is_found_in_other_clothes(same: str) -> None:
     "other",
     ["https://good.example/a?b", "http://good.example:81/a?b", "http://good.example/A?b", "http://good.example/a?c"],
 )
-def test_what_differs_is_kept(other: str) -> None:
+def test_different_urls_have_different_keys(other: str) -> None:
     assert key("http://good.example/a?b") != key(other) != b""
 
 
 @given(st.text() | st.text().map("http://{}".format) | st.text(st.sampled_from("htp:/.[]@?#%a1é\u202e")))
 def test_any_text_gets_a_verdict(url: str) -> None:
-    judge = UrlClassifier(RULES)
-    found, _, digest = verdict = judge(url)
+    classify = UrlClassifier(RULES)
+    found, _, digest = verdict = classify(url)
     assert len(digest) == (0 if found else 16)
-    assert judge(url) == verdict  # what it remembers of the host changes nothing
+    assert classify(url) == verdict  # what it remembers of the host changes nothing
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_any_text_gets_a_verdict(url: str) -> None:
         ("http://1.2.3.400/x", ""),
     ],
 )
-def test_parity_has_the_faults_of_the_recipe(url: str, expected: str) -> None:
-    judge = MegatronClassifier(Rules(blocked_names(), EXTENSIONS))
-    assert judge(url)[0] == expected
-    assert judge(url)[2] != judge(url + "#x")[2] or expected
+def test_parity_reproduces_megatrons_faults(url: str, expected: str) -> None:
+    classify = MegatronClassifier(Rules(blocked_names(), EXTENSIONS))
+    assert classify(url)[0] == expected
+    assert classify(url)[2] != classify(url + "#x")[2] or expected
 
 
 WORDS = """http https ftp :// : / // ? # @ . .. - _ [ ] ! ~ % %41 \\ ; & = google good.example bad.example www. a.b
@@ -175,21 +175,21 @@ PARTS = st.sampled_from([*WORDS.split(), " ", "\t", "\x00", "a" * 64, "abcd." * 
     st.lists(PARTS, max_size=8).map("".join)
     | st.lists(PARTS, max_size=6).map(lambda p: "http://good.example" + "".join(p))
 )
-def test_the_short_way_is_the_long_way(url: str) -> None:
+def test_the_fast_path_equals_the_general_one(url: str) -> None:
     assert UrlClassifier(RULES)(url) == UrlClassifier(RULES).classify_any(url)
 
 
-def test_the_short_way_is_taken() -> None:
+def test_the_fast_path_is_taken_for_plain_urls() -> None:
     assert PLAIN.fullmatch("http://a-b.good.example/x.html?y=1&z#top")
     assert not PLAIN.fullmatch("http://good.example:80/") and not PLAIN.fullmatch("http://me@good.example/")
 
 
-def test_site_names() -> None:
+def test_site_names_are_extracted() -> None:
     hosts = ["maps.google.co.uk", "me.blogspot.com", "reddit.example", "example", "1.2.3.4"]
     assert [site_name(host) for host in hosts] == ["google", "blogspot", "reddit", "", ""]
 
 
-def test_lists_in_both_layouts_of_ut1(tmp_path: Path) -> None:
+def test_both_layouts_of_ut1_are_read(tmp_path: Path) -> None:
     (tmp_path / "adult").mkdir()
     (tmp_path / "adult" / "domains").write_text("One.example\n# no\none.example\n")
     (tmp_path / "adult" / "urls").write_text("www.three.example/~x\n")
@@ -212,24 +212,24 @@ def test_lists_in_both_layouts_of_ut1(tmp_path: Path) -> None:
 
 
 @given(st.dictionaries(st.text(st.sampled_from("ab."), min_size=1, max_size=6), st.sampled_from("xyz")), st.text("ab."))
-def test_packed_domains_find_what_a_dict_finds(entries: dict[str, str], host: str) -> None:
+def test_packed_domains_give_the_results_of_a_dict(entries: dict[str, str], host: str) -> None:
     below = [".".join(host.split(".")[n:]) for n in range(host.count(".") + 1)]
     expected = next(((name, entries[name]) for name in below if name and name in entries), None)
     if "" not in below[:-1]:  # an empty label ends the search; no host name has one
         assert pack(entries.items()).find(host) == expected
 
 
-def test_the_real_list_with_its_reference_decisions(real_data: Path) -> None:
+def test_the_real_list_gets_its_reference_decisions(real_data: Path) -> None:
     """130,791 URLs and UT1 categories. The reference knows exact repetition and `has an http host`, nothing else."""
     with gzip.open(real_data / "urls" / "urls_expected.tsv.gz", "rt", encoding="utf-8", newline="") as file:
         rows = [row.split("\t", 2) for row in file.read().split("\n")[1:] if row.count("\t") >= 2]
     counts = json.loads((real_data / "urls" / "expected_counts.json").read_text())["counts"]
     assert len(rows) == counts["total"]
-    judge = UrlClassifier(Rules(listed=read_blocklists([str(real_data / "urls" / "blacklists")])))
+    classify = UrlClassifier(Rules(listed=read_blocklists([str(real_data / "urls" / "blacklists")])))
     seen: set[bytes] = set()
     pairs: Counter[tuple[str, str]] = Counter()
     for decision, category, url in rows:
-        found, detail, digest = judge(url)
+        found, detail, digest = classify(url)
         if not found and digest in seen:
             found = "duplicate"
         seen.add(digest)

@@ -1,4 +1,4 @@
-"""Repair, length, language: what stays, what goes and why."""
+"""The clean step: repair, length, language, and reasons of rejected documents."""
 
 import gzip
 import json
@@ -43,7 +43,7 @@ def rows_of(root: Folder, manifest: Manifest, which: str = "outputs") -> list[di
     return [row for record in records for row in read_rows(root / manifest.folder, record.name)]
 
 
-def test_every_reason(tmp_path: Path, runner: Runner) -> None:
+def test_each_reject_reason_is_given(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     mojibake = ENGLISH.replace("library", "café").encode().decode("cp1252")
     digits = "12 34 , " * 100
@@ -62,14 +62,14 @@ def test_every_reason(tmp_path: Path, runner: Runner) -> None:
     assert manifest.outcome.facts["tokens"] == sum(row["tokens"] for row in kept)
 
 
-def test_any_language_may_stay(tmp_path: Path, runner: Runner) -> None:
+def test_any_language_can_be_kept(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     settings = CleanSettings(language=LanguageSettings(keep=("any",)))
     manifest = clean(root, documents(root, [ENGLISH, GERMAN]), settings, runner)
     assert [row["language"] for row in rows_of(root, manifest)] == [None, None]
 
 
-def test_filters_count_by_reason_and_tokens_are_those_of_the_text_that_stays(tmp_path: Path, runner: Runner) -> None:
+def test_filters_count_by_reason_and_tokens_are_counted_after_filtering(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     sentences = [f"The {a} of the house and the {b} of the town have met with a {c} today." for a, b, c in NAMES]
     prose = "\n".join(sentences * 2)
@@ -91,7 +91,7 @@ def test_filters_count_by_reason_and_tokens_are_those_of_the_text_that_stays(tmp
     assert "masked" not in clean(root, documents(root, [ENGLISH]), CleanSettings(), runner).outcome.facts
 
 
-def test_the_language_is_asked_for_a_task_that_needs_it(tmp_path: Path, runner: Runner) -> None:
+def test_the_language_is_detected_for_a_task_that_needs_it(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     filters = {"cleanup": {"tasks": ["remove_512_non_english"], "short_foreign": 10_000}}
     settings = build(CleanSettings, {"filters": filters, "language": {"keep": ["any"]}})
@@ -100,7 +100,7 @@ def test_the_language_is_asked_for_a_task_that_needs_it(tmp_path: Path, runner: 
     assert manifest.outcome.reasons == {"short_not_english": 1}
 
 
-def test_tokens_of_the_published_tokenizer(tmp_path: Path, runner: Runner, open_data: Path) -> None:
+def test_token_counts_equal_those_of_the_published_tokenizer(tmp_path: Path, runner: Runner, open_data: Path) -> None:
     from gpt2train.data.tokenizer import load_tokenizer, read_tables, save_tokenizer
 
     root = Folder(tmp_path)
@@ -116,7 +116,7 @@ def test_tokens_of_the_published_tokenizer(tmp_path: Path, runner: Runner, open_
     assert count_tokens([text]) < count_tokens([text], tokenizer_file(root, tokenizer))
 
 
-def test_the_end_of_a_text_is_no_token(tmp_path: Path, runner: Runner) -> None:
+def test_the_end_of_a_text_does_not_count_as_a_token(tmp_path: Path, runner: Runner) -> None:
     texts = [" ".join(["word"] * n) for n in (127, 128)]
     root = Folder(tmp_path)
     manifest = clean(root, documents(root, texts), CleanSettings(language=LanguageSettings(keep=("any",))), runner)
@@ -124,7 +124,7 @@ def test_the_end_of_a_text_is_no_token(tmp_path: Path, runner: Runner) -> None:
     assert manifest.outcome.reasons == {"too_short": 1}
 
 
-def test_a_sample_decides_as_the_whole_text(open_data: Path) -> None:
+def test_a_sample_gives_the_language_of_the_whole_text(open_data: Path) -> None:
     with gzip.open(open_data / "lang" / "udhr_lang_dev.jsonl.gz", "rt", encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file][::12]
     settings = LanguageSettings(detector="langdetect")
@@ -132,7 +132,7 @@ def test_a_sample_decides_as_the_whole_text(open_data: Path) -> None:
     assert all((detect(t, settings) == "en") == (detect(t, whole) == "en") for t in texts)
 
 
-def test_same_bytes_for_one_and_two_workers(tmp_path: Path, runner: Runner) -> None:
+def test_one_and_two_workers_give_the_same_bytes(tmp_path: Path, runner: Runner) -> None:
     parts = [[ENGLISH, GERMAN], ["too short", ENGLISH.upper()], [ENGLISH.replace("library", "archive")]]
     two = clean(Folder(tmp_path / "two"), documents(Folder(tmp_path / "two"), *parts), CleanSettings(), runner)
     with Runner(workers=1) as single:

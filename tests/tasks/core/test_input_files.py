@@ -1,4 +1,4 @@
-"""The user's input files: what a pattern names, what identifies a file, and reading it in bounded memory."""
+"""Input files of the user: patterns, identity of a file, and reading in bounded memory."""
 
 import bz2
 import gzip
@@ -23,7 +23,7 @@ def zstd(data: bytes) -> bytes:
     return bytes(pa.compress(data, codec="zstd", asbytes=True))
 
 
-PACKS: dict[str, Callable[[bytes], bytes]] = {
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
@@ -36,7 +36,7 @@ def names(patterns: list[str], *suffixes: str) -> list[str]:
     return [file.name for file in find_inputs(patterns, "--urls", suffixes)]
 
 
-def test_files_globs_and_folders(tmp_path: Path) -> None:
+def test_files_globs_and_folders_are_found(tmp_path: Path) -> None:
     for name in ("b.txt", "a.TXT", "c.lst", "sub/d.txt.gz", "sub/deep/e.parquet", "sub/notes.pdf", "odd[1].txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
@@ -52,7 +52,7 @@ def test_files_globs_and_folders(tmp_path: Path) -> None:
     assert names([f"{tmp_path}/b.txt", f"{tmp_path}/?.txt"]) == ["b.txt"]  # each file once
 
 
-def test_any_file_system() -> None:
+def test_any_fsspec_file_system_is_read() -> None:
     fs = fsspec.filesystem("memory")
     fs.pipe({"/lists/b.txt": b"b", "/lists/a.txt": b"a"})
     found = find_inputs(["memory://lists"], "--urls", [".txt"])
@@ -61,7 +61,7 @@ def test_any_file_system() -> None:
         assert stream.read() == b"b"
 
 
-def test_identity_is_the_content_and_not_the_place(tmp_path: Path) -> None:
+def test_identity_depends_on_the_content_and_not_on_the_path(tmp_path: Path) -> None:
     identities = []
     for name, content in (("one.txt", b"same"), ("two.txt", b"same"), ("three.txt", b"else")):
         (tmp_path / name).write_bytes(content)
@@ -79,7 +79,7 @@ def test_identity_is_the_content_and_not_the_place(tmp_path: Path) -> None:
         ("empty", "no file in .*empty ends in .txt, .parquet; check the folder given with --urls"),
     ],
 )
-def test_what_is_not_there_names_the_option(tmp_path: Path, pattern: str, message: str) -> None:
+def test_a_missing_file_is_reported_with_the_option(tmp_path: Path, pattern: str, message: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=message) as error:
         find_inputs([f"{tmp_path}/{pattern}"], "--urls", [".txt", ".parquet"])
@@ -88,7 +88,7 @@ def test_what_is_not_there_names_the_option(tmp_path: Path, pattern: str, messag
 
 
 @pytest.mark.parametrize("pattern", ["lists/*.txt", "lists/one.txt", "empty"])
-def test_a_path_that_begins_here_says_where_that_is(
+def test_an_error_for_a_relative_path_names_the_working_folder(
     tmp_path: Path, pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -97,24 +97,24 @@ def test_a_path_that_begins_here_says_where_that_is(
         find_inputs([pattern], "--urls", [".txt"])
 
 
-def test_no_pattern_and_an_unknown_protocol() -> None:
+def test_an_empty_list_and_an_unknown_protocol_are_refused() -> None:
     with pytest.raises(UserError, match="--warcs"):
         find_inputs([], "--warcs", [".warc"])
     with pytest.raises(UserError, match="cannot read nosuch://x"):
         find_inputs(["nosuch://x"], "--warcs", [".warc"])
 
 
-@pytest.mark.parametrize("suffix", PACKS)
-def test_each_packing_is_undone(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+def test_each_compression_is_decompressed(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"list.txt{suffix}"
-    path.write_bytes(PACKS[suffix](b"one\n") + PACKS[suffix](b"two\n"))  # packed files may be joined
+    path.write_bytes(COMPRESSORS[suffix](b"one\n") + COMPRESSORS[suffix](b"two\n"))  # packed files may be joined
     with open_input(str(path)) as stream:
         assert stream.read() == b"one\ntwo\n"
 
 
-@pytest.mark.parametrize("suffix", [suffix for suffix in PACKS if suffix])
-def test_a_cut_or_false_archive_names_the_file(tmp_path: Path, suffix: str) -> None:
-    whole = PACKS[suffix](bytes(range(256)) * 4000)
+@pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESSORS if suffix])
+def test_a_truncated_or_false_archive_is_named(tmp_path: Path, suffix: str) -> None:
+    whole = COMPRESSORS[suffix](bytes(range(256)) * 4000)
     for content in (whole[: len(whole) // 2], b"plain text, and no archive at all\n"):
         (tmp_path / f"cut{suffix}").write_bytes(content)
         with (
@@ -125,7 +125,7 @@ def test_a_cut_or_false_archive_names_the_file(tmp_path: Path, suffix: str) -> N
 
 
 @given(st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"")), max_size=20), st.integers(0, 12))
-def test_lines_are_those_of_split(lines: list[bytes], longest: int) -> None:
+def test_lines_equal_those_of_split(lines: list[bytes], longest: int) -> None:
     data = b"\n".join(lines)
     expected = data.split(b"\n")
     if expected[-1] == b"":
@@ -135,13 +135,13 @@ def test_lines_are_those_of_split(lines: list[bytes], longest: int) -> None:
 
 
 @given(st.lists(st.integers(0, 3 * BLOCK), min_size=1, max_size=4), st.sampled_from([0, 10, BLOCK, 2 * BLOCK]))
-def test_lines_that_cross_blocks(lengths: list[int], longest: int) -> None:
+def test_lines_may_cross_blocks(lengths: list[int], longest: int) -> None:
     data = b"".join(b"x" * length + b"\n" for length in lengths)
     found = [None if line is None else len(line) for _, line in read_lines(io.BytesIO(data), longest)]
     assert found == [length if length <= longest else None for length in lengths]
 
 
-def test_a_long_line_is_never_held(tmp_path: Path) -> None:
+def test_a_long_line_is_never_held_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "long.txt.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(b"first\n")
@@ -156,7 +156,7 @@ def test_a_long_line_is_never_held(tmp_path: Path) -> None:
     assert peak < 12 * BLOCK
 
 
-def test_names() -> None:
+def test_names_and_kinds_are_derived_from_paths() -> None:
     assert base_name("http://h.example/a/urls.txt.gz?x=1/2") == "urls.txt.gz"
     assert [kind_of(n) for n in ("a.TXT.gz", "b.parquet", "c", "d.gz", "e.warc.gz")] == [
         ".txt",

@@ -1,4 +1,4 @@
-"""Folders in object stores: S3 and GCS servers of loopback, and the memory of this process."""
+"""Folders in object stores: S3 and GCS servers on loopback, and fsspec's memory file system."""
 
 import os
 import pickle
@@ -56,7 +56,7 @@ def folder(bucket: str) -> Folder:
     return Folder(f"{bucket}/{uuid.uuid4().hex}")
 
 
-def test_files_come_and_go(folder: Folder) -> None:
+def test_files_are_written_and_removed(folder: Folder) -> None:
     assert folder.size("a/b.bin") is None and folder.files() == []
     folder.write_bytes("a/b.bin", b"hello")
     folder.write_bytes("c", b"")
@@ -70,7 +70,7 @@ def test_files_come_and_go(folder: Folder) -> None:
     assert folder.files() == []
 
 
-def test_a_file_is_whole_or_not_there(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_is_atomic(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ValueError, match="stop"), folder.writing("half") as draft:
         draft.write_bytes(b"half")
@@ -82,7 +82,7 @@ def test_a_file_is_whole_or_not_there(folder: Folder, tmp_path: Path, monkeypatc
     assert uploaded == Folder(folder.url).record("whole", rows=3)  # as read back
 
 
-def test_what_another_process_wrote_is_seen_at_once(folder: Folder) -> None:
+def test_files_of_another_process_are_visible_at_once(folder: Folder) -> None:
     other = Folder(folder.url)
     assert folder.files() == [] == other.files() and folder.size("late") is None
     other.write_bytes("late", b"now")
@@ -91,7 +91,7 @@ def test_what_another_process_wrote_is_seen_at_once(folder: Folder) -> None:
     assert folder.read_bytes("late") == b"longer" and folder.size("late") == 6
 
 
-def test_parquet_is_read_by_ranges(folder: Folder) -> None:
+def test_parquet_is_read_by_byte_ranges(folder: Folder) -> None:
     rows = [row(f"text number {number} " * 50) for number in range(3000)]
     manifest = documents_of(folder, rows, per_shard=1500)
     assert need_manifest(folder / "clean") == manifest
@@ -99,7 +99,7 @@ def test_parquet_is_read_by_ranges(folder: Folder) -> None:
     assert table["id"].to_pylist() == [one["id"] for one in rows[1500:]]
 
 
-def test_a_step_goes_on_from_its_batches(folder: Folder) -> None:
+def test_a_step_resumes_from_its_batches(folder: Folder) -> None:
     from tests.tasks.core.test_step import SCHEMA, make_step
 
     step = make_step(folder)
@@ -113,7 +113,7 @@ def test_a_step_goes_on_from_its_batches(folder: Folder) -> None:
     assert step.folder.files() == ["_manifest.json"]
 
 
-def test_an_outage_while_a_commit_sweeps(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_during_the_sweep_of_a_commit_loses_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that the earlier manifest names goes before the new one is there; the next run sweeps."""
     from tests.tasks.core.test_step import SCHEMA, make_step
 
@@ -157,7 +157,7 @@ def test_tokens_are_fetched_once_and_verified(folder: Folder, tmp_path: Path) ->
     assert not list((tmp_path / "other").rglob("_manifest.json"))
 
 
-def test_one_run_at_a_time(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_is_locked_by_one_run(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.core.output_lock, "HEARTBEAT_SECONDS", 0.2)
     monkeypatch.setattr(tasks.core.output_lock, "POLL_SECONDS", 0.05)
     with locked(folder):
@@ -190,7 +190,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert b"elsewhere" not in folder.read_bytes(LOCK)
 
 
-def test_a_run_that_lost_its_lock_stops(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_stops_after_losing_its_lock(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.core.output_lock, "HEARTBEAT_SECONDS", 0.05)
     runner = Runner(workers=1)
     from tests.tasks.core.test_runner import note
@@ -215,7 +215,7 @@ def test_unfinished_uploads_are_aborted(folder: Folder) -> None:
         assert [upload["Key"] for upload in fs.list_multipart_uploads(name)] == ["of-another/big"]
 
 
-def test_drafts_of_killed_processes_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
@@ -225,8 +225,8 @@ def test_drafts_of_killed_processes_are_swept(tmp_path: Path, monkeypatch: pytes
         assert [path.name for path in tmp_path.iterdir()] == [f"{DRAFT}{os.getpid()}-bb"]
 
 
-def told(code: str, **variables: str) -> str:
-    """What a fresh process says of a folder in a store."""
+def run_code(code: str, **variables: str) -> str:
+    """Run code in a new process; its error, as text."""
     program = f"""
 from tasks.core.storage import Folder
 from gpt2train.errors import UserError
@@ -244,18 +244,18 @@ except (UserError, ConnectionError) as error:
     return done.stdout
 
 
-def test_a_store_that_cannot_be_used_says_so_in_one_line() -> None:
+def test_an_unusable_store_is_reported_in_one_line() -> None:
     pytest.importorskip("s3fs")
     with store_server("s3") as variables:
-        assert "UserError the bucket of s3://none/out/.writable does not exist; create it" in told(
+        assert "UserError the bucket of s3://none/out/.writable does not exist; create it" in run_code(
             "Folder('s3://none/out').check_writable()", **variables
         )
         bare = {name: value for name, value in variables.items() if "KEY" not in name}
-        assert "UserError no valid credentials for s3://none/out" in told(
+        assert "UserError no valid credentials for s3://none/out" in run_code(
             "Folder('s3://none/out').check_writable()", **bare
         )
     gone = environment("s3", free_port())
-    waiting = told(
+    waiting = run_code(
         "import tasks.core.object_stores; tasks.core.object_stores.ATTEMPTS = 1; Folder('s3://b/out').check_writable()",
         **gone,
     )

@@ -1,4 +1,4 @@
-"""Reject-rate limits: what passes, what stops, where it stops whatever the order, and how a run goes on."""
+"""Reject limits: what passes, what stops the run, independence of the order, and resuming."""
 
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,14 @@ def outcome(seen: int, rejected: int) -> Outcome:
         ("clean", 100_000, 99_000, True),
         ("clean", 1000, 950, False),  # just at the limit
         ("clean", 1000, 951, True),
-        ("clean", 999, 998, False),  # too few to say
+        ("clean", 999, 998, False),  # too few rows to decide
         ("clean", 3, 3, True),  # but nothing is left
         ("clean", 0, 0, False),
         ("decontaminate", 10_000, 6_000, True),
         ("shuffle", 10_000, 10_000, False),  # a step without a limit
     ],
 )
-def test_defaults(step: str, seen: int, rejected: int, stops: bool) -> None:
+def test_the_defaults_stop_at_their_limits(step: str, seen: int, rejected: int, stops: bool) -> None:
     total = outcome(seen, rejected)
     if not stops:
         return check_reject_rate(LimitSettings(), step, "out/x", total.seen, total.reasons)
@@ -64,7 +64,7 @@ def test_the_error_names_the_most_frequent_reasons() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=8), st.randoms(use_true_random=False))
-def test_a_stage_stops_or_not_whatever_ends_first(counts: list[tuple[int, int]], order: Any) -> None:
+def test_stopping_does_not_depend_on_the_order_of_batches(counts: list[tuple[int, int]], order: Any) -> None:
     """The plain rule: some beginning of the items, of at least `min_rows` rows, is over the limit."""
     limits = LimitSettings(min_rows=20, clean=0.5)
     batches = {f"part-{n:05d}": outcome(kept + dropped, dropped) for n, (kept, dropped) in enumerate(counts)}
@@ -111,7 +111,7 @@ def run(root: Folder, documents: Manifest, **limits: Any) -> tuple[Manifest, lis
             raise
 
 
-def test_a_step_stops_early_and_goes_on_after_the_limit_was_raised(tmp_path: Path) -> None:
+def test_a_step_stops_early_and_resumes_with_a_higher_limit(tmp_path: Path) -> None:
     root = Folder(tmp_path / "a")
     documents = corpus(root)
     source = root / documents.folder
@@ -137,7 +137,7 @@ def test_a_limit_changes_no_fingerprint(tmp_path: Path) -> None:
     assert made[0] == made[1]
 
 
-def test_every_limit_is_of_a_step_of_the_recipe() -> None:
-    """A limit under a name that no step has would never be looked at."""
+def test_every_limit_belongs_to_a_step_of_the_recipe() -> None:
+    """A limit under a name that no step has would never be checked."""
     fields = set(DataprepSettings.model_fields)
     assert set(LimitSettings.model_fields) - {"min_rows"} <= fields

@@ -1,4 +1,4 @@
-"""How batches run: in groups when there are many, in the place that fits the work, once each."""
+"""Runner of batches: groups, threads or processes by the kind of work, each batch once."""
 
 import multiprocessing
 import os
@@ -37,7 +37,7 @@ def fail_at(folder: Folder, name: str, item: int, calls: str, bad: int) -> Outco
 
 
 def fill_up(folder: Folder, name: str, item: int) -> Outcome:
-    """A batch whose last byte finds no room."""
+    """A batch for whose last byte there is no space."""
     with Path("/dev/full").open("wb") as file:
         file.write(b"x")
     return Outcome(seen=item)
@@ -47,14 +47,14 @@ def _parent(folder: Folder) -> int:
     return int(folder.read_bytes("parent.txt"))
 
 
-def step_in(place: Path) -> Step:
-    step = Step(Folder(place), "noted", version=1, parameters={}, inputs={})
+def step_in(folder: Path) -> Step:
+    step = Step(Folder(folder), "noted", version=1, parameters={}, inputs={})
     step.folder.write_bytes("parent.txt", str(os.getpid()).encode())
     return step
 
 
 class Counting(Runner):
-    """Notes what an orchestrator would see."""
+    """A runner that records the groups and the progress."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
@@ -69,7 +69,7 @@ class Counting(Runner):
         self.steps.append((done, stage.batches, rows))
 
 
-def test_many_batches_go_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_batches_are_run_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.core.runner, "MAX_GROUPS", 4)
     step = step_in(tmp_path)
     with Counting(workers=2) as runner:
@@ -80,7 +80,7 @@ def test_many_batches_go_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(step.batch(f"part-{number:05d}") == outcomes[number] for number in range(10))
 
 
-def test_a_group_that_failed_goes_on_from_what_it_committed(tmp_path: Path) -> None:
+def test_a_failed_group_resumes_from_its_committed_batches(tmp_path: Path) -> None:
     step, calls = step_in(tmp_path), tmp_path / "calls"
     items = tuple((f"part-{number:05d}", number) for number in range(5))
     with pytest.raises(ConnectionError):
@@ -90,7 +90,7 @@ def test_a_group_that_failed_goes_on_from_what_it_committed(tmp_path: Path) -> N
     assert calls.read_text().split() == ["0", "1", "2", "3", "3", "4"]
 
 
-def test_each_kind_of_work_runs_where_it_belongs(tmp_path: Path) -> None:
+def test_each_batch_runs_in_a_thread_or_process_as_requested(tmp_path: Path) -> None:
     step = step_in(tmp_path)
     with Runner(workers=1) as runner:
         computed = runner.batches(step, "process", [1, 2], note)
@@ -130,20 +130,20 @@ def _refused() -> str:
     return ""
 
 
-def _tell(sender: Any) -> None:
+def _send_refusal(sender: Any) -> None:
     sender.send(_refused())
 
 
-def test_a_daemon_worker_says_what_to_set() -> None:
+def test_a_daemonic_worker_is_refused_with_the_setting() -> None:
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe()
-    child = context.Process(target=_tell, args=(sender,), daemon=True)
+    child = context.Process(target=_send_refusal, args=(sender,), daemon=True)
     child.start()
     assert "DASK_DISTRIBUTED__WORKER__DAEMON=False" in receiver.recv()
     child.join()
 
 
-def test_closing_another_pool_leaves_the_adopted_one() -> None:
+def test_closing_another_pool_keeps_the_local_one() -> None:
     first, second = WorkerPool(1), local_pool()
     first.close()
     assert local_pool() is second
@@ -151,6 +151,6 @@ def test_closing_another_pool_leaves_the_adopted_one() -> None:
 
 
 @pytest.mark.parametrize("where", ["process", "thread"])
-def test_a_batch_on_a_full_disk_is_one_line(tmp_path: Path, where: Where) -> None:
+def test_a_batch_on_a_full_disk_is_one_error_line(tmp_path: Path, where: Where) -> None:
     with Runner(workers=1) as runner, pytest.raises(RunError, match=r"no space left while writing .*: free some"):
         runner.batches(step_in(tmp_path), "part", [1], fill_up, where=where)

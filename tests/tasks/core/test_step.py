@@ -52,19 +52,19 @@ def run(root: Folder, calls: Path, items: list[int], **parameters: object) -> Ma
 
 
 @given(JSON)
-def test_canonical_is_a_function_of_the_value(value: object) -> None:
+def test_the_canonical_form_depends_on_the_value_alone(value: object) -> None:
     assert json.loads(canonical(value)) == value
     if isinstance(value, dict):
         assert canonical(dict(reversed(value.items()))) == canonical(value)
 
 
 @given(st.dictionaries(st.text(), JSON, max_size=4), st.dictionaries(st.text(), JSON, max_size=4))
-def test_fingerprint_separates_parameters(one: dict[str, object], other: dict[str, object]) -> None:
+def test_the_fingerprint_depends_on_each_parameter(one: dict[str, object], other: dict[str, object]) -> None:
     same = fingerprint("s", 1, one, {}) == fingerprint("s", 1, other, {})
     assert same == (canonical(one) == canonical(other))
 
 
-def test_second_run_is_skipped_and_a_parameter_re_runs(tmp_path: Path) -> None:
+def test_a_second_run_is_cached_and_a_changed_parameter_runs_again(tmp_path: Path) -> None:
     root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
     first = run(root, calls, [1, 2, 3], k=1)
     assert first.outcome.facts == {"sum": 6}
@@ -73,19 +73,19 @@ def test_second_run_is_skipped_and_a_parameter_re_runs(tmp_path: Path) -> None:
     second = run(root, calls, [1, 2], k=2)
     assert second.fingerprint != first.fingerprint
     assert len(calls.read_text().split()) == 5
-    # The third part of the first run is named by no manifest any more, so it is gone.
+    # No manifest names the third part of the first run any more, so it is removed.
     assert (root / "double").files() == ["_manifest.json", "part-00000.parquet", "part-00001.parquet"]
 
 
 class Cut(BaseException):
-    """In place of a kill."""
+    """Simulated kill."""
 
 
 @pytest.mark.parametrize("act", ["write_bytes", "remove"])
-def test_no_file_goes_before_the_manifest_that_does_without_it(
+def test_files_of_the_old_manifest_stay_until_the_new_one_is_written(
     tmp_path: Path, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut at each write and at each removal of a second commit: one of the two manifests stands with all its files."""
+    """Interrupted at each write and removal of a second commit: one of the manifests is there with all its files."""
     root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
     count = 0
 
@@ -128,7 +128,7 @@ def test_no_file_goes_before_the_manifest_that_does_without_it(
             assert set((root / "double").files()) == {"_manifest.json", *names}, instant
 
 
-def test_files_beside_a_finished_step_are_swept_by_its_commit_alone(tmp_path: Path) -> None:
+def test_only_a_commit_removes_foreign_files(tmp_path: Path) -> None:
     root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
     run(root, calls, [1])
     (root / "double").write_bytes("README.md", b"written by hand, after the step")
@@ -136,7 +136,7 @@ def test_files_beside_a_finished_step_are_swept_by_its_commit_alone(tmp_path: Pa
     assert (root / "double").size("README.md")
 
 
-def test_committed_batches_are_not_repeated(tmp_path: Path) -> None:
+def test_committed_batches_are_not_run_again(tmp_path: Path) -> None:
     root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
     step = make_step(root)
     step.begin()
@@ -150,7 +150,7 @@ def test_committed_batches_are_not_repeated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated"])
-def test_damaged_output_is_made_again(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_output_is_written_again(tmp_path: Path, damage: str) -> None:
     root, calls = Folder(tmp_path / "out"), tmp_path / "calls"
     first = run(root, calls, [1, 2])
     victim = Path((root / "double").path("part-00001.parquet"))
@@ -171,7 +171,7 @@ def test_verify_finds_a_flipped_bit(tmp_path: Path) -> None:
     assert step.finished() is None
 
 
-def test_a_killed_write_leaves_nothing_under_the_name(tmp_path: Path) -> None:
+def test_a_killed_write_leaves_no_file_under_the_final_name(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "out")
     with pytest.raises(ValueError, match="stop"), folder.writing("a/b.bin") as draft:
         draft.write_bytes(b"half")
@@ -187,7 +187,7 @@ def test_manifest_of_an_unfinished_step_is_not_trusted(tmp_path: Path) -> None:
         need_manifest(folder)
 
 
-def test_unwritable_output_names_the_remedy(tmp_path: Path) -> None:
+def test_an_unwritable_output_is_reported_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--output"):
         Folder(tmp_path / "file" / "out").check_writable()
@@ -208,7 +208,7 @@ def test_parquet_bytes_depend_on_rows_alone(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_timings_hold_what_the_workers_took_too(tmp_path: Path) -> None:
+def test_timings_include_the_cpu_time_of_workers(tmp_path: Path) -> None:
     before = cpu_seconds()
     with Runner(workers=1) as runner:
         runner.pool.call(sum, range(20_000_000))

@@ -1,4 +1,4 @@
-"""URL lists: text, Parquet, web addresses, and the mistakes that a person makes."""
+"""URL lists: text, Parquet, web addresses, and mistakes of the user."""
 
 import gzip
 import http.server
@@ -24,14 +24,14 @@ def urls_of(place: str) -> list[str | None]:
     return [url for _, url in read_urls(place)]
 
 
-def test_lines_and_their_numbers(tmp_path: Path) -> None:
+def test_lines_have_their_numbers(tmp_path: Path) -> None:
     (tmp_path / "list.txt.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + LINES + b"x" * 9000))
     (found,) = find_url_lists([str(tmp_path / "list.txt.gz")])
     assert found.name == "list.txt.gz"
     assert list(read_urls(found.place)) == [*zip((2, 4, 5), EXPECTED, strict=True), (6, None)]
 
 
-def test_parquet_by_its_column(tmp_path: Path) -> None:
+def test_parquet_is_read_by_its_url_column(tmp_path: Path) -> None:
     path = tmp_path / "list.parquet"
     column = pa.array([*EXPECTED, None, "x" * 9000, " http://c.example/ "])
     for values in (column, column.cast(pa.large_string()), column.dictionary_encode(), column.cast(pa.binary())):
@@ -45,7 +45,7 @@ def test_parquet_by_its_column(tmp_path: Path) -> None:
         find_url_lists([str(path)])
 
 
-def test_a_list_over_http(tmp_path: Path) -> None:
+def test_a_list_is_read_over_http(tmp_path: Path) -> None:
     (tmp_path / "urls.txt").write_bytes(LINES)
 
     class Handler(http.server.SimpleHTTPRequestHandler):
@@ -108,7 +108,7 @@ WET = b"WARC/1.0\r\nWARC-Type: conversion\r\n\r\n"
         ("a.txt", b"\x7fELF\0\0\0", "is not text"),
     ],
 )
-def test_what_is_no_list_is_refused_with_the_option_that_takes_it(
+def test_a_file_that_is_no_list_is_refused_with_the_right_option(
     tmp_path: Path, name: str, content: bytes | None, option: str
 ) -> None:
     path = tmp_path / name
@@ -126,7 +126,7 @@ def test_what_is_no_list_is_refused_with_the_option_that_takes_it(
 
 
 def test_a_large_archive_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """A terabyte that takes no room on the disk: a hash of it would take half an hour."""
+    """A sparse terabyte, without space on the disk: hashing it would take half an hour."""
     for name in ("a.txt", "a.warc"):
         with (tmp_path / name).open("wb") as file:
             file.write(WARC)
@@ -143,7 +143,7 @@ def test_a_large_archive_is_refused_before_it_is_read(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_give_lines(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_any_bytes_are_read_as_lines(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.txt"
     path.write_bytes(data)
     assert all(url and url == url.strip() and "\n" not in url for url in urls_of(str(path)))

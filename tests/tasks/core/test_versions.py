@@ -1,4 +1,4 @@
-"""Versions of libraries in the fingerprints: another version is other work, and a manifest states no false version."""
+"""Library versions in fingerprints: another version repeats the step, and manifests state the true one."""
 
 import ast
 import functools
@@ -121,7 +121,7 @@ def declared() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("step", MODULES)
-def test_every_library_of_a_step_is_declared_or_shapes_no_byte(step: str) -> None:
+def test_every_library_that_affects_the_bytes_of_a_step_is_declared(step: str) -> None:
     found = [[*ROOT.glob(pattern)] for pattern in MODULES[step]]
     assert all(found)
     paths = [path for some in found for path in some]
@@ -137,7 +137,7 @@ def test_every_library_of_a_step_is_declared_or_shapes_no_byte(step: str) -> Non
             assert wanted <= packages, f"{path.relative_to(ROOT)} imports {name}; {step} declares {sorted(packages)}"
 
 
-def test_every_step_and_every_module_is_looked_at() -> None:
+def test_every_step_and_every_module_is_checked() -> None:
     assert set(declared()) == set(MODULES)
     known = {path for patterns in MODULES.values() for pattern in patterns for path in ROOT.glob(pattern)}
     others = [path for path in (ROOT / "tasks").rglob("*.py") if path not in known]
@@ -174,7 +174,7 @@ def recipe(root: Folder, runner: Runner) -> list[Manifest]:
     return [cleaned, cut, dedup(root, cut, DedupSettings(), runner)]
 
 
-def test_a_new_version_repeats_its_step_and_none_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_version_repeats_its_step_and_no_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = Folder(tmp_path)
     with Inline(workers=1) as runner:
         before = recipe(root, runner)
@@ -214,7 +214,7 @@ def test_a_batch_of_an_older_version_is_not_reused(tmp_path: Path, monkeypatch: 
     assert step.commit(Outcome()).versions == {"ftfy": importlib.metadata.version("ftfy")}
 
 
-def test_a_worker_with_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_with_another_library_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster's worker gets the step as the flow made it."""
     step = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy", "unicodedata"))
     step.check_versions()

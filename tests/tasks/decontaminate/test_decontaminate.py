@@ -1,4 +1,4 @@
-"""No passage of an evaluation set survives, whatever the text looks like."""
+"""The decontaminate step: removal of every passage of an evaluation set."""
 
 import json
 import random
@@ -58,7 +58,7 @@ def rows_of(root: Folder, manifest: Manifest, which: str = "outputs") -> list[di
 
 
 def survivors(texts: Sequence[str], text: str, longest: int, shortest: int) -> int:
-    """The plain twin: n-grams of the set in a text, by tuples in a Python set."""
+    """Reference implementation: n-grams of the set in a text, by tuples in a Python set."""
     known = set()
     for other in texts:
         words = tuple(words_of(other))
@@ -73,7 +73,7 @@ TEXTS = st.lists(WORDS, min_size=1, max_size=40).map(" ".join)
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=4), TEXTS, st.integers(0, 6), st.integers(0, 6))
-def test_no_ngram_survives(texts: list[str], text: str, margin: int, min_piece: int) -> None:
+def test_no_ngram_of_an_evaluation_set_survives(texts: list[str], text: str, margin: int, min_piece: int) -> None:
     settings = DecontaminateSettings(longest=4, shortest=2, margin=margin, min_piece=min_piece)
     index = NgramIndex(texts, 4, 2)
     left, cuts = remove(text, index, settings)
@@ -81,10 +81,10 @@ def test_no_ngram_survives(texts: list[str], text: str, margin: int, min_piece: 
     assert (left == text) == (not cuts)
     assert bool(cuts) == bool(survivors(texts, text, 4, 2))
     remaining = iter(words_of(text))
-    assert all(word in remaining for word in words_of(left))  # words go, none is added or moved
+    assert all(word in remaining for word in words_of(left))  # words are removed, none is added or moved
 
 
-def test_the_step(tmp_path: Path, runner: Runner) -> None:
+def test_the_step_cuts_matches_and_reports_them(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     planted = f"{FILLER} {PASSAGE} {FILLER}"
     many = f" {FILLER} ".join([PASSAGE] * 13)
@@ -137,7 +137,7 @@ def test_another_evaluation_set_is_other_work(tmp_path: Path, runner: Runner) ->
     assert second.outcome.facts["documents_cut"] == 1
 
 
-def test_common_phrases_stay_where_asked(tmp_path: Path, runner: Runner) -> None:
+def test_common_phrases_are_kept_if_asked(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     planted = f"{FILLER} {PASSAGE} {FILLER}"
     clean = cleaned(root, [(planted, "train")] * 2, [(planted, "valid"), (planted, "test")])
@@ -165,37 +165,37 @@ def cut_once(text: str, passage: str, **settings: int) -> str:
     return remove(text, NgramIndex([passage], chosen.longest, chosen.shortest), chosen)[0]
 
 
-def test_places_are_those_of_the_text_itself() -> None:
-    # 'İ'.lower() has two characters: places in the lower-cased text lie 50 further on.
+def test_cut_positions_refer_to_the_original_text() -> None:
+    # 'İ'.lower() has two characters: positions in the lower-cased text are 50 higher.
     head = "İ" * 50 + " first. "
     assert cut_once(f"{head}{PASSAGE} Last.", PASSAGE) == f"{head.strip()}\n\nLast."
 
 
-def test_the_matched_span_is_cut_whatever_stands_between_its_words() -> None:
+def test_a_match_is_cut_whatever_separates_its_words() -> None:
     # " ".join(words) is far shorter than the span with these gaps.
     spread = PASSAGE.replace(" ", " — \t ")
     assert cut_once(f"First. {spread} Last.", PASSAGE) == "First.\n\nLast."
 
 
 @pytest.mark.parametrize("words", [8, 12, 13])
-def test_short_documents_are_checked(words: int) -> None:
+def test_documents_shorter_than_an_ngram_are_checked(words: int) -> None:
     text = " ".join(PASSAGE.split()[:words])
     assert cut_once(text, text) == ""
 
 
-def test_the_tail_is_checked() -> None:
+def test_the_last_words_of_a_document_are_checked() -> None:
     words = PASSAGE.split()
     assert cut_once(f"First. {' '.join(words[:13])}", PASSAGE) == "First."
     short = "one two three four five six seven eight"
     assert cut_once(f"First. {short}", short) == "First."
 
 
-def test_sets_of_fewer_words_than_the_shortest_are_not_searched() -> None:
+def test_passages_shorter_than_the_shortest_ngram_are_not_searched() -> None:
     short = "one two three four five six seven"
     assert cut_once(f"First. {short}", short) == f"First. {short}"
 
 
-def test_no_ngram_forms_across_a_seam() -> None:
+def test_no_ngram_arises_across_a_cut() -> None:
     one, two = "a b c d", "e f g h"
     text = f"Begin. a b. {one} c. {one} {two}. d e. End."
     left, cuts = remove(text, NgramIndex([one, two, "a b d e"], 4, 2), DecontaminateSettings(margin=0, min_piece=0))
@@ -203,7 +203,7 @@ def test_no_ngram_forms_across_a_seam() -> None:
     assert max(cut.round for cut in cuts) == 1
 
 
-def test_cuts_end_at_sentences() -> None:
+def test_cuts_end_at_sentence_boundaries() -> None:
     text = 'He said "no." Then we left os.path here. The match is this. After it version 3.12 came. End.'
     index = NgramIndex(["the match is this"], 4, 4)
     start = text.index("Then")
@@ -212,14 +212,14 @@ def test_cuts_end_at_sentences() -> None:
     assert cut.start == start - 1
 
 
-def test_short_pieces_go() -> None:
+def test_short_remaining_pieces_are_dropped() -> None:
     text = f"{FILLER} {PASSAGE} Tiny. {PASSAGE} {FILLER}"
     left = cut_once(text, PASSAGE, min_piece=200)
     assert "Tiny" not in left
     assert left == f"{FILLER}\n\n{FILLER}"
 
 
-def test_real_lambada_against_planted_passages(open_data: Path) -> None:
+def test_planted_passages_of_lambada_are_removed(open_data: Path) -> None:
     with (open_data / "lambada" / "lambada_test.jsonl").open(encoding="utf-8") as file:
         passages = [json.loads(line)["text"] for line in file]
     index = NgramIndex(passages)
@@ -239,7 +239,7 @@ def test_real_lambada_against_planted_passages(open_data: Path) -> None:
 def test_no_ngram_of_lambada_and_wikitext_survives_in_real_texts(
     tmp_path: Path, open_data: Path, runner: Runner
 ) -> None:
-    """Passages planted in news, speeches and novels; the twin counts what is left by tuples in a Python set."""
+    """Passages planted in news, speeches and novels; the reference counts what is left by tuples in a Python set."""
     root = Folder(tmp_path)
     lambada, wikitext = open_data / "lambada" / "lambada_test.jsonl", open_data / "wikitext" / "wiki.test.head20.raw"
     passages = [json.loads(line)["text"] for line in lambada.open(encoding="utf-8")]
@@ -283,10 +283,12 @@ def test_no_ngram_of_lambada_and_wikitext_survives_in_real_texts(
     assert names == {"lambada", "wiki"}
 
 
-def test_the_user_s_sets(tmp_path: Path, runner: Runner) -> None:
-    """A Parquet file with a key of its own and a plain text whose line ends stand elsewhere."""
+def test_evaluation_sets_of_the_user_are_searched(tmp_path: Path, runner: Runner) -> None:
+    """A Parquet file with a key of its own and a plain text with other line ends."""
     root = Folder(tmp_path)
-    other = "Nobody had ever told the old man that the mill would be sold in the spring of that year."
+    other = (
+        "Nobody had ever told the old man that the mill would be sold in the spring of that year."  # retired-word: ok
+    )
     clean = cleaned(root, [(f"{FILLER} {PASSAGE} {FILLER}", "train"), (f"{FILLER} {other} {FILLER}", "train")])
     folder = tmp_path / "sets"
     folder.mkdir()
@@ -301,7 +303,7 @@ def test_the_user_s_sets(tmp_path: Path, runner: Runner) -> None:
     (folder / "elsewhere").mkdir()
     for file in folder.glob("*.*"):
         file.rename(folder / "elsewhere" / file.name)
-    assert decontaminate(root, clean, [], settings, runner) == second  # the content counts, not the place
+    assert decontaminate(root, clean, [], settings, runner) == second  # the content counts, not the path
 
 
 def test_contradicting_lengths_are_refused() -> None:

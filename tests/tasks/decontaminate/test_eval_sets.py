@@ -1,4 +1,4 @@
-"""Evaluation sets of every format, and what is said of files that are none."""
+"""Evaluation sets of every format, and errors for files that are none."""
 
 import gzip
 from pathlib import Path
@@ -22,13 +22,13 @@ def rows(folder: Path, name: str, data: bytes, key: str = "text") -> list[tuple[
 
 
 @pytest.mark.parametrize("name", ["s.jsonl", "s.ndjson", "s.json", "s.jsonl.gz"])
-def test_json_lines(tmp_path: Path, name: str) -> None:
+def test_json_lines_are_read(tmp_path: Path, name: str) -> None:
     data = b'{"text": "x y"}\n\n{"text": "z"}\n{"text": " "}'
     data = gzip.compress(data) if name.endswith(".gz") else data
     assert rows(tmp_path, name, data) == [("s", 1, "x y"), ("s", 3, "z")]
 
 
-def test_plain_text_is_lines_and_paragraphs(tmp_path: Path) -> None:
+def test_plain_text_is_split_into_lines_and_paragraphs(tmp_path: Path) -> None:
     data = "\ufeffone\r\ntwo\n \nthree\n\nfour\nfive".encode()
     assert rows(tmp_path, "s.txt", data) == [
         ("s", 1, "one"),
@@ -42,12 +42,12 @@ def test_plain_text_is_lines_and_paragraphs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
-def test_parquet(tmp_path: Path, kind: pa.DataType) -> None:
+def test_parquet_is_read(tmp_path: Path, kind: pa.DataType) -> None:
     pq.write_table(pa.table({"n": [1, 2], "q": pa.array(["x", "y"], kind)}), tmp_path / "s.parquet")
     assert rows(tmp_path, "s.parquet", (tmp_path / "s.parquet").read_bytes(), "q") == [("s", 1, "x"), ("s", 2, "y")]
 
 
-def test_sets_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_sets_of_one_name_get_distinct_names(tmp_path: Path) -> None:
     for name in ("lambada.txt", "a.txt", "a.jsonl", "b.txt"):
         (tmp_path / name).write_text('{"text": "x"}')
     found = find_sets([("lambada", str(tmp_path / "b.txt"))], [str(tmp_path)], "text")
@@ -68,7 +68,7 @@ def test_sets_of_one_name_are_told_apart(tmp_path: Path) -> None:
         ("a.jsonl.gz", b"plain", "a.jsonl.gz is not a complete .gz file"),
     ],
 )
-def test_files_that_are_none(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+def test_files_that_are_no_evaluation_set_are_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     with pytest.raises(UserError, match=message):
         rows(tmp_path, name, data)
 
@@ -79,7 +79,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         check_sets([str(tmp_path / "a.parquet")], "text")
 
 
-def test_the_check_reads_the_first_passage_alone(tmp_path: Path) -> None:
+def test_the_check_reads_only_the_first_passage(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\nbroken\n')
     check_sets([str(tmp_path)], "text")
     with pytest.raises(UserError, match=r"nowhere\.txt"):

@@ -1,4 +1,4 @@
-"""The n-gram index against a plain twin."""
+"""The n-gram index against a reference implementation."""
 
 import re
 import unicodedata
@@ -42,7 +42,7 @@ def compiled() -> None:
 
 
 @given(st.lists(TEXTS, max_size=6), TEXTS, st.integers(1, 4), st.integers(0, 4))
-def test_matches_equal_those_of_the_plain_twin(texts: list[str], text: str, shortest: int, more: int) -> None:
+def test_matches_equal_the_reference_implementation(texts: list[str], text: str, shortest: int, more: int) -> None:
     index = NgramIndex(texts, longest=shortest + more, shortest=shortest)
     matches = index.matches(text)
     found = {(match.start, match.length): index.sources(match.gram) for match in matches}
@@ -52,13 +52,13 @@ def test_matches_equal_those_of_the_plain_twin(texts: list[str], text: str, shor
 
 
 @given(st.text(min_size=1) | TEXTS, st.text(), st.text())
-def test_a_text_is_found_whatever_its_letters_and_what_is_around_it(text: str, before: str, behind: str) -> None:
+def test_any_text_is_found_in_any_context(text: str, before: str, behind: str) -> None:
     found = NgramIndex([text], longest=3, shortest=2).matches(f"{before} {text} {behind}")
     assert bool(found) == (len(words_of(text)) >= 2)
 
 
 @given(st.text(max_size=3), st.text(max_size=3))
-def test_equal_in_lower_case_is_equal_to_the_kernel(one: str, other: str) -> None:
+def test_texts_equal_in_lower_case_match_in_the_kernel(one: str, other: str) -> None:
     same = words_of(f"a {one}") == words_of(f"a {other}") and len(words_of(one)) == 1
     if same:
         assert NgramIndex([f"a {one}"], 2, 2).matches(f"a {other}")
@@ -79,11 +79,11 @@ PIECES = st.lists(st.sampled_from(PARTS + ODD_PARTS) | st.characters(exclude_cat
 @pytest.mark.parametrize(
     ("latin", "alike"), [("ABEZHIKMNOPTYX", "ΑΒΕΖΗΙΚΜΝΟΡΤΥΧ"), ("ABESIJKMHOPCTYXQWY", "АВЕЅІЈКМНОРСТУХԚԜҮ")]
 )
-def test_capitals_that_look_alike(latin: str, alike: str) -> None:
+def test_capitals_that_look_alike_are_folded(latin: str, alike: str) -> None:
     assert [folded(letter) for letter in alike] == list(latin.lower())
 
 
-def test_every_letter_in_both_cases() -> None:
+def test_every_letter_is_folded_alike_in_both_cases() -> None:
     """The kernel must pass whatever is equal when folded, or a passage would stay unseen.
 
     Greek eta, nu and upsilon look like h, n and y in capitals, but like n, v and u in small letters.
@@ -100,7 +100,7 @@ def test_every_letter_in_both_cases() -> None:
 
 
 @given(st.text() | TEXTS | PIECES)
-def test_words_are_those_of_the_plain_twin(text: str) -> None:
+def test_words_equal_the_reference_implementation(text: str) -> None:
     assert word_spans(text) == [found.span(1) for found in TWIN.finditer(text) if found[1]]
     assert len(words_of(text)) == len(word_spans(text))
 
@@ -130,17 +130,17 @@ def test_words_are_those_of_the_plain_twin(text: str) -> None:
         ("人人生而自由", "人人，生而自由。"),
     ],
 )
-def test_what_reads_the_same_is_the_same(one: str, other: str) -> None:
+def test_texts_that_read_the_same_match(one: str, other: str) -> None:
     assert words_of(one) == words_of(other)
     assert NgramIndex([one], 2, 1).matches(other)
 
 
-def test_what_is_no_reference_is_read() -> None:
+def test_brackets_that_are_no_reference_marks_are_read() -> None:
     words = "x he said 1999 2001 500 y well known a b"
     assert words_of("x [he] said [1999-2001-500] y[2] well-known a-b") == words.split(" ")
 
 
-def test_equal_hashes_do_not_make_a_match() -> None:
+def test_equal_hashes_alone_are_no_match() -> None:
     texts = ["one two three four", "five six seven eight"]
     index = NgramIndex(texts, longest=2, shortest=2)
     words = words_of("two three one two six five six eight seven eight")

@@ -1,4 +1,4 @@
-"""Passages planted in other texts in 28 ways of setting them: all are cut out, and texts without one stay whole."""
+"""Passages planted in other texts in 28 typographic variants: all are cut out, and clean texts are unchanged."""
 
 import json
 import random
@@ -16,7 +16,8 @@ from tasks.decontaminate.step import remove
 from tests.tasks.corpus import read_jsonl, texts_of
 
 PROSE = (
-    "The old man told them that the mill would be sold in the spring, because nobody had paid for the flour since the "
+    "The old man told them "  # retired-word: ok
+    "that the mill would be sold in the spring, because nobody had paid for the flour since the "
     "winter. They looked at the river for a long time and did not say a word to him. When the boat came in at night, "
     "he was still waiting at the harbour with the letter in his hand, and he gave it to nobody but the captain"
 )
@@ -28,12 +29,12 @@ WIDE = {code: code + 0xFEE0 for code in range(0x21, 0x7F)}
 
 
 def inside(mark: str) -> Callable[[str], str]:
-    """Put a mark into the middle of each word of four letters and more."""
+    """Insert a mark in the middle of each word of four letters and more."""
     return lambda text: re.sub(r"\b(\w{2})(\w{2,})\b", rf"\1{mark}\2", text)
 
 
 def every(count: int, change: Callable[[str, int], str]) -> Callable[[str], str]:
-    """Change every so manieth word."""
+    """Change every n-th word."""
 
     def changed(text: str) -> str:
         words = text.split()
@@ -43,7 +44,7 @@ def every(count: int, change: Callable[[str, int], str]) -> Callable[[str], str]
 
 
 def hyphenated(text: str) -> str:
-    """Lines of about 60 characters, each ended inside a word where that is long enough."""
+    """Lines of about 60 characters, each broken within a word if that is long enough."""
     lines, line = [], ""
     for word in text.split():
         if len(line) + len(word) > 60:
@@ -94,7 +95,7 @@ SETTINGS = DecontaminateSettings()
 
 
 def left_of(passage: str, kind: str, index: NgramIndex, around: str, at: int) -> int:
-    """Words of a planted passage that stay, beyond those that any n-gram may begin or end inside."""
+    """Words of a planted passage that are left, except those in which an n-gram may begin or end."""
     planted = KINDS[kind](passage)
     text, _ = remove(f"{around[:at]} {planted} {around[at:]}", index, SETTINGS)
     kept, words = words_of(text), words_of(planted)
@@ -102,7 +103,7 @@ def left_of(passage: str, kind: str, index: NgramIndex, around: str, at: int) ->
     return sum(tuple(words[start : start + 5]) in runs for start in range(len(words) - 4))
 
 
-def test_there_are_as_many_kinds_as_were_tried_by_hand() -> None:
+def test_there_are_28_variants() -> None:
     assert len(KINDS) >= 28
     changed = [kind for kind, change in KINDS.items() if change(f"\"{PROSE} don't ﬂ fl") != f"\"{PROSE} don't ﬂ fl"]
     assert set(KINDS) - set(changed) == {"exact"}
@@ -131,7 +132,7 @@ def test_fifteen_passages_of_lambada_are_cut_out(kind: str, open_data: Path) -> 
 
 
 def cuts_in(real_data: Path, counts: dict[str, int]) -> tuple[int, list[str]]:
-    """Number of clean texts that were searched for all of LAMBADA, and those in which something was found."""
+    """Number of clean texts that were searched for all of LAMBADA, and those with a match."""
     with (real_data / "lambada" / "lambada_test.jsonl").open(encoding="utf-8") as file:
         index = NgramIndex([json.loads(line)["text"] for line in file])
     seen, cut = 0, []
@@ -142,7 +143,7 @@ def cuts_in(real_data: Path, counts: dict[str, int]) -> tuple[int, list[str]]:
     return seen, cut
 
 
-def test_clean_reviews_stay_whole(real_data: Path) -> None:
+def test_clean_reviews_are_unchanged(real_data: Path) -> None:
     assert cuts_in(real_data, {"imdb": 1000, "reuters": 500}) == (1500, [])
 
 

@@ -1,4 +1,4 @@
-"""Deduplication end to end: against planted truth, and the same answer however the work is cut."""
+"""Deduplication end to end: planted duplicates, and results that do not depend on batches."""
 
 import csv
 import gzip
@@ -31,9 +31,9 @@ TEXT = " ".join(f"word{i:02d}" for i in range(100))
 
 
 def run(
-    place: Path, rows: list[dict[str, Any]], settings: DedupSettings | None = None, per_shard: int = 1000
+    folder: Path, rows: list[dict[str, Any]], settings: DedupSettings | None = None, per_shard: int = 1000
 ) -> tuple[Folder, Manifest]:
-    root = Folder(place)
+    root = Folder(folder)
     documents = documents_of(root, rows, per_shard)
     with Inline(workers=1) as runner:
         return root, dedup(root, documents, settings or DedupSettings(), runner)
@@ -62,14 +62,14 @@ RAW = DedupSettings(shingle="characters", normalise=False)
 def check_pairs(
     documents: list[dict[str, Any]], truth: Path, done: tuple[Folder, Manifest], slack: float = 0.01
 ) -> int:
-    """Precision 1.0 at the threshold, recall of pairs within a point of what the S-curve promises. How many pairs."""
+    """Precision 1.0 at the threshold, recall of pairs within a point of what the S-curve promises. The count."""
     root, manifest = done
     settings = DedupSettings(**manifest.parameters)
     with gzip.open(truth, "rt") as file:
         exact = {frozenset((r["id_a"], r["id_b"])): float(r["jaccard"]) for r in csv.DictReader(file, delimiter="\t")}
     pairs = audit(root, manifest, "pairs/")
     found = {frozenset((p["first_id"], p["second_id"])): p["jaccard"] for p in pairs if p["accepted"]}
-    # Exact copies go before pairs are made: a pair with one of them cannot be found, and need not.
+    # Exact copies are dropped before pairs are formed: a pair with one of them cannot be found, and need not be.
     best: dict[str, str] = {}
     for document in sorted(documents, key=lambda d: (-len(d["text"]), d["id"])):
         best.setdefault(reference.folded(document["text"]) if settings.normalise else document["text"], document["id"])
@@ -84,15 +84,19 @@ def check_pairs(
     return len(expected)
 
 
-def test_planted_words(planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest], real_data: Path) -> None:
+def test_planted_duplicates_are_found_by_words(
+    planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest], real_data: Path
+) -> None:
     truth = real_data / "neardup/planted_dev/allpairs_w5_ge0.3.tsv.gz"
     assert check_pairs(planted, truth, planted_run) > 300
 
 
-def test_planted_characters(planted: list[dict[str, Any]], real_data: Path, tmp_path: Path) -> None:
+def test_planted_duplicates_are_found_by_characters(
+    planted: list[dict[str, Any]], real_data: Path, tmp_path: Path
+) -> None:
     truth = real_data / "neardup/planted_dev/allpairs_c5_ge0.5.tsv.gz"
     assert check_pairs(planted, truth, run(tmp_path / "16x8", planted, RAW)) > 600
-    # Half of these pairs lie where the curve of 10 x 10 is steep: one seed strays by more than a point.
+    # Half of these pairs are where the curve of 10 x 10 is steep: one seed deviates by more than a point.
     assert check_pairs(planted, truth, run(tmp_path / "10x10", planted, DedupSettings(parity="megatron")), 0.03) > 600
 
 
@@ -101,10 +105,10 @@ def test_planted_characters(planted: list[dict[str, Any]], real_data: Path, tmp_
     [(DedupSettings(), "w5_ge0.3"), (RAW, "c5_ge0.5"), (DedupSettings(parity="megatron"), "c5_ge0.5")],
     ids=["words", "characters", "megatron"],
 )
-def test_candidates_follow_the_s_curve(
+def test_candidate_rates_follow_the_s_curve(
     planted: list[dict[str, Any]], real_data: Path, settings: DedupSettings, truth: str
 ) -> None:
-    """Over six seeds, the share of pairs with a band in common is what the curve says, at any similarity."""
+    """Over six seeds, the share of pairs with a common band follows the curve at any similarity."""
     texts = pa.array([document["text"] for document in planted], pa.large_string())
     places = {document["id"]: place for place, document in enumerate(planted)}
     with gzip.open(real_data / f"neardup/planted_dev/allpairs_{truth}.tsv.gz", "rt") as file:
@@ -133,7 +137,9 @@ def test_candidates_follow_the_s_curve(
         pytest.param("imdb", "c5_ge0.7", RAW, marks=pytest.mark.slow),
     ],
 )
-def test_natural_pairs(real_data: Path, tmp_path: Path, corpus: str, kind: str, settings: DedupSettings) -> None:
+def test_natural_pairs_are_found(
+    real_data: Path, tmp_path: Path, corpus: str, kind: str, settings: DedupSettings
+) -> None:
     found = read_jsonl(real_data / f"text/{corpus}_dev.jsonl.gz")
     rows = [row(d["text"], document_id=d["id"]) for d in found]
     done = run(tmp_path, rows, settings, 5000)
@@ -165,7 +171,7 @@ def test_every_dropped_document_is_verified_against_a_kept_one(
     assert manifest.outcome.seen == 3000 == manifest.outcome.kept + sum(manifest.outcome.reasons.values())
 
 
-def test_the_largest_clusters_are_found_with_their_texts(
+def test_the_largest_clusters_are_listed_with_their_texts(
     planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest]
 ) -> None:
     root, manifest = planted_run
@@ -181,7 +187,7 @@ def test_the_largest_clusters_are_found_with_their_texts(
         assert all(member.excerpt == texts[member.id][:300] for member in cluster.members)
 
 
-def test_other_shards_and_workers_keep_the_same(
+def test_other_shards_and_workers_keep_the_same_documents(
     planted: list[dict[str, Any]], planted_run: tuple[Folder, Manifest], tmp_path: Path
 ) -> None:
     root, manifest = planted_run
@@ -192,17 +198,17 @@ def test_other_shards_and_workers_keep_the_same(
     random.Random(0).shuffle(shuffled)
     other, cut = run(tmp_path / "other", shuffled, per_shard=1100)
     assert {r["id"] for r in rows_of(other, cut)} == {r["id"] for r in rows_of(root, manifest)}
-    fates = [
+    outcomes = [
         {(r["id"], r["reason"], r["detail"]) for r in rejected_of(*done)} for done in ((root, manifest), (other, cut))
     ]
-    assert fates[0] == fates[1]
+    assert outcomes[0] == outcomes[1]
 
 
-def test_articles_with_known_pairs(open_data: Path, tmp_path: Path) -> None:
+def test_known_pairs_of_articles_are_found(open_data: Path, tmp_path: Path) -> None:
     check_articles(open_data / "neardup/minhash_articles_100", tmp_path)
 
 
-def test_a_thousand_articles_with_known_pairs(real_data: Path, tmp_path: Path) -> None:
+def test_known_pairs_of_a_thousand_articles_are_found(real_data: Path, tmp_path: Path) -> None:
     check_articles(real_data / "neardup/minhash_articles_1000", tmp_path)
 
 
@@ -219,7 +225,7 @@ def check_articles(name: Path, tmp_path: Path) -> None:
     assert sorted(map(sorted, clusters.values())) == sorted(map(sorted, pairs))
 
 
-def test_exact_copies_short_texts_and_empty_ones(tmp_path: Path) -> None:
+def test_exact_copies_and_short_and_empty_texts_are_handled(tmp_path: Path) -> None:
     rows = [
         row("Two words", document_id="b"),
         row("two  WORDS\n", document_id="a"),
@@ -247,7 +253,7 @@ def test_exact_copies_short_texts_and_empty_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("policy", "kept"), [("greedy", ["a", "c"]), ("connected", ["a"])])
-def test_a_chain(tmp_path: Path, policy: Any, kept: list[str]) -> None:
+def test_a_chain_of_duplicates_follows_the_policy(tmp_path: Path, policy: Any, kept: list[str]) -> None:
     """a ~ b ~ c, but a and c are too different: greedy keeps both ends, connected only the best."""
     words = TEXT.split()
     texts = {key: " ".join(words[start : start + 91]) for key, start in (("a", 0), ("b", 4), ("c", 8))}
@@ -262,7 +268,7 @@ def test_a_chain(tmp_path: Path, policy: Any, kept: list[str]) -> None:
         assert details["c"] == f"much like {rows[0]['url']} (in one cluster, not compared)"
 
 
-def test_no_documents_and_empty_shards(tmp_path: Path) -> None:
+def test_empty_corpora_and_shards_are_handled(tmp_path: Path) -> None:
     root, manifest = run(tmp_path, [])
     assert (manifest.outcome.seen, manifest.outcome.kept) == (0, 0)
     assert rows_of(root, manifest) == []
@@ -277,7 +283,7 @@ def test_the_threshold_is_inclusive(tmp_path: Path) -> None:
         assert [r["id"] for r in rows_of(root, manifest)] == kept
 
 
-def test_only_what_the_manifest_names_is_left(planted_run: tuple[Folder, Manifest]) -> None:
+def test_only_files_of_the_manifest_are_left(planted_run: tuple[Folder, Manifest]) -> None:
     root, manifest = planted_run
     named = {record.name for record in manifest.outcome.files}
     assert set((root / "dedup").files()) == named | {"_manifest.json"}
@@ -298,7 +304,7 @@ def test_buckets_give_each_pair_with_a_pivot_once(sizes: list[int], pivots: int)
     assert len(pairs) == len(set(pairs)) and set(pairs) == expected
 
 
-def test_a_huge_bucket_stays_linear() -> None:
+def test_a_huge_bucket_takes_linear_time() -> None:
     for size in (100_000, 3_000_000, 9_000_000):
         assert size - 1 <= len(pair_with_pivots(np.arange(size), 64)) <= max(1 << 20, size)
 
@@ -310,8 +316,8 @@ GRAPHS = st.lists(
 
 @given(GRAPHS, st.integers(0, 3))
 @hypothesis_settings(deadline=None)
-def test_keepers(graph: list[tuple[int, int]], fixed: int) -> None:
-    graph = [(a, b) for a, b in graph if b >= fixed]  # none between two that stay in any case
+def test_survivors_follow_the_policy(graph: list[tuple[int, int]], fixed: int) -> None:
+    graph = [(a, b) for a, b in graph if b >= fixed]  # none between two that are kept in any case
     weight = {(a, b): 0.8 + (a * 7 + b * 3) % 20 / 100 for a, b in graph}
     better, worse = np.array(graph, dtype=np.int64).reshape(-1, 2).T
     edges = Edges(better, worse, np.array(list(weight.values()), dtype=np.float64))
@@ -330,7 +336,7 @@ def test_keepers(graph: list[tuple[int, int]], fixed: int) -> None:
         assert similarity[node] == expected or (expected is None and np.isnan(similarity[node]))
 
 
-def test_groups_of_shards() -> None:
+def test_shards_are_grouped_within_bounds() -> None:
     def record(rows: int, size: int = 1) -> FileRecord:
         return FileRecord(name="x", bytes=size, sha256="", rows=rows)
 
@@ -345,14 +351,14 @@ def test_groups_of_shards() -> None:
 
 
 @pytest.mark.parametrize("policy", ["greedy", "connected"])
-def test_small_groups_ranges_and_pieces_give_the_same(
+def test_small_groups_ranges_and_pieces_give_the_same_result(
     planted: list[dict[str, Any]],
     planted_run: tuple[Folder, Manifest],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     policy: Any,
 ) -> None:
-    """What a hundred million documents would do to the files: many groups, ranges of hashes, sets in pieces."""
+    """As with a hundred million documents: many groups, ranges of hashes, sets in pieces."""
     settings = DedupSettings(policy=policy)
     expected = run(tmp_path / "expected", planted, settings, 200)
     monkeypatch.setattr("tasks.dedup.document_index.GROUP_ROWS", 400)
@@ -367,7 +373,7 @@ def test_small_groups_ranges_and_pieces_give_the_same(
     assert audit(*done, "clusters/") == audit(*expected, "clusters/")
 
 
-def test_boilerplate_in_a_hot_bucket(tmp_path: Path) -> None:
+def test_boilerplate_in_a_hot_bucket_gives_linear_pairs(tmp_path: Path) -> None:
     """3,000 pages that differ in one word of two hundred: one stays, and the pairs are linear in their number."""
     words = " ".join(f"word{number:03d}" for number in range(200))
     rows = [row(f"{words} page{number:05d}", document_id=f"{number:05d}") for number in range(3000)]
@@ -377,7 +383,7 @@ def test_boilerplate_in_a_hot_bucket(tmp_path: Path) -> None:
     assert manifest.outcome.facts["candidate_pairs"] <= 2 * 8 * 3000  # not every page is in each of the buckets
 
 
-def test_parity_fills_what_is_not_given() -> None:
+def test_parity_sets_the_defaults_of_settings_not_given() -> None:
     settings = DedupSettings(parity="megatron", rows_per_band=9)
     assert (settings.shingle, settings.num_bands, settings.rows_per_band, settings.threshold) == (
         "characters",
@@ -389,7 +395,7 @@ def test_parity_fills_what_is_not_given() -> None:
     assert DedupSettings().num_bands == 16
 
 
-def test_megatron_leaves_the_last_shingle_in(tmp_path: Path) -> None:
+def test_parity_includes_the_last_shingle_unlike_megatron(tmp_path: Path) -> None:
     """Five letters are one shingle: Megatron's `range(0, len - 5)` had none."""
     rows = [row("abcde", document_id="a"), row("abcde", document_id="b"), row("abcdf", document_id="c")]
     root, manifest = run(tmp_path, rows, DedupSettings(parity="megatron"))

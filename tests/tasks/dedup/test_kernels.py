@@ -1,4 +1,4 @@
-"""The compiled kernels equal their plain twins, and the signatures equal datasketch's."""
+"""Compiled kernels against reference implementations, and signatures against datasketch."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_every_code_point_folds_as_python_does() -> None:
     assert strings(folded(column(texts), DedupSettings())) == [reference.folded(text) for text in texts]
 
 
-def test_the_table_says_what_letters_are() -> None:
+def test_the_table_classifies_letters_as_python_does() -> None:
     table = build_tables()
     for code in (*range(0x3200), *range(0xD7F0, 0xE010), *range(0x1F000, 0x20010), 0x10FFFF):
         letter, kind = chr(code), int(table.kinds[code])
@@ -66,7 +66,7 @@ def test_the_table_says_what_letters_are() -> None:
 
 @given(TEXTS, st.integers(1, 7), SHINGLES)
 @settings(deadline=None)
-def test_shingles_equal_the_plain_twin(texts: list[str], ngram: int, shingle: Any) -> None:
+def test_shingles_equal_the_reference_implementation(texts: list[str], ngram: int, shingle: Any) -> None:
     chosen = DedupSettings(shingle=shingle, ngram=ngram)
     sets = shingle_sets(column(texts), chosen)
     plainly = [reference.shingle_hashes(reference.folded(text), shingle == "words", ngram) for text in texts]
@@ -77,7 +77,9 @@ def test_shingles_equal_the_plain_twin(texts: list[str], ngram: int, shingle: An
 
 @given(TEXTS, st.integers(1, 6), SHINGLES, st.integers(1, 40))
 @settings(deadline=None)
-def test_texts_are_signed_as_their_shingles_are(texts: list[str], ngram: int, shingle: Any, limit: int) -> None:
+def test_signatures_of_texts_equal_those_of_their_shingles(
+    texts: list[str], ngram: int, shingle: Any, limit: int
+) -> None:
     chosen = DedupSettings(shingle=shingle, ngram=ngram, sketch_characters=limit, seed=7)
     signed = sign(folded(column(texts), chosen), chosen)
     for text, signature, units in zip(texts, signed.signatures, signed.units, strict=True):
@@ -108,7 +110,7 @@ def test_signatures_equal_datasketch(documents: list[list[int]], count: int, see
     assert ours.tolist() == [datasketch_signature(one, count, seed) for one in documents]
 
 
-def test_real_texts_are_signed_as_datasketch_does(open_data: Path) -> None:
+def test_signatures_of_real_texts_equal_datasketch(open_data: Path) -> None:
     texts = real_texts(open_data)
     assert len(texts) > 200
     chosen = DedupSettings()
@@ -159,7 +161,7 @@ def packed(sets: list[set[int]]) -> NumberedSets:
     return NumberedSets(np.arange(len(sets)), Sets(values, np.cumsum([0, *map(len, sets)])))
 
 
-def test_content_hash_ignores_case_forms_and_space() -> None:
+def test_the_content_hash_ignores_case_unicode_forms_and_space() -> None:
     same = content_hashes(folded(column(["Ｈello\n\tWORLD ", "hello world", "C++", "C"]), DedupSettings())).to_pylist()
     assert same[0] == same[1] and len(set(same)) == 3
     raw = content_hashes(folded(column(["A", "a", "a"]), DedupSettings(normalise=False))).to_pylist()
@@ -169,7 +171,7 @@ def test_content_hash_ignores_case_forms_and_space() -> None:
 @pytest.mark.parametrize(
     "mark", ["\u00ad", "\u200b", "\u200c", "\u200d", "\u2060", "\ufeff", "\u200e", "\u034f", "\ufe0f", "\U000e0101"]
 )
-def test_invisible_characters_count_for_nothing(mark: str) -> None:
+def test_invisible_characters_are_ignored(mark: str) -> None:
     plainly = "Reading a book beside the harbour, the captain waited for Ω and the 語 of 7 letters\n"
     marked = "".join(letter + mark * (place % 3 == 0) for place, letter in enumerate(plainly)) + mark
     for shingle in ("words", "characters"):
@@ -179,7 +181,7 @@ def test_invisible_characters_count_for_nothing(mark: str) -> None:
     assert strings(kept) == [marked]
 
 
-def test_a_slice_of_a_column_is_what_it_shows() -> None:
+def test_a_slice_of_a_column_is_read_at_its_offset() -> None:
     texts = ["one two three four five", "Six seven EIGHT nine ten", "x", "é" * 9]
     whole, part = column(texts), column(texts)[1:3]
     for chosen in (DedupSettings(), DedupSettings(normalise=False, shingle="characters")):

@@ -1,4 +1,4 @@
-"""A new crawl against earlier ones: what repeats is dropped, what was kept before stays, mistakes are named."""
+"""Deduplication against previous runs: repeated documents are dropped, earlier ones stay, mistakes are named."""
 
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ def text(start: int, count: int = 100) -> str:
     return " ".join(WORDS[start : start + count])
 
 
-def run(place: Path, rows: list[dict[str, Any]], per_shard: int = 3, **settings: Any) -> tuple[Folder, Manifest]:
-    root = Folder(place)
+def run(folder: Path, rows: list[dict[str, Any]], per_shard: int = 3, **settings: Any) -> tuple[Folder, Manifest]:
+    root = Folder(folder)
     with Inline(workers=1) as runner:
         return root, dedup(root, documents_of(root, rows, per_shard), DedupSettings(**settings), runner)
 
@@ -47,7 +47,7 @@ NEW = [
 
 
 @pytest.mark.parametrize("policy", ["greedy", "connected"])
-def test_what_was_kept_before_is_not_kept_again(tmp_path: Path, policy: Any) -> None:
+def test_documents_of_a_previous_run_are_not_kept_again(tmp_path: Path, policy: Any) -> None:
     old, _ = run(tmp_path / "old", OLD)
     before = {name: (tmp_path / "old/dedup" / name).read_bytes() for name in Folder(tmp_path / "old/dedup").files()}
     root, manifest = run(tmp_path / "new", NEW, policy=policy, previous=[f"{old.url}/dedup"])
@@ -78,7 +78,7 @@ def audits(manifest: Manifest) -> list[str]:
     return [record.name for record in manifest.outcome.audit if record.name.startswith("clusters/")]
 
 
-def test_one_after_the_other_is_as_good_as_all_at_once(real_data: Path, tmp_path: Path) -> None:
+def test_crawls_deduplicated_in_turn_leave_no_pair(real_data: Path, tmp_path: Path) -> None:
     """No pair of kept documents, of whichever crawl, is a verified pair of the deduplication of all of them."""
     found = list(read_jsonl(real_data / "neardup/planted_dev/docs.jsonl.gz"))[:1500]
     rows = [row(d["text"], d["url"], d["id"]) for d in found]
@@ -100,7 +100,7 @@ def test_one_after_the_other_is_as_good_as_all_at_once(real_data: Path, tmp_path
     assert sum("_earlier" in reason for reason in done[2][1].outcome.reasons) == 2
 
 
-def test_the_fingerprint_is_of_the_content_and_not_of_the_place(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_content_and_not_on_the_path(tmp_path: Path) -> None:
     run(tmp_path / "old", OLD)
     _, first = run(tmp_path / "new", NEW, previous=[str(tmp_path / "old/dedup")])
     (tmp_path / "old").rename(tmp_path / "moved")
@@ -112,7 +112,7 @@ def test_the_fingerprint_is_of_the_content_and_not_of_the_place(tmp_path: Path) 
     assert {r["id"] for r in rows_of(root, changed)} == {"new", "copy-of-other-again"}
 
 
-def test_shards_do_not_matter(tmp_path: Path) -> None:
+def test_the_number_of_shards_does_not_matter(tmp_path: Path) -> None:
     kept = []
     for name, per_shard in (("a", 1), ("b", 4)):
         old, _ = run(tmp_path / f"{name}-old", OLD, per_shard)
@@ -121,7 +121,7 @@ def test_shards_do_not_matter(tmp_path: Path) -> None:
     assert kept[0] == kept[1]
 
 
-def test_an_empty_crawl_on_either_side(tmp_path: Path) -> None:
+def test_an_empty_crawl_or_previous_run_is_handled(tmp_path: Path) -> None:
     empty, _ = run(tmp_path / "empty", [])
     root, manifest = run(tmp_path / "new", NEW, previous=[f"{empty.url}/dedup"])
     alone = run(tmp_path / "alone", NEW)

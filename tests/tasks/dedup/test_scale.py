@@ -15,7 +15,7 @@ COUNT = 60_000
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_sixty_thousand_documents(tmp_path: Path) -> None:
+def test_sixty_thousand_documents_are_deduplicated_in_bounds(tmp_path: Path) -> None:
     settings = DedupSettings()
     measured = measure(Folder(tmp_path), COUNT, 2, settings)
     reasons = measured.manifest.outcome.reasons

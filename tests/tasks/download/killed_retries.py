@@ -19,7 +19,7 @@ from tests.tasks.kill_points import kill_at
 
 
 def kill_at_removal(number: int) -> None:
-    """End this process before it removes the file of this number."""
+    """Kill this process before it removes the file of this number."""
     removed = iter(range(10**6))
     remove = Folder.remove
 
@@ -33,7 +33,7 @@ def kill_at_removal(number: int) -> None:
 
 
 def retry(order: dict[str, Any]) -> None:
-    """Ask again for what failed."""
+    """Fetch the failed URLs again."""
     root = Folder(order["root"])
     if "record" in order:
         _record(Path(order["record"]))
@@ -74,7 +74,7 @@ def main() -> None:
             try:
                 retry(json.loads(line))
                 status = 0
-            except BaseException:  # noqa: BLE001 - the child must not go on as the parent
+            except BaseException:  # noqa: BLE001 - the child must not continue as the parent
                 import traceback
 
                 traceback.print_exc()

@@ -17,17 +17,17 @@ def typed(value: bytes) -> bytes:
 
 
 def moved(location: bytes) -> bytes:
-    """A redirect to this place."""
+    """A redirect to this location."""
     return b"HTTP/1.1 302 Found\r\nLocation: " + location + b"\r\nContent-Length: 0\r\n\r\n"
 
 
 def busy(retry_after: bytes) -> bytes:
-    """A busy server that names a time."""
+    """A busy server with a Retry-After header."""
     return b"HTTP/1.1 503 No\r\nRetry-After: " + retry_after + b"\r\nContent-Length: 0\r\n\r\n"
 
 
 def forever(head: bytes, piece: bytes) -> Callable[[], Iterator[bytes]]:
-    """An answer that never ends."""
+    """A response that never ends."""
     return lambda: itertools.chain([head], itertools.repeat(piece))
 
 

@@ -1,4 +1,4 @@
-"""The step against a server on loopback: order, the same content, kill -9 and resume, flat memory."""
+"""The download step against a server on loopback: order, reproducible content, kills, constant memory."""
 
 import functools
 import os
@@ -25,7 +25,7 @@ from tests.tasks.download.fetch_helpers import make_settings, make_urls, run
 from tests.tasks.web_server import Site
 
 
-def test_pages_stand_in_the_order_of_the_list(site: Site, tmp_path: Path) -> None:
+def test_pages_are_in_the_order_of_the_list(site: Site, tmp_path: Path) -> None:
     def slow_first(h: Any) -> None:
         time.sleep(0.3)
         h.answer(b"<p>slow")
@@ -48,41 +48,41 @@ def test_pages_stand_in_the_order_of_the_list(site: Site, tmp_path: Path) -> Non
     assert site.hits["a.test", "/robots.txt"] == 1  # once for both shards
 
 
-class Told(Runner):
-    """A runner that notes what it is told of batches in flight."""
+class ProgressRunner(Runner):
+    """A runner that records the progress of batches in flight."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stages: list[dict[str, int]] = []
-        self.said: dict[str, list[tuple[int, int]]] = {}
+        self.advances: dict[str, list[tuple[int, int]]] = {}
 
     def dispatch(self, stage: Stage, *args: Any) -> None:
         self.stages.append(dict(stage.rows))
         super().dispatch(stage, *args)
 
     def advance(self, name: str, done: int, rows: int) -> None:
-        self.said.setdefault(name, []).append((done, rows))
+        self.advances.setdefault(name, []).append((done, rows))
 
 
-def test_a_shard_tells_how_far_it_is(site: Site, tmp_path: Path) -> None:
+def test_a_shard_reports_its_progress(site: Site, tmp_path: Path) -> None:
     def slow(h: Any) -> None:
         time.sleep(0.5)
-        h.answer(b"", status=503 if len(told.stages) == 1 else 200)
+        h.answer(b"", status=503 if len(runner.stages) == 1 else 200)
 
     site.handlers["/slow"] = slow
     root = Folder(tmp_path)
     urls = make_urls(root, [["http://a.test/1", "http://b.test/slow"], ["http://a.test/2"]])
-    with Told() as told:
-        ask = functools.partial(download, root, urls, make_settings(attempts=1), told, {"*.test": site.address})
+    with ProgressRunner() as runner:
+        ask = functools.partial(download, root, urls, make_settings(attempts=1), runner, {"*.test": site.address})
         ask()
-        assert told.stages == [{"part-00000": 2, "part-00001": 1}]
-        assert (1, 2) in told.said["part-00000"] and told.said["part-00000"][-1] == (2, 2)
-        assert told.said["part-00001"][-1] == (1, 1)
+        assert runner.stages == [{"part-00000": 2, "part-00001": 1}]
+        assert (1, 2) in runner.advances["part-00000"] and runner.advances["part-00000"][-1] == (2, 2)
+        assert runner.advances["part-00001"][-1] == (1, 1)
         ask(retry_failed=True)
-        assert told.stages[1:] == [{"retry-00000": 1}] and told.said["retry-00000"][-1] == (1, 1)
+        assert runner.stages[1:] == [{"retry-00000": 1}] and runner.advances["retry-00000"][-1] == (1, 1)
 
 
-def test_content_does_not_depend_on_times_or_workers(site: Site, tmp_path: Path) -> None:
+def test_content_does_not_depend_on_timing_or_workers(site: Site, tmp_path: Path) -> None:
     shards = [[f"http://h{n}.test/{m}" for m in range(3)] for n in range(3)]
     first = run(Folder(tmp_path / "a"), site, shards)
     time.sleep(1.1)  # WARC dates are whole seconds
@@ -95,7 +95,7 @@ def test_content_does_not_depend_on_times_or_workers(site: Site, tmp_path: Path)
     assert third.content != first.content
 
 
-def test_nothing_fetched_is_an_error_and_is_not_believed_later(site: Site, tmp_path: Path) -> None:
+def test_a_download_without_any_page_is_an_error_and_not_cached(site: Site, tmp_path: Path) -> None:
     site.handlers["/x"] = site.handlers["/broken"]
     with pytest.raises(RunError, match=r"none of the 1 pages could be fetched \(http_error 1\)"):
         run(Folder(tmp_path), site, [["http://a.test/x"]])
@@ -129,7 +129,7 @@ with Runner(1) as runner:
 """
 
 
-def test_killed_in_the_middle_and_run_again(site: Site, tmp_path: Path) -> None:
+def test_a_killed_download_resumes(site: Site, tmp_path: Path) -> None:
     """kill -9 in the midst of the shards: what was fetched is not asked for again, and the content is the same."""
     shards = [[f"http://a.test/{shard}-{n}" for n in range(9)] for shard in range(2)]
 
@@ -140,12 +140,16 @@ def test_killed_in_the_middle_and_run_again(site: Site, tmp_path: Path) -> None:
 
     straight, _ = child(tmp_path / "straight").communicate(timeout=60)
     site.hits.clear()
+    killed = threading.Event()
+    site.handlers["/1-3"] = lambda _: killed.wait(60)  # no page follows before the kill
     victim = child(tmp_path / "killed")
     while not site.hits["a.test", "/1-3"]:
         time.sleep(0.01)
         assert victim.poll() is None
     victim.send_signal(signal.SIGKILL)
     victim.communicate(timeout=60)
+    killed.set()
+    del site.handlers["/1-3"]
     assert not (tmp_path / "killed" / "pages" / "_manifest.json").exists()
     assert site.hits["a.test", "/1-8"] == 0
     again, _ = child(tmp_path / "killed").communicate(timeout=60)
@@ -156,7 +160,7 @@ def test_killed_in_the_middle_and_run_again(site: Site, tmp_path: Path) -> None:
     assert not (tmp_path / "killed" / "pages" / "_journal").exists()
 
 
-def test_hosts_are_told_apart(site: Site, tmp_path: Path) -> None:
+def test_hosts_are_counted_apart(site: Site, tmp_path: Path) -> None:
     shards = [
         ["http://a.test/1", "http://a.test/gone", "http://b.test/broken"],
         ["http://A.test/2", "http://b.test/gone"],

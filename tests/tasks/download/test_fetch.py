@@ -1,4 +1,4 @@
-"""One page: each reason, what is noted of it, how often it is asked for, and what is asked."""
+"""Fetch of one page: reject reasons, recorded facts, attempts, and request headers."""
 
 import asyncio
 
@@ -53,7 +53,7 @@ from tests.tasks.web_server import PAGE, Site, ok, running_site
         ("octets", "content_type", False, 200),
     ],
 )
-def test_each_reason(site: Site, path: str, reason: str, retryable: bool, status: int | None) -> None:
+def test_each_failure_has_its_reason(site: Site, path: str, reason: str, retryable: bool, status: int | None) -> None:
     site.robots["a.test"] = (200, "User-agent: gpt2train\nDisallow: /private/")
     (page,) = fetch(site, [f"http://a.test/{path}"], **({"deadline": 1.0} if path == "drip" else {}))
     assert (page.reason, page.retryable, page.http_status) == (reason, retryable, status), page
@@ -61,7 +61,7 @@ def test_each_reason(site: Site, path: str, reason: str, retryable: bool, status
     assert len(page.fetched_at) == 20
 
 
-def test_facts_of_a_page(site: Site) -> None:
+def test_facts_of_a_page_are_recorded(site: Site) -> None:
     site.handlers["/xhtml2"] = site.handlers["/xhtml"]
     (page, hopped) = fetch(site, ["http://me:secret@a.test/xhtml2#part", "http://a.test/hop1"])
     assert (page.url, page.final_url) == ("http://me:secret@a.test/xhtml2#part", "http://a.test/xhtml2")
@@ -78,7 +78,7 @@ def test_attempts_are_counted_and_capped(site: Site) -> None:
     assert page.attempts == 1
 
 
-def test_what_is_no_http_is_asked_for_once(site: Site) -> None:
+def test_protocol_errors_are_not_retried(site: Site) -> None:
     for path in ("nonsense", "bad-length", "bad-chunk", "long-header"):
         (page,) = fetch(site, [f"http://a.test/{path}"], attempts=4)
         assert (page.reason, page.attempts, site.hits["a.test", f"/{path}"]) == ("protocol_error", 1, 1)
@@ -86,7 +86,7 @@ def test_what_is_no_http_is_asked_for_once(site: Site) -> None:
     assert (page.reason, page.attempts) == ("connection_failed", 4)
 
 
-def test_an_unforeseen_error_costs_one_page(
+def test_an_unexpected_error_rejects_one_page_only(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     parse_content_type = fetch_module.parse_content_type
@@ -105,7 +105,7 @@ def test_an_unforeseen_error_costs_one_page(
     assert "RuntimeError" in line.getMessage() and line.exc_info
 
 
-def test_waits_grow_from_one_attempt_to_the_next(site: Site) -> None:
+def test_the_backoff_grows_between_attempts(site: Site) -> None:
     """Exponential, with jitter: 0.5 to 1.5 times 0.1 s, then twice that."""
     (page,) = fetch(site, ["http://a.test/broken"], obey_robots=False, backoff=0.1, deadline=5)
     first, second, third = [at for _, at in site.starts]
@@ -113,7 +113,7 @@ def test_waits_grow_from_one_attempt_to_the_next(site: Site) -> None:
     assert second - first > 0.05 and third - second > 0.1
 
 
-def test_nothing_there(site: Site) -> None:
+def test_unreachable_hosts_have_their_reasons(site: Site) -> None:
     async def run() -> list[str]:
         connect_to = {"closed.test": "127.0.0.1:1"}
         async with Fetcher(make_settings(), connect_to) as fetcher:
@@ -123,7 +123,7 @@ def test_nothing_there(site: Site) -> None:
     assert asyncio.run(run()) == ["connection_failed", "dns_failed", "malformed"]
 
 
-def test_retry_after() -> None:
+def test_the_retry_after_header_is_obeyed() -> None:
     assert retry_after("7") == 7.0
     assert retry_after("Mon, 01 Jan 2001 00:00:00 GMT") == 0.0
     assert retry_after("soon") is None
@@ -133,7 +133,7 @@ def test_retry_after() -> None:
     assert retry_after(None) is None
 
 
-def test_addresses_in_every_writing(site: Site) -> None:
+def test_urls_in_every_spelling_are_fetched(site: Site) -> None:
     port = site.address.rpartition(":")[2]
     urls = [
         "http://b\u00fccher.test/p\u00e4ge?q=\u00e4",
@@ -148,7 +148,7 @@ def test_addresses_in_every_writing(site: Site) -> None:
     assert {page.ip for page in pages} == {"127.0.0.1"}
 
 
-def test_an_address_of_version_six() -> None:
+def test_an_ipv6_address_is_fetched() -> None:
     try:
         with running_site("::1") as site:
             port = site.address.rpartition(":")[2]
@@ -160,7 +160,7 @@ def test_an_address_of_version_six() -> None:
     assert refused.reason == "port_forbidden"
 
 
-def test_headers_of_a_request(site: Site) -> None:
+def test_a_request_has_the_expected_headers(site: Site) -> None:
     seen: list[dict[str, str]] = []
     site.handlers["/look"] = lambda h: (seen.append(dict(h.headers)), ok(h))[1]
     fetch(site, ["http://me:secret@a.test/look"])

@@ -1,4 +1,4 @@
-"""Headers as a hostile server writes them: none ends a fetch, none changes what an archive holds."""
+"""Malformed headers of hostile servers: none crashes a fetch or changes an archive."""
 
 import asyncio
 import contextlib
@@ -64,12 +64,12 @@ BITS["Content-Encoding"] = ["gzip", "x-gzip", "deflate", "identity", "br", "zstd
 BITS["Content-Language"] = BITS["Set-Cookie"] = BITS["Link"] = BITS["Content-Type"]
 
 
-def spellings(kind: str, dice: random.Random) -> str:
-    """A header put together from what its parser looks for and from signs that no header should hold."""
-    bits = BITS[kind] + (SIGNS if dice.random() < 0.5 else SIGNS[:3])
-    between = dice.choice(["", "", " "])
-    words = between.join(dice.choice(bits) for _ in range(dice.randint(1, 8)))
-    return {"Content-Type": dice.choice(["", "text/html;", "text/html; charset="])}.get(kind, "") + words
+def spellings(kind: str, rng: random.Random) -> str:
+    """A random header of tokens that its parser knows and of characters that no header should have."""
+    bits = BITS[kind] + (SIGNS if rng.random() < 0.5 else SIGNS[:3])
+    between = rng.choice(["", "", " "])
+    words = between.join(rng.choice(bits) for _ in range(rng.randint(1, 8)))
+    return {"Content-Type": rng.choice(["", "text/html;", "text/html; charset="])}.get(kind, "") + words
 
 
 def location(value: str) -> bool:
@@ -96,7 +96,7 @@ def seconds(value: str) -> bool:
 
 
 def encoding(value: str) -> bool:
-    """Unpack a body that is none; False for more than one byte beyond the limit."""
+    """Decompress an invalid body; False for more than one byte beyond the limit."""
     with contextlib.suppress(FetchRejectedError):
         return len(Decoder(value).feed(b"\x1f\x8b\x08 no gzip", 100)) <= 101
     return True
@@ -111,7 +111,7 @@ def robots(value: str) -> bool:
     return True
 
 
-# Each is False for a value that it reads as something unsound, and raises nothing.
+# Each returns False for a value that is parsed to something invalid, and raises nothing.
 PARSERS: dict[str, Callable[[str], bool]] = {
     "Content-Type": content_type,
     "Retry-After": seconds,
@@ -122,11 +122,11 @@ PARSERS: dict[str, Callable[[str], bool]] = {
 
 
 def read_badly(kind: str, count: int, seed: int) -> list[str]:
-    """Headers out of `count` that their parser raised for, or read as something unsound."""
-    dice = random.Random(f"{kind} {seed}")
+    """Headers out of `count` that were parsed to an invalid value; fails if the parser raises."""
+    rng = random.Random(f"{kind} {seed}")
     found = []
     for _ in range(count):
-        value = spellings(kind, dice)
+        value = spellings(kind, rng)
         try:
             sound = PARSERS[kind](value)
         except Exception as error:
@@ -137,7 +137,7 @@ def read_badly(kind: str, count: int, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [*PARSERS])
-def test_any_header_is_parsed(kind: str) -> None:
+def test_any_header_is_parsed_without_an_exception(kind: str) -> None:
     assert read_badly(kind, 100 if kind == "robots.txt" else 1500, 0) == []
 
 
@@ -148,16 +148,16 @@ def test_100_000_headers_are_parsed(kind: str) -> None:
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_parsed(value: str) -> None:
+def test_any_text_is_parsed_without_an_exception(value: str) -> None:
     assert [kind for kind, take in PARSERS.items() if kind != "robots.txt" and not take(value)] == []
 
 
 @given(st.binary(max_size=300))
-def test_any_body_is_sniffed(body: bytes) -> None:
+def test_any_body_is_sniffed_without_an_exception(body: bytes) -> None:
     assert sniff_html(body) in ("", "text/html", "application/xhtml+xml")
 
 
-def test_media_types_as_the_standard_library_reads_them() -> None:
+def test_media_types_equal_those_of_the_standard_library() -> None:
     """A well-formed header is read as the standard library reads it."""
     for value in (
         *("text/html", "TEXT/HTML; Charset=UTF-8", "text/html;charset=x-sjis", "application/xhtml+xml; q=1"),
@@ -185,11 +185,11 @@ def test_media_types_as_the_standard_library_reads_them() -> None:
         ("text/html; charset=" + "x" * 65, ("text/html", None)),
     ],
 )
-def test_broken_media_types(value: str, expected: tuple[str, str | None]) -> None:
+def test_malformed_media_types_are_parsed(value: str, expected: tuple[str, str | None]) -> None:
     assert parse_content_type(value) == expected
 
 
-def test_a_header_takes_time_by_its_length() -> None:
+def test_parsing_time_is_proportional_to_the_length() -> None:
     """CPU time of 16 times the length, for headers made of what a parser has to search for."""
     for head, piece in (
         ("text/html", ";"),
@@ -230,12 +230,12 @@ def test_a_header_takes_time_by_its_length() -> None:
         (b"", ""),
     ],
 )
-def test_pages_without_a_type(body: bytes, kind: str) -> None:
+def test_pages_without_a_content_type_are_sniffed(body: bytes, kind: str) -> None:
     assert sniff_html(body) == kind
 
 
-def test_each_hostile_answer_ends_with_a_reason() -> None:
-    """Over loopback, as many as were tried by hand, and one more."""
+def test_each_malformed_response_ends_with_a_reason() -> None:
+    """Over loopback: at least the 41 responses that were first tried by hand."""
     assert len(ANSWERS) >= 41
 
     async def run(address: str, numbers: list[int], deadline: float) -> list[Fetched]:
@@ -276,10 +276,10 @@ ENDS = st.sampled_from(["\r\n", "\r\n\r\nZZZ", "\r\nContent-Encoding: gzip", "\r
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(FIELDS), st.text(max_size=40) | ENDS, max_size=4), max_size=3), ENDS)
-def test_no_value_reaches_the_body(
+def test_no_header_value_changes_a_body_in_the_archive(
     tmp_path_factory: pytest.TempPathFactory, changes: list[dict[str, str]], name: str
 ) -> None:
-    """Whatever stands in any field, the body and its digest come back as they went in."""
+    """With any value in any field, body and digest are read back unchanged."""
     folder = tmp_path_factory.mktemp("warc")
     pages = [page_with(**change) for change in changes]
     pages = [dataclasses.replace(page, final_url=f"http://a.example/{page.final_url}") for page in pages]
@@ -293,15 +293,15 @@ def test_no_value_reaches_the_body(
     assert bodies == [page.body for page in pages]
 
 
-def test_a_type_that_no_server_should_send(tmp_path: Path) -> None:
-    """The type is one of the settings' own; one that is none is left out, and the body tells."""
+def test_an_invalid_content_type_is_left_out(tmp_path: Path) -> None:
+    """The type is one of the settings' own; an invalid one is left out, and the body decides."""
     write_pages(tmp_path / "p.warc.gz", [page_with(content_type="text/html\r\n\r\nZZZ", charset="x\r\n\r\nZZZ")])
     (page,) = read_pages(Folder(tmp_path), "p.warc.gz")
     assert (page.content_type, page.charset, page.fault) == ("text/html", None, "")
 
 
 def injected(body: bytes, number: int) -> bytes:
-    """A record as versions before this one wrote it: line ends from a charset stand in its HTTP head."""
+    """A record as earlier versions wrote it: its HTTP head has line ends from a charset."""
     http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=x\r\n\r\nZZZ\r\n\r\n" + body
     digest = hashlib.sha256(body).hexdigest()
     head = (
@@ -312,7 +312,7 @@ def injected(body: bytes, number: int) -> bytes:
     return gzip.compress(head.encode() + http + b"\r\n\r\n")
 
 
-def test_an_archive_with_an_injected_head_costs_that_page_alone(tmp_path: Path) -> None:
+def test_an_injected_record_head_costs_one_page_only(tmp_path: Path) -> None:
     text = b"".join(
         b"<p>The river runs through valley %d, and people walk along it of an evening.</p>" % n for n in range(9)
     )

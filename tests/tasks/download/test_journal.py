@@ -1,4 +1,4 @@
-"""The journal of a shard: cut anywhere, it keeps what is whole."""
+"""The journal of a shard: complete records survive truncation."""
 
 import gzip
 from pathlib import Path
@@ -9,7 +9,7 @@ from gpt2train.errors import RunError
 from tasks.download.journal import Journal
 
 
-def test_a_journal_that_is_cut_anywhere_keeps_what_is_whole(tmp_path: Path) -> None:
+def test_a_truncated_journal_keeps_its_complete_records(tmp_path: Path) -> None:
     urls = [f"http://a.test/{n}" for n in range(3)]
     records = [gzip.compress(b"page" * n) for n in (1, 2)]
     with Journal(tmp_path / "j", "key", urls) as journal:
@@ -40,7 +40,7 @@ def test_a_journal_that_is_cut_anywhere_keeps_what_is_whole(tmp_path: Path) -> N
             assert journal.done == set()
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_error_line(tmp_path: Path) -> None:
     (tmp_path / "j.pages").symlink_to("/dev/full")
     with (
         pytest.raises(RunError, match=r"no space left while writing .*j\.pages: free some"),

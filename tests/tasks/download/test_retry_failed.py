@@ -1,4 +1,4 @@
-"""Asking again for what failed: for that alone, and the download stays whole when it is cut short."""
+"""`--retry-failed`: only failed URLs are fetched again, and the download survives an interruption."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from tests.tasks.download.fetch_helpers import make_settings, run
 from tests.tasks.web_server import Site, ok
 
 
-def test_retry_failed_asks_for_what_may_pass_and_for_nothing_else(site: Site, tmp_path: Path) -> None:
+def test_only_retryable_urls_are_fetched_again(site: Site, tmp_path: Path) -> None:
     root = Folder(tmp_path)
     site.handlers["/flaky"] = site.handlers["/broken"]
     shards = [
@@ -73,7 +73,7 @@ def test_retry_failed_asks_for_what_may_pass_and_for_nothing_else(site: Site, tm
     assert runner.skipped == {"download"} and not site.hits
 
 
-def test_a_retry_that_is_cut_short_leaves_the_download_whole(site: Site, tmp_path: Path) -> None:
+def test_an_interrupted_retry_leaves_the_download_complete(site: Site, tmp_path: Path) -> None:
     root = Folder(tmp_path)
     site.handlers["/flaky"] = site.handlers["/broken"]
     first = run(root, site, [["http://a.test/1", "http://a.test/flaky"], ["http://a.test/flaky?2"]])

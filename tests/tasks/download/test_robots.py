@@ -1,4 +1,4 @@
-"""robots.txt that is made to take long: bounded, and beside the event loop."""
+"""Adversarial robots.txt: bounded parsing time, outside the event loop."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ def allows(rules: RobotsRules, path: str) -> bool:
     return asyncio.run(rules.allows(f"http://a.example/{path}", AGENT))
 
 
-def test_rules_are_kept_to() -> None:
+def test_rules_are_obeyed() -> None:
     rules = RobotsRules("User-agent: *\nDisallow: /private\nAllow: /private/open\nCrawl-delay: 2.5\n")
     assert [allows(rules, path) for path in ("x", "private", "private/open/x")] == [True, False, True]
     assert rules.delay(AGENT) == 2.5 and RobotsRules("").delay(AGENT) == 0.0
@@ -40,7 +40,7 @@ def test_many_rules_take_bounded_time_for_any_url() -> None:
         "".join(f"User-agent: a{n}\n" for n in range(MAX_AGENTS + 1)) * 2,
     ],
 )
-def test_agents_times_rules_are_bounded(text: str) -> None:
+def test_the_product_of_agents_and_rules_is_bounded(text: str) -> None:
     """The first of these asked for 2 x 10^8 rules from 360 kB."""
     began = time.process_time()
     with pytest.raises(FetchRejectedError, match="too many rules"):
@@ -57,7 +57,7 @@ def test_long_lists_of_bots_are_read() -> None:
         assert [allows(RobotsRules(text), path) for path in ("page", "x")] == [True, False]
 
 
-def test_a_hostile_file_stops_its_own_host_alone(site: Site) -> None:
+def test_an_adversarial_file_delays_only_its_own_host(site: Site) -> None:
     site.robots["evil.test"] = (200, "".join(f"User-agent: a{n}\n" for n in range(9000)) + "Disallow: /x\n" * 20_000)
     site.robots["slow.test"] = (200, WILD)
     urls = ["http://evil.test/page", "http://slow.test/page", "http://slow.test/" + "a" * 8000, "http://a.test/page"]

@@ -1,4 +1,4 @@
-"""Two downloads at the same time, in processes of their own, are as polite to a host as one is."""
+"""The rate limit that concurrent downloads of one machine share."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ asyncio.run(run())
 
 
 def crawl(site: Site, urls: list[str], **changes: Any) -> "subprocess.Popen[str]":
-    """A process that is ready to fetch, and does so on a line of input."""
+    """A process that fetches as soon as it reads a line of input."""
     settings = make_settings(per_host=1, obey_robots=False, **changes).model_dump_json()
     arguments = [settings, f'"{site.address}"', str(urls).replace("'", '"')]
     process = subprocess.Popen(
@@ -51,7 +51,7 @@ def go(*processes: "subprocess.Popen[str]") -> None:
         process.stdin.flush()
 
 
-def test_two_processes_keep_to_one_pace(site: Site, tmp_path: Path) -> None:
+def test_two_processes_share_the_delay_of_a_host(site: Site, tmp_path: Path) -> None:
     site.handlers["/busy"] = lambda h: (time.sleep(0.1), ok(h))[1]
     lists = [[f"http://a.test/{name}{n}" for n in range(5)] for name in "xy"]
     together = [crawl(site, urls, shared_rate_limit_dir=str(tmp_path), delay=0.3) for urls in lists]
@@ -62,8 +62,16 @@ def test_two_processes_keep_to_one_pace(site: Site, tmp_path: Path) -> None:
     assert times[-1] - times[0] > 2.4  # nine pauses; each by itself would take four of them, 1.2
 
 
-def test_two_processes_ask_a_host_one_after_the_other(site: Site, tmp_path: Path) -> None:
-    site.handlers["/slow"] = lambda h: (time.sleep(0.05), ok(h))[1]
+def test_two_processes_request_from_a_host_in_turn(site: Site, tmp_path: Path) -> None:
+    def slow(h: Any) -> None:
+        """Answer after 50 ms; at host b.test not before both processes ask, however late one of them is."""
+        end = time.monotonic() + 5
+        while h.headers["Host"] == "b.test" and site.at_once["b.test"] < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        ok(h)
+
+    site.handlers["/slow"] = slow
     together = [
         crawl(site, [f"http://a.test/slow?{n}" for n in range(8)], shared_rate_limit_dir=str(tmp_path)) for _ in "xy"
     ]
@@ -75,7 +83,7 @@ def test_two_processes_ask_a_host_one_after_the_other(site: Site, tmp_path: Path
     assert site.hits["a.test", "/slow"] == 16
 
 
-def test_a_killed_process_gives_its_share_back(site: Site, tmp_path: Path) -> None:
+def test_the_slot_of_a_killed_process_is_freed(site: Site, tmp_path: Path) -> None:
     site.handlers["/hangs"] = lambda h: time.sleep(60)
     killed = crawl(site, ["http://a.test/hangs"], shared_rate_limit_dir=str(tmp_path), deadline=50)
     go(killed)
@@ -92,7 +100,7 @@ def test_a_killed_process_gives_its_share_back(site: Site, tmp_path: Path) -> No
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A wall clock that stands until a test moves it."""
+    """A wall clock that only the test advances."""
     held = SimpleNamespace(now=1_800_000_000.0)
     monkeypatch.setattr(shared_rate_limit, "time", SimpleNamespace(time=lambda: held.now))
     return held
@@ -100,14 +108,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.fixture
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedRateLimiter, SharedRateLimiter]:
-    """Two objects that stand for two processes: as POSIX's locks are the process's, theirs is told what ours holds."""
+    """Two objects that simulate two processes: POSIX locks belong to a process, so theirs checks ours."""
     ours, theirs = SharedRateLimiter(tmp_path), SharedRateLimiter(tmp_path)
     theirs._pid = ours._pid + 1
     monkeypatch.setattr(theirs, "_lock", lambda at: at not in ours._held)
     return ours, theirs
 
 
-def test_who_waits_is_let_go_first(two: tuple[SharedRateLimiter, SharedRateLimiter], clock: SimpleNamespace) -> None:
+def test_a_waiting_process_goes_first(two: tuple[SharedRateLimiter, SharedRateLimiter], clock: SimpleNamespace) -> None:
     ours, theirs = two
     slot = ours.acquire("a", 1)
     assert slot is not None
@@ -121,34 +129,35 @@ def test_who_waits_is_let_go_first(two: tuple[SharedRateLimiter, SharedRateLimit
     theirs.release(taken)
     again = ours.acquire("a", 1)
     assert again is not None
-    assert ours.acquire("a", 1) is None  # one slot, and it is ours: nobody is to let us go first
+    assert ours.acquire("a", 1) is None  # the one slot is ours: no process waits
     ours.release(again)
     assert theirs.acquire("a", 1) is not None
 
 
-def test_who_waits_is_let_go_first_whenever_it_looked(
+def test_a_waiting_process_goes_first_at_any_clock_value(
     two: tuple[SharedRateLimiter, SharedRateLimiter], clock: SimpleNamespace
 ) -> None:
-    """In the same instant, by a clock that is a little behind, when a stamp begins anew; but not a second later."""
+    """At the same instant, with a clock slightly behind, when a timestamp wraps around; but not a second later."""
     ours, theirs = two
     begins_anew = 2**32 * 420 / 1000
     for n in range(200):
-        looked = (1_800_000_000.0, begins_anew - 0.5)[n % 2] + n / 199
-        clock.now = looked
+        tried = (1_800_000_000.0, begins_anew - 0.5)[n % 2] + n / 199
+        clock.now = tried
         slot = ours.acquire("a", 1)
         assert slot is not None
         assert theirs.acquire("a", 1) is None
         ours.release(slot)
         for later in 0.0, -0.05, 0.4:
-            clock.now = looked + later
+            clock.now = tried + later
             assert ours.acquire("a", 1) is None
-        clock.now = looked + 1.0
+        clock.now = tried + 1.0
         slot = ours.acquire("a", 1)
         assert slot is not None
         ours.release(slot)
 
 
-def test_turns_are_told_apart_by_host(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("clock")
+def test_each_host_has_a_schedule_of_its_own(tmp_path: Path) -> None:
     one = SharedRateLimiter(tmp_path)
     assert record_index("a") != record_index("b")
     assert one.reserve("a", 5.0) == 0.0
@@ -161,21 +170,23 @@ def test_turns_are_told_apart_by_host(tmp_path: Path) -> None:
     assert (tmp_path / FILE).stat().st_blocks * 512 < 2**20  # of 16 MiB
 
 
-def test_hosts_that_are_asked_elsewhere_are_others(site: Site, tmp_path: Path) -> None:
+def test_redirected_hosts_are_counted_apart(site: Site, tmp_path: Path) -> None:
     fetch(site, ["http://a.test/1"], shared_rate_limit_dir=str(tmp_path), delay=50.0, obey_robots=False)
     shared = shared_rate_limit.open_rate_limiter(tmp_path)
     assert shared.reserve("a.test", 0.0) == 0.0
     assert shared.reserve(f"a.test at {site.address}", 0.0) > 1.0
 
 
-def test_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_folder_is_found_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert rate_limit_folder("auto") == tmp_path / "cache" / "gpt2train" / "rate-limit"
     assert rate_limit_folder("off") is None
     (tmp_path / "cache").write_text("no folder")
     with pytest.raises(UserError, match=r"set download\.shared_rate_limit_dir to another folder"):
         fetch_nothing(shared_rate_limit_dir=str(tmp_path / "cache" / "mine"))
-    fetch_nothing(shared_rate_limit_dir="auto")  # goes on by itself
+    fetch_nothing(shared_rate_limit_dir="auto")  # continues without sharing
     assert "each download has its own rate limit" in caplog.text
 
 

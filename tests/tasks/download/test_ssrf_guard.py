@@ -1,4 +1,4 @@
-"""No connection to an address that is not public: by number, by name, by redirect, by a second look-up."""
+"""SSRF guard: no connection to a non-public address by number, name, redirect or DNS rebinding."""
 
 import asyncio
 import contextlib
@@ -71,17 +71,17 @@ NUMBERS = "http://2130706433/ http://0x7f000001/ http://0177.0.0.1/ http://127.1
 
 
 @pytest.mark.parametrize("address", PRIVATE.split())
-def test_private(address: str) -> None:
+def test_private_addresses_are_refused(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.mark.parametrize("address", PUBLIC.split())
-def test_public(address: str) -> None:
+def test_public_addresses_are_allowed(address: str) -> None:
     assert is_public(address)
 
 
 @given(st.ip_addresses(v=4))
-def test_an_address_in_a_coat_is_judged_by_itself(address: ipaddress.IPv4Address) -> None:
+def test_an_embedded_ipv4_address_is_checked_itself(address: ipaddress.IPv4Address) -> None:
     for coat in (
         f"::ffff:{address}",
         f"64:ff9b::{address}",
@@ -92,7 +92,7 @@ def test_an_address_in_a_coat_is_judged_by_itself(address: ipaddress.IPv4Address
         assert not is_public(address)
 
 
-def test_what_is_allowed_and_no_more() -> None:
+def test_only_the_allowed_networks_are_excepted() -> None:
     allowed = [ipaddress.ip_network("127.0.0.0/8")]
     assert is_public("127.0.0.1", allowed)
     assert is_public("::ffff:127.0.0.1", allowed)
@@ -113,14 +113,14 @@ def test_what_is_allowed_and_no_more() -> None:
         ("https://name.example/", None),
     ],
 )
-def test_urls(url: str, reason: str | None) -> None:
+def test_urls_are_refused_with_their_reason(url: str, reason: str | None) -> None:
     verdict = refuse(URL(url), (80, 443), ())
     assert (verdict and verdict[0]) == reason
 
 
 @pytest.mark.parametrize("host", NUMERIC)
-def test_numbers_are_refused_before_any_client_sees_them(host: str) -> None:
-    """By the guard alone: what the HTTP client or the C library makes of them is not asked."""
+def test_numeric_hosts_are_refused_before_a_client_sees_them(host: str) -> None:
+    """By the guard alone, before the HTTP client or the C library interprets them."""
     try:
         url = URL(f"http://{host}/")
     except ValueError:
@@ -133,7 +133,7 @@ def test_numbers_are_refused_before_any_client_sees_them(host: str) -> None:
 
 
 @given(st.lists(st.text("0123456789abcdefxX.０１٢②。", min_size=1, max_size=5), min_size=1, max_size=4))
-def test_what_the_c_library_takes_for_an_address_is_judged(parts: list[str]) -> None:
+def test_all_that_the_c_library_takes_for_an_address_is_checked(parts: list[str]) -> None:
     """`inet_aton` and the parsers of browsers are lenient; no host that they take is taken for a name here."""
     host = unicodedata.normalize("NFKC", ".".join(parts)).replace("\u3002", ".")
     try:
@@ -156,13 +156,13 @@ def test_metadata_services_are_refused_by_address_and_name() -> None:
 
 
 @pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..b", "a b", "a,b", "a.example%00", "x" * 60 + ".y" * 100])
-def test_what_is_no_host_name(host: str) -> None:
+def test_invalid_host_names_are_refused(host: str) -> None:
     with pytest.raises(ValueError):
         literal(host)
 
 
-def test_fifty_two_spellings_reach_no_server_inside() -> None:
-    """In the list, and as the target of a redirect from a host that may be asked."""
+def test_fifty_two_spellings_reach_no_internal_server() -> None:
+    """In the list, and as the target of a redirect from an allowed host."""
     assert len(SPELLINGS) >= 52
     with running_site("127.0.0.1") as inside, running_site("127.0.0.2") as good:
         port = int(inside.address.rpartition(":")[2])
@@ -206,7 +206,7 @@ def resolve(answers: Sequence[str], host: str = "name.example", **connect_to: st
     return asyncio.run(run())
 
 
-def test_one_private_answer_spoils_all() -> None:
+def test_one_private_answer_refuses_the_host() -> None:
     assert resolve(["8.8.8.8", "2606:4700::1"]) == [("8.8.8.8", 80), ("2606:4700::1", 80)]
     with pytest.raises(NotPublicError, match=r"name\.example has the address 10\.0\.0\.1"):
         resolve(["8.8.8.8", "10.0.0.1"])
@@ -214,7 +214,7 @@ def test_one_private_answer_spoils_all() -> None:
         resolve([])
 
 
-def test_connect_to_is_judged_too() -> None:
+def test_the_setting_connect_to_is_checked_too() -> None:
     assert resolve([], name_example="8.8.8.8:8080") == [("8.8.8.8", 8080)]
     with pytest.raises(NotPublicError):
         resolve([], name_example="127.0.0.1:8080")
@@ -223,7 +223,7 @@ def test_connect_to_is_judged_too() -> None:
 def fetch_all(
     urls: Sequence[str], port: str, lookup: Sequence[Sequence[str]] = (), allowed: Sequence[str] = ()
 ) -> list[Fetched]:
-    """Fetch one after the other; look-ups answer in turn, the last one for ever."""
+    """Fetch one after the other; DNS answers come in this order, the last one repeatedly."""
     answers = list(lookup)
 
     async def answer(_: str) -> Sequence[str]:
@@ -239,7 +239,7 @@ def fetch_all(
     return asyncio.run(run())
 
 
-def test_no_request_reaches_the_server_inside() -> None:
+def test_no_request_reaches_the_internal_server() -> None:
     """Every way to write loopback, with a server listening there: none of them gets through."""
     with running_site() as site:
         port = site.address.rpartition(":")[2]
@@ -255,20 +255,20 @@ def test_no_request_reaches_the_server_inside() -> None:
     assert [page.reason for page in pages].count("not_public_address") >= 4
 
 
-@pytest.mark.parametrize("turns", [["127.0.0.2", "127.0.0.1"], ["127.0.0.1", "127.0.0.2"]])
-def test_a_name_server_that_changes_its_mind(turns: list[str]) -> None:
-    """Rebinding: an address that may be asked first, one that may not next, or the other way about.
+@pytest.mark.parametrize("order", [["127.0.0.2", "127.0.0.1"], ["127.0.0.1", "127.0.0.2"]])
+def test_dns_rebinding_is_prevented(order: list[str]) -> None:
+    """An allowed address first and a forbidden one next, or in reverse order.
 
-    Both are loopback, and servers listen at both on one port; only 127.0.0.2 is allowed. Each look-up is judged, and
-    the connection goes to what was judged: the server at 127.0.0.1 never sees a request.
+    Both are loopback, and servers listen at both on one port; only 127.0.0.2 is allowed. Each look-up is checked, and
+    the connection goes to the checked address: the server at 127.0.0.1 never sees a request.
     """
     with running_site("127.0.0.2") as good:
         port = good.address.rpartition(":")[2]
         with running_site("127.0.0.1", int(port)) as inside:
             urls = [f"http://rebind.example:{port}/{n}" for n in range(3)]
-            pages = fetch_all(urls, port, [[turn] for turn in turns], ["127.0.0.2/32"])
+            pages = fetch_all(urls, port, [[address] for address in order], ["127.0.0.2/32"])
             assert not inside.hits
-            if turns[0] == "127.0.0.2":
+            if order[0] == "127.0.0.2":
                 assert [page.reason for page in pages] == ["", "", ""]
                 assert {page.ip for page in pages} == {"127.0.0.2"}
             else:
@@ -276,18 +276,18 @@ def test_a_name_server_that_changes_its_mind(turns: list[str]) -> None:
                 assert not good.hits
 
 
-def test_a_redirect_to_a_name_that_points_inside() -> None:
+def test_a_redirect_to_an_internal_name_is_refused() -> None:
     with running_site("127.0.0.2") as good:
         port = good.address.rpartition(":")[2]
         with running_site("127.0.0.1", int(port)) as inside:
             good.handlers["/"] = lambda h: h.redirect(f"http://inside.example:{port}/")
-            # Look-ups in turn: the first name, then the name that it redirects to.
+            # DNS answers in order: the first name, then the name that it redirects to.
             (page,) = fetch_all([f"http://out.example:{port}/"], port, [["127.0.0.2"], ["127.0.0.1"]], ["127.0.0.2/32"])
             assert not inside.hits
     assert page.reason == "not_public_address"
 
 
-def test_answers_are_kept_for_a_while() -> None:
+def test_dns_answers_are_cached() -> None:
     asked: list[str] = []
 
     async def lookup(host: str) -> Sequence[str]:
@@ -303,7 +303,7 @@ def test_answers_are_kept_for_a_while() -> None:
     assert asked == ["a.example", "b.example"]
 
 
-def test_the_environment_names_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_variables_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     with running_site() as site:
         monkeypatch.setenv("http_proxy", f"http://{site.address}")
         monkeypatch.setenv("ALL_PROXY", f"http://{site.address}")

@@ -1,4 +1,4 @@
-"""WARC in and out: what is written is read back, archives made elsewhere are read, damage is named."""
+"""WARC files: round trip, archives of other programs, damage."""
 
 import dataclasses
 import gzip
@@ -33,25 +33,25 @@ def make_page(body: bytes, number: int = 0) -> Page:
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5))
-def test_round_trip(tmp_path_factory: pytest.TempPathFactory, bodies: list[bytes]) -> None:
+def test_pages_round_trip(tmp_path_factory: pytest.TempPathFactory, bodies: list[bytes]) -> None:
     folder = tmp_path_factory.mktemp("warc")
     pages = [make_page(body, number) for number, body in enumerate(bodies)]
     assert write_pages(folder / "p.warc.gz", pages) == len(pages)
     assert list(read_pages(Folder(folder), "p.warc.gz")) == pages
 
 
-def test_bytes_depend_on_the_page_alone() -> None:
+def test_written_bytes_depend_on_the_page_alone() -> None:
     assert encode_record(make_page(b"<p>x")) == encode_record(make_page(b"<p>x"))
 
 
-def test_peers_read_it_and_the_digests_hold(tmp_path: Path) -> None:
+def test_warcio_reads_the_archive_and_its_digests_match(tmp_path: Path) -> None:
     write_pages(tmp_path / "p.warc.gz", [make_page(b"<p>one"), make_page(b"<p>two", 1)])
     with (tmp_path / "p.warc.gz").open("rb") as file:
         records = ArchiveIterator(file, check_digests="raise")
         assert [record.content_stream().read() for record in records] == [b"<p>one", b"<p>two"]
 
 
-def test_records_as_the_standard_wants_them(tmp_path: Path) -> None:
+def test_records_have_the_fields_of_the_standard(tmp_path: Path) -> None:
     page = dataclasses.replace(make_page(b"<p>x"), ip="192.0.2.7", content_language="de, en")
     data = encode_head("p.warc.gz", page.fetched_at) + encode_record(page)
     (tmp_path / "p.warc.gz").write_bytes(data)
@@ -76,7 +76,7 @@ def test_records_as_the_standard_wants_them(tmp_path: Path) -> None:
     assert encode_head("p.warc.gz", page.fetched_at) == data[: len(encode_head("p.warc.gz", page.fetched_at))]
 
 
-def test_an_archive_made_elsewhere(tmp_path: Path) -> None:
+def test_an_archive_of_another_program_is_read(tmp_path: Path) -> None:
     """As Common Crawl writes them: a request beside the response, compressed bodies, other types."""
     with (tmp_path / "cc.warc.gz").open("wb") as file:
         writer = WARCWriter(file, gzip=True)
@@ -133,5 +133,5 @@ def test_damage_is_named(tmp_path: Path, damage: str) -> None:
         ("nonsense", ("", None)),
     ],
 )
-def test_content_types(value: str | None, expected: tuple[str, str | None]) -> None:
+def test_content_types_are_parsed(value: str | None, expected: tuple[str, str | None]) -> None:
     assert parse_content_type(value) == expected

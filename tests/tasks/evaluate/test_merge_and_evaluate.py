@@ -1,4 +1,4 @@
-"""The last steps of the recipe on a run that was really trained: merge, then evaluate."""
+"""The steps merge and evaluate on a trained run."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ SETTINGS = EvaluateSettings(max_documents=3, prompts=("The", ""), sampling=Sampl
 
 
 class Upstream:
-    """What the steps before left: a training run, its tokenizer, held-out documents, a cloze set."""
+    """Outputs of the earlier steps: a training run, its tokenizer, held-out documents, a cloze set."""
 
     def __init__(self, trained: TrainedRun) -> None:
         root = trained.root
@@ -93,7 +93,7 @@ def test_merge_writes_a_model_folder(upstream: Upstream, model: Manifest, runner
     assert skipped.skipped == {"merge"}
 
 
-def test_a_model_folder_of_the_earlier_layout_is_merged_again(upstream: Upstream, model: Manifest) -> None:
+def test_a_model_folder_of_the_previous_format_is_merged_again(upstream: Upstream, model: Manifest) -> None:
     """Releases before kept `_manifest.json` and `_batches/` in the folder that people upload."""
     folder, records = upstream.root / model.folder, upstream.root / "runs/small/merge"
     before = {name: folder.read_bytes(name) for name in folder.files()}
@@ -108,7 +108,7 @@ def test_a_model_folder_of_the_earlier_layout_is_merged_again(upstream: Upstream
     assert not [path for path in Path(folder.path()).iterdir() if path.name.startswith(("_", "."))]
 
 
-def test_a_killed_merge_goes_on_and_one_that_lost_a_file_is_done_again(upstream: Upstream, model: Manifest) -> None:
+def test_a_killed_or_damaged_merge_is_run_again(upstream: Upstream, model: Manifest) -> None:
     folder, records = upstream.root / model.folder, upstream.root / "runs/small/merge"
     folder.remove("config.json")
     with Runner(workers=1) as runner:
@@ -138,12 +138,10 @@ def test_evaluate_writes_three_files(upstream: Upstream, scores: Manifest, runne
     assert [sample["prompt"] for sample in samples["samples"]] == ["The", ""]
 
 
-def test_the_model_card_has_the_scores_once_they_are_there(
-    upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path
-) -> None:
+def test_the_model_card_gets_the_scores(upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path) -> None:
     """The merge writes it without them; the flow, and `gpt2train merge` of the evaluated run, with them."""
-    place = Path((upstream.root / model.folder).path("README.md"))
-    ours = place.read_text()
+    card_file = Path((upstream.root / model.folder).path("README.md"))
+    ours = card_file.read_text()
     assert "## Evaluation" not in ours and "| steps | 2 |" in ours and "license: unknown" in ours
     run = Path((upstream.root / "runs/small").path())
     merge_checkpoint(run, tmp_path / "m", Path(upstream.root.path("tokenizer")))
@@ -156,16 +154,16 @@ def test_the_model_card_has_the_scores_once_they_are_there(
     assert "## Evaluation" not in half and "license: mit" in half and "licence `mit`" in half
 
     write_card(upstream.root, upstream.training, MergeSettings(), scores)
-    assert place.read_text() == card
-    place.unlink()
+    assert card_file.read_text() == card
+    card_file.unlink()
     write_card(upstream.root, upstream.training, MergeSettings(license="mit"), scores)
-    assert place.read_text() == card.replace("license: unknown", "license: mit").replace(
+    assert card_file.read_text() == card.replace("license: unknown", "license: mit").replace(
         "The licence of the weights is not stated; ask the publisher before you use them.",
         "The weights are published under the licence `mit`.",
     )
 
 
-def test_a_model_card_that_a_person_changed_stays(upstream: Upstream, model: Manifest, scores: Manifest) -> None:
+def test_an_edited_model_card_is_kept(upstream: Upstream, model: Manifest, scores: Manifest) -> None:
     folder = upstream.root / model.folder
     folder.write_bytes("README.md", b"# My model")
     folder.remove("config.json")
@@ -179,7 +177,7 @@ def test_a_model_card_that_a_person_changed_stays(upstream: Upstream, model: Man
     assert again.skipped == {"merge"}, "a changed card is no reason to merge again"
 
 
-def test_evaluate_is_skipped_when_done(upstream: Upstream, model: Manifest, scores: Manifest) -> None:
+def test_a_finished_evaluation_is_cached(upstream: Upstream, model: Manifest, scores: Manifest) -> None:
     again = Runner(workers=1)
     assert evaluate(upstream.root, model, str(upstream.cloze), upstream.documents, SETTINGS, again) == scores
     assert again.skipped == {"evaluate"}
@@ -200,9 +198,7 @@ def test_another_cloze_set_is_scored_and_one_worker_gives_the_same_bytes(
     assert {record.name: folder.read_bytes(record.name) for record in scores.outputs} == before
 
 
-def test_wikitext_is_scored_where_it_is_given(
-    upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path
-) -> None:
+def test_wikitext_is_scored_if_given(upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path) -> None:
     file, (lambada, documents) = tmp_path / "wiki.test.tokens", (str(upstream.cloze), upstream.documents)
     file.write_text(" = Valkyria = \n A game , in the third @-@ person . \n" * 5)
     with Runner(workers=2) as runner:
@@ -219,7 +215,7 @@ def test_wikitext_is_scored_where_it_is_given(
     assert "wikitext.json" not in (upstream.root / scores.folder).files()
 
 
-def test_a_bad_cloze_set_is_refused_and_leaves_the_scores(
+def test_a_bad_cloze_set_is_refused_and_keeps_the_scores(
     upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path
 ) -> None:
     bad = tmp_path / "bad.jsonl"
@@ -245,7 +241,7 @@ def test_held_out_documents_are_the_smallest_ids_of_the_test_split(upstream: Ups
     assert all(len(text) <= 100 for text in held_out_texts(upstream.root, upstream.documents, short))
 
 
-def test_without_a_set_and_without_held_out_documents_the_samples_are_left(
+def test_without_any_evaluation_data_only_samples_are_written(
     upstream: Upstream, model: Manifest, scores: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [{"id": "1", "url": "u", "text": "t", "split": "train"}]

@@ -1,4 +1,4 @@
-"""Bounds on the markup of a page, and CPU time that stays in proportion to it."""
+"""Bounds on the markup of a page, and CPU time in proportion to its size."""
 
 import hashlib
 import time
@@ -38,7 +38,7 @@ def test_attributes_beyond_the_bound_are_cut() -> None:
     assert tree.text_content() == "text"
 
 
-def test_what_is_no_tag_is_not_cut() -> None:
+def test_text_that_is_no_tag_is_not_cut() -> None:
     words = " w" * 2000
     for html in (
         f"<!-- <p{words}> --><p>x</p>",
@@ -55,7 +55,7 @@ def test_what_is_no_tag_is_not_cut() -> None:
 @given(st.lists(st.sampled_from(PIECES), max_size=30), st.integers(1, 4))
 @example(["<p", " a=1", " g='", " a=1"], 1)
 @example(["<p", " d", " b='>'", "</p>"], 1)
-def test_no_element_keeps_more(pieces: list[str], most: int) -> None:
+def test_no_element_keeps_more_attributes_than_the_bound(pieces: list[str], most: int) -> None:
     html = "<html><body>" + "".join(pieces)
     cut = cut_attributes(html, most)
     assert cut_attributes(html, len(html)) is html
@@ -67,7 +67,7 @@ IN_A_TAG = [piece for piece in PIECES if "<" not in piece and piece != ">"]
 
 @given(st.lists(st.lists(st.sampled_from(IN_A_TAG), max_size=9), max_size=9), st.integers(1, 4))
 @example([[" e = f", " d", "/"]], 1)
-def test_all_but_further_attributes_stays(tags: list[list[str]], most: int) -> None:
+def test_only_attributes_beyond_the_bound_are_cut(tags: list[list[str]], most: int) -> None:
     html = "<html><body>" + "".join("<p" + "".join([" ", *tag]) + ">x" for tag in tags)
     cut = cut_attributes(html, most)
     whole, bounded = document_fromstring(html), document_fromstring(cut)
@@ -77,7 +77,7 @@ def test_all_but_further_attributes_stays(tags: list[list[str]], most: int) -> N
         assert before.items()[: len(after.items())] == after.items()
 
 
-def test_a_page_of_too_many_elements_has_a_reason() -> None:
+def test_a_page_of_too_many_elements_is_rejected() -> None:
     found = extract(PROSE + "<i></i>" * MAX_ELEMENTS)
     assert (found.reason, found.text) == ("too_many_elements", "")
     assert found.detail.endswith("at most 100,000 expected")
@@ -102,7 +102,7 @@ HEAVY = {
 
 
 @pytest.mark.parametrize("kind", HEAVY)
-def test_heavy_pages_take_little_cpu(kind: str) -> None:
+def test_adversarial_pages_take_little_cpu_time(kind: str) -> None:
     """Before the bounds: 28 CPU s for the attributes on a slow machine, more than 40 for the list items."""
     extract(PROSE)  # models and word lists are loaded
     begun = time.process_time()

@@ -1,4 +1,4 @@
-"""Bytes to text: byte order marks, headers, meta tags, detection."""
+"""Decoding of pages: byte order marks, headers, meta tags, detection."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ from tasks.extract.decode import codec_name, count_undecodable, decode, strip_un
         ("한국어 문서입니다", "euc_kr", "euc-kr", None),
     ],
 )
-def test_encodings(text: str, encoding: str, charset: str | None, meta: str | None) -> None:
+def test_encodings_are_recognised(text: str, encoding: str, charset: str | None, meta: str | None) -> None:
     tag = f'<meta charset="{meta}">' if meta else ""
     assert decode(f"{tag}<p>{text}</p>".encode(encoding), charset)[0] == f"{tag}<p>{text}</p>"
 
@@ -37,7 +37,7 @@ def test_an_undeclared_encoding_is_detected() -> None:
 @pytest.mark.parametrize(
     "label", [None, "", "none", "x-unknown", "base64", "rot13", "zip", "idna", "undefined", "a\0b"]
 )
-def test_labels_that_name_no_text_encoding(label: str | None) -> None:
+def test_labels_of_no_text_encoding_are_ignored(label: str | None) -> None:
     assert codec_name(label) is None
 
 
@@ -57,6 +57,6 @@ def test_storable_text_can_be_stored(text: str) -> None:
 
 
 @given(st.text(max_size=50) | st.text(st.sampled_from("\0\t\n\r\x1b\x7f\x85a�é\ud800"), max_size=50))
-def test_noise_is_what_no_text_holds(text: str) -> None:
+def test_undecodable_characters_are_counted(text: str) -> None:
     controls = {*map(chr, range(9)), *map(chr, range(14, 32)), "\x7f", "�"}
     assert count_undecodable(text) == sum(character in controls for character in text)

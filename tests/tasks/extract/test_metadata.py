@@ -1,4 +1,4 @@
-"""What pages say about themselves."""
+"""Metadata of pages: title, language, date."""
 
 import pytest
 from lxml.html import document_fromstring
@@ -16,7 +16,7 @@ from tasks.extract.metadata import language_hint, page_title, stated_date
         (f"<title>{'long ' * 200}</title>", "", ("long " * 100).rstrip() + " "),
     ],
 )
-def test_titles(head: str, body: str, title: str | None) -> None:
+def test_titles_are_found(head: str, body: str, title: str | None) -> None:
     tree = document_fromstring(f"<html><head>{head}</head><body>{body}</body></html>")
     assert page_title(tree) == title
 
@@ -36,7 +36,7 @@ def test_titles(head: str, body: str, title: str | None) -> None:
         ("<html><body>x", None, None),
     ],
 )
-def test_languages(page: str, header: str | None, language: str | None) -> None:
+def test_languages_are_found(page: str, header: str | None, language: str | None) -> None:
     assert language_hint(document_fromstring(page), header) == language
 
 
@@ -53,7 +53,7 @@ def test_languages(page: str, header: str | None, language: str | None) -> None:
         ("<time datetime='2019-03-04'>a day in the story</time>", None),
     ],
 )
-def test_dates(tags: str, day: str | None) -> None:
+def test_dates_are_found(tags: str, day: str | None) -> None:
     assert (
         stated_date(document_fromstring(f"<html><head>{tags}</head><body>x</body></html>"), "2026-01-01T00:00:00Z")
         == day

@@ -1,4 +1,4 @@
-"""The early look drops what is clear, and nothing that cleaning would keep."""
+"""The prefilter: drops clear cases, and nothing that cleaning would keep."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def reason(page: str, wanted: PrefilterRules = WANTED) -> str | None:
     return found and found[0]
 
 
-def test_short_pages() -> None:
+def test_short_pages_are_dropped() -> None:
     assert reason(html("A few words.")) == "early_short"
     assert prefilter_reason(html("A few words."), WANTED) == (
         "early_short",
@@ -48,43 +48,43 @@ def test_short_pages() -> None:
     )
     assert reason(html(ENGLISH * 8)) is None
     assert reason(html("A few words."), PrefilterRules(0, ("en",), 0.1)) is None
-    # A script's words are none, but text that trafilatura takes out of a script may be the page's.
+    # Text of scripts does not count, but trafilatura may take the page's text out of a JSON-LD script.
     assert reason(f"<script>{ENGLISH * 99}</script>" + html("few")) == "early_short"
     assert reason(f'<script type="application/ld+json">{{"articleBody": "{ENGLISH * 9}"}}</script>' + html("x")) is None
 
 
-def test_languages() -> None:
+def test_pages_in_other_languages_are_dropped() -> None:
     assert prefilter_reason(html(GERMAN * 40), WANTED) == ("early_language", "found de, expected en")
     assert reason(html(JAPANESE * 40)) == "early_language"
     assert reason(html(ENGLISH * 40)) is None
     assert reason(html(GERMAN * 40), PrefilterRules(128, ("en", "de"), 0.1)) is None
     assert reason(html(GERMAN * 40), PrefilterRules(128, ("any",), 0.1)) is None
-    assert reason(html("1 2 3 " * 200)) is None  # no letters to tell by
+    assert reason(html("1 2 3 " * 200)) is None  # no letters to detect a language by
 
 
 @pytest.mark.parametrize("position", range(0, 40, 3))
 @pytest.mark.parametrize("padding", ["", "<span class='a-long-class-name' data-x='1234567890'></span>" * 3])
-def test_english_among_another_language_is_seen_wherever_it_is(position: int, padding: str) -> None:
+def test_english_within_another_language_is_found_at_any_position(position: int, padding: str) -> None:
     texts = [GERMAN * 3] * 40
     texts[position : position + 6] = [ENGLISH * 3] * 6  # a seventh of the page
     assert reason(html(*(padding + text for text in texts))) is None
 
 
-def test_visible_markup_takes_time_in_proportion() -> None:
+def test_visible_markup_takes_linear_time() -> None:
     page = f"a<!-- b --> c<SCRIPT x>d<p></Script>e<style>f</style>g<scripted>h<script>{'<script>' * 100_000}"
     assert plain_text(visible_markup(page)) == "a c e g h"
     assert plain_text(visible_markup("<" * 300_000)) != ""
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=3000) | st.text("<>!-/scripty le&;a ", max_size=300))
-def test_any_text_has_places(text: str) -> None:
+def test_samples_of_any_text_are_within_bounds(text: str) -> None:
     markup = visible_markup(text)
     for sample in [*samples(markup, None), *samples(markup, plain_text(markup))]:
         assert 100 <= len(sample) <= 400 <= SAMPLE_MARKUP
     prefilter_reason(text, WANTED)
 
 
-def test_tokens_are_never_underrated(real_data: Path) -> None:
+def test_the_bound_on_tokens_is_never_too_low(real_data: Path) -> None:
     tokenizer = build_tokenizer(*read_tables(real_data / "bpe"))
     texts = [plain_text(visible_markup(decode(page.body)[0]))[:2000] for page in gold_pages(real_data, every=6)]
     texts += [GERMAN * 4, JAPANESE * 4, "🙂🙃" * 50, "x = [a[i] for i in range(10)]\n" * 9]
@@ -93,7 +93,7 @@ def test_tokens_are_never_underrated(real_data: Path) -> None:
 
 
 def kept_and_dropped(data: Path, every: int, bodies: list[bytes]) -> tuple[int, int, list[int]]:
-    """How many pages cleaning keeps, how many the early look drops, and which it drops although they would be kept."""
+    """Number of pages that cleaning keeps, number that the prefilter drops, and the pages in both groups."""
     bodies = [page.body for page in gold_pages(data, every=every)] + bodies
     tokenizer = build_tokenizer(*read_tables(data / "bpe"))
     kept, dropped, false = 0, 0, []

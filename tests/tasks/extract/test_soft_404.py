@@ -1,4 +1,4 @@
-"""Soft 404s, parked domains and placeholders are told, and content is not taken for one."""
+"""Detection of soft 404s, parked domains and placeholders, without false positives on content."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def flagged(title: str, body: str, text: str) -> str | None:
         "ページが見つかりません",
     ],
 )
-def test_soft_404s(line: str) -> None:
+def test_soft_404s_are_detected(line: str) -> None:
     assert flagged(line, "<p>Try the search.</p>", "Try the search.") == "soft_404"
     assert flagged("Example", f"<h1>{line}</h1>", "Try the search.") == "soft_404"
     assert flagged(line, "", PROSE * 20) is None  # an article of this name
@@ -62,12 +62,12 @@ def test_soft_404s(line: str) -> None:
         "Ce nom de domaine est à vendre",
     ],
 )
-def test_parked_and_registered_anew(text: str) -> None:
+def test_parked_and_reregistered_domains_are_detected(text: str) -> None:
     assert flagged("example.com", f"<p>{text}</p>", text) == "parked"
-    assert flagged("example.com", f"<p>{text}</p>", f"{text} {PROSE * 8}") is None  # told in a longer text
+    assert flagged("example.com", f"<p>{text}</p>", f"{text} {PROSE * 8}") is None  # quoted in a longer text
 
 
-def test_what_a_parking_provider_shows() -> None:
+def test_pages_of_parking_providers_are_detected() -> None:
     frame = '<iframe src="https://www.sedoparking.com/frmpark/example.com"></iframe>'
     assert flagged("example.com", frame, "Related links") == "parked"
     assert flagged("example.com", '<a href="https://sedoparking.com/">a provider</a>', "Related links") is None
@@ -87,7 +87,7 @@ def test_what_a_parking_provider_shows() -> None:
         "Coming soon",
     ],
 )
-def test_placeholders(title: str) -> None:
+def test_placeholders_are_detected(title: str) -> None:
     assert flagged(title, "<p>If you see this page, the server works.</p>", "If you see this page …") == "placeholder"
     assert flagged(title, "", PROSE * 20) is None
 
@@ -107,13 +107,13 @@ def test_placeholders(title: str) -> None:
         "Not Found: a novel",
     ],
 )
-def test_titles_of_content(title: str) -> None:
-    if title != "Not Found: a novel":  # a part of it is what a missing page calls itself: only the length tells
+def test_titles_of_content_are_not_flagged(title: str) -> None:
+    if title != "Not Found: a novel":  # a part of it is what a missing page calls itself: only the length differs
         assert flagged(title, f"<h1>{title}</h1>", PROSE) is None
     assert flagged(title, f"<h1>{title}</h1>", PROSE * (MAX_CHARACTERS // len(PROSE) + 1)) is None
 
 
-def test_the_setting_keeps_them() -> None:
+def test_the_detection_can_be_switched_off() -> None:
     body = f"<html><head><title>404 Not Found</title></head><body><p>{PROSE * 3}</p></body></html>".encode()
     page = Page("http://a.example/", "http://a.example/", "text/html", None, body, "2026-01-01T00:00:00Z", "", "list")
     found = extract_page(page, ExtractOptions())

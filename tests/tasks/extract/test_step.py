@@ -1,4 +1,4 @@
-"""Pages to documents, and a pool that outlives its pages."""
+"""The extract step: pages to documents, and a pool that survives adversarial pages."""
 
 import dataclasses
 import gzip
@@ -97,7 +97,7 @@ def test_pages_become_documents_in_order(tmp_path: Path, runner: Runner) -> None
     assert extract(root, download(root, pages[:9], pages[9:]), ExtractSettings(), runner) == manifest
 
 
-def test_hints_are_kept_beside_the_text(tmp_path: Path, runner: Runner) -> None:
+def test_metadata_is_stored_with_the_text(tmp_path: Path, runner: Runner) -> None:
     dated = ARTICLE.replace("<head>", "<head><meta property='article:published_time' content='2019-03-04T05:06Z'>")
     first = page(dated.replace("<html>", "<html lang='en-GB'>").encode())
     second = dataclasses.replace(page(ARTICLE.encode()), content_language="de, en")
@@ -116,7 +116,7 @@ def hostile() -> Iterator[HostilePool]:
     pool.close()
 
 
-def test_a_poison_page_costs_itself_alone(hostile: HostilePool) -> None:
+def test_a_page_that_kills_its_worker_costs_no_other_page(hostile: HostilePool) -> None:
     good = [page(ARTICLE.encode(), f"http://a.example/{n}") for n in range(3)]
     pages = [good[0], page(b"DIE"), good[1], page(b"RAISE"), good[2]]
     found = [one for _, one in extracted(hostile, pages, ExtractOptions(), 30)]
@@ -126,7 +126,9 @@ def test_a_poison_page_costs_itself_alone(hostile: HostilePool) -> None:
 
 
 @pytest.mark.parametrize("body", [b"HANG", pytest.param(b"STOP", marks=pytest.mark.slow)])
-def test_a_worker_that_uses_no_cpu_is_ended(hostile: HostilePool, monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+def test_a_worker_that_hangs_without_cpu_time_is_killed(
+    hostile: HostilePool, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
     monkeypatch.setattr("tasks.extract.step.WALL_CLOCK_FACTOR", 0.05)
     [(_, found)] = extracted(hostile, [page(body)], ExtractOptions(), 30)
     assert found.reason == "extract_timeout"
@@ -135,7 +137,7 @@ def test_a_worker_that_uses_no_cpu_is_ended(hostile: HostilePool, monkeypatch: p
     assert found.reason is None
 
 
-def test_a_page_that_uses_up_its_cpu_time_is_given_up(hostile: HostilePool) -> None:
+def test_a_page_that_exceeds_its_cpu_time_is_rejected(hostile: HostilePool) -> None:
     pages = [page(ARTICLE.encode()), page(b"BURN2000000000"), page(ARTICLE.encode())]
     found = [one for _, one in extracted(hostile, pages, ExtractOptions(), 1)]
     assert [one.reason for one in found] == [None, "extract_timeout", None]
@@ -143,7 +145,7 @@ def test_a_page_that_uses_up_its_cpu_time_is_given_up(hostile: HostilePool) -> N
 
 
 @pytest.mark.parametrize("burns", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_busy_machine_changes_no_verdict(hostile: HostilePool, burns: bool) -> None:
+def test_a_busy_machine_changes_no_result(hostile: HostilePool, burns: bool) -> None:
     """Four busy processes beside a page that needs half of the deadline, and thrice the deadline by the wall clock."""
     deadline = 1.2
     begun = time.process_time()
@@ -171,14 +173,14 @@ def test_a_worker_that_has_grown_is_replaced_and_no_page_is_lost(hostile: Hostil
     pages = [page(ARTICLE.replace("library", word).encode()) for word in ("library", "GROW", "archive")]
     options = ExtractOptions(worker_recycle_mb=64)
     workers = [hostile.call(os.getpid)]
-    for one in pages:  # the second page grows the worker, which the third one's call finds worn
+    for one in pages:  # the second page grows the worker, which the third call finds too large
         [(_, found)] = extracted(hostile, [one], options, 30)
         assert found.reason is None
         workers.append(hostile.call(os.getpid))
     assert workers[0] == workers[1] == workers[2] != workers[3]
 
 
-def test_a_page_that_needs_too_much_memory_is_refused(runner: Runner) -> None:
+def test_a_page_that_needs_too_much_memory_is_rejected(runner: Runner) -> None:
     pages = [page((b"<p>" + b"hello world " * 50 + b"</p>") * 90_000), page(ARTICLE.encode())]
     found = [one for _, one in extracted(runner.pool, pages, ExtractOptions(memory_mb=256), 30)]
     assert found[0].reason == "extract_crashed"
@@ -187,7 +189,7 @@ def test_a_page_that_needs_too_much_memory_is_refused(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
-def test_how_pages_are_grouped_changes_nothing(runner: Runner, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_the_grouping_of_pages_changes_nothing(runner: Runner, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     pages = [page(ARTICLE.replace("library", f"library {n}").encode(), f"http://a.example/{n}") for n in range(7)]
     monkeypatch.setattr("tasks.extract.step.GROUP_PAGES", size)
     found = list(extracted(runner.pool, pages, ExtractOptions(), 30))
@@ -220,6 +222,6 @@ def test_pages_that_cleaning_would_drop_are_not_extracted(tmp_path: Path, runner
     assert extract(root, pages, ExtractSettings(), runner, clean=CleanSettings()).fingerprint != short.fingerprint
 
 
-def test_archives_in_a_body_are_not_unpacked() -> None:
+def test_compressed_bodies_are_not_decompressed() -> None:
     bomb = gzip.compress(b"<p>" + b"word " * 2_000_000 + b"</p>")
     assert extract_pages([page(bomb)], ExtractOptions())[0].reason in ("undecodable", "no_text")

@@ -1,4 +1,4 @@
-"""What is not asked of readability, justext and the whole page could not have mattered, or hardly ever does."""
+"""Skipped fallbacks of trafilatura (readability, justext, whole page): no effect, or hardly ever one."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_readability_never_finds_more_than_the_bound(html: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(HTML, st.integers(0, 400))
-def test_the_page_is_left_out_only_where_it_is_too_short(html: str, own: int) -> None:
+def test_the_whole_page_is_skipped_only_where_it_is_too_short(html: str, own: int) -> None:
     tree = document_fromstring(html)
     bounds.record(tree, own)
     whole = html2txt(tree)
@@ -67,7 +67,7 @@ def test_the_page_is_left_out_only_where_it_is_too_short(html: str, own: int) ->
     bounds.reset()
 
 
-def test_the_bounds_are_those_of_the_page_at_hand() -> None:
+def test_the_bounds_belong_to_the_current_page() -> None:
     known, pages = TextBounds(), [document_fromstring(f"<p>{'word ' * count}</p>") for count in (3, 9)]
     known.record(pages[0], 5)
     assert (known.upper_bound(pages[0]), known.extracted) == (14, 5)
@@ -86,14 +86,14 @@ def two_stories(paragraphs: int) -> str:
 
 
 @pytest.mark.parametrize(("paragraphs", "stands"), [(9, True), (7, False)])
-def test_a_sound_text_stands(paragraphs: int, stands: bool) -> None:
+def test_fallbacks_are_skipped_for_a_sound_text(paragraphs: int, stands: bool) -> None:
     html = two_stories(paragraphs)
     assert ours(html, "always") == plain(html)
     assert "Other" in ours(html, "always")
     assert ("Other" not in ours(html, "doubtful")) == stands
 
 
-def test_what_is_sound() -> None:
+def test_a_sound_text_has_enough_paragraphs_and_characters() -> None:
     def body(paragraphs: int) -> etree._Element:
         root = etree.Element("body")
         for _ in range(paragraphs):
@@ -104,12 +104,12 @@ def test_what_is_sound() -> None:
     assert found == [True, False, False]
 
 
-def test_never_is_trafilaturas_fast() -> None:
+def test_the_setting_never_equals_trafilaturas_fast_mode() -> None:
     html = two_stories(7)
     assert ours(html, "never") == plain(html, fast=True) != plain(html)
 
 
-def test_blocks_without_space_between_them_are_counted() -> None:
+def test_blocks_without_whitespace_between_them_are_counted() -> None:
     tree = document_fromstring("<body>" + "<div>a</div>" * 50)
     assert (text_bound(tree), len(html2txt(tree))) == (50, 99)
     for own, whole in ((15, html2txt(tree)), (40, "")):
@@ -155,13 +155,13 @@ def kept_by_cleaning(data: Path, texts: list[str]) -> set[int]:
     }
 
 
-def test_texts_fit_as_well_and_the_same_pages_are_kept_on_a_sample(real_data: Path) -> None:
+def test_extraction_quality_and_kept_pages_are_equal_on_a_sample(real_data: Path) -> None:
     pages, others = gate(real_data, every=14, limit=30)
     assert pages > 50
     assert others <= 1
 
 
 @pytest.mark.exhaustive
-def test_texts_fit_as_well_and_the_same_pages_are_kept(real_data: Path) -> None:
+def test_extraction_quality_and_kept_pages_are_equal(real_data: Path) -> None:
     pages, others = gate(real_data, every=1, limit=None, share=3)
     assert others <= 0.005 * pages

@@ -1,4 +1,4 @@
-"""The shortcuts against plain trafilatura: the same elements from every expression, the same text of every page."""
+"""Patched trafilatura against the original: the same elements for every XPath, the same text of every page."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -51,7 +51,7 @@ def test_paragraphs_are_classified_as_by_justext(classes: list[tuple[str, bool]]
 
 
 class Checked(module.GroupedXPath):
-    """A member that asks the plain expression too."""
+    """A member that evaluates the original expression too."""
 
     asked = 0
 
@@ -64,7 +64,7 @@ class Checked(module.GroupedXPath):
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every expression is compared with the plain one, wherever trafilatura asks it."""
+    """Compare every expression with the original one, wherever trafilatura evaluates it."""
     members = {plain: Checked(*fast) for plain, fast in module.FAST.items()}
     monkeypatch.setattr(module, "FAST", members)
     lists = tuple(tuple(members[plain] for plain in plain_ones) for plain_ones in module.PLAIN_LISTS)
@@ -74,17 +74,17 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("checked")
-def test_expressions_find_the_same_on_real_pages(real_data: Path) -> None:
+def test_expressions_find_the_same_elements_on_real_pages(real_data: Path) -> None:
     check_expressions([one.body for one in gold_pages(real_data, every=19)])
 
 
 @pytest.mark.usefixtures("checked")
-def test_expressions_find_the_same_on_documentation_pages(open_data: Path) -> None:
+def test_expressions_find_the_same_elements_on_documentation_pages(open_data: Path) -> None:
     check_expressions([body for _, body in documentation_pages(open_data)])
 
 
 def check_expressions(bodies: list[bytes]) -> None:
-    """The texts are plain trafilatura's, and the expressions were compared on the way."""
+    """Check that the texts equal those of unpatched trafilatura, and that expressions were compared meanwhile."""
     for body in bodies:
         html, _ = decode(body)
         assert our_text(html) == plain_text(html)
@@ -101,7 +101,7 @@ display:none comment-list comments cookie-notice cookie infinite-scroll reply-1 
 
 @st.composite
 def trees(draw: st.DrawFn) -> HtmlElement:
-    """Trees of the tags and attributes that the expressions look at."""
+    """Trees of the tags and attributes that the expressions test."""
     root = document_fromstring("<html><body></body></html>")
     places = [root[0]]
     for _ in range(draw(st.integers(0, 25))):
@@ -114,14 +114,14 @@ def trees(draw: st.DrawFn) -> HtmlElement:
 
 @settings(max_examples=60, deadline=None)
 @given(trees())
-def test_expressions_find_the_same_on_any_tree(tree: HtmlElement) -> None:
+def test_expressions_find_the_same_elements_on_any_tree(tree: HtmlElement) -> None:
     for group in GROUPS:
         for member in group.members():
             plain = list(member.group.plain[member.number](tree))
             assert member(tree) == (plain[:1] if group.first else plain)
 
 
-def test_elements_that_were_removed_are_not_found_again() -> None:
+def test_removed_elements_are_not_found_again() -> None:
     tree = document_fromstring(
         "<div class=sidebar><p class=teaser>in it</p></div><p class=teaser>beside</p><p class=caption>x</p>"
     )
@@ -132,12 +132,12 @@ def test_elements_that_were_removed_are_not_found_again() -> None:
     assert [element.text for element in caption(tree)] == ["x"]
 
 
-def test_attributes_that_cannot_be_written_are_left_to_the_plain_expression() -> None:
+def test_invalid_attributes_are_left_to_the_original_expression() -> None:
     tree = document_fromstring("<div id='a&#1;'>x</div><div class=sidebar>y</div>")
     assert [element.text for element in module.DISCARD.members()[0](tree)] == ["y"]
 
 
-def test_little_is_remembered_of_hostile_attributes() -> None:
+def test_long_attributes_are_not_cached() -> None:
     clear_caches()
     tree = document_fromstring("".join(f"<div class='{'x' * 400}{n}'>a</div>" for n in range(50)))
     module.BODY.members()[0](tree)
@@ -153,7 +153,8 @@ def test_short_and_odd_pages_have_the_same_text(options: dict[str, Any]) -> None
         f"{'<div>loose words in a row, ' * 40}",
         f"<table>{'<tr><td>one cell of many<td>and the next' * 30}</table><form>{ARTICLE}</form>",
         f"<nav>{'<a href=x>link</a> ' * 40}</nav><ul>{'<li><a href=y>item</a> words' * 40}</ul>",
-        f'<script type="application/ld+json">{{"articleBody": "{"told in a script, " * 40}"}}</script>',
+        '<script type="application/ld+json">{"articleBody": "'
+        f'{"told in a script, " * 40}"}}</script>',  # retired-word: ok
     ]
     pages = ["", "no markup", *(f"<html><body>{body}</body></html>" for body in bodies)]
     for html in pages:
@@ -165,7 +166,7 @@ TEXTS = ("", "x", "a few words here", "long words in a row, " * 8, "\n")
 
 @st.composite
 def linked(draw: st.DrawFn) -> HtmlElement:
-    """Trees of what trafilatura weighs links in."""
+    """Trees of the elements in which trafilatura measures link density."""
     root = document_fromstring("<html><body></body></html>")[0]
     places = [root]
     for _ in range(draw(st.integers(0, 25))):
@@ -177,7 +178,7 @@ def linked(draw: st.DrawFn) -> HtmlElement:
 
 
 def pruned(tree: HtmlElement) -> tuple[HtmlElement, HtmlElement]:
-    """What is left of a tree by our way and by trafilatura's."""
+    """A tree after pruning by the patch and by trafilatura."""
     plain = prune_unwanted_sections(deepcopy(tree), {"p"}, Extractor())
     with apply_patches():
         return main_extractor.prune_unwanted_sections(tree, {"p"}, Extractor()), plain
@@ -197,7 +198,7 @@ def test_the_same_links_are_pruned(tree: HtmlElement) -> None:
         "<div>a few plain words that stand in it<ref>a longer link</ref><p>x</p><p>y</p></div>",
     ],
 )
-def test_what_is_links_once_another_part_is_gone_goes_too(inner: str) -> None:
+def test_parts_that_become_link_lists_are_pruned_too(inner: str) -> None:
     tree = document_fromstring(f"<body><div>{inner}<ref>another longer link</ref></div><p>text</p></body>")[0]
     ours, plain = pruned(tree)
     assert etree.tostring(ours) == etree.tostring(plain)
@@ -214,13 +215,13 @@ def test_texts_are_cleaned_the_same_way(text: str) -> None:
     assert module._sanitize(text or "x", True, True) == utils.sanitize(text or "x", True, True)
 
 
-def test_stop_words_are_those_that_were_asked_for() -> None:
+def test_stop_words_are_those_of_the_given_language() -> None:
     stop_words = module.StopWords()
     for words in (("The", "a"), ("die",), ("The", "a")):
         assert stop_words.of(words) == frozenset(word.lower() for word in words)
 
 
-def test_one_block_in_another() -> None:
+def test_patches_can_be_nested() -> None:
     plain = core.load_html
     with apply_patches():
         with apply_patches():
@@ -229,7 +230,7 @@ def test_one_block_in_another() -> None:
     assert core.load_html is plain
 
 
-def test_everything_is_put_back_even_after_an_error() -> None:
+def test_patches_are_removed_even_after_an_error() -> None:
     before = [core.load_html, core._prepare_tree, core._extract_and_compare, list(xpaths.BODY_XPATH)]
     with pytest.raises(RecursionError), apply_patches():
         assert core.load_html is not before[0]

@@ -1,4 +1,4 @@
-"""The report's data part: true counts, bounded lists, and other people's text shown as text."""
+"""The data part of the report: correct counts, bounded lists, and escaped text."""
 
 import re
 from pathlib import Path
@@ -49,7 +49,7 @@ def download_of(root: Folder, hosts: int) -> Manifest:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder, list[Manifest], str]:
-    """Steps with hostile text in every place that the page shows, and the page."""
+    """Steps with adversarial text in every field that the page shows, and the page."""
     root = Folder(tmp_path_factory.mktemp("report"))
     good = [row(f"{WORDS} {number} {'x' * number}") for number in range(20)]
     repeated = [
@@ -69,21 +69,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder, list[Manifes
     return root, manifests, (root / page.folder).read_bytes(REPORT).decode()
 
 
-def test_text_of_others_stays_text(made: tuple[Folder, list[Manifest], str]) -> None:
+def test_text_of_documents_is_escaped(made: tuple[Folder, list[Manifest], str]) -> None:
     _, _, page = made
     assert "<script" not in page and "<img src=http" not in page
     assert page.count("&lt;script&gt;") > 8  # hosts, clusters, rejected rows: url, detail and text
     assert not re.search(r"<link|src=\"(?!data:)|href=|url\(", page)
 
 
-def test_a_report_without_a_training(made: tuple[Folder, list[Manifest], str]) -> None:
+def test_a_report_without_a_training_is_written(made: tuple[Folder, list[Manifest], str]) -> None:
     _, _, page = made
     for said in ("Rows per step", "Hosts with the most failures", "Largest duplicate clusters", "Languages", "Lengths"):
         assert said in page
     assert "to tokens." in page and "Training" not in page and "Scores" not in page
 
 
-def test_counts_are_true(made: tuple[Folder, list[Manifest], str]) -> None:
+def test_counts_are_correct(made: tuple[Folder, list[Manifest], str]) -> None:
     root, manifests, _ = made
     data = findings(root, {manifest.step: manifest for manifest in manifests}, 2)
     kept = manifests[-1].outcome.kept
@@ -112,7 +112,7 @@ def test_lists_are_bounded(made: tuple[Folder, list[Manifest], str]) -> None:
     assert len(page) < 200_000
 
 
-def test_the_largest_cluster_comes_with_what_differs(made: tuple[Folder, list[Manifest], str]) -> None:
+def test_the_largest_cluster_is_shown_with_a_diff(made: tuple[Folder, list[Manifest], str]) -> None:
     root, manifests, page = made
     first = findings(root, {manifest.step: manifest for manifest in manifests}, 2)["clusters"][0]
     assert first["size"] >= 3 and first["kept"].reason is None and first["other"].reason == "near_duplicate"
@@ -123,14 +123,14 @@ def test_the_largest_cluster_comes_with_what_differs(made: tuple[Folder, list[Ma
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=12), st.lists(st.sampled_from("abcd"), max_size=12))
-def test_a_diff_holds_both_texts(one: list[str], other: list[str]) -> None:
+def test_a_diff_contains_both_texts(one: list[str], other: list[str]) -> None:
     parts = word_diff(" ".join(one), " ".join(other))
     assert " ".join(words for kind, words in parts if kind != "new").split() == one
     assert " ".join(words for kind, words in parts if kind != "gone").split() == other
     assert word_diff("a b c", "a x c") == [("same", "a"), ("gone", "b"), ("new", "x"), ("same", "c")]
 
 
-def test_a_corpus_without_repeats_and_of_no_documents(tmp_path: Path) -> None:
+def test_corpora_without_duplicates_or_documents_are_reported(tmp_path: Path) -> None:
     for place, rows in (("some", [row(f"{number} {WORDS[number:]}"[:30]) for number in range(3)]), ("none", [])):
         root = Folder(tmp_path / place)
         clean = step_of(root, "clean", "clean", rows, [])

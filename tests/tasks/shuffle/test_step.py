@@ -1,4 +1,4 @@
-"""The order is that of the keyed hash, whatever the shards, cells and workers."""
+"""The shuffle step: order by a keyed hash, independent of shards, cells and workers."""
 
 from collections import Counter
 from pathlib import Path
@@ -19,8 +19,8 @@ from tests.tasks.corpus import Inline, content_of, documents_of, row, rows_of
 ROWS = [row(f"text {number}") for number in range(300)]
 
 
-def run(place: Path, per_shard: int = 70, workers: int = 1, **settings: int) -> tuple[Folder, Manifest]:
-    root = Folder(place)
+def run(folder: Path, per_shard: int = 70, workers: int = 1, **settings: int) -> tuple[Folder, Manifest]:
+    root = Folder(folder)
     with (Runner if workers > 1 else Inline)(workers=workers) as runner:
         return root, shuffle(root, documents_of(root, ROWS, per_shard), ShuffleSettings(**settings), runner)
 
@@ -41,7 +41,7 @@ def test_bytes_do_not_depend_on_shards_and_workers(tmp_path: Path) -> None:
     assert content_of(*one) == content_of(*other)
 
 
-def test_another_seed_is_another_order_and_cells_are_not(tmp_path: Path) -> None:
+def test_the_order_depends_on_the_seed_and_not_on_cells(tmp_path: Path) -> None:
     ids = [
         [r["id"] for r in rows_of(*run(tmp_path / name, **settings))]
         for name, settings in {"a": {}, "b": {"rows_per_cell": 7}, "c": {"seed": 2}}.items()
@@ -59,8 +59,8 @@ def test_every_order_is_equally_likely() -> None:
     assert sum((count - expected) ** 2 / expected for count in orders.values()) < 49.7
 
 
-def test_every_place_is_equally_likely(tmp_path: Path) -> None:
-    """The step itself, with cells: over 20 seeds the places of 300 documents spread as they should."""
+def test_every_position_is_equally_likely(tmp_path: Path) -> None:
+    """The step itself, with cells: over 20 seeds the positions of 300 documents are uniform."""
     documents = documents_of(Folder(tmp_path), ROWS, 70)
     order = {r["id"]: place for place, r in enumerate(ROWS)}
     counts = np.zeros((6, 6))  # sixth of the list a document came from, sixth that it went to
@@ -74,7 +74,7 @@ def test_every_place_is_equally_likely(tmp_path: Path) -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 52.6  # 25 degrees of freedom: once in 1,000
 
 
-def test_cells_by_rows_and_bytes() -> None:
+def test_cells_are_bounded_by_rows_and_bytes() -> None:
     assert count_cells(0, 0, ShuffleSettings()) == 1
     assert count_cells(8193, 0, ShuffleSettings()) == 2
     assert count_cells(10**8, 75 * 10**9, ShuffleSettings()) == 1024
@@ -82,7 +82,7 @@ def test_cells_by_rows_and_bytes() -> None:
     assert count_cells(100, 10**9, ShuffleSettings(bytes_per_cell=10**8)) == 10
 
 
-def test_large_documents_make_cells_of_fewer_rows(tmp_path: Path) -> None:
+def test_large_documents_give_cells_of_fewer_rows(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     large = [row(random.bytes(50_000).hex()) for _ in range(20)]
     root = Folder(tmp_path)
@@ -98,14 +98,14 @@ def test_large_documents_make_cells_of_fewer_rows(tmp_path: Path) -> None:
 
 
 def test_shards_are_scattered_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How shards are grouped changes no byte."""
+    """The grouping of shards changes no byte."""
     expected = content_of(*run(tmp_path / "one", rows_per_cell=100))
     monkeypatch.setattr("tasks.shuffle.step.GROUP_ROWS", 150)
     monkeypatch.setattr("tasks.shuffle.step.MAX_GROUPS", 3)
     assert content_of(*run(tmp_path / "three", per_shard=20, rows_per_cell=100)) == expected
 
 
-def test_no_documents(tmp_path: Path) -> None:
+def test_an_empty_corpus_is_shuffled(tmp_path: Path) -> None:
     root = Folder(tmp_path)
     step = Step(root, "clean", version=1, parameters={}, inputs={})
     with Inline(workers=1) as runner:
@@ -120,8 +120,8 @@ def test_cells_are_ranges_of_keys(keys: list[bytes], cells: int) -> None:
     assert numbers[0] >= 0 and numbers[-1] < cells
 
 
-def test_a_torn_scatter_file_is_not_trusted(tmp_path: Path) -> None:
-    """As after kill -9: one scattered shard is committed, another lies there torn and uncommitted."""
+def test_a_truncated_scatter_file_is_not_used(tmp_path: Path) -> None:
+    """State after a kill: one scattered shard is committed, another is truncated and uncommitted."""
     expected = content_of(*run(tmp_path / "straight", rows_per_cell=100))
     root = Folder(tmp_path / "killed")
     source = documents_of(root, ROWS, 70)

@@ -1,4 +1,4 @@
-"""Web archives for the tests, written byte by byte, so that any of them can be wrong."""
+"""Web archives for the tests, written byte by byte, so that any part can be malformed."""
 
 import gzip
 import zlib
@@ -35,7 +35,7 @@ def url(number: int) -> str:
 
 
 def members(records: Iterable[bytes]) -> bytes:
-    """Each record a gzip member, as Common Crawl packs them."""
+    """Records as gzip members, as in Common Crawl."""
     return b"".join(gzip.compress(one, mtime=0) for one in records)
 
 
@@ -46,7 +46,7 @@ def chunked(body: bytes, size: int = 1000) -> bytes:
 
 
 def zeros(count: int, wrapper: int = 16 + zlib.MAX_WBITS, before: bytes = b"") -> bytes:
-    """So many zeros, packed without holding them."""
+    """Compressed zeros of this length, made in little memory."""
     packer = zlib.compressobj(1, zlib.DEFLATED, wrapper)
     block = bytes(2**20)
     pieces = [packer.compress(before)] + [packer.compress(block) for _ in range(count // len(block))]

@@ -1,4 +1,4 @@
-"""Texts of the user: every kind of file, every fault a reason with its row, what a file holds and not what it is."""
+"""Texts of the user: every kind of file, and a reason with its row for every fault."""
 
 import bz2
 import gzip
@@ -46,7 +46,7 @@ def zstd(data: bytes) -> bytes:
     return bytes(sink.getvalue())
 
 
-PACKS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
+COMPRESSORS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
 
 
 def read(root: Path, *places: Path, key: str = "text", runner: Runner | None = None, **chosen: Any) -> Manifest:
@@ -56,7 +56,7 @@ def read(root: Path, *places: Path, key: str = "text", runner: Runner | None = N
 
 
 def write(path: Path, *lines: Any) -> Path:
-    """JSON lines; bytes as they are."""
+    """Write JSON lines; bytes are written unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(
         b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
@@ -64,19 +64,19 @@ def write(path: Path, *lines: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("pack", PACKS)
-def test_json_lines_packed_or_not(tmp_path: Path, pack: str) -> None:
-    """As Megatron's and ColossalAI's tools write them."""
+@pytest.mark.parametrize("pack", COMPRESSORS)
+def test_json_lines_are_read_compressed_or_not(tmp_path: Path, pack: str) -> None:
+    """The format of Megatron's and ColossalAI's tools."""
     lines = [{"text": f"words {n}", "url": f"http://a.example/{n}"} for n in range(5)]
     path = tmp_path / f"raw.json{pack}"
-    path.write_bytes(PACKS[pack](b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
+    path.write_bytes(COMPRESSORS[pack](b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
     rows = rows_of(Folder(tmp_path / "out"), read(tmp_path / "out", path, shard_rows=2))
     assert [(row["text"], row["url"]) for row in rows] == [(line["text"], line["url"]) for line in lines]
     assert rows[0]["id"] == document_id("http://a.example/0", "words 0")
     assert {row["source"] for row in rows} == {path.name}
 
 
-def test_what_comes_along_and_how_a_record_without_a_url_is_called(tmp_path: Path) -> None:
+def test_metadata_is_kept_and_records_without_a_url_get_a_name(tmp_path: Path) -> None:
     path = write(
         tmp_path / "in" / "a.jsonl",
         {"body": "one", "url": "http://a.example/", "title": "T\x00", "date": "2020-01-02", "id": "x", "more": [1]},
@@ -133,7 +133,7 @@ def test_any_bytes_are_a_record_or_a_reason(line: bytes) -> None:
 
 
 @given(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1))
-def test_any_text_comes_through_as_it_is(text: str) -> None:
+def test_any_text_is_read_unchanged(text: str) -> None:
     _, item = json_item(2, json.dumps({"text": text}).encode(), "text", 10_000)
     assert item.text == text if text.strip() else item.reason == "empty"
 
@@ -153,7 +153,7 @@ print(outcome.kept, dict(outcome.reasons), peak() - before)
 """
 
 
-def test_a_long_line_is_not_held(tmp_path: Path) -> None:
+def test_a_long_line_is_not_held_in_memory(tmp_path: Path) -> None:
     """Sparse on disk: 300 MB of NULs between two lines."""
     with (tmp_path / "long.jsonl").open("wb") as file:
         file.write(b'{"text": "before"}\n{"text": "')
@@ -180,7 +180,7 @@ SLOW_BOMBS = [("gz", "txt"), ("zst", "jsonl"), ("bz2", "jsonl"), ("bz2", "txt"),
 @pytest.mark.parametrize(
     ("packing", "kind"), [*FAST_BOMBS, *(pytest.param(*bomb, marks=pytest.mark.slow) for bomb in SLOW_BOMBS)]
 )
-def test_a_packed_bomb_is_a_rejected_row(tmp_path: Path, packing: str, kind: str) -> None:
+def test_a_decompression_bomb_is_a_rejected_row(tmp_path: Path, packing: str, kind: str) -> None:
     """One line of 300 MB without an end, packed to less than 2 MB."""
     (tmp_path / "in").mkdir()
     bomb = tmp_path / "in" / f"bomb.{kind}.{packing}"
@@ -198,8 +198,8 @@ def test_a_packed_bomb_is_a_rejected_row(tmp_path: Path, packing: str, kind: str
     assert grown < 150 * 1024, f"{grown / 1024:.0f} MB"
 
 
-def test_many_keys_are_not_kept(tmp_path: Path) -> None:
-    """Nine first lines of 2 MB whose keys all differ, none of them the one that is looked for."""
+def test_many_keys_take_bounded_memory(tmp_path: Path) -> None:
+    """Nine lines of 2 MB with distinct keys, none of them the text key, then a good one."""
     with (tmp_path / "keys.jsonl").open("w") as file:
         for line in range(9):
             file.write("{" + ",".join(f'"{line}-{n}":0' for n in range(200_000)) + "}\n")
@@ -212,7 +212,7 @@ def test_many_keys_are_not_kept(tmp_path: Path) -> None:
     assert grown < 180 * 1024, f"{grown / 1024:.0f} MB"
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_parquet_is_read(tmp_path: Path) -> None:
     columns = {
         "text": pa.array([b"one", b"caf\xe9", None, b"a\0b", b"five", b"x" * 2000], pa.binary()).view(pa.string()),
         "url": ["http://a.example/1", "2", "3", "4", None, "6"],
@@ -234,7 +234,7 @@ def test_parquet(tmp_path: Path) -> None:
     ]
 
 
-def test_parquet_of_other_types(tmp_path: Path) -> None:
+def test_parquet_columns_of_other_types_are_read(tmp_path: Path) -> None:
     for number, kind in enumerate([pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.binary()]):
         array = (
             pa.array(["a b", "c", "a b"]).cast(pa.binary()) if kind == pa.binary() else pa.array(["a b", "c", "a b"])
@@ -244,7 +244,7 @@ def test_parquet_of_other_types(tmp_path: Path) -> None:
         assert [row["text"] for row in rows] == ["a b", "c", "a b"], kind
 
 
-def test_a_folder_is_one_record_a_file_and_html_goes_through_the_extraction(tmp_path: Path) -> None:
+def test_each_file_of_a_folder_is_a_record_and_html_is_extracted(tmp_path: Path) -> None:
     source = tmp_path / "in"
     (source / "deep").mkdir(parents=True)
     (source / "one.txt").write_text("first line\nsecond line\n")
@@ -279,7 +279,7 @@ def test_a_folder_is_one_record_a_file_and_html_goes_through_the_extraction(tmp_
     )
 
 
-def test_extracted_texts_of_common_crawl(tmp_path: Path) -> None:
+def test_wet_files_of_common_crawl_are_read(tmp_path: Path) -> None:
     records = [record("warcinfo", 0, b"x"), record("conversion", 1, "Ein schöner Text".encode())]
     records += [record("conversion", 2, b"\xff\xfe"), b"nonsense\r\n\r\n", record("conversion", 4, b"The end")]
     path = tmp_path / "cc.warc.wet.gz"
@@ -304,14 +304,14 @@ NO_SUCH = {
 
 
 @pytest.mark.parametrize("kind", NO_SUCH)
-def test_a_file_that_is_not_what_its_name_says(tmp_path: Path, kind: str) -> None:
+def test_a_file_with_a_wrong_suffix_is_refused(tmp_path: Path, kind: str) -> None:
     data, name, said = NO_SUCH[kind]
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match=said):
         find_documents([str(tmp_path / name)], "text", 2**20)
 
 
-def test_a_parquet_file_without_the_column(tmp_path: Path) -> None:
+def test_a_parquet_file_without_the_column_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"body": ["a"], "n": [1]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"no column 'text'; it has 'body', 'n'; name it with --json-key"):
         find_documents([str(tmp_path)], "text", 2**20)
@@ -319,7 +319,7 @@ def test_a_parquet_file_without_the_column(tmp_path: Path) -> None:
         find_documents([str(tmp_path)], "n", 2**20)
 
 
-def test_a_cut_parquet_file_is_named_by_the_step(tmp_path: Path) -> None:
+def test_a_truncated_parquet_file_is_named_by_the_step(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["words " * 50] * 1000}), tmp_path / "a.parquet", compression="none")
     data = bytearray((tmp_path / "a.parquet").read_bytes())
     data[4:60] = b"\xff" * 56  # the first page's header
@@ -335,7 +335,7 @@ def test_a_later_file_is_checked_as_it_is_read(tmp_path: Path, monkeypatch: pyte
         read(tmp_path / "out", *files)
 
 
-def test_small_files_go_together_and_large_ones_alone(tmp_path: Path) -> None:
+def test_small_files_share_a_batch_and_large_ones_have_their_own(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{n}.jsonl", {"text": "x" * size}) for n, size in enumerate([10, 10, 900, 10, 10, 10])]
     found = find_documents([str(path) for path in paths], "text", 2**20)
     assert [len(group) for group in grouped(found.texts, 2, 800)] == [2, 1, 2, 1]
@@ -343,7 +343,7 @@ def test_small_files_go_together_and_large_ones_alone(tmp_path: Path) -> None:
     assert grouped([], 2, 800) == []
 
 
-def test_the_same_bytes_for_one_and_two_workers_and_wherever_the_files_lie(tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_workers_or_paths(tmp_path: Path) -> None:
     found = []
     for workers, place in ((1, tmp_path / "a"), (2, tmp_path / "b" / "deeper")):
         for number in range(3):
@@ -357,7 +357,7 @@ def test_the_same_bytes_for_one_and_two_workers_and_wherever_the_files_lie(tmp_p
 
 
 def test_several_sources_are_one_input(tmp_path: Path) -> None:
-    """Pages of archives and of files through one extraction; its documents and loose texts through what follows."""
+    """Pages of archives and files share one extraction; its documents and plain texts share the later steps."""
     (tmp_path / "a.warc.gz").write_bytes(members([response(1, PAGE.encode()), response(2, b"<html></html>")]))
     (tmp_path / "page.html").write_text(PAGE.replace("library", "bakery"))
     write(tmp_path / "a.jsonl", {"text": "loose words", "url": "http://b.example/"})
@@ -380,7 +380,7 @@ def test_several_sources_are_one_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_and_run_again_the_same_bytes(tmp_path: Path) -> None:
+def test_a_killed_step_run_again_gives_the_same_bytes(tmp_path: Path) -> None:
     for number in range(4):
         write(tmp_path / "in" / f"{number}.jsonl", *({"text": f"{number} {n} " * 20} for n in range(4000)))
     chosen = {"shard_bytes": 100_000}
@@ -401,7 +401,7 @@ def test_killed_and_run_again_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_unreadable_files_of_a_folder_are_rejected_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dangling link, a FIFO, a socket's place, a loop of links, a file that goes away; the others are read."""
+    """A dangling link, a FIFO, a loop of links, a file that disappears; the others are read."""
     folder = tmp_path / "in"
     (folder / "below").mkdir(parents=True)
     (folder / "a.txt").write_text("Some text.")
@@ -426,7 +426,7 @@ def test_unreadable_files_of_a_folder_are_rejected_rows(tmp_path: Path, monkeypa
     assert "a link to a file that is not there" in details["dangling.txt"]
     assert "no regular file" in details["fifo.txt"] and "since the run began" in details["gone.txt"]
     assert [file.fault for file in found.pages] == ["it is a link to a file that is not there"]
-    with pytest.raises(UserError, match="nowhere"):  # what is named itself is a mistake
+    with pytest.raises(UserError, match="nowhere"):  # a missing file that is named itself is a user error
         find_documents([str(tmp_path / "nowhere.txt")], "text", 1000)
 
 
@@ -450,7 +450,7 @@ def unpacked(bomb: Path) -> tuple[str, int]:
     return said, int(grown)
 
 
-def test_a_text_that_a_parquet_file_repeats_takes_little_memory(tmp_path: Path) -> None:
+def test_a_repeated_text_in_a_parquet_file_takes_little_memory(tmp_path: Path) -> None:
     """One text of 16 MiB that a thousand rows repeat: 1 kB of file, 16 GB of texts."""
     column = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["x" * 2**24]))
     bomb, limit = tmp_path / "bomb.parquet", 2**30

@@ -1,4 +1,4 @@
-"""Archives made elsewhere: every page is found and found again, every fault is named, and costs itself alone."""
+"""Web archives of other programs: every page is found, every fault is named and costs no other page."""
 
 import bz2
 import gzip
@@ -48,7 +48,7 @@ def zstd(data: bytes) -> bytes:
     return bytes(sink.getvalue())
 
 
-PACKS = {
+COMPRESSORS = {
     "members.warc.gz": members,
     "plain.warc": b"".join,
     "one_stream.warc.gz": lambda records: gzip.compress(b"".join(records)),
@@ -83,35 +83,35 @@ def numbered(number: int) -> bytes:
     return BODY + str(number).encode()
 
 
-@pytest.mark.parametrize("name", PACKS)
-def test_every_packing_is_read_and_read_again(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_every_compression_is_read_and_indexed(tmp_path: Path, name: str) -> None:
     records = [INFO]
     for number in range(1, 8):
         records += [record("request", number, b"GET / HTTP/1.1\r\n\r\n"), response(number, numbered(number))]
         records += [record("metadata", number, b"fetchTimeMs: 7")]
-    path = archive(tmp_path, PACKS[name](records), name)
+    path = archive(tmp_path, COMPRESSORS[name](records), name)
     manifest = index(tmp_path / "out", path, shard_rows=2)
     pages = pages_of(tmp_path / "out", manifest)
     assert [(page.url, page.body) for page in pages] == [(url(n), numbered(n)) for n in range(1, 8)]
     assert {(page.source, page.charset, page.fetched_at) for page in pages} == {(name, "utf-8", "2026-01-02T03:04:05Z")}
     assert (manifest.outcome.seen, manifest.outcome.kept, manifest.outcome.reasons) == (7, 7, {})
-    # A record can be reached from anywhere where each is packed alone, or none is packed.
+    # Records can be read separately if each is compressed alone or none is compressed.
     assert len(manifest.outputs) == (1 if "stream" in name or "zst" in name else 4)
 
 
 @pytest.mark.parametrize("name", ["one_stream.warc.gz", "stream.warc.zst"])
-def test_a_large_archive_in_one_stream_is_cut_all_the_same(
+def test_a_large_archive_in_one_stream_is_split_into_shards(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.sources.warcs.MAX_SHARD_FACTOR", 3)
-    path = archive(tmp_path, PACKS[name]([response(n, numbered(n)) for n in range(7)]), name)
+    path = archive(tmp_path, COMPRESSORS[name]([response(n, numbered(n)) for n in range(7)]), name)
     manifest = index(tmp_path / "out", path, shard_rows=1)
     assert [output.rows for output in manifest.outputs] == [3, 3, 1]
     assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(n) for n in range(7)]
 
 
-def test_the_same_pages_as_warcio(tmp_path: Path) -> None:
-    """A twin on sound archives; the archives of `test_warc` are warcio's own."""
+def test_pages_equal_those_of_warcio(tmp_path: Path) -> None:
+    """Comparison on valid archives; those of `test_warc` are written by warcio itself."""
     records = [response(n, numbered(n) * (n + 1), "Content-Language: en") for n in range(20)]
     path = archive(tmp_path, members([INFO, *records]))
     with path.open("rb") as file:
@@ -141,7 +141,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_bodies_as_crawlers_store_them(tmp_path: Path, kind: str) -> None:
+def test_bodies_are_decoded_as_crawlers_store_them(tmp_path: Path, kind: str) -> None:
     body, headers = BODIES[kind]
     path = archive(tmp_path, members([response(1, body, *headers)]))
     (page,) = pages_of(tmp_path / "out", index(tmp_path / "out", path))
@@ -195,13 +195,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("pack", ["members.warc.gz", "plain.warc", "one_stream.warc.gz", "frames.warc.zst"])
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_fault_has_a_reason_and_costs_itself_alone(tmp_path: Path, kind: str, pack: str) -> None:
+def test_a_fault_has_a_reason_and_costs_no_other_page(tmp_path: Path, kind: str, pack: str) -> None:
     bad, reason, said = REFUSED[kind]
     good = [response(n, numbered(n)) for n in (2, 3, 4)]
-    path = archive(tmp_path, PACKS[pack]([INFO, good[0], bad, good[1], good[2]]), pack)
+    path = archive(tmp_path, COMPRESSORS[pack]([INFO, good[0], bad, good[1], good[2]]), pack)
     manifest = index(tmp_path / "out", path, max_record=50_000 if kind == "too large" else 2**20)
     found = [page.url for page in pages_of(tmp_path / "out", manifest)]
-    # What a wrong length swallows can be looked through again, unless the packing allows no way back.
+    # Records within a wrong length are found by a second search, unless the compression allows no seek.
     lost = [url(3), url(4)] if kind == "a length too large" and "zst" in pack else []
     assert found == [url(n) for n in (2, 3, 4) if url(n) not in lost]
     (fault,) = faults_of(tmp_path / "out", manifest)
@@ -215,7 +215,7 @@ def test_a_fault_has_a_reason_and_costs_itself_alone(tmp_path: Path, kind: str, 
         assert offset == len(members([INFO, good[0]]))
 
 
-def test_the_rules_of_the_blacklist_if_asked(tmp_path: Path) -> None:
+def test_blacklist_rules_apply_if_asked(tmp_path: Path) -> None:
     records = [response(n, numbered(n)).replace(b"a.example/10", b"youtube.com/1") for n in (8, 9, 10, 11)]
     path = archive(tmp_path, members(records))
     assert index(tmp_path / "out", path).outcome.kept == 4
@@ -229,9 +229,7 @@ def test_the_rules_of_the_blacklist_if_asked(tmp_path: Path) -> None:
 
 @given(st.data())
 @settings(max_examples=25, deadline=None)
-def test_a_flipped_byte_costs_at_most_what_it_hits(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_a_flipped_byte_costs_at_most_its_record(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("flip")
     packed = [members([response(n, b"%032x" % random.Random(n).getrandbits(128) + BODY)]) for n in range(5)]
     whole = bytearray(b"".join(packed))
@@ -243,14 +241,16 @@ def test_a_flipped_byte_costs_at_most_what_it_hits(
     assert set(found) >= {url(n) for n in range(5)} - {url(hit)}
     if url(hit) not in found:
         assert manifest.outcome.reasons.keys() & {"broken_record", "truncated_record"}
-    # A flip that changes nothing of the record (in the time of the gzip header, say) may leave it as it is.
+    # A flip outside of the record (as in the time of the gzip header) may leave it unchanged.
     for page in pages_of(folder / "out", manifest):
         assert page.body.endswith(BODY)
 
 
 @given(st.data())
 @settings(max_examples=20, deadline=None)
-def test_a_file_that_ends_too_soon(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_truncated_file_keeps_its_complete_pages(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     folder = tmp_path_factory.mktemp("cut")
     packed = [members([response(n, numbered(n))]) for n in range(3)]
     first = len(packed[0])
@@ -262,7 +262,7 @@ def test_a_file_that_ends_too_soon(tmp_path_factory: pytest.TempPathFactory, dat
         assert manifest.outcome.reasons == {"truncated_record": 1}
 
 
-def test_a_hole_in_the_middle(tmp_path: Path) -> None:
+def test_a_gap_in_the_middle_costs_its_records_only(tmp_path: Path) -> None:
     """Kilobytes of noise where records were, as after a broken transfer."""
     before, after = members([response(1, BODY)]), members([response(n, numbered(n)) for n in (2, 3)])
     manifest = index(tmp_path / "out", archive(tmp_path, before + os.urandom(200_000) + after))
@@ -272,9 +272,7 @@ def test_a_hole_in_the_middle(tmp_path: Path) -> None:
 
 def test_a_page_that_holds_an_archive_adds_no_pages(tmp_path: Path) -> None:
     inside = members([response(8, BODY)]) + b"\r\n\r\n" + response(9, BODY)
-    page = gzip.compress(
-        response(1, b"<p>" + inside), compresslevel=0
-    )  # stored: the inner bytes stand there as they are
+    page = gzip.compress(response(1, b"<p>" + inside), compresslevel=0)  # stored: the inner bytes are there unchanged
     path = archive(tmp_path, page + members([response(2, BODY)]))
     manifest = index(tmp_path / "out", path, shard_rows=1)
     assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(2)]
@@ -292,8 +290,8 @@ print(outcome.kept, dict(outcome.reasons), resource.getrusage(resource.RUSAGE_SE
 """
 
 
-def test_bombs_are_read_in_bounded_memory(tmp_path: Path) -> None:
-    """A record, a head, and bodies that become 200 MB, each packed to a megabyte."""
+def test_decompression_bombs_are_read_in_bounded_memory(tmp_path: Path) -> None:
+    """A record, a head, and bodies of 200 MB, each compressed to less than a megabyte."""
     large = 200 * 2**20
     claim = response(1, b"").replace(b"Content-Length: ", b"Content-Length: 9")
     data = [
@@ -314,7 +312,7 @@ def test_bombs_are_read_in_bounded_memory(tmp_path: Path) -> None:
     assert int(grown) < 100 * 1024, f"{int(grown) / 1024:.0f} MB"
 
 
-def test_the_index_knows_no_path_and_a_moved_archive_is_found(tmp_path: Path) -> None:
+def test_the_index_has_no_path_and_a_moved_archive_is_found(tmp_path: Path) -> None:
     data = members([response(n, numbered(n)) for n in range(3)])
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
@@ -333,7 +331,7 @@ def test_the_index_knows_no_path_and_a_moved_archive_is_found(tmp_path: Path) ->
         assert b"here" not in (tmp_path / "out" / "warcs" / file.name).read_bytes()
 
 
-def test_an_archive_that_changed_meanwhile_is_named(tmp_path: Path) -> None:
+def test_a_changed_archive_is_named(tmp_path: Path) -> None:
     path = archive(tmp_path, members([response(1, numbered(1)), response(2, numbered(2))]))
     manifest = index(tmp_path / "out", path)
     path.write_bytes(members([response(1, numbered(1)), response(2, numbered(3))]))
@@ -348,7 +346,7 @@ def runners() -> Iterator[list[Runner]]:
         yield [one, two]
 
 
-def test_the_same_bytes_for_one_and_two_workers(tmp_path: Path, runners: list[Runner]) -> None:
+def test_one_and_two_workers_give_the_same_bytes(tmp_path: Path, runners: list[Runner]) -> None:
     for number in range(3):
         records = [response(10 * number + n, numbered(n)) for n in range(9)]
         archive(tmp_path, members([INFO, *records, response(99, b"")]), f"{number}.warc.gz")
@@ -360,7 +358,7 @@ def test_the_same_bytes_for_one_and_two_workers(tmp_path: Path, runners: list[Ru
     assert manifest.outcome.kept == 27
 
 
-def test_what_is_no_archive(tmp_path: Path) -> None:
+def test_files_that_are_no_archive_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"list\.warc\.gz is not a WARC: it begins with .*http.*--urls"):
         find_warcs([str(archive(tmp_path, gzip.compress(b"http://a.example/\n"), "list.warc.gz"))])
     with pytest.raises(UserError, match=r"warc\.paths\.gz is not a WARC: .* it lists archives of Common Crawl"):
@@ -373,7 +371,7 @@ def test_what_is_no_archive(tmp_path: Path) -> None:
         index(tmp_path / "out", archive(tmp_path, members([response(1, BODY, status="404 gone")]), "x.warc.gz"))
 
 
-def test_killed_and_run_again_the_same_bytes(tmp_path: Path) -> None:
+def test_a_killed_step_run_again_gives_the_same_bytes(tmp_path: Path) -> None:
     for number in range(4):
         records = [response(n, numbered(n)) for n in range(300)]
         archive(tmp_path, members(records), f"{number}.warc.gz")
@@ -406,7 +404,7 @@ HOSTILE_TYPES = (
 
 
 @pytest.mark.parametrize("kind", HOSTILE_TYPES)
-def test_no_media_type_ends_the_reading(tmp_path: Path, kind: bytes) -> None:
+def test_any_media_type_is_read_without_an_exception(tmp_path: Path, kind: bytes) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: " + kind + b"\r\n\r\n"
     data = members([response(0, BODY), record("response", 1, head + BODY), response(2, BODY)])
     manifest = index(tmp_path / "out", archive(tmp_path, data))
@@ -418,7 +416,7 @@ def test_no_media_type_ends_the_reading(tmp_path: Path, kind: bytes) -> None:
     ]
 
 
-def test_pages_without_a_media_type(tmp_path: Path) -> None:
+def test_pages_without_a_media_type_are_sniffed(tmp_path: Path) -> None:
     head = b"HTTP/1.1 200 OK\r\n\r\n"
     bodies = [BODY, b"\x89PNG\r\n\x1a\n" + bytes(50), b"words"]
     data = members([record("response", number, head + body) for number, body in enumerate(bodies)])
@@ -443,8 +441,8 @@ BOMBS = {
 
 @pytest.mark.parametrize("kind", BOMBS)
 @pytest.mark.parametrize("pack", [gzip.compress, zstd])
-def test_an_archive_takes_time_by_what_it_unpacks_to(tmp_path: Path, kind: str, pack: Any) -> None:
-    """CPU time: 4 MiB took 7 s (line feeds) to 100 s (records in one member) when each cost what stood before it."""
+def test_reading_time_is_proportional_to_the_decompressed_size(tmp_path: Path, kind: str, pack: Any) -> None:
+    """CPU time: with quadratic cost 4 MiB took 7 s (line feeds) to 100 s (records in one member)."""
     begin, piece = BOMBS[kind]
     path = archive(
         tmp_path, pack(begin + piece * (2**22 // len(piece))), f"a.warc.{'gz' if pack is not zstd else 'zst'}"
@@ -458,13 +456,13 @@ def test_an_archive_takes_time_by_what_it_unpacks_to(tmp_path: Path, kind: str, 
         assert "passed over" in found[-1].detail  # type: ignore[union-attr]
 
 
-def test_many_broken_records_cost_their_member_alone(tmp_path: Path) -> None:
+def test_many_broken_records_cost_only_their_gzip_member(tmp_path: Path) -> None:
     broken = b"WARC/1.0\r\n\r\n\r\n\r\n" * 3000
     data = gzip.compress(broken) + members([response(1, BODY)]) + gzip.compress(broken) + members([response(2, BODY)])
     manifest = index(tmp_path / "out", archive(tmp_path, data))
     assert [page.url for page in pages_of(tmp_path / "out", manifest)] == [url(1), url(2)]
     assert manifest.outcome.reasons["broken_record"] < 1100
-    plain = archive(tmp_path, broken + response(1, BODY), "plain.warc")  # as large as it is: each is named
+    plain = archive(tmp_path, broken + response(1, BODY), "plain.warc")  # uncompressed: each is named
     manifest = index(tmp_path / "plain", plain)
     assert (manifest.outcome.kept, manifest.outcome.reasons) == (1, {"broken_record": 3000})
 
@@ -473,7 +471,7 @@ def test_many_broken_records_cost_their_member_alone(tmp_path: Path) -> None:
     st.lists(st.sampled_from([b"\n", b"\r\n", b"WARC/", b"x", b"\r", b"WAR", b"y" * 70_000]), max_size=30),
     st.booleans(),
 )
-def test_the_next_record_is_found_as_line_by_line(pieces: list[bytes], zipped: bool) -> None:
+def test_the_search_for_the_next_record_equals_a_search_by_lines(pieces: list[bytes], zipped: bool) -> None:
     data = b"x\n" + b"".join(pieces)
     stream = ArchiveStream(io.BytesIO(gzip.compress(data) if zipped else data), zipped)
     stream.take(0) if not stream.ready() else stream.line(10)
@@ -488,8 +486,8 @@ def test_the_next_record_is_found_as_line_by_line(pieces: list[bytes], zipped: b
     assert found == expected
 
 
-def test_a_body_of_many_chunks_and_of_many_members() -> None:
-    """Bounds: a page has some thousands of either at most."""
+def test_a_body_of_many_chunks_and_gzip_members_is_read() -> None:
+    """Bounds: real pages have a few thousand of either at most."""
     for count, kept in ((60_000, True), (70_000, False)):
         body = b"1\r\nx\r\n" * count + b"0\r\n\r\n"
         if kept:

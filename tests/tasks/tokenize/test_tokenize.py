@@ -1,4 +1,4 @@
-"""Token files: the ids of `tokenizers` one by one, the same bytes however the work is cut or killed."""
+"""The tokenize step: the ids of `tokenizers`, the same bytes for any division of the work and after kills."""
 
 import json
 import subprocess
@@ -84,7 +84,7 @@ def news(open_data: Path) -> list[dict[str, Any]]:
     return mixed(real_texts(open_data))
 
 
-def test_hard_texts_equal_the_library_one_by_one(tmp_path: Path, bpe: Path) -> None:
+def test_difficult_texts_have_the_ids_of_the_library(tmp_path: Path, bpe: Path) -> None:
     rows = mixed(HARD)
     _, manifest = run(tmp_path, rows, bpe, per_shard=4)
     words = load_tokenizer(bpe)
@@ -103,7 +103,7 @@ def test_hard_texts_equal_the_library_one_by_one(tmp_path: Path, bpe: Path) -> N
     assert manifest.outcome.kept == len(HARD)
 
 
-def test_every_token_leads_back_to_its_page(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
+def test_the_sidecar_leads_every_token_back_to_its_page(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
     root, manifest = run(tmp_path, news, bpe)
     words = load_tokenizer(bpe)
     for split in SPLITS:
@@ -129,7 +129,7 @@ def test_bytes_do_not_depend_on_shards_and_workers(tmp_path: Path, bpe: Path, ne
 
 
 @pytest.mark.parametrize("keep", [pytest.param(0, marks=pytest.mark.slow), -2])
-def test_torn_files_without_a_commit_are_not_trusted(
+def test_incomplete_files_without_a_commit_are_not_used(
     tmp_path: Path, bpe: Path, news: list[dict[str, Any]], keep: int
 ) -> None:
     straight = content_of(*run(tmp_path / "straight", news, bpe))
@@ -142,7 +142,7 @@ def test_torn_files_without_a_commit_are_not_trusted(
     assert content_of(*run(tmp_path / "torn", news, bpe)) == straight
 
 
-def test_kill_in_the_middle_then_the_same_again(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
+def test_a_killed_step_run_again_gives_the_same_bytes(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
     """kill -9 of the whole process once a batch is committed; the next run repeats the others only."""
     straight = content_of(*run(tmp_path / "straight", news, bpe, per_shard=10))
     command = "import sys; from tests.tasks.tokenize.test_tokenize import again; again(*sys.argv[1:])"
@@ -155,13 +155,13 @@ def test_kill_in_the_middle_then_the_same_again(tmp_path: Path, bpe: Path, news:
         process.kill()
     committed = list(batches.glob("part-*.json"))
     assert committed and not (tmp_path / "killed/tokens/_manifest.json").exists()
-    with Witness(workers=1) as runner:
+    with RecordingRunner(workers=1) as runner:
         assert content_of(*finish(tmp_path / "killed", news, bpe, 10, runner)) == straight
     assert len(committed) + len(runner.done) >= 25 and "part-00000" not in runner.done
 
 
-class Witness(Inline):
-    """Notes which batches of the encoding were run."""
+class RecordingRunner(Inline):
+    """A runner that records which batches of the encoding it ran."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
@@ -189,7 +189,7 @@ def test_rows_that_cannot_be_encoded_are_counted(tmp_path: Path, bpe: Path) -> N
         assert len(IndexedDataset(tmp_path / "tokens" / split / "tokens")) == 0
 
 
-def test_nothing_but_what_was_asked_for_is_appended(tmp_path: Path, bpe: Path) -> None:
+def test_the_end_token_is_appended_only_if_asked(tmp_path: Path, bpe: Path) -> None:
     assert TokenizeSettings.model_validate({"append_eod": False}) == TokenizeSettings(append_end_of_text=False)
     _, manifest = run(tmp_path, [row("Hello world")], bpe, append_end_of_text=False)
     assert IndexedDataset(tmp_path / "tokens/train/tokens").tokens.tolist() == [15496, 995]
@@ -220,7 +220,7 @@ def one_token_off(encode: Encoder, at: str) -> Encoder:
     return encoder
 
 
-def test_an_engine_that_is_wrong_is_not_used(
+def test_an_engine_with_wrong_ids_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [row(f"text {number} of one kind") for number in range(90)] + [row("a rare word")]
@@ -237,7 +237,7 @@ def test_an_engine_that_is_wrong_is_not_used(
     module._cached.cache_clear()
 
 
-def test_an_engine_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_is_replaced_or_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     straight = content_of(*run(tmp_path / "straight", [row("a text")], None))
     monkeypatch.setitem(sys.modules, "gigatoken", None)  # what import makes of a package that is not installed
     module._cached.cache_clear()
@@ -248,7 +248,7 @@ def test_an_engine_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("shard_tokens", [1, 1000, 10**9])
-def test_many_files_hold_the_stream_of_one(tmp_path: Path, news: list[dict[str, Any]], shard_tokens: int) -> None:
+def test_many_files_contain_the_stream_of_one(tmp_path: Path, news: list[dict[str, Any]], shard_tokens: int) -> None:
     news = news[:60]
     run(tmp_path / "one", news, None)
     root, manifest = run(tmp_path / "many", news, None, per_shard=20, shard_tokens=shard_tokens)
@@ -270,7 +270,7 @@ def test_many_files_hold_the_stream_of_one(tmp_path: Path, news: list[dict[str, 
     assert manifest.outcome.facts["train_tokens"] == len(IndexedDataset(tmp_path / "one/tokens/train/tokens").tokens)
 
 
-def test_text_that_is_no_utf8_is_rejected(tmp_path: Path, bpe: Path) -> None:
+def test_text_that_is_not_utf8_is_rejected(tmp_path: Path, bpe: Path) -> None:
     """Parquet of others can hold anything: pyarrow checks no string that it reads."""
     root = Folder(tmp_path)
     documents_of(root, [row("x")])

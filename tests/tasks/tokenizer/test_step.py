@@ -1,4 +1,4 @@
-"""The tokenizer of a run: trained the same everywhere, or GPT-2's, checked by hash."""
+"""The tokenizer step: reproducible training, or GPT-2's files, checked by hash."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_training_depends_on_the_texts_alone(open_data: Path) -> None:
     assert len(seen) == 1
 
 
-def test_train_on_the_train_split_only(tmp_path: Path) -> None:
+def test_only_the_train_split_is_used(tmp_path: Path) -> None:
     root = Folder(tmp_path)
     rows = [row("low lower lowest " * 20), row("zzqq " * 500, split="test"), row("xxvv " * 500, split="valid")]
     manifest = make(root, documents_of(root, rows, per_shard=1), vocab_size=300)
@@ -74,7 +74,7 @@ def test_train_on_the_train_split_only(tmp_path: Path) -> None:
     assert loaded.convert_tokens_to_ids(END_OF_TEXT) == vocab[END_OF_TEXT]
 
 
-def test_vocabulary_has_the_size_asked_for(open_data: Path) -> None:
+def test_the_vocabulary_has_the_requested_size(open_data: Path) -> None:
     vocab, merges = train_bpe(iter(texts_of(open_data / "text/speeches_dev.jsonl.gz", 60)), 1000)
     assert len(vocab) == 1000
     assert len(merges) == 1000 - 257
@@ -87,20 +87,20 @@ def test_long_runs_are_cut_for_training_only() -> None:
     assert "abab" in vocab
 
 
-def test_a_special_string_in_the_texts_is_not_learnt_as_special() -> None:
+def test_a_special_string_in_the_texts_is_never_a_merge() -> None:
     vocab, merges = train_bpe(iter([f"{END_OF_TEXT} " * 50]), 300)
     assert vocab[END_OF_TEXT] == len(vocab) - 1
     assert END_OF_TEXT not in {left + right for left, right in merges}
 
 
-def test_sample_ends_after_so_many_characters(tmp_path: Path) -> None:
+def test_the_sample_is_limited_by_characters(tmp_path: Path) -> None:
     root = Folder(tmp_path)
     documents = documents_of(root, [row(f"{letter} " * 50) for letter in "abcdef"], per_shard=2)
     assert make(root, documents, vocab_size=300, sample_characters=201).outcome.facts["documents"] == 3
 
 
 @pytest.mark.parametrize("rows", [[], [row("held out", split="test")], [row("")]])
-def test_nothing_to_train_on(tmp_path: Path, rows: list[dict[str, object]]) -> None:
+def test_a_corpus_without_text_is_refused(tmp_path: Path, rows: list[dict[str, object]]) -> None:
     root = Folder(tmp_path)
     with pytest.raises(UserError, match="no document of the train split") as caught:
         make(root, documents_of(root, rows))
@@ -109,7 +109,7 @@ def test_nothing_to_train_on(tmp_path: Path, rows: list[dict[str, object]]) -> N
         make(root, None)
 
 
-def test_published_files_from_a_folder(open_data: Path, tmp_path: Path) -> None:
+def test_published_files_are_read_from_a_folder(open_data: Path, tmp_path: Path) -> None:
     root = Folder(tmp_path / "out")
     manifest = make(root, None, name="gpt2", folder=str(open_data / "bpe"))
     assert manifest.outcome.facts == {"vocab_size": 50257}
@@ -148,7 +148,9 @@ def test_published_files_are_downloaded(server: str, tmp_path: Path, monkeypatch
     assert content_of(url, loaded) == content_of(folder, make(folder, None, name="gpt2", folder=str(tmp_path / "site")))
 
 
-def test_no_network_and_not_found_name_the_remedy(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_reported_with_the_remedy(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for address in (f"{server}/nothing-here", "http://127.0.0.1:1"):
         monkeypatch.setattr(module, "PUBLISHED_AT", address)
         with pytest.raises(UserError, match=r"give tokenizer\.folder") as caught:
@@ -175,7 +177,7 @@ def own_tables(tokens: int = 300) -> tuple[dict[str, int], list[tuple[str, str]]
 
 
 @pytest.mark.parametrize("layout", ["vocab.json", "encoder.json", "tokenizer.json"])
-def test_a_tokenizer_of_ones_own_is_taken(tmp_path: Path, layout: str) -> None:
+def test_a_tokenizer_of_the_user_is_used(tmp_path: Path, layout: str) -> None:
     """Of any size: as two tables, under OpenAI's names, and as the one file that transformers saves."""
     vocab, merges = own_tables()
     place = tmp_path / "own"
@@ -193,7 +195,7 @@ def test_a_tokenizer_of_ones_own_is_taken(tmp_path: Path, layout: str) -> None:
     assert manifest.outcome.facts == {"vocab_size": len(vocab)} and 256 < len(vocab) < 300
     assert read_tables(tmp_path / "out/tokenizer") == (vocab, merges)
     moved = place.rename(tmp_path / "elsewhere")
-    assert make(root, None, name="folder", folder=str(moved)) == manifest  # the place is no part of the work
+    assert make(root, None, name="folder", folder=str(moved)) == manifest  # the path is not part of the fingerprint
     vocab["new"] = len(vocab)
     (moved / "tokenizer.json").write_bytes(tokenizer_files(vocab, merges)["tokenizer.json"])
     (moved / "vocab.json").write_bytes(tokenizer_files(vocab, merges)["vocab.json"])
@@ -210,7 +212,7 @@ def test_a_tokenizer_of_ones_own_is_taken(tmp_path: Path, layout: str) -> None:
         ({"folder": "x"}, "set name = 'folder'"),
     ],
 )
-def test_a_folder_that_would_not_be_used_is_refused(settings: dict[str, str], message: str) -> None:
+def test_a_folder_that_would_be_ignored_is_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TokenizerSettings.model_validate(settings)
 
@@ -232,7 +234,7 @@ def test_a_bad_folder_is_found_before_anything_starts(tmp_path: Path, name: str,
         assert "for your own files set tokenizer.name = 'folder'" in str(caught.value)
 
 
-def test_published_files_of_ones_own_size_name_the_setting(tmp_path: Path) -> None:
+def test_user_files_given_as_gpt2_are_refused_with_the_setting(tmp_path: Path) -> None:
     files = tokenizer_files(*own_tables())
     for name in FILES[:2]:
         (tmp_path / name).write_bytes(files[name])

@@ -1,4 +1,4 @@
-"""Trainings on one machine take turns: who waits, who does not, and what a killed one leaves."""
+"""The GPU queue of one machine: waiting trainings, shared GPUs, locks of killed ones, foreign files."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ with gpu_slot(devices, int(share), who, lambda what: print("waits:", what, flush
 
 
 class Training:
-    """A process that takes a turn and holds it until it is told to end."""
+    """A process that takes GPUs and holds them until it is asked to end."""
 
     def __init__(self, folder: Path, who: str, *places: str, share: int = 1) -> None:
         command = [sys.executable, "-c", HOLDS, str(folder), who, str(share), *places]
@@ -62,7 +62,9 @@ def running(tmp_path: Path) -> Iterator[list[Training]]:
         one.process.wait()
 
 
-def test_turns_at_gpus(tmp_path: Path, running: list[Training], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainings_wait_for_the_gpus_of_each_other(
+    tmp_path: Path, running: list[Training], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = Training(tmp_path, "run A", "GPU 0", "GPU 1")
     running.append(first)
     wait_for(lambda: first.says("holds beside 0"), 60, "the first")
@@ -74,15 +76,15 @@ def test_turns_at_gpus(tmp_path: Path, running: list[Training], monkeypatch: pyt
     wait_for(lambda: shares.says("holds beside 1"), 60, "the one that shares")
     wait_for(lambda: overlaps.says(f"waits: GPU 1 is taken by run A (process {first.process.pid})"), 60, "the wait")
     assert not overlaps.says("holds")
-    first.process.kill()  # leaves no word; the kernel lets go of what it held
+    first.process.kill()  # leaves no message; the kernel frees its locks
     wait_for(lambda: overlaps.says("holds beside 0"), 60, "the turn after a kill")
     overlaps.end()
-    told: list[str] = []
-    with gpu_queue.gpu_slot(["GPU 1", "GPU 2"], 1, "run E", told.append, tmp_path):
-        assert told == []
+    logged: list[str] = []
+    with gpu_queue.gpu_slot(["GPU 1", "GPU 2"], 1, "run E", logged.append, tmp_path):
+        assert logged == []
 
 
-def test_what_a_killed_one_could_not_give_back(tmp_path: Path) -> None:
+def test_the_lease_of_a_killed_training_is_passed_on(tmp_path: Path) -> None:
     lease = "0b9e7a7c-5d5b-4a3e-9f65-0d6d5ad3a2f1"
     holder = f"""
 import os
@@ -103,7 +105,7 @@ with gpu_slot(["GPU 0", "GPU 1"], 1, "me", print, Path({str(tmp_path)!r})) as he
         assert held.left == frozenset()
 
 
-def test_a_job_holds_the_turn_of_a_flow_that_is_killed(tmp_path: Path) -> None:
+def test_a_job_keeps_the_gpus_of_a_killed_flow(tmp_path: Path) -> None:
     flow = f"""
 import os, subprocess, sys
 from pathlib import Path
@@ -128,7 +130,7 @@ with gpu_slot(["cores"], 1, "me", print, Path({str(tmp_path)!r})):
     wait_for(is_free, 60, "the end of the job")
 
 
-def test_what_another_user_writes_is_one_short_line(tmp_path: Path) -> None:
+def test_text_of_another_user_is_shown_as_one_short_line(tmp_path: Path) -> None:
     file = tmp_path / "cores.0"
     file.write_text('{"who": "a\\nb\\u001b[2J' + "x" * 900 + '", "process": 1}')
     [words] = gpu_queue._holders(tmp_path, "cores", 1)
@@ -138,7 +140,7 @@ def test_what_another_user_writes_is_one_short_line(tmp_path: Path) -> None:
     assert gpu_queue._holders(tmp_path, "cores", 1) == []
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "cores.0").symlink_to(tmp_path / "precious")
     with (
@@ -149,7 +151,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-def test_a_hard_link_to_a_file_of_ours_is_not_written_to(tmp_path: Path) -> None:
+def test_a_hard_link_to_an_own_file_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "cores.0").hardlink_to(tmp_path / "precious")
     with (
@@ -170,7 +172,7 @@ def test_a_pipe_in_place_of_a_file_blocks_nobody(tmp_path: Path) -> None:
         pass
 
 
-def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_symbolic_link_instead_of_the_folder_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir(mode=0o700)
     (tmp_path / "gpt2train-turns").symlink_to(tmp_path / "mine")
     monkeypatch.delenv(gpu_queue.FOLDER_VARIABLE)
@@ -184,7 +186,7 @@ def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path, monkeypat
     assert list((tmp_path / "mine").iterdir()) == []
 
 
-def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_folder_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(gpu_queue.FOLDER_VARIABLE, str(tmp_path / "turns"))
     (tmp_path / "turns").mkdir(mode=0o700)
     with gpu_queue.gpu_slot(["cores"], 1, "me", print):
@@ -195,7 +197,7 @@ def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a process of another user")
-def test_another_user_takes_turns_in_the_same_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_users_share_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     stranger = """
 import fcntl, os, sys
 os.setgroups([]); os.setgid(12345); os.setuid(12345)
@@ -215,7 +217,7 @@ os.ftruncate(file, 0)
         assert subprocess.run(command, check=False).returncode == 0
 
 
-def test_the_folder_is_for_all_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_writable_for_all_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(gpu_queue.FOLDER_VARIABLE, str(tmp_path / "turns"))
     umask = os.umask(0o077)
     try:
@@ -232,7 +234,7 @@ def test_the_folder_is_for_all_users(tmp_path: Path, monkeypatch: pytest.MonkeyP
         pass
 
 
-def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_follow_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpt2train.plan.devices import parse
 
     gpus = parse("\n".join(f"{n}, GPU-{n}abc, NVIDIA H200, 143771" for n in range(4)))

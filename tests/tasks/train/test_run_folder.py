@@ -1,4 +1,4 @@
-"""The folder of a training run: named by what the weights depend on, and by nothing else."""
+"""The run folder of a training: a name by all inputs of the weights, and nothing else."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ SETTINGS = TrainSettings()
 
 
 def make(root: Folder, step: str, version: int, **files: bytes) -> Manifest:
-    """A finished step with these files; another version stands for another release of a library."""
+    """A finished step with these files; another version simulates another release of a library."""
     folder = root / f"{step}-{version}"
     for name, content in files.items():
         folder.write_bytes(name.replace("_", "."), content)
@@ -21,7 +21,7 @@ def make(root: Folder, step: str, version: int, **files: bytes) -> Manifest:
 
 
 def test_equal_tokens_of_other_releases_are_the_same_run(tmp_path: Path) -> None:
-    """A library that is upgraded repeats the data steps; a training over the same tokens goes on."""
+    """A library that is upgraded repeats the data steps; a training on the same tokens resumes."""
     root = Folder(tmp_path)
     vocabulary = make(root, "tokenizer", 1, vocab_json=b"{}")
     tokens = make(root, "tokenize", 1, tokens_bin=b"1", tokens_idx=b"2", sidecar_parquet=b"by an old writer")

@@ -1,4 +1,4 @@
-"""Masks: what is one, what is none, and how long a text without end takes."""
+"""Masking of personal data: matches, non-matches, and linear time on long texts."""
 
 import time
 
@@ -27,7 +27,7 @@ BOTH = PiiSettings(emails=True, public_ips=True)
         ("1.2.3 1.2.3.4.5 256.1.1.1 version 01.2.3.4567", None),
     ],
 )  # fmt: skip
-def test_masks(text: str, masked: str | None) -> None:
+def test_personal_data_is_masked(text: str, masked: str | None) -> None:
     expected = text if masked is None else masked
     left, count = mask(text, BOTH)
     assert left == expected
@@ -35,7 +35,7 @@ def test_masks(text: str, masked: str | None) -> None:
     assert mask(text, PiiSettings()) == (text, 0)
 
 
-def test_each_kind_has_its_switch() -> None:
+def test_each_kind_can_be_switched_off() -> None:
     text = "tom@there.org 8.8.8.8"
     assert mask(text, PiiSettings(emails=True)) == ("email@example.com 8.8.8.8", 1)
     assert mask(text, PiiSettings(public_ips=True)) == ("tom@there.org 22.214.171.124", 1)
@@ -49,12 +49,12 @@ def test_only_addresses_change(text: str) -> None:
 
 
 @pytest.mark.parametrize("unit", ["a", "a-", "a.", "a@", "1.", "@a.", "a@a."])
-def test_a_text_without_end_takes_linear_time(unit: str) -> None:
+def test_a_long_text_takes_linear_time(unit: str) -> None:
     started = time.process_time()
     mask(unit * 200_000, BOTH)
     assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize(("address", "public"), [("8.8.8.8", True), ("192.0.2.1", False), ("999.1.1.1", False)])
-def test_public_addresses(address: str, public: bool) -> None:
+def test_public_ip_addresses_are_recognised(address: str, public: bool) -> None:
     assert is_public(address) == public

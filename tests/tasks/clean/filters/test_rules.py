@@ -1,4 +1,4 @@
-"""Each rule at both sides of its threshold, by texts made by hand."""
+"""Each filter rule at both sides of its threshold, on texts written by hand."""
 
 import pytest
 from hypothesis import given
@@ -52,12 +52,12 @@ GOPHER = GopherSettings(enabled=True)
         (words(50, stops="the be"), words(50, stops="the The"), "gopher_few_stop_words"),
     ],
 )
-def test_gopher(passes: str, fails: str, code: str) -> None:
+def test_each_gopher_rule_has_its_threshold(passes: str, fails: str, code: str) -> None:
     assert reason(gopher(passes, GOPHER)) is None
     assert reason(gopher(fails, GOPHER)) == code
 
 
-def test_gopher_of_nothing() -> None:
+def test_gopher_accepts_texts_without_words_or_letters_if_allowed() -> None:
     assert reason(gopher("", GopherSettings(min_words=0))) == "gopher_few_words"
     assert reason(gopher("1234 5678", GopherSettings(min_words=0, min_letter_words=0, min_stop_words=0))) is None
 
@@ -93,21 +93,23 @@ OFF = {"lines": 1, "paragraphs": 1, "line_characters": 1, "paragraph_characters"
          "gopher_repeated_3_grams"),
     ],
 )  # fmt: skip
-def test_repetition(setting: str, limit: object, passes: str, fails: str, code: str) -> None:
+def test_each_repetition_rule_has_its_threshold(
+    setting: str, limit: object, passes: str, fails: str, code: str
+) -> None:
     settings = RepetitionSettings(**{**OFF, "enabled": True, setting: limit})  # type: ignore[arg-type]
     assert reason(repetition(passes, settings)) is None
     assert reason(repetition(fails, settings)) == code
 
 
-def test_what_occurs_once_repeats_nothing() -> None:
+def test_text_without_repetition_passes() -> None:
     assert repetition("one two", RepetitionSettings()) is None
     assert repetition("", RepetitionSettings()) is None
 
 
 @given(st.lists(st.sampled_from(["a", "bb", "c", "dd"]), max_size=30), st.integers(1, 5))
-def test_repeated_n_grams_by_the_plain_twin(words: list[str], length: int) -> None:
+def test_repeated_n_grams_equal_the_reference_implementation(words: list[str], length: int) -> None:
     grams = [tuple(words[n : n + length]) for n in range(len(words) - length + 1)]
-    # An n-gram inside one that was skipped is not noted; whoever comes later is measured against the noted ones.
+    # An n-gram inside one that was skipped is not recorded; a later one is compared with the recorded ones.
     noted: list[tuple[str, ...]] = []
     characters, place = 0, 0
     while place < len(grams):
@@ -141,7 +143,7 @@ SENTENCES = "\n".join(f"This is the sentence number {n}." for n in range(5))
          "c4_few_sentences"),
     ],
 )  # fmt: skip
-def test_c4(passes: str, fails: str, code: str) -> None:
+def test_each_c4_rule_has_its_threshold(passes: str, fails: str, code: str) -> None:
     assert c4(passes, C4Settings(enabled=True)) == (passes, None)
     assert reason(c4(fails, C4Settings(enabled=True))[1]) == code
 
@@ -161,13 +163,13 @@ def test_c4(passes: str, fails: str, code: str) -> None:
         ("We know cookies well here.", True),
     ],
 )
-def test_lines_of_c4(line: str, stays: bool) -> None:
+def test_c4_keeps_or_drops_each_line(line: str, stays: bool) -> None:
     text, found = c4(f"{SENTENCES}\n{line}", C4Settings(enabled=True))
     assert found is None
     assert text == (f"{SENTENCES}\n{line}" if stays else SENTENCES)
 
 
-def test_switches_of_c4() -> None:
+def test_each_c4_rule_can_be_switched_off() -> None:
     text = SENTENCES + "\nSee it there[1][edit]. {\nthere is no end"
     settings = C4Settings(curly_bracket=False, terminal_punctuation=False, citations=False)
     assert c4(text, settings) == (text, None)
@@ -198,12 +200,12 @@ def prose(count: int, end: str, start: int = 0) -> list[str]:
          + ["a" * 42 + " b", "d" * 40 + "."], "fineweb_list"),
     ],
 )  # fmt: skip
-def test_fineweb(passes: list[str], fails: list[str], code: str) -> None:
+def test_each_fineweb_rule_has_its_threshold(passes: list[str], fails: list[str], code: str) -> None:
     assert reason(fineweb("\n".join(passes), FineWebSettings(enabled=True))) is None
     assert reason(fineweb("\n".join(fails), FineWebSettings(enabled=True))) == code
 
 
-def test_fineweb_of_nothing() -> None:
+def test_fineweb_accepts_an_empty_text() -> None:
     assert fineweb("", FineWebSettings()) is None
 
 
@@ -222,7 +224,7 @@ def test_fineweb_of_nothing() -> None:
         ([], "a", None, None),
     ],
 )
-def test_cleanup_drops(tasks: list[str], text: str, language: str | None, code: str | None) -> None:
+def test_each_cleanup_task_drops_its_texts(tasks: list[str], text: str, language: str | None, code: str | None) -> None:
     left, found = cleanup(text, language, build(CleanupSettings, {"tasks": tasks}))
     assert (left, reason(found)) == (text, code)
 

@@ -1,4 +1,4 @@
-"""A private Slurm cluster: munged, slurmctld and two slurmd that play two machines of four slots each."""
+"""A private Slurm cluster: munged, slurmctld and two slurmd that simulate two machines of four slots each."""
 
 import contextlib
 import os
@@ -66,19 +66,19 @@ class Slurm:
     machines: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
 
     def start(self, node: str) -> None:
-        """Let a machine come up, for the first time or after `lose`."""
+        """Start a machine, for the first time or after `lose`."""
         self.machines[node] = _daemon(["slurmd", "-N", node, "-D"])
 
     def lose(self, node: str) -> None:
-        """A machine loses its power: its daemon and all that it runs are gone at once."""
+        """Simulate a power loss of a machine: kill its daemon and all that it runs at once."""
         self.machines[node].kill()
         self.machines[node].wait()
         ran = [one for one in _processes_under(self.folder) if f"SLURMD_NODENAME={node}" in _variables(one)]
-        stewards = [one.parent() for one in ran]  # slurmstepd, whose variables do not tell its machine
-        _kill([*(one for one in stewards if one is not None and one.name() == "slurmstepd"), *ran])
+        step_daemons = [one.parent() for one in ran]  # slurmstepd, whose variables do not name its machine
+        _kill([*(one for one in step_daemons if one is not None and one.name() == "slurmstepd"), *ran])
 
     def ask(self, *command: str) -> str:
-        """What one of Slurm's commands prints."""
+        """Output of one of Slurm's commands."""
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()

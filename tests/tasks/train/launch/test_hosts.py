@@ -64,7 +64,7 @@ class TwoHosts:
         return (self.folder / "job.log").read_text()
 
     def running(self) -> list[psutil.Process]:
-        """What runs on the two machines for a job."""
+        """Processes of a job on the two machines."""
         marked = [p for p in psutil.process_iter() if environment_of(p).get(MARK) == self.mark]
         return [process for process in marked if not has_ended(process)]
 
@@ -134,7 +134,7 @@ def steps(config: RunConfig) -> int:
 
 
 @pytest.mark.slow
-def test_a_job_on_two_machines_outlives_a_cut_and_leaves_nothing_behind(hosts: TwoHosts) -> None:
+def test_a_job_on_two_machines_survives_a_network_cut_and_leaves_nothing(hosts: TwoHosts) -> None:
     tokens = write_tokens(hosts.folder)
     checkpoints = {"interval": 10, "keep": 2}
     cut, twin = (
@@ -164,7 +164,7 @@ def test_a_job_on_two_machines_outlives_a_cut_and_leaves_nothing_behind(hosts: T
     hosts.wait_for(lambda: steps(cut) > saved + 5, job, "steps of the second job")
     theirs = hosts.running()
     assert len([process for process in theirs if "RANK" in environment_of(process)]) == 4
-    job.kill()  # no chance to tell anybody: the far ends see their standard input close
+    job.kill()  # no message is sent: the remote agents see their standard input close
     job.wait()
     wait_until_ended(theirs, 60)
     assert not hosts.running()

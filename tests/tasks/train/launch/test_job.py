@@ -1,4 +1,4 @@
-"""How a training job is started: torchrun's arguments from the settings."""
+"""Start of a training job: torchrun's arguments from the settings, and errors by exit code."""
 
 import pytest
 
@@ -10,13 +10,13 @@ from tasks.train.launch.settings import LaunchSettings
 CONFIG = "/data/runs/demo-0123abcd/config.toml"
 
 
-def test_one_machine_meets_itself() -> None:
+def test_one_machine_needs_no_rendezvous_address() -> None:
     arguments = torchrun_arguments(Job(CONFIG, LaunchSettings(processes=4, restarts=3, timeout=60)))
     assert arguments[:5] == ["--standalone", "--nproc-per-node", "4", "--max-restarts", "3"]
     assert arguments[5:] == ["-m", "gpt2train.train", "--config", CONFIG, "--timeout", "60.0", "--quiet"]
 
 
-def test_several_machines_meet_under_the_name_of_the_run() -> None:
+def test_several_machines_use_the_run_as_rendezvous_id() -> None:
     launch = LaunchSettings(processes=8, nodes=4, endpoint="gpu01:29500")
     arguments = torchrun_arguments(Job(CONFIG, launch))
     assert launch.world == 32
@@ -28,7 +28,7 @@ def test_several_machines_meet_under_the_name_of_the_run() -> None:
     ("settings", "message"),
     [({"nodes": 2}, "2 nodes need launch.endpoint"), ({"nodes": 2, "endpoint": "gpu01"}, "endpoint")],
 )
-def test_machines_that_could_not_meet_are_refused(settings: dict[str, object], message: str) -> None:
+def test_several_machines_without_a_common_endpoint_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(LaunchSettings, settings)
 
@@ -51,7 +51,9 @@ def test_machines_that_could_not_meet_are_refused(settings: dict[str, object], m
         (-9, "step 7", TransientError, r"^the training job ended with signal SIGKILL "),
     ],
 )
-def test_what_is_worth_another_try(code: int, last: str, kind: type[Exception], message: str) -> None:
+def test_the_exit_code_decides_whether_a_job_is_retried(
+    code: int, last: str, kind: type[Exception], message: str
+) -> None:
     error = job_error(code, [last], Job(CONFIG, LaunchSettings()))
     assert type(error) is kind
     with pytest.raises(kind, match=message):

@@ -1,4 +1,4 @@
-"""torchrun on this machine: what it waits for before it starts."""
+"""The torchrun launcher on this machine: the wait for a previous job of the run."""
 
 import subprocess
 import sys
@@ -19,18 +19,18 @@ with lock_run_folder(Path(sys.argv[1])):
 """
 
 
-def test_a_job_that_lost_its_flow_has_the_time_to_save(tmp_path: Path) -> None:
+def test_the_next_job_waits_while_the_previous_one_saves(tmp_path: Path) -> None:
     job = Job(str(tmp_path / "config.toml"), LaunchSettings(processes=1))
     waits = f"waiting until the previous job has saved and ended in {tmp_path}"
     before = subprocess.Popen([sys.executable, "-c", SAVES, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert before.stdout is not None and before.stdout.readline() == "holds\n"
-    told: list[str] = []
-    code = run_local(job, told.append)
+    logged: list[str] = []
+    code = run_local(job, logged.append)
     assert before.poll() == 0
-    assert code == 2 and told[0] == waits and "config.toml" in told[-1]  # which is not there
+    assert code == 2 and logged[0] == waits and "config.toml" in logged[-1]  # which is not there
 
     with lock_run_folder(tmp_path):  # not for ever
-        wait_for_previous_job(Job(job.config, LaunchSettings(processes=1, shutdown_timeout=0.5)), told.append)
-    assert told[2:] == [waits]
-    wait_for_previous_job(job, told.append)
-    assert told[3:] == []
+        wait_for_previous_job(Job(job.config, LaunchSettings(processes=1, shutdown_timeout=0.5)), logged.append)
+    assert logged[2:] == [waits]
+    wait_for_previous_job(job, logged.append)
+    assert logged[3:] == []

@@ -1,4 +1,4 @@
-"""What is passed on of the ranks' logs: whose lines, with which level, each once, and never a flood."""
+"""Rank logs in the log of the flow: ranks, levels, each line once, bounded number."""
 
 import logging
 import subprocess
@@ -52,7 +52,7 @@ def write(folder: Path, rank: int, *lines: str) -> None:
         file.write("".join(f"{HEAD} {line}\n" for line in lines))
 
 
-def test_what_a_rank_writes_is_read_back_with_its_level_and_moment(tmp_path: Path) -> None:
+def test_lines_of_a_rank_are_read_with_level_and_time(tmp_path: Path) -> None:
     script = [sys.executable, "-c", WRITE, str(tmp_path), "0"]
     shown = subprocess.run([*script, "screen"], capture_output=True, text=True, check=True)
     quiet = subprocess.run([*script, "quiet"], capture_output=True, text=True, check=True)
@@ -65,9 +65,7 @@ def test_what_a_rank_writes_is_read_back_with_its_level_and_moment(tmp_path: Pat
     assert abs(found[0].time - (tmp_path / "rank-0.log").stat().st_mtime) < 60
 
 
-def test_the_first_rank_is_heard_in_full_and_of_the_others_what_is_wrong(
-    tmp_path: Path, seen: list[logging.LogRecord]
-) -> None:
+def test_rank_0_is_logged_in_full_and_of_others_only_warnings(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
     write(tmp_path, 0, "INFO attempt 0: of an earlier attempt")
     with tail_rank_logs(tmp_path):
         write(tmp_path, 0, "INFO attempt 0: step 1/8", "WARNING attempt 0: warning: 9.0 epochs of a corpus")
@@ -82,9 +80,7 @@ def test_the_first_rank_is_heard_in_full_and_of_the_others_what_is_wrong(
     assert read_line(f"{HEAD} INFO attempt 0: x\n").time == seen[0].created  # type: ignore[union-attr]
 
 
-def test_each_line_comes_once_also_when_it_is_written_in_two_pieces(
-    tmp_path: Path, seen: list[logging.LogRecord]
-) -> None:
+def test_a_line_written_in_two_pieces_is_logged_once(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
     logs = RankLogs(tmp_path)
     write(tmp_path, 0, "INFO attempt 0: one")
     logs.poll()
@@ -98,7 +94,7 @@ def test_each_line_comes_once_also_when_it_is_written_in_two_pieces(
     assert words(seen) == ["INFO one", "INFO two"]
 
 
-def test_an_error_that_the_launcher_told_is_not_told_again(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
+def test_an_error_that_the_launcher_reported_is_not_logged_again(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
     logs = RankLogs(tmp_path)
     for rank in range(3):
         write(tmp_path, rank, "ERROR attempt 0: error: no space left")
@@ -110,7 +106,7 @@ def test_an_error_that_the_launcher_told_is_not_told_again(tmp_path: Path, seen:
     assert words(seen) == ["ERROR rank 1: something else"]
 
 
-def test_a_thousand_ranks_with_the_same_words_are_one_line(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
+def test_equal_lines_of_a_thousand_ranks_are_merged(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
     logs = RankLogs(tmp_path)
     for rank in (*range(3), *range(7, 1000)):
         write(tmp_path, rank, "WARNING attempt 0: lost a peer")
@@ -118,9 +114,7 @@ def test_a_thousand_ranks_with_the_same_words_are_one_line(tmp_path: Path, seen:
     assert words(seen) == ["WARNING ranks 0-2, 7-999: lost a peer"]
 
 
-def test_what_the_first_rank_said_is_not_said_again_by_those_that_are_read_later(
-    tmp_path: Path, seen: list[logging.LogRecord]
-) -> None:
+def test_lines_of_rank_0_are_not_repeated_for_ranks_read_later(tmp_path: Path, seen: list[logging.LogRecord]) -> None:
     logs = RankLogs(tmp_path)
     write(tmp_path, 0, "WARNING attempt 0: warning: 9.0 epochs")
     logs.poll(True)
@@ -131,7 +125,7 @@ def test_what_the_first_rank_said_is_not_said_again_by_those_that_are_read_later
     assert words(seen) == ["WARNING 9.0 epochs", "WARNING rank 1: slow disk", "WARNING rank 1: slow disk"]
 
 
-def test_a_storm_is_cut_and_counted(
+def test_a_flood_of_lines_is_cut_and_counted(
     tmp_path: Path, seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_logs, "LINES_PER_SECOND", 0.0)
@@ -142,11 +136,11 @@ def test_a_storm_is_cut_and_counted(
     logs.poll(True)
     said = words(seen)
     assert len([line for line in said if line.startswith("WARNING")]) == rank_logs.BURST
-    assert "INFO step 7" in said  # warnings do not use up the room of the first rank
+    assert "INFO step 7" in said  # warnings do not count against the lines of rank 0
     assert said[-1] == f"INFO … {1000 - int(rank_logs.BURST):,} more lines in {tmp_path}"
 
 
-def test_of_a_file_that_grows_faster_than_it_is_read_the_newest_is_read(
+def test_of_a_fast_growing_file_the_newest_lines_are_read(
     tmp_path: Path, seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_logs, "MAX_BYTES", 1000)
@@ -166,5 +160,5 @@ def test_of_a_file_that_grows_faster_than_it_is_read_the_newest_is_read(
         ("an error: quoted", logging.INFO, "an error: quoted"),
     ],
 )
-def test_lines_of_the_launcher_have_their_level(line: str, level: int, message: str) -> None:
+def test_lines_of_the_launcher_keep_their_level(line: str, level: int, message: str) -> None:
     assert level_of(line) == (level, message)

@@ -1,4 +1,4 @@
-"""What is written for Slurm and read from it; the jobs themselves are in test_slurm_jobs.py."""
+"""Scripts for Slurm and Slurm's output; the jobs themselves are in test_slurm_jobs.py."""
 
 import subprocess
 from pathlib import Path
@@ -28,7 +28,7 @@ def job(run: Path, **slurm: object) -> Job:
     return Job(str(run / "config.toml"), build(LaunchSettings, settings))
 
 
-def test_the_script_says_all_that_was_asked_for(tmp_path: Path) -> None:
+def test_the_script_contains_all_settings(tmp_path: Path) -> None:
     asked = {"partition": "gpu", "account": "lab", "qos": "high", "time_limit": "1-00:00:00", "gpus": 8, "memory": "0"}
     more = {"options": ["--exclusive", "--constraint=h100"], "setup": ["module load cuda"], "python": "python3"}
     text = script(job(tmp_path / "100% of it", **asked, **more, cpus=64, save_before=300))
@@ -44,7 +44,7 @@ def test_the_script_says_all_that_was_asked_for(tmp_path: Path) -> None:
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-def test_what_is_not_asked_for_is_not_written(tmp_path: Path) -> None:
+def test_the_script_leaves_out_unset_settings(tmp_path: Path) -> None:
     text = script(job(tmp_path))
     names = {line.removeprefix("#SBATCH --").partition("=")[0] for line in text.splitlines() if "#SBATCH " in line}
     ours = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "signal", "requeue", "open-mode", "output"}
@@ -52,7 +52,7 @@ def test_what_is_not_asked_for_is_not_written(tmp_path: Path) -> None:
     assert "--cpus-per-task=16" in text and "setup" not in text
 
 
-def test_a_line_of_setup_that_fails_is_named(tmp_path: Path) -> None:
+def test_a_failing_setup_command_is_named(tmp_path: Path) -> None:
     text = script(job(tmp_path, setup=["true", "false", "echo never"], python="true"))
     done = subprocess.run(["bash"], input=text, text=True, capture_output=True, check=False)
     assert done.returncode == 1 and done.stdout == ""
@@ -70,7 +70,7 @@ def test_a_line_of_setup_that_fails_is_named(tmp_path: Path) -> None:
         ({"partition": "gpu queue"}, "partition"),
     ],
 )
-def test_settings_that_make_no_script_are_refused(slurm: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_settings_that_give_no_valid_script_are_refused(slurm: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         job(tmp_path, **slurm)
 
@@ -80,14 +80,14 @@ def test_a_folder_that_sbatch_cannot_write_is_refused(tmp_path: Path) -> None:
         script(job(tmp_path / "it's"))
 
 
-def test_a_state_is_read_from_slurms_line() -> None:
+def test_the_state_of_a_job_is_parsed() -> None:
     state = read_state(LINE)
     assert state == State("PENDING", "BeginTime", -15, 2, "n[1-2]", "/data/a run/slurm.sh") and not state.ended
     done = read_state(LINE.replace("PENDING", "FAILED").replace("0:15", "2:0").replace("n[1-2]", "(null)"))
     assert (done.name, done.code, done.nodes, done.ended) == ("FAILED", 2, "", True)
 
 
-def test_output_is_told_as_whole_lines_once(tmp_path: Path) -> None:
+def test_output_is_passed_on_as_whole_lines_once(tmp_path: Path) -> None:
     path = tmp_path / "slurm-7.out"
     output = Output(path)
     assert output.lines() == []
@@ -97,10 +97,10 @@ def test_output_is_told_as_whole_lines_once(tmp_path: Path) -> None:
         file.write(b"ted\nerror: the cause\nunfinished")
     assert output.lines() == ["srun: n1: task 0: Exited", "error: the cause"]
     assert output.lines(last=True) == ["unfinished"] and output.lines() == []
-    assert output.cause is None  # the engine told it
+    assert output.cause is None  # the engine reported it
 
 
-def test_where_the_engine_is_silent_slurm_tells_the_cause(tmp_path: Path) -> None:
+def test_slurm_names_the_cause_where_the_engine_did_not(tmp_path: Path) -> None:
     path = tmp_path / "slurm-7.out"
     path.write_text("slurmstepd-n1: error: *** STEP 7.0 ***\nslurmstepd-n1: error: execve(): python: No such file\n")
     output = Output(path)
@@ -115,7 +115,7 @@ def test_where_the_engine_is_silent_slurm_tells_the_cause(tmp_path: Path) -> Non
         "Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been OOM Killed.",
     ],
 )
-def test_too_much_memory_is_seen_in_what_slurm_prints(tmp_path: Path, said: str) -> None:
+def test_out_of_memory_is_found_in_slurms_output(tmp_path: Path, said: str) -> None:
     path = tmp_path / "slurm-7.out"
     path.write_text(f"error: {said}\n")  # a line of ours
     output = Output(path)
@@ -127,7 +127,7 @@ def test_too_much_memory_is_seen_in_what_slurm_prints(tmp_path: Path, said: str)
     assert output.out_of_memory
 
 
-def test_who_follows_again_is_told_the_last_lines_only(tmp_path: Path) -> None:
+def test_following_a_job_again_logs_its_last_lines_only(tmp_path: Path) -> None:
     path = tmp_path / "slurm-7.out"
     path.write_text("".join(f"line {n}\n" for n in range(5000)))
     lines = Output(path, fresh=False).lines()
@@ -136,7 +136,7 @@ def test_who_follows_again_is_told_the_last_lines_only(tmp_path: Path) -> None:
     assert Output(path, fresh=False).lines() == ["first", "second"]
 
 
-def test_without_slurm_the_mistake_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_slurm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="there is no sbatch on this machine; start it on a login node"):
         run_job(job(tmp_path))
@@ -145,8 +145,8 @@ def test_without_slurm_the_mistake_is_told(tmp_path: Path, monkeypatch: pytest.M
     check_launcher(LaunchSettings(), str(tmp_path))
 
 
-def test_a_folder_of_this_machine_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only where jobs run elsewhere; commands that play a cluster's, since a real one here runs jobs here."""
+def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where jobs run on other machines; fake commands, since a real Slurm here runs jobs here."""
     for name in ("sbatch", "scontrol", "squeue", "scancel"):
         (tmp_path / name).symlink_to("/bin/true")
     (tmp_path / "sinfo").write_text("#!/bin/sh\necho gpu01.cluster\necho gpu02.cluster\n")

@@ -1,4 +1,4 @@
-"""How a real Slurm ends jobs that did not ask for it: the time limit, a lost machine, too much memory."""
+"""Jobs ended by a real Slurm: the time limit, a lost machine, too much memory."""
 
 import logging
 import threading
@@ -44,7 +44,7 @@ def asked(**slurm: object) -> dict[str, object]:
     return {**ONE, "slurm": {"setup": SETUP, "poll": 0.3, "partition": "main", **slurm}}
 
 
-def test_the_time_limit_comes_and_the_next_job_goes_on(
+def test_a_job_at_its_time_limit_is_resumed_by_the_next(
     slurm: Slurm, tokens: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first saves ahead of its limit, the second hangs until Slurm ends it, the third is the last."""
@@ -69,7 +69,7 @@ def test_the_time_limit_comes_and_the_next_job_goes_on(
     assert steps == list(range(1, len(steps) + 1)) and len(steps) > first
 
 
-def test_a_limit_that_leaves_no_room_for_a_step_ends_after_two_jobs(
+def test_a_time_limit_too_short_for_a_step_ends_after_two_jobs(
     slurm: Slurm, tokens: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gpt2train")
@@ -81,7 +81,7 @@ def test_a_limit_that_leaves_no_room_for_a_step_ends_after_two_jobs(
 
 
 @pytest.mark.parametrize("requeue", [True, False])
-def test_a_machine_is_lost_and_another_goes_on(
+def test_a_job_on_a_lost_machine_is_resumed_on_another(
     slurm: Slurm, tokens: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, requeue: bool
 ) -> None:
     caplog.set_level(logging.INFO, "gpt2train")
@@ -109,7 +109,7 @@ def test_a_machine_is_lost_and_another_goes_on(
     assert curve(job.run) == curve(whole.run)
 
 
-def test_too_much_memory_is_told_with_the_remedy(slurm: Slurm, tokens: Path, tmp_path: Path) -> None:
+def test_too_much_memory_is_reported_with_the_remedy(slurm: Slurm, tokens: Path, tmp_path: Path) -> None:
     job = job_of(tokens, tmp_path / "run", asked(memory="100M"))
     with pytest.raises(RunError, match=r"ended with OUT_OF_MEMORY: .* a larger launch\.slurm\.memory"):
         run_job(job)

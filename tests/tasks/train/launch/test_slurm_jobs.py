@@ -1,4 +1,4 @@
-"""Training under a real Slurm: followed, requeued, preempted, taken up again, cancelled, refused."""
+"""Training under a real Slurm: followed, requeued, preempted, resumed, cancelled, refused."""
 
 import contextlib
 import logging
@@ -38,14 +38,14 @@ def start_flow(job: Job, log: Path) -> "subprocess.Popen[bytes]":
     """Run a job from a process of its own, which can be killed."""
     command = [sys.executable, "-m", "tests.tasks.train.launch.submit_job", job.config, job.settings.model_dump_json()]
     with log.open("w") as file:
-        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, preexec_fn=_heed_ctrl_c)
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, preexec_fn=_restore_sigint)
 
 
-def _heed_ctrl_c() -> None:
+def _restore_sigint() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_a_job_is_put_back_and_preempted_and_learns_the_same(
+def test_a_requeued_and_preempted_job_gives_the_same_losses(
     slurm: Slurm, tokens: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gpt2train")
@@ -78,7 +78,7 @@ def test_a_job_is_put_back_and_preempted_and_learns_the_same(
     assert curve(cut.run) == curve(whole.run)
 
 
-def test_a_killed_flow_finds_its_job_again_and_cancels_it(slurm: Slurm, tokens: Path, tmp_path: Path) -> None:
+def test_a_restarted_flow_finds_its_job_and_can_cancel_it(slurm: Slurm, tokens: Path, tmp_path: Path) -> None:
     job = job_of(tokens, tmp_path / "run", {"processes": 2, "nodes": 1}, steps=NO_END)
     killed = start_flow(job, tmp_path / "first.log")
     wait_for(lambda: steps_of(job) > 0, SECONDS, "the first step")
@@ -103,7 +103,7 @@ def test_a_killed_flow_finds_its_job_again_and_cancels_it(slurm: Slurm, tokens: 
     assert "ExitCode=0:0" in slurm.ask("scontrol", "-o", "show", "job", number)
 
 
-def test_mistakes_are_told_in_one_line(slurm: Slurm, tokens: Path, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_one_line(slurm: Slurm, tokens: Path, tmp_path: Path) -> None:
     wrong = job_of(tokens, tmp_path / "partition", {"slurm": {"partition": "nowhere"}})
     with pytest.raises(
         UserError, match=r"sbatch refuses the job: invalid partition specified: nowhere .*launch\.slurm"

@@ -1,4 +1,4 @@
-"""What a far end refuses before anything starts, and how it ends; a shell of this machine is the remote shell."""
+"""The remote agent of the ssh launcher: refusals before the start, and its end; a local shell is the remote shell."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ def order(run: Path, **changes: Any) -> RemoteJobRequest:
 
 
 def answer(text: str) -> tuple[int, str, str]:
-    """What the far end does with what it is sent before its standard input closes."""
+    """Exit code and output of the remote agent for an input."""
     command = [sys.executable, "-m", "gpt2train.launch.ssh_agent"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout, done.stderr
@@ -59,18 +59,18 @@ def answer(text: str) -> tuple[int, str, str]:
         ({"launcher": "ssh", "hosts": ["a"], "ssh": {"command": "ssh gpu01"}}, "must contain {host}"),
     ],
 )
-def test_hosts_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_hosts_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(LaunchSettings, settings)
 
 
-def test_a_remote_shell_that_is_not_there_is_refused_before_anything_starts() -> None:
+def test_a_missing_remote_shell_is_refused_before_anything_starts() -> None:
     how = build(LaunchSettings, {"launcher": "ssh", "hosts": ["a"], "ssh": {"command": "no-such-shell {host}"}})
     with pytest.raises(UserError, match="starts with no-such-shell, which is not on this machine"):
         check_launcher(how, "out")
 
 
-def test_the_hosts_meet_at_the_first_of_them() -> None:
+def test_the_first_host_is_the_rendezvous() -> None:
     launch = build(LaunchSettings, {"launcher": "ssh", "hosts": ["me@gpu01", "gpu02"], "processes": 8})
     assert launch.world == 16
     assert torchrun_arguments(Job("/run/config.toml", launch))[:6] == [
@@ -93,12 +93,12 @@ def test_a_host_that_cannot_take_part_is_named_with_the_remedy(run: Callable[...
     assert (code, lines) == (LOST, ["error: here did not answer within 1 s"])
 
 
-def test_one_host_that_cannot_ends_all_before_they_begin(run: Callable[..., tuple[int, list[str]]]) -> None:
+def test_one_failing_host_ends_all_before_the_start(run: Callable[..., tuple[int, list[str]]]) -> None:
     code, lines = run(hosts=("here", "there"), command="env AT={host} sh -c '[ $AT = here ] && eval \"$0\" || exit 7'")
     assert code == 2 and lines[0].startswith("error: there has no gpt2train"), lines
 
 
-def test_a_far_end_does_only_what_it_can(tmp_path: Path) -> None:
+def test_a_remote_agent_refuses_orders_it_cannot_follow(tmp_path: Path) -> None:
     (tmp_path / "token").touch()
     assert answer(order(tmp_path).model_dump_json() + "\n") == (0, f"{READY}\n", "")  # and ends when that is all
     code, out, err = answer(order(tmp_path, token="other").model_dump_json() + "\n")
@@ -111,7 +111,7 @@ def test_a_far_end_does_only_what_it_can(tmp_path: Path) -> None:
     assert (code, out) == (2, "") and "set launch.endpoint to an address" in err, err
 
 
-def test_a_silent_wire_ends_the_far_end(tmp_path: Path) -> None:
+def test_a_silent_connection_ends_the_remote_agent(tmp_path: Path) -> None:
     (tmp_path / "token").touch()
     forever = tmp_path / "forever.py"
     forever.write_text(
@@ -121,7 +121,7 @@ def test_a_silent_wire_ends_the_far_end(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gpt2train.launch.ssh_agent"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as far:
         assert far.stdin is not None and far.stdout is not None
-        far.stdin.write(f"{what.model_dump_json()}\n\n\n{GO}\n")  # two signs of life, while others are waited for
+        far.stdin.write(f"{what.model_dump_json()}\n\n\n{GO}\n")  # two heartbeats, while others are waited for
         far.stdin.flush()
         assert far.stdout.readline() == f"{READY}\n"
         assert far.wait(120) != 0  # it began, and standard input is open all the time
