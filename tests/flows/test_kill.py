@@ -65,6 +65,7 @@ def test_a_flow_killed_in_training_leaves_no_rank_and_loses_no_step(finished: Fi
     assert int((run / "checkpoints/latest").read_text().split("-")[1]) == last
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_resumes(finished: Finished, tmp_path: Path) -> None:
     mini, output = finished.mini, finished.output
     flags = ["--output", str(output), "--train.steps", "1500", "--train.checkpoints.interval", "700"]

@@ -85,6 +85,7 @@ def lists() -> Iterator[str]:
         running.shutdown()
 
 
+@pytest.mark.slow
 def test_a_command_leaves_no_secret_behind(mini: Mini, server: Server, lists: str, tmp_path: Path) -> None:
     """Checked are parameters, logs and state in the server's database, the output, and both streams."""
     command = [sys.executable, "-m", "flows.dataprep", "--output", str(tmp_path / "out")]

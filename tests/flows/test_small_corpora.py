@@ -123,6 +123,7 @@ def test_a_small_corpus_gives_tokens(
     assert page.outcome.outputs[0].name == REPORT
 
 
+@pytest.mark.exhaustive
 def test_a_model_of_two_lines_is_trained_and_scored(
     tmp_path: Path, direct: Inline, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -164,6 +164,7 @@ def test_a_list_without_any_kept_url_reports_the_reasons(tmp_path: Path) -> None
         run(Folder(tmp_path / "out"), [write(tmp_path / "l.txt", ["http://a.example/x.pdf", "x"])])
 
 
+@pytest.mark.exhaustive
 def test_bytes_do_not_depend_on_the_hash_seed_or_workers(tmp_path: Path) -> None:
     write(tmp_path / "l.txt", [f"http://{name}.example/{n}" for n in range(99) for name in ("a", "google", "b")])
     write(tmp_path / "m.txt", [f"http://{name}.example/{n}" for n in range(120) for name in ("a", "c")])

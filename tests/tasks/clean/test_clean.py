@@ -132,6 +132,7 @@ def test_a_sample_gives_the_language_of_the_whole_text(open_data: Path) -> None:
     assert all((detect(t, settings) == "en") == (detect(t, whole) == "en") for t in texts)
 
 
+@pytest.mark.exhaustive
 def test_one_and_two_workers_give_the_same_bytes(tmp_path: Path, runner: Runner) -> None:
     parts = [[ENGLISH, GERMAN], ["too short", ENGLISH.upper()], [ENGLISH.replace("library", "archive")]]
     two = clean(Folder(tmp_path / "two"), documents(Folder(tmp_path / "two"), *parts), CleanSettings(), runner)

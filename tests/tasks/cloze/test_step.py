@@ -78,6 +78,7 @@ def test_passages_have_lambadas_format_and_come_from_the_test_split(tmp_path: Pa
     assert cloze(root, cleaned(root, documents[:2], documents[2:]), ClozeSettings(), runner) == manifest
 
 
+@pytest.mark.slow
 def test_the_choice_does_not_depend_on_the_layout_or_the_workers(tmp_path: Path, runner: Runner) -> None:
     documents = [(story(name, 30), "test") for name in ("Anna", "Bert", "Carl", "Dora")]
     settings = ClozeSettings(max_passages=9)

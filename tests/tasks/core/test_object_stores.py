@@ -256,7 +256,7 @@ def test_an_unusable_store_is_reported_in_one_line() -> None:
         )
     gone = environment("s3", free_port())
     waiting = run_code(
-        "import tasks.core.object_stores; tasks.core.object_stores.ATTEMPTS = 1; Folder('s3://b/out').check_writable()",
+        "from tasks.core import object_stores; object_stores.MAX_ATTEMPTS = 1; Folder('s3://b/out').check_writable()",
         **gone,
     )
     assert "ConnectionError the store does not answer for s3://b/out/.writable" in waiting

@@ -150,6 +150,7 @@ def test_common_phrases_are_kept_if_asked(tmp_path: Path, runner: Runner) -> Non
     assert go.outcome.facts["matches_after"] == 0
 
 
+@pytest.mark.exhaustive
 def test_same_bytes_for_one_and_two_workers(tmp_path: Path, runner: Runner) -> None:
     path = jsonl(tmp_path / "set.jsonl", PASSAGE)
     parts = [[(f"{FILLER} {PASSAGE} {FILLER}", "train")], [(FILLER, "valid"), (PASSAGE, "train")]]

@@ -183,6 +183,7 @@ def test_a_finished_evaluation_is_cached(upstream: Upstream, model: Manifest, sc
     assert again.skipped == {"evaluate"}
 
 
+@pytest.mark.slow
 def test_another_cloze_set_is_scored_and_one_worker_gives_the_same_bytes(
     upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path
 ) -> None:

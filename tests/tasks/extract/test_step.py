@@ -144,7 +144,9 @@ def test_a_page_that_exceeds_its_cpu_time_is_rejected(hostile: HostilePool) -> N
     assert found[1].detail == "no text from 14 bytes after 1 s of CPU time"
 
 
-@pytest.mark.parametrize("burns", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "burns", [pytest.param(False, marks=pytest.mark.exhaustive), pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_a_busy_machine_changes_no_result(hostile: HostilePool, burns: bool) -> None:
     """Four busy processes beside a page that needs half of the deadline, and thrice the deadline by the wall clock."""
     deadline = 1.2

@@ -343,6 +343,7 @@ def test_small_files_share_a_batch_and_large_ones_have_their_own(tmp_path: Path)
     assert grouped([], 2, 800) == []
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_workers_or_paths(tmp_path: Path) -> None:
     found = []
     for workers, place in ((1, tmp_path / "a"), (2, tmp_path / "b" / "deeper")):

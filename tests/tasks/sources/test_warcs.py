@@ -346,6 +346,7 @@ def runners() -> Iterator[list[Runner]]:
         yield [one, two]
 
 
+@pytest.mark.slow
 def test_one_and_two_workers_give_the_same_bytes(tmp_path: Path, runners: list[Runner]) -> None:
     for number in range(3):
         records = [response(10 * number + n, numbered(n)) for n in range(9)]

@@ -122,6 +122,7 @@ def test_the_sidecar_leads_every_token_back_to_its_page(tmp_path: Path, bpe: Pat
     assert set((root / "tokens").files()) == named | {"_manifest.json"}
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_shards_and_workers(tmp_path: Path, bpe: Path, news: list[dict[str, Any]]) -> None:
     one = run(tmp_path / "one", news, bpe, per_shard=100, workers=1)
     other = run(tmp_path / "other", news, bpe, per_shard=33, workers=2)
