@@ -77,7 +77,7 @@ def own_memory(process: psutil.Process) -> int:
 
 
 def write_settings(mini: Mini, port: int, source: str) -> None:
-    """The list, the evaluation set and the settings of a hostile run."""
+    """Write the URL list, the evaluation set and the settings of an adversarial run."""
     passages = "".join(f'{{"text": "the harbour number {n} was never seen by the harbour"}}\n' for n in range(3))
     (mini.folder / "lambada.jsonl").write_text(passages)
     (mini.folder / "mini.toml").write_text(
@@ -147,7 +147,7 @@ def check_reasons(found: dict[str, str], expected: dict[str, tuple[str, ...]]) -
 
 
 @pytest.mark.slow
-@pytest.mark.alone  # pages have seconds, and the memory of all processes is bounded
+@pytest.mark.alone  # pages have time limits of seconds, and the memory of all processes is bounded
 def test_an_adversarial_site_is_processed_over_http(isolated: Mini, tmp_path: Path) -> None:
     cases: dict[str, Case] = dict(answers())
     for name, (body, reasons) in bodies(20).items():
@@ -193,7 +193,7 @@ def test_an_adversarial_site_is_processed_over_http(isolated: Mini, tmp_path: Pa
 
 
 @pytest.mark.exhaustive
-@pytest.mark.alone  # pages have seconds, and the memory of all processes is bounded
+@pytest.mark.alone  # pages have time limits of seconds, and the memory of all processes is bounded
 def test_adversarial_archives_and_json_lines_are_processed(isolated: Mini, tmp_path: Path) -> None:
     expected = write_archive(tmp_path / "hostile.warc.gz") | write_lines(tmp_path)
     sources = f"warcs = ['{tmp_path}/hostile.warc.gz']\ndocuments = ['{tmp_path}/*.jsonl*']"

@@ -14,12 +14,6 @@ from tests.processes import has_ended, wait_for
 from tests.tasks.kill_points import FOLDERS
 
 
-def is_training(output: Path, lines: int = 1) -> bool:
-    """True if a run has written this many rows of metrics."""
-    found = list(output.glob("runs/*/metrics.jsonl"))
-    return bool(found) and len(found[0].read_text().splitlines()) >= lines
-
-
 def long_training() -> list[str]:
     return ["--train.steps", "2000", "--train.checkpoints.interval", "5"]
 
@@ -114,9 +108,9 @@ def test_a_lost_rank_fails_the_run_in_one_line(finished: Finished, tmp_path: Pat
 @pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_kills_at_random_moments_give_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
-    """Killed again and again at moments of a seeded clock, until it gets through.
+    """Killed repeatedly at seeded random moments, until a run succeeds.
 
-    Each life is a second longer than the one before: on a busy machine a start alone can take twelve.
+    Each attempt may take a second longer than the one before: on a busy machine a start alone can take twelve.
     """
     mini, output = finished.mini.another(tmp_path / "mini"), tmp_path / "out"
     moments = random.Random(7)

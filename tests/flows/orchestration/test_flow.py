@@ -75,7 +75,7 @@ def nodes(schema: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    """What `prefect deploy` stores for the pretrain flow."""
+    """Parameter schema that `prefect deploy` stores for the pretrain flow."""
     return prefect_schema(pretrain).model_dump_for_openapi()
 
 
@@ -160,7 +160,7 @@ def test_a_missing_configuration_is_named_with_the_nearest_match() -> None:
 
 
 def deployed_run(flow: SettingsFlow[Any], **parameters: Any) -> Any:
-    """What the flow's function does in a run of a deployment, up to the state that it returns."""
+    """Run the flow's function as in a run of a deployment; the state that it returns."""
     run = FlowRun.model_construct(deployment_id="00000000-0000-0000-0000-000000000001")
     with FlowRunContext.model_construct(flow_run=run):
         return flow.fn(**parameters)

@@ -44,7 +44,7 @@ def test_thinning_a_long_run_keeps_its_ends_and_its_mean(tmp_path: Path) -> None
 
 
 class Browser:
-    """The page, as a person uses it."""
+    """The page in a browser, with the actions of a user."""
 
     def __init__(self, driver: Any, by: Any) -> None:
         self.driver, self.by = driver, by
@@ -53,7 +53,7 @@ class Browser:
         return list(self.driver.find_elements(self.by, selector))
 
     def lines(self, curve: str = "valid") -> list[int]:
-        """The runs that a chart has a line of."""
+        """The runs with a line in a chart."""
         return [int(e.get_attribute("data-run")) for e in self.all(f"[data-curve={curve}] polyline:not(.raw)")]
 
 

@@ -10,7 +10,7 @@ from gpt2train.serve.decode_jobs import TokenDelta
 from gpt2train.serve.service import deltas
 
 
-async def is_left_running(turns: int) -> bool:
+async def is_left_running(iterations: int) -> bool:
     """True if a request still waits after a cancellation so many iterations of the event loop after an event."""
     job: Any = None
     ticket = Ticket([job], time.monotonic() + 60)
@@ -24,7 +24,7 @@ async def is_left_running(turns: int) -> bool:
     for _ in range(5):
         await asyncio.sleep(0)
     ticket.events.put_nowait((0, TokenDelta("a", (1,), ())))
-    for _ in range(turns):
+    for _ in range(iterations):
         await asyncio.sleep(0)
     listening.cancel()
     _, left = await asyncio.wait({listening}, timeout=1)
@@ -32,4 +32,4 @@ async def is_left_running(turns: int) -> bool:
 
 
 def test_a_request_cancelled_at_any_moment_ends() -> None:
-    assert [turns for turns in range(6) if asyncio.run(is_left_running(turns))] == []
+    assert [iterations for iterations in range(6) if asyncio.run(is_left_running(iterations))] == []

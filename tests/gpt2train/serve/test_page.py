@@ -33,7 +33,7 @@ FLAGS += " disable-component-update disable-sync window-size=1200,900"
 
 
 class Page:
-    """The page, as a person uses it."""
+    """The page in a browser, with the actions of a user."""
 
     def __init__(self, driver: Any, address: str) -> None:
         self.driver, self.address = driver, address
@@ -65,7 +65,7 @@ class Page:
                                               ".map((one) => one.textContent).join('')"))  # fmt: skip
 
     def complaints(self) -> list[Any]:
-        """Warnings and errors of the browser's console, but for the answer 401 that asks for a key."""
+        """Warnings and errors of the browser's console, except the response 401 that asks for a key."""
         lines = self.driver.get_log("browser")
         return [line for line in lines if line["level"] not in ("INFO", "DEBUG") and " 401 " not in line["message"]]
 
@@ -114,7 +114,7 @@ def test_the_page_loads_nothing_from_other_hosts(page: Page) -> None:
 
 
 def test_the_heading_shows_run_and_size(page: Page) -> None:
-    """The run's name where the folder is called `model`, as all are that a merge writes."""
+    """The name of the run, where the folder is called `model`, as after every merge."""
     page.open()
     [served] = json.loads(page.ask("/v1/models"))["data"]
     weights = sum(tensor.numel() for tensor in GPT2(SHAPE).parameters()) - (SHAPE.padded_vocab - SHAPE.vocab) * 64

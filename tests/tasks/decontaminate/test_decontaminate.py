@@ -125,7 +125,7 @@ def test_the_step_cuts_matches_and_reports_them(tmp_path: Path, runner: Runner) 
     assert "decontaminate" in runner.skipped
 
 
-def test_another_evaluation_set_is_other_work(tmp_path: Path, runner: Runner) -> None:
+def test_a_changed_evaluation_set_runs_the_step_again(tmp_path: Path, runner: Runner) -> None:
     root = Folder(tmp_path)
     clean = cleaned(root, [(f"{FILLER} {PASSAGE} {FILLER}", "train")])
     path = jsonl(tmp_path / "set.jsonl", "Nothing of it is in any of the documents at all.")

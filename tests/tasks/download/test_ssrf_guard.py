@@ -82,12 +82,12 @@ def test_public_addresses_are_allowed(address: str) -> None:
 
 @given(st.ip_addresses(v=4))
 def test_an_embedded_ipv4_address_is_checked_itself(address: ipaddress.IPv4Address) -> None:
-    for coat in (
+    for embedding in (
         f"::ffff:{address}",
         f"64:ff9b::{address}",
         str(ipaddress.IPv6Address(0x2002 << 112 | int(address) << 80)),
     ):
-        assert is_public(coat) == is_public(address)
+        assert is_public(embedding) == is_public(address)
     if not address.is_global:
         assert not is_public(address)
 
@@ -240,7 +240,7 @@ def fetch_all(
 
 
 def test_no_request_reaches_the_internal_server() -> None:
-    """Every way to write loopback, with a server listening there: none of them gets through."""
+    """Spellings of loopback, with a server listening there: none of them reaches it."""
     with running_site() as site:
         port = site.address.rpartition(":")[2]
         urls = [
