@@ -23,14 +23,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpt2train.checkpoint.manager import CheckpointManager
-from gpt2train.checkpoint.store import TrainState
 from gpt2train.config import RunConfig, read_run_config
+from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.data.batch import Batch
 from gpt2train.data.loader import PREFETCH_STEPS, prefetch, step_batches
 from gpt2train.data.training_data import TrainingData, training_data, validation_data
 from gpt2train.errors import RunError, UserError
 from gpt2train.launch import rank_store
 from gpt2train.launch.process_env import ProcessEnv, likely_rank, read_process_env
+from gpt2train.launch.rank_logs import divert_native_stderr, drop_empty, log_to
 from gpt2train.launch.rank_process import (
     StopRequest,
     exit_code,
@@ -41,14 +42,13 @@ from gpt2train.launch.rank_process import (
 )
 from gpt2train.monitoring.memory_report import log_memory
 from gpt2train.monitoring.profiler import Profiler
-from gpt2train.monitoring.rank_logs import divert_native_stderr, drop_empty, log_to
 from gpt2train.monitoring.run_logger import RunLogger, log_run_header
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, any_rank, join
 from gpt2train.training.engine import Engine
 from gpt2train.training.lr_schedule import learning_rate, make_schedule
 from gpt2train.training.performance import can_start_next_step, fast_kernels, freeze_gc
-from gpt2train.training.train_state import advance, is_plausible, is_spike, loss_scale, lower_scale_may_help
+from gpt2train.training.train_state import TrainState, is_plausible
 
 log = logging.getLogger("gpt2train")
 
@@ -122,7 +122,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         cleanup.enter_context(fast_kernels(config.performance, ctx.device))
         engine = Engine(config, ctx)
         checkpoints = cleanup.enter_context(CheckpointManager(config))
-        state = checkpoints.restore(engine.state())
+        state = checkpoints.restore(engine.state(), open_initial_weights)
         log_run_header(config, ctx, layout, data, schedule.warmup)
         run_logger = RunLogger(config, ctx, state, layout, checkpoints.corpora)
         cleanup.callback(run_logger.close)
@@ -149,10 +149,10 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
             profiler.step()
             step = state.step + 1
             micro_batches = layout.batches.size_at(state.samples) // layout.micro_batch
-            scale, lr = loss_scale(state, config, micro_batches), learning_rate(state.updates, schedule)
+            scale, lr = state.loss_scale(config, micro_batches), learning_rate(state.updates, schedule)
             size, tokens, total = started or start(step, scale)
             stats = engine.measure(total, tokens, scale, stop.requested or checkpoints.failed)
-            spike = config.spikes.threshold_sigma > 0 and is_spike(state, *stats.read()[:2], config)
+            spike = config.spikes.threshold_sigma > 0 and state.is_spike(*stats.read()[:2], config)
             if due and not spike:
                 loss, grad_norm, _ = stats.read()
                 if math.isfinite(grad_norm) and is_plausible(loss, config.shape):
@@ -166,7 +166,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
             # Queue the next step on the device before waiting for this step's loss and gradient norm.
             started = start(step + 1, scale) if can_start_next_step(config, ctx.device, step) else None
             loss, grad_norm, stopping = stats.read()
-            previous, state = state, advance(state, loss, grad_norm, size, config)
+            previous, state = state, state.advance(loss, grad_norm, size, config)
             updated = state.updates > previous.updates
             if updated:
                 valid_loss = None  # it belongs to the previous weights
@@ -253,7 +253,7 @@ def _divergence(
     config, layout = engine.config, engine.layout
     if total is None:
         tokens = max(1, round(targets * len(batches) * layout.data))
-        scale = loss_scale(state, config, len(batches) * layout.data)
+        scale = state.loss_scale(config, len(batches) * layout.data)
         total = engine.accumulate(batches, tokens, state.step + 1, scale)
     else:
         tokens, scale = max(1, round(targets * layout.accumulation * layout.data)), 1.0  # no early start in fp16
@@ -262,7 +262,7 @@ def _divergence(
         return "the loss is not finite"
     if not is_plausible(loss, config.shape):
         return f"the loss diverged ({loss:.1f}, over twice that of a uniform guess)"
-    if not math.isfinite(grad_norm) and not lower_scale_may_help(state, config):
+    if not math.isfinite(grad_norm) and not state.lower_scale_may_help(config):
         return "the gradient is not finite"
     return None
 

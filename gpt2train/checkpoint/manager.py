@@ -18,14 +18,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpt2train.checkpoint import resume, retention, store
-from gpt2train.checkpoint.init_from import find_start
+from gpt2train.checkpoint.init_from import OpenWeights, find_start
 from gpt2train.checkpoint.staging import copy_to_cpu, deduplicate
-from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus, TrainState
+from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus
 from gpt2train.checkpoint.writer import write
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError, UserError
 from gpt2train.parallel.grad_norm import local, norms
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
+from gpt2train.training.train_state import START, TrainState
 
 log = logging.getLogger("gpt2train")
 
@@ -70,13 +71,14 @@ class CheckpointManager:
         if expected:
             dist.destroy_process_group(self._group)
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> TrainState:
+    def restore(self, tensors: Mapping[str, Tensor], open_weights: OpenWeights) -> TrainState:
         """Load the newest intact checkpoint of the run, otherwise `checkpoints.init_from` if it is set.
 
         The count of consecutive skipped steps restarts at 0, since the weights precede those steps.
 
         Args:
             tensors: weights and optimizer state of this process, filled in place.
+            open_weights: function that opens an `init_from` that is no checkpoint of this project.
 
         Returns:
             The train state from which the run continues.
@@ -96,7 +98,7 @@ class CheckpointManager:
                 break
             log.warning("%s in %s; falling back to the previous checkpoint", problem, found.checkpoint)
             lost.add(found.checkpoint.name)
-        initial = find_start(config, self.corpora, self._group) if found is None else None
+        initial = find_start(config, self.corpora, open_weights, self._group) if found is None else None
         broadcast_from_rank0(lambda: retention.clean_up(config.output), self._group)
         if found is not None:
             previous = found.manifest.validation
@@ -104,7 +106,7 @@ class CheckpointManager:
                 log.warning("the validation data has changed: earlier losses are not compared, and `best` is reset")
             self.newest, state = found.checkpoint, found.manifest.position
         elif initial is None:
-            return resume.START
+            return START
         else:
             initial.load(tensors, self._group)
             if problem := non_finite_tensor(tensors):

@@ -6,16 +6,13 @@ from pathlib import Path
 
 from gpt2train.checkpoint.store import (
     BEST,
-    FOLDER,
     LATEST,
-    MANIFEST,
-    TEMPORARY,
     CheckpointManifest,
-    list_checkpoints,
     read_manifest,
 )
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import fsync, write_error
+from gpt2train.io.run_folder import FOLDER, MANIFEST, TEMPORARY, list_checkpoints
 
 
 def publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int, keep_best: int) -> None:

@@ -12,15 +12,13 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from gpt2train.checkpoint.retention import publish
 from gpt2train.checkpoint.store import (
-    FOLDER,
-    TEMPORARY,
     CheckpointManifest,
     StoredFile,
-    checkpoint_name,
     sha256,
 )
 from gpt2train.errors import RunError
 from gpt2train.io.files import FULL, is_full, make_folder
+from gpt2train.io.run_folder import FOLDER, TEMPORARY, checkpoint_name
 from gpt2train.parallel.mesh import all_or_raise
 
 

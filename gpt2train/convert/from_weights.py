@@ -6,11 +6,13 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-from gpt2train.checkpoint.store import FORMAT, MANIFEST, CheckpointManifest, StoredFile, TrainState, sha256
-from gpt2train.convert.weights import LazyWeights, check_sizes, sizes
+from gpt2train.checkpoint.store import FORMAT, CheckpointManifest, StoredFile, sha256
 from gpt2train.data.tokenizer import load_tokenizer, read_tables, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.io.files import folder_whole
+from gpt2train.io.run_folder import MANIFEST
+from gpt2train.model.lazy_weights import LazyWeights, check_sizes, sizes
+from gpt2train.training.train_state import START
 
 
 def write_checkpoint(folder: Path, weights: LazyWeights, tokenizer: Path | None = None) -> None:
@@ -44,7 +46,7 @@ def write_checkpoint(folder: Path, weights: LazyWeights, tokenizer: Path | None 
         identity = tokenizer_hash(tokenizer) if tokenizer is not None else None
         manifest = CheckpointManifest(
             format=FORMAT,
-            position=TrainState(step=0, samples=0, updates=0, skipped=0),
+            position=START,
             config={"model": model, "vocab": shape.vocab, "tokenizer_hash": identity},
             tokenizer_hash=identity,
             torch=torch.__version__,

@@ -33,8 +33,8 @@ from gpt2train.convert.megatron_names import (
     split_dim,
 )
 from gpt2train.convert.safe_pickle import PickleStub, read_pickle
-from gpt2train.convert.weights import LazyTensor, LazyWeights, check_sizes, pad_vocabulary, sizes
 from gpt2train.errors import UserError
+from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, pad_vocabulary, sizes
 from gpt2train.model.shape import Shape
 
 TRACKER = "latest_checkpointed_iteration.txt"

@@ -10,9 +10,9 @@ from gpt2train.convert.megatron import FILES, TRACKER
 from gpt2train.convert.megatron_args import make_args
 from gpt2train.convert.megatron_names import FINAL, HEAD, TOP, layer_names, old_name, rows_to, split_dim
 from gpt2train.convert.settings import Names, Version
-from gpt2train.convert.weights import LazyWeights, check_sizes, pad_vocabulary, sizes
 from gpt2train.errors import UserError
 from gpt2train.io.files import folder_whole
+from gpt2train.model.lazy_weights import LazyWeights, check_sizes, pad_vocabulary, sizes
 from gpt2train.model.shape import PADDING, Shape
 
 

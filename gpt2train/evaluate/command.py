@@ -13,7 +13,7 @@ from gpt2train.errors import UserError
 from gpt2train.evaluate.files import about, check_output, decode, read_input, write_result
 from gpt2train.evaluate.passages import read_passages
 from gpt2train.evaluate.tables import curve_lines, lambada_lines, wikitext_lines
-from gpt2train.inference.open_model import ServingLayout
+from gpt2train.inference.settings import ServingLayout
 from gpt2train.io.command_line import HELP_DEBUG, progress
 from gpt2train.io.files import write_whole
 

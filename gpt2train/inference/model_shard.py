@@ -12,9 +12,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2train.convert.weights import LazyWeights, empty_model
 from gpt2train.inference.shard_loader import read_shard
 from gpt2train.model.cache import Cache, Prefill, Step
+from gpt2train.model.lazy_weights import LazyWeights, empty_model
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import PIPELINE, TENSOR, DistContext, make_mesh

@@ -8,7 +8,7 @@ kernel can reclaim them.
 import torch
 from torch import Tensor
 
-from gpt2train.convert.weights import LazyWeights, check_sizes, empty_model, sizes
+from gpt2train.model.lazy_weights import LazyWeights, check_sizes, empty_model, sizes
 
 ROWS = ("wte.weight", "attn.qkv.weight", "attn.qkv.bias", "up.weight", "up.bias")
 COLUMNS = ("attn.proj.weight", "down.weight")

@@ -24,8 +24,8 @@ from torch.distributed.launcher.api import LaunchConfig
 from gpt2train.errors import UserError
 from gpt2train.launch.parent_death import LOST_CONTACT, PEER_HUNG
 from gpt2train.launch.process_env import ProcessEnv
+from gpt2train.launch.rank_logs import quietly
 from gpt2train.launch.rendezvous import rendezvous
-from gpt2train.monitoring.rank_logs import quietly
 
 USER_ERROR = 2  # exit code of a rank for a user's mistake
 STOPPED = 128 + signal.SIGTERM

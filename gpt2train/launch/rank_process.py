@@ -22,7 +22,7 @@ from gpt2train.io.files import make_folder, write_error
 from gpt2train.launch import rank_store
 from gpt2train.launch.parent_death import LAUNCHER, LOST_CONTACT, PEER_HUNG, die_with_parent
 from gpt2train.launch.process_env import ProcessEnv
-from gpt2train.monitoring.rank_logs import write_raw_stderr
+from gpt2train.launch.rank_logs import write_raw_stderr
 
 log = logging.getLogger("gpt2train")
 

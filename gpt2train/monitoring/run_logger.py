@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gpt2train.checkpoint.store import StoredCorpus, TrainState
+from gpt2train.checkpoint.store import StoredCorpus
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.training_data import TrainingData
 from gpt2train.io.files import write_whole
@@ -22,6 +22,7 @@ from gpt2train.monitoring.trackers import open_trackers
 from gpt2train.monitoring.training_warnings import overfitting_warning, warn_before_start
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext, all_or_raise
+from gpt2train.training.train_state import TrainState
 
 log = logging.getLogger("gpt2train")
 

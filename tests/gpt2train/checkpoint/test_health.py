@@ -10,7 +10,9 @@ import torch
 from gpt2train.checkpoint import store
 from gpt2train.checkpoint.manager import CheckpointManager
 from gpt2train.config import RunConfig
+from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.errors import RunError
+from gpt2train.io.run_folder import list_checkpoints
 from gpt2train.launch.rank_process import StopRequest
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
@@ -32,7 +34,7 @@ def config(tokens: Path, output: Path, steps: int, **changes: Any) -> RunConfig:
 
 def standing(run: str | Path) -> list[int]:
     """Steps of the checkpoints that stand and are intact, each of them with sound weights."""
-    found = store.list_checkpoints(run)
+    found = list_checkpoints(run)
     for checkpoint in found:
         for name, value in store.load_weights(checkpoint).items():
             assert value.isfinite().all() and value.abs().max() < 100, f"{name} of {checkpoint}"
@@ -138,7 +140,7 @@ def test_a_bad_sample_delays_a_save_and_ends_nothing(
     position = train(config(tokens, tmp_path / "run", 12), alone)
     assert (position.step, position.skipped, position.updates) == (12, 2, 10)
     assert standing(tmp_path / "run") == [6, 9, 12]  # that of 3 was due in step 4, and made in step 5 as 4
-    names = [path.name for path in store.list_checkpoints(tmp_path / "run")]
+    names = [path.name for path in list_checkpoints(tmp_path / "run")]
     assert store.read_manifest(tmp_path / "run/checkpoints" / names[-1]).position.consecutive_skipped == 0
 
 
@@ -167,7 +169,7 @@ def test_a_checkpoint_of_lost_weights_gives_way_to_the_one_before(
     expected = weights(run.output)
     engine = Engine(run, alone)
     with CheckpointManager(run) as checkpoints:
-        position = checkpoints.restore(engine.state())
+        position = checkpoints.restore(engine.state(), open_initial_weights)
         engine.model_parts[0].wte.weight.data[7] = 1e30
         monkeypatch.setattr("gpt2train.checkpoint.manager.non_finite_tensor", lambda state: None)
         checkpoints.save(engine.state(), position.model_copy(update={"step": 6}))
@@ -185,7 +187,7 @@ def test_weights_to_begin_with_that_are_lost_are_refused(tokens: Path, tmp_path:
     engine.model_parts[0].wte.weight.data[7] = float("nan")
     with CheckpointManager(run) as checkpoints, pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpt2train.checkpoint.manager.non_finite_tensor", lambda state: None)
-        position = checkpoints.restore(Engine(run, alone).state())
+        position = checkpoints.restore(Engine(run, alone).state(), open_initial_weights)
         checkpoints.save(engine.state(), position.model_copy(update={"step": 3}))
     other = config(tokens, tmp_path / "other", 3, checkpoints={"init_from": run.output, "restore": "weights"})
     with pytest.raises(RunError, match=r"model\.wte\.weight .*; give another checkpoints\.init_from"):

@@ -13,10 +13,10 @@ from gpt2train.config import RunConfig
 from gpt2train.convert.from_weights import write_checkpoint
 from gpt2train.convert.huggingface import from_huggingface, open_model, read_model, to_huggingface, write_model
 from gpt2train.convert.megatron_write import write_megatron
-from gpt2train.convert.weights import LazyWeights, in_memory
 from gpt2train.data.tokenizer import tokenizer_hash
 from gpt2train.data.training_data import training_data
 from gpt2train.errors import UserError
+from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train

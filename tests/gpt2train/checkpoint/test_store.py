@@ -14,10 +14,12 @@ import torch.distributed as dist
 
 from gpt2train.checkpoint import store
 from gpt2train.checkpoint.retention import clean_up
-from gpt2train.checkpoint.store import CheckpointManifest, TrainState
+from gpt2train.checkpoint.store import CheckpointManifest
 from gpt2train.checkpoint.writer import write
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.parallel.mesh import join
+from gpt2train.training.train_state import TrainState
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,7 +54,7 @@ def save(run: Path, step: int, keep: int = 2, keep_best: int = 0, valid_loss: fl
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     folder = save(tmp_path, 7)
-    assert folder == store.newest(tmp_path) == tmp_path / "checkpoints" / "step-00000007"
+    assert folder == newest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step-00000007"
     assert (tmp_path / "checkpoints" / "latest").read_text() == "step-00000007\n"
     manifest = store.verify(folder)
     assert (manifest.position.samples, manifest.tokenizer_hash, manifest.config) == (56, "tok", {"seed": 1})
@@ -69,7 +71,7 @@ def test_old_ones_go_and_leftovers_are_swept(tmp_path: Path) -> None:
         save(tmp_path, step)
     (tmp_path / "checkpoints" / "step-00000004.tmp").mkdir()
     (tmp_path / "checkpoints" / "step-00000004.tmp" / "manifest.json").write_text("{}")
-    assert [p.name for p in store.list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
     clean_up(tmp_path)
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000002", "step-00000003"]
 
@@ -79,7 +81,7 @@ def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
     again = save(tmp_path, 3)
     assert again == first
     assert store.verify(again).position.step == 3
-    assert [p.name for p in store.list_checkpoints(tmp_path)] == ["step-00000003"]
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-00000003"]
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
@@ -102,7 +104,7 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> No
 
 def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint in"):
-        store.newest(tmp_path)
+        newest_checkpoint(tmp_path)
     with pytest.raises(UserError, match="is not a checkpoint"):
         store.load_weights(tmp_path)
     folder = save(tmp_path, 1)
@@ -161,7 +163,7 @@ def test_tidying_where_nothing_can_be_written_is_one_line(tmp_path: Path) -> Non
             clean_up(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert store.newest(tmp_path) == first
+    assert newest_checkpoint(tmp_path) == first
 
 
 def test_a_save_that_does_not_fit_leaves_the_last_one_whole(tmp_path: Path) -> None:
@@ -173,5 +175,5 @@ def test_a_save_that_does_not_fit_leaves_the_last_one_whole(tmp_path: Path) -> N
             save(tmp_path, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert store.newest(tmp_path) == first
+    assert newest_checkpoint(tmp_path) == first
     store.verify(first)

@@ -14,13 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpt2train.checkpoint.manager import CheckpointManager
-from gpt2train.checkpoint.resume import START
 from gpt2train.config import RunConfig, read_run_config, to_toml
+from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.launch.rank_process import exit_without_teardown, follow_launcher, install_excepthook
 from gpt2train.parallel.fsdp import reshard
 from gpt2train.parallel.mesh import DistContext, join
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
+from gpt2train.training.train_state import START
 
 
 @torch.no_grad()
@@ -57,7 +58,7 @@ def main(path: str, place: DistContext) -> None:
         engine = Engine(fresh, place)
         checkpoints.save(engine.state(), START)
     with CheckpointManager(config) as checkpoints:
-        checkpoints.restore(engine.state())
+        checkpoints.restore(engine.state(), open_initial_weights)
     found = logits(engine, config, place)
     if found is not None and place.rank == place.world - 1:
         torch.save(found.clone(), f"{config.output}.logits")

@@ -6,7 +6,7 @@ They are pure functions of the number of samples used, so that resuming from a c
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpt2train.config import RampUp
+from gpt2train.config.batch import RampUp
 
 
 @dataclass(frozen=True)

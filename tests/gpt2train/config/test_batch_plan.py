@@ -5,8 +5,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpt2train.config import BatchSettings, RampUp
+from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.errors import UserError
-from gpt2train.training.batch_schedule import BatchPlan
 
 few = st.integers(1, 40)
 
