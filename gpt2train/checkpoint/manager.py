@@ -38,6 +38,7 @@ class CheckpointManager:
     """Checkpoints of one run. All methods are collective; the context manager waits for the last save.
 
     Attributes:
+        due: True if the interval has passed, and the weights wait for the loss of the next step to be saved.
         failed: True if a background save failed; the next call of `save` or `wait` raises its error.
         corpora: training corpora of the run; set by `restore`.
         newest: checkpoint from which the run would resume; None if there is none.
@@ -51,7 +52,7 @@ class CheckpointManager:
         self._buffers: dict[str, Tensor] = {}
         self.corpora: tuple[StoredCorpus, ...] = ()
         self._stall = self._written = 0.0
-        self.failed = False
+        self.due = self.failed = False
         self.newest: Path | None = None
         self._validation: str | None = None
 
@@ -113,6 +114,12 @@ class CheckpointManager:
                 raise RunError(f"{problem} in {config.checkpoints.init_from}; give another checkpoints.init_from")
             state = initial.state
         return state.model_copy(update={"consecutive_skipped": 0})
+
+    def save_due(self, tensors: Mapping[str, Tensor], state: TrainState, valid_loss: float | None = None) -> None:
+        """Make the save that is due, or log why nothing is saved; see `save`."""
+        self.due = False
+        if problem := self.save(tensors, state, valid_loss):
+            log.warning("step %d is not saved: %s", state.step, problem)
 
     def save(self, tensors: Mapping[str, Tensor], state: TrainState, valid_loss: float | None = None) -> str | None:
         """Save a checkpoint, in the background or, if `checkpoints.async_save` is off, synchronously.

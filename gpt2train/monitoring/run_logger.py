@@ -22,7 +22,7 @@ from gpt2train.monitoring.trackers import open_trackers
 from gpt2train.monitoring.training_warnings import overfitting_warning, warn_before_start
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext, all_or_raise
-from gpt2train.training.train_state import TrainState
+from gpt2train.training.train_state import StepStats, TrainState
 
 log = logging.getLogger("gpt2train")
 
@@ -89,23 +89,20 @@ class RunLogger:
         )
         return MetricsWriter(run, state.step, open_trackers(self._config, state.step))
 
-    def row(
-        self, state: TrainState, *, loss: float, grad_norm: float, lr: float, tokens: int, seconds: float
-    ) -> dict[str, Any]:
+    def row(self, state: TrainState, stats: StepStats, *, lr: float, tokens: int, seconds: float) -> dict[str, Any]:
         """Metrics of the step that led to `state`.
 
         Args:
             state: train state after the step.
-            loss: mean loss per token.
-            grad_norm: gradient norm before clipping.
+            stats: loss and gradient norm of the step.
             lr: learning rate; 0 if the step was skipped.
             tokens: counted targets of the step.
             seconds: time of the step.
         """
         row: dict[str, Any] = {
             "step": state.step,
-            "loss": loss,
-            "grad_norm": grad_norm,
+            "loss": stats.loss,
+            "grad_norm": stats.grad_norm,
             "lr": lr,
             "tokens": state.samples * self._config.model.context,
             "skipped": state.skipped,

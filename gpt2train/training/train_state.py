@@ -1,6 +1,7 @@
 """Train state: the progress of a run, and its transition from step to step."""
 
 import math
+from typing import NamedTuple
 
 from gpt2train.config import TrainSettings
 from gpt2train.model.shape import Shape
@@ -10,6 +11,17 @@ from gpt2train.training.spike_detection import SpikeWindow, update
 
 # A loss above this many times that of a uniform guess, ln(vocabulary), is divergence; fresh weights begin at 1.0 times.
 MAX_UNIFORM_LOSSES = 2
+
+
+class StepStats(NamedTuple):
+    """Statistics of one step, the same on every process."""
+
+    loss: float
+    """Mean loss over the targets of the step."""
+    grad_norm: float
+    """Gradient norm over all parameters, before clipping."""
+    stop: bool
+    """True if any process has a stop request."""
 
 
 class TrainState(Settings):
@@ -47,23 +59,23 @@ class TrainState(Settings):
         scale = self._scale(settings)
         return scale.value * micro_batches if scale else 1.0
 
-    def is_spike(self, loss: float, grad_norm: float, settings: TrainSettings) -> bool:
+    def is_spike(self, stats: StepStats, settings: TrainSettings) -> bool:
         """Return True if the next step, with these statistics, is a loss spike and must be skipped."""
-        return self._next_history(loss, grad_norm, settings)[1]
+        return self._next_history(stats, settings)[1]
 
     def lower_scale_may_help(self, settings: TrainSettings) -> bool:
         """Return True if gradients that overflowed in the next step may be finite at a lower loss scale (fp16)."""
         scale = self._scale(settings)
         return scale is not None and can_fall(scale, settings.scaler)
 
-    def advance(self, loss: float, grad_norm: float, size: int, settings: TrainSettings) -> "TrainState":
+    def advance(self, stats: StepStats, size: int, settings: TrainSettings) -> "TrainState":
         """Train state after one more step of `size` samples.
 
         A step is skipped if its gradient norm is not finite or it is a spike. In fp16 an overflow that a lower loss
         scale may fix does not count towards the limit of consecutive skipped steps.
         """
-        history, spike = self._next_history(loss, grad_norm, settings)
-        finite, scale = math.isfinite(grad_norm), self._scale(settings)
+        history, spike = self._next_history(stats, settings)
+        finite, scale = math.isfinite(stats.grad_norm), self._scale(settings)
         updated = finite and not spike
         fixable = not finite and self.lower_scale_may_help(settings)
         return TrainState(
@@ -76,8 +88,9 @@ class TrainState(Settings):
             history=history,
         )
 
-    def _next_history(self, loss: float, grad_norm: float, settings: TrainSettings) -> tuple[SpikeWindow, bool]:
-        return update(self.history, loss if settings.spikes.metric == "loss" else grad_norm, settings.spikes)
+    def _next_history(self, stats: StepStats, settings: TrainSettings) -> tuple[SpikeWindow, bool]:
+        value = stats.loss if settings.spikes.metric == "loss" else stats.grad_norm
+        return update(self.history, value, settings.spikes)
 
     def _scale(self, settings: TrainSettings) -> LossScale | None:
         """Loss scale of a run in fp16, including one that started in another precision; None in other precisions."""
@@ -90,5 +103,10 @@ START = TrainState(step=0, samples=0, updates=0, skipped=0)
 
 
 def is_plausible(loss: float, shape: Shape) -> bool:
-    """Return True if the loss is finite and at most twice that of a uniform guess, so that the weights can be saved."""
+    """Return True if a loss is finite and at most twice that of a uniform guess, as that of weights worth saving."""
     return loss <= MAX_UNIFORM_LOSSES * math.log(shape.padded_vocab)
+
+
+def is_sound(stats: StepStats, shape: Shape) -> bool:
+    """Return True if the weights that gave these statistics can be saved."""
+    return math.isfinite(stats.grad_norm) and is_plausible(stats.loss, shape)

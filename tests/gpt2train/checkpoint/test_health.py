@@ -16,7 +16,7 @@ from gpt2train.io.run_folder import list_checkpoints
 from gpt2train.launch.rank_process import StopRequest
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
-from gpt2train.training.engine import Engine, StepStats
+from gpt2train.training.engine import Engine, PendingStats
 from tests.gpt2train.jobs import curve, finish, make, start, weights, with_lr, write
 
 HERE = Path(__file__).parent
@@ -45,7 +45,7 @@ def break_in_step(monkeypatch: pytest.MonkeyPatch, step: int, harm: Any) -> None
     """Do something to the engine after its update number `step`, counted from here."""
     original, done = Engine.update, [0]
 
-    def update(engine: Engine, measure: StepStats, lr: float, skip: bool = False) -> None:
+    def update(engine: Engine, measure: PendingStats, lr: float, skip: bool = False) -> None:
         original(engine, measure, lr, skip)
         done[0] += 1
         if done[0] == step:
