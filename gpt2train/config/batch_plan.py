@@ -33,11 +33,6 @@ class BatchPlan:
         increases = (self.size - self.ramp.start) // self.ramp.increment
         return self.ramp.start + samples * increases // self.ramp.samples * self.ramp.increment
 
-    def samples_after(self, steps: int) -> int:
-        """Samples used by the first `steps` steps of a run."""
-        first, begin, size = max(phase for phase in self._phases() if phase[0] <= steps)
-        return begin + (steps - first) * size
-
     def steps_until(self, samples: int) -> int:
         """Number of steps after which at least this many samples are used."""
         first, begin, size = max(phase for phase in self._phases() if phase[1] <= samples)
