@@ -77,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     follow_launcher()
     stop = StopRequest()
     stop.install()
-    env = ProcessEnv(rank=(rank := likely_rank(os.environ)), local=rank)  # until the environment is known to be valid
+    rank = likely_rank(os.environ)
+    env = ProcessEnv(rank=rank, local_rank=rank)  # until the environment is known to be valid
     install_excepthook(env.rank, options.debug)
     try:
         env = read_process_env(os.environ)
@@ -116,7 +117,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
     stop = stop or StopRequest()
     with contextlib.ExitStack() as cleanup:
         lock = lock_run_folder(Path(config.output))
-        all_or_raise(lambda: cleanup.enter_context(lock) if ctx.is_first else None)
+        all_or_raise(lambda: cleanup.enter_context(lock) if ctx.is_rank0 else None)
         layout = all_or_raise(lambda: Layout.of(config, ctx.world))
         data, valid = all_or_raise(lambda: _open(config, ctx))
         schedule = all_or_raise(lambda: make_schedule(config, layout.batches))

@@ -13,7 +13,7 @@ from gpt2train.convert.settings import CARD, Dtype
 from gpt2train.convert.tensor_files import SAFETENSORS
 from gpt2train.data.tokenizer import has_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
-from gpt2train.io.files import check_folder, folder_whole
+from gpt2train.io.files import atomic_folder, check_folder
 from gpt2train.io.run_folder import FOLDER, MANIFEST, newest_checkpoint
 
 
@@ -55,7 +55,7 @@ def merge(
     """
     source, target = find_source(Path(run_or_checkpoint)), Path(output)
     check_free(target)  # before minutes of hashing
-    with folder_whole(target) as draft:
+    with atomic_folder(target) as draft:
         fill(draft, source.checkpoint, Path(tokenizer) if tokenizer is not None else None, dtype, license)
     return source.checkpoint
 

@@ -59,7 +59,7 @@ def open_distributed_model(model: Path, serving: ServingLayout, device: Device =
     on_gpu = dist_context.device.type == "cuda" and device != "cpu"
     if device == "cuda" and not on_gpu:
         raise UserError(
-            f"--device cuda: this machine has {torch.cuda.device_count()} GPUs for {env.locals} processes; "
+            f"--device cuda: this machine has {torch.cuda.device_count()} GPUs for {env.local_world} processes; "
             "use --device cpu"
         )
     setup = CommandChannel(TIMEOUT)

@@ -27,7 +27,7 @@ def read_shard(weights: LazyWeights, layers: range, tp: int, rank: int) -> dict[
         UserError: a tensor is missing, unexpected, of the wrong size, or unreadable.
     """
     check_sizes({name: stored.size for name, stored in weights.tensors.items()}, sizes(weights.shape), "the model")
-    local = empty_model(weights.shape).keep_only(layers)
+    local = empty_model(weights.shape).keep_layers(layers)
     return {
         name: _split(name, weights.tensors[name].read(torch.float32), tp, rank) for name, _ in local.named_parameters()
     }

@@ -70,7 +70,7 @@ def exit_code(error: UserError | RunError, env: ProcessEnv, debug: bool) -> int:
     """
     if log.handlers:
         log.error("error: %s", error, exc_info=debug)
-    if env.rank == 0 or (not dist.is_initialized() and env.local == 0):
+    if env.rank == 0 or (not dist.is_initialized() and env.local_rank == 0):
         print(f"error: {error}", file=sys.stderr, flush=True)
         if debug:
             traceback.print_exception(error)

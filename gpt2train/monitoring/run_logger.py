@@ -14,7 +14,7 @@ import torch
 from gpt2train.checkpoint.store import StoredCorpus
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.training_data import TrainingData
-from gpt2train.io.files import write_whole
+from gpt2train.io.files import write_atomic
 from gpt2train.monitoring.memory_report import peak_resident
 from gpt2train.monitoring.metrics import MetricsWriter, mfu, parameter_count
 from gpt2train.monitoring.run_record import note_start
@@ -74,11 +74,11 @@ class RunLogger:
         corpora: Sequence[StoredCorpus],
     ) -> None:
         self._config, self._ctx = config, ctx
-        self._metrics = all_or_raise(lambda: self._open(state, layout, corpora) if ctx.is_first else None)
+        self._metrics = all_or_raise(lambda: self._open(state, layout, corpora) if ctx.is_rank0 else None)
 
     def _open(self, state: TrainState, layout: Layout, corpora: Sequence[StoredCorpus]) -> MetricsWriter:
         run, device = Path(self._config.output), self._ctx.device
-        write_whole(run / CONFIG_FILE, to_toml(self._config).encode())
+        write_atomic(run / CONFIG_FILE, to_toml(self._config).encode())
         note_start(
             self._config,
             state.step,

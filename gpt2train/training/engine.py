@@ -81,7 +81,7 @@ class Engine:
         stages = stage_layers(config.shape, layout.pp * config.parallel.virtual_pipeline_stages)
         with torch.device("meta"):
             self.model_parts = [
-                GPT2(config.shape, config.model.dropout).keep_only(mine) for mine in stages[at.pp :: layout.pp]
+                GPT2(config.shape, config.model.dropout).keep_layers(mine) for mine in stages[at.pp :: layout.pp]
             ]
         for part in self.model_parts:
             apply_tensor_parallel(part, self.mesh[TENSOR], config.parallel.sequence_parallel)

@@ -53,7 +53,7 @@ for path in sys.argv[1:]:
     try:
         train(longer, place)
     except RunError as error:
-        if place.is_first:
+        if place.is_rank0:
             print(f"{name}: not saved: {error}", flush=True)
 dist.destroy_process_group()
 exit_without_teardown(0)

@@ -32,7 +32,7 @@ def logits(engine: Engine, config: RunConfig, place: DistContext) -> Tensor | No
     stride = layout.world // layout.pp
     part.eval()
     part.__dict__.pop("forward", None)  # a pipeline's own, which asks for a loss
-    if part.begins:
+    if part.has_embeddings:
         x = tokens
     else:
         length = config.model.context // (layout.tp if config.parallel.sequence_parallel else 1)
@@ -40,7 +40,7 @@ def logits(engine: Engine, config: RunConfig, place: DistContext) -> Tensor | No
         dist.recv(x, place.rank - stride)
     y = part(x)
     reshard(engine.model_parts)
-    if not part.ends:
+    if not part.has_head:
         dist.send(y.contiguous(), place.rank + stride)
         return None
     return y[..., : config.vocab]
@@ -50,7 +50,7 @@ def main(path: str, place: DistContext) -> None:
     config = read_run_config(path)
     fresh = config.model_copy(update={"output": f"{config.output}-fresh"})
     train(config, place)
-    if place.is_first:
+    if place.is_rank0:
         for one in (config, fresh):
             Path(one.output).mkdir(exist_ok=True)
             (Path(one.output) / "config.toml").write_text(to_toml(one))

@@ -268,7 +268,7 @@ def documents(tp: int, sequence: bool) -> dict[str, Any]:
 def stages(tp: int, sequence: bool) -> dict[str, Any]:
     """Two pieces of a pipeline, each cut: hidden states go from one to the other as they are."""
     plain, mesh = noisy(), mesh_of(tp)[TENSOR]
-    pieces = [noisy().keep_only(layers) for layers in (range(0, 1), range(1, 2))]
+    pieces = [noisy().keep_layers(layers) for layers in (range(0, 1), range(1, 2))]
     for piece in pieces:
         apply_tensor_parallel(piece, mesh, sequence)
     tokens, targets = batch(1)

@@ -38,7 +38,7 @@ for path in sys.argv[2:]:
     del engine, live, total
 everybody: list[list[int]] = [[]] * place.world
 dist.all_gather_object(everybody, peaks)
-if place.is_first:
+if place.is_rank0:
     Path(sys.argv[1]).write_text(json.dumps(everybody))
 dist.destroy_process_group()
 exit_without_teardown(0)
