@@ -18,6 +18,7 @@ from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
 from gpt2train.io import run_folder
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
+from gpt2train.settings import flatten
 from gpt2train.training.train_state import TrainState
 
 log = logging.getLogger("gpt2train")
@@ -180,7 +181,7 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
     Raises:
         UserError: a setting differs.
     """
-    current, stored = _flat(config.model_dump(mode="json")), _flat(manifest.config)
+    current, stored = flatten(config.model_dump(mode="json")), flatten(manifest.config)
     for key in [key for key in current if key in keys or key.split(".")[0] in keys]:
         if current[key] != stored.get(key):
             raise UserError(f"{holder} another {key} ({stored.get(key)} there, {current[key]} now); {remedy}")
@@ -201,14 +202,7 @@ def _difference(config: RunConfig, before: tuple[StoredCorpus, ...], now: tuple[
 
 
 def _changes(before: Mapping[str, Any], config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    there = _flat(before)
-    for key, now in _flat(config.model_dump(mode="json")).items():
+    there = flatten(before)
+    for key, now in flatten(config.model_dump(mode="json")).items():
         if key.split(".")[0] not in NOT_LOGGED_ON_CHANGE and key in there and there[key] != now:
             yield key, there[key], now
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat

@@ -33,7 +33,6 @@ from gpt2train.model.shape import Shape
 from gpt2train.settings import Settings
 from gpt2train.training.train_state import TrainState
 
-LATEST, BEST = "latest", "best"
 FORMAT = 1
 
 

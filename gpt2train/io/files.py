@@ -147,25 +147,41 @@ def make_folder(folder: Path) -> None:
             fsync(new.parent)
 
 
+@contextlib.contextmanager
+def atomic_file(path: Path, draft: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary path to write; at the end of the block it is renamed to `path`, unless there was an error.
+
+    Args:
+        path: file to write, in an existing folder.
+        draft: temporary path, in the same folder; by default one that no other process uses.
+
+    Raises:
+        OSError: the path is not writable, or the disk is full.
+    """
+    draft = draft or path.parent / f".tmp-{secrets.token_hex(6)}"
+    try:
+        yield draft
+        fsync(draft)
+        draft.replace(path)
+        fsync(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a small file atomically.
+    """Write a small file atomically, and its folder if it is missing.
 
     Raises:
         RunError: the disk is full.
         UserError: the path is not writable.
     """
-    draft = path.parent / f".tmp-{secrets.token_hex(6)}"
     try:
         make_folder(path.parent)
-        draft.write_bytes(data)
-        fsync(draft)
-        draft.replace(path)
-        fsync(path.parent)
+        with atomic_file(path) as draft:
+            draft.write_bytes(data)
     except OSError as error:
         raise write_error(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,11 @@
 """Checkpoints in a run folder: names of folders and files, and listing them without reading them.
 
-RUN/checkpoints/step-00000100/        written as step-00000100.tmp, renamed when every byte is on disk
-manifest.json                     written last; without it a folder is no checkpoint
+    RUN/checkpoints/step-00000100/        written as step-00000100.tmp, renamed when every byte is on disk
+        manifest.json                     written last
+    RUN/checkpoints/latest                name of the newest checkpoint
+    RUN/checkpoints/best                  name of the checkpoint with the lowest validation loss
+
+A folder without a manifest is no checkpoint.
 """
 
 from pathlib import Path
@@ -10,6 +14,7 @@ from gpt2train.errors import UserError
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
+LATEST, BEST = "latest", "best"
 TEMPORARY = ".tmp"
 _PREFIX = "step-"
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.io import files
-from gpt2train.io.files import atomic_folder, make_folder, write_atomic
+from gpt2train.io.files import atomic_file, atomic_folder, make_folder, write_atomic
 from tasks.core.storage import Folder
 
 
@@ -80,3 +80,17 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         patch.chdir(tmp_path)
         make_folder(Path("here/and/there"))
     assert (tmp_path / "here/and/there").is_dir()
+
+
+def test_a_draft_is_renamed_when_it_is_whole_and_removed_after_an_error(tmp_path: Path) -> None:
+    path, given = tmp_path / "file", tmp_path / "file.draft"
+    for draft in (None, given):
+        with atomic_file(path, draft) as at:
+            at.write_text("one")
+            assert not path.exists() and (draft is None or at == given)
+        assert path.read_text() == "one" and list(tmp_path.iterdir()) == [path]
+        with pytest.raises(ZeroDivisionError), atomic_file(path, draft) as at:
+            at.write_text("two")
+            raise ZeroDivisionError
+        assert path.read_text() == "one" and list(tmp_path.iterdir()) == [path]
+        path.unlink()
