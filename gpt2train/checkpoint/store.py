@@ -137,17 +137,6 @@ def load(checkpoint: str | Path, state: Mapping[str, Tensor], group: dist.Proces
         raise RunError(f"cannot load {checkpoint}: {reason}") from error
 
 
-def load_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    """Load the model's parameters by name, unsharded, float32, on the CPU, without a process group.
-
-    Raises:
-        UserError: there is no checkpoint at this path.
-        RunError: the checkpoint is damaged.
-    """
-    verify(checkpoint)
-    return {name: stored.read(torch.float32) for name, stored in _tensors(checkpoint).items()}
-
-
 def open_weights(checkpoint: str | Path) -> LazyWeights:
     """Open the model of a checkpoint of any layout, to be read tensor by tensor, without a process group.
 
@@ -156,7 +145,7 @@ def open_weights(checkpoint: str | Path) -> LazyWeights:
         RunError: the checkpoint is damaged, or its manifest lacks the sizes of the model.
     """
     shape = stored_shape(verify(checkpoint), checkpoint)
-    return LazyWeights(shape, _tensors(checkpoint))
+    return LazyWeights(shape, open_tensors(checkpoint))
 
 
 def stored_shape(manifest: CheckpointManifest, checkpoint: str | Path) -> Shape:
@@ -172,7 +161,8 @@ def stored_shape(manifest: CheckpointManifest, checkpoint: str | Path) -> Shape:
         raise RunError(f"{Path(checkpoint) / MANIFEST} lacks the sizes of the model ({error})") from error
 
 
-def _tensors(checkpoint: str | Path) -> dict[str, LazyTensor]:
+def open_tensors(checkpoint: str | Path) -> dict[str, LazyTensor]:
+    """Open the model's parameters by name, unsharded, without verifying the checkpoint."""
     reader = SafeReader(checkpoint)
     return {
         key.removeprefix("model."): LazyTensor(tuple(entry.size), functools.partial(_read, reader, key, entry.size))

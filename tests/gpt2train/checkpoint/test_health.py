@@ -17,6 +17,7 @@ from gpt2train.launch.rank_process import StopRequest
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
 from gpt2train.training.engine import Engine, PendingStats
+from tests.gpt2train.checkpoint.stored_weights import load_weights
 from tests.gpt2train.jobs import curve, finish, make, start, weights, with_lr, write
 
 HERE = Path(__file__).parent
@@ -36,7 +37,7 @@ def standing(run: str | Path) -> list[int]:
     """Steps of the checkpoints that stand and are intact, each of them with sound weights."""
     found = list_checkpoints(run)
     for checkpoint in found:
-        for name, value in store.load_weights(checkpoint).items():
+        for name, value in load_weights(checkpoint).items():
             assert value.isfinite().all() and value.abs().max() < 100, f"{name} of {checkpoint}"
     return [store.verify(checkpoint).position.step for checkpoint in found]
 

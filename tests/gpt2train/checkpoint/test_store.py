@@ -20,6 +20,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.parallel.mesh import join
 from gpt2train.training.train_state import TrainState
+from tests.gpt2train.checkpoint.stored_weights import load_weights
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,7 +62,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     state = {key: torch.zeros_like(value) for key, value in tensors(7).items()}
     store.load(folder, state)
     assert all(torch.equal(state[key], value) for key, value in tensors(7).items())
-    weights = store.load_weights(folder)
+    weights = load_weights(folder)
     assert list(weights) == ["a.weight", "b.bias"]
     assert torch.equal(weights["a.weight"], tensors(7)["model.a.weight"])
 
@@ -97,7 +98,7 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> No
         victim.write_bytes(data[:-1])
     else:
         victim.unlink()
-    for read in (store.verify, store.load_weights):
+    for read in (store.verify, load_weights):
         with pytest.raises(RunError, match=f"damaged: .*{name}"):
             read(folder)
 
@@ -106,11 +107,11 @@ def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint in"):
         newest_checkpoint(tmp_path)
     with pytest.raises(UserError, match="is not a checkpoint"):
-        store.load_weights(tmp_path)
+        load_weights(tmp_path)
     folder = save(tmp_path, 1)
     (folder / "manifest.json").write_text('{"format": 1}')
     with pytest.raises(RunError, match="damaged or has another format version"):
-        store.load_weights(folder)
+        load_weights(folder)
 
 
 def test_a_tensor_that_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path) -> None:
     }
     (folder / "manifest.json").write_text(manifest.model_copy(update={"files": files}).model_dump_json())
     with pytest.raises(RunError, match=r"\.metadata names"):
-        store.load_weights(folder)
+        load_weights(folder)
 
 
 def test_a_save_that_a_quota_ends_is_told_as_want_of_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,11 +228,9 @@ def autocast(tp: int, sequence: bool, dtype: str) -> dict[str, Any]:
 
 
 def cache(tp: int) -> dict[str, Any]:
-    """A prompt and then token by token, on a model that was cut for sequence parallelism."""
+    """A prompt and then token by token, as a served model does."""
     plain, model = noisy(), noisy()
-    region = apply_tensor_parallel(model, mesh_of(tp)[TENSOR], True)
-    assert region is not None
-    region.sequence = False
+    apply_tensor_parallel(model, mesh_of(tp)[TENSOR], False)
     tokens, _ = batch(2)
     heads = SHAPE.heads // tp
     kept = Cache(SHAPE.layers, heads, SHAPE.head_dim, len(tokens), SHAPE.context, torch.float32, tokens.device)
@@ -283,6 +281,6 @@ def alone() -> dict[str, Any]:
     """A group of one: nothing is changed."""
     model = noisy()
     kinds = [type(module) for module in model.modules()]
-    region = apply_tensor_parallel(model, mesh_of(1)[TENSOR], True)
+    apply_tensor_parallel(model, mesh_of(1)[TENSOR], True)
     same = kinds == [type(module) for module in model.modules()]
-    return {"unchanged": region is None and same and not any(isinstance(p, DTensor) for p in model.parameters())}
+    return {"unchanged": same and not any(isinstance(p, DTensor) for p in model.parameters())}
