@@ -142,8 +142,8 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         for step in range(first_step := state.step + 1, config.steps + 1):
             profiler.step()
             passes = forward_backward(state)
-            tokens, stop_requested = passes.batch.targets, stop.requested or checkpoints.failed
-            pending = engine.measure(passes.loss, tokens, passes.scale, stop_requested)
+            tokens = passes.batch.targets
+            pending = engine.measure(passes.loss, tokens, passes.scale, stop.requested or checkpoints.failed)
             spike = config.spikes.threshold_sigma > 0 and state.is_spike(pending.read(), config)
             if checkpoints.due and not spike and is_sound(pending.read(), config.shape):
                 # These statistics belong to the weights of the previous step, which are still in place.

@@ -104,6 +104,25 @@ def test_an_import_inside_a_function_counts() -> None:
     assert list(imported(source, modules("gpt2train"))) == [(2, "gpt2train.checkpoint.store"), (3, "gpt2train.errors")]
 
 
+def test_an_import_upwards_and_one_of_an_entry_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.test_imports.ROOT", tmp_path)
+    sources = {
+        "low/a.py": "def f():\n    from layer.high import b\n",
+        "high/__init__.py": "",
+        "high/b.py": "from layer.low.a import f\n",
+        "low/__main__.py": "import layer.high.b\n",
+        "top.py": "import layer.low.__main__\n",
+    }
+    for name, source in sources.items():
+        path = tmp_path / "layer" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    assert upward("layer", ["low", "high", "top"]) == [
+        "layer/low/a.py:2 imports layer.high.b",
+        "layer/top.py:1 imports layer.low.__main__",
+    ]
+
+
 @pytest.mark.parametrize("layer", ORDER)
 def test_the_documentation_has_the_same_order(layer: str) -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
