@@ -22,11 +22,11 @@ from torch import Tensor
 
 from benchmarks.pairs import machine
 from gpt2train.checkpoint.manager import CheckpointManager
-from gpt2train.checkpoint.store import TrainState
 from gpt2train.config import RunConfig
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.parallel.mesh import join
 from gpt2train.settings import build
+from gpt2train.training.train_state import TrainState
 
 
 def main() -> None:

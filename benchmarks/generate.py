@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.pairs import compare, machine
-from gpt2train.convert.huggingface import DTYPES, to_huggingface
+from gpt2train.convert.huggingface import to_huggingface
+from gpt2train.convert.tensor_files import DTYPES
 from gpt2train.inference.generate import continue_tokens
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.model.gpt2 import GPT2

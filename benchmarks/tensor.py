@@ -89,10 +89,10 @@ def run(shape: Shape, samples: int, rounds: int) -> None:
         "torch's parallelize_module": contestant(
             lambda model: torch_tensor_parallel.parallelize(model, mesh), torch_tensor_parallel.backward
         ),
-        "one process": lambda: whole() if place.is_first else None,
+        "one process": lambda: whole() if place.is_rank0 else None,
     }
     with contextlib.ExitStack() as stack:
-        if place.is_first:
+        if place.is_rank0:
             print(machine())
         else:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))  # noqa: PTH123

@@ -54,6 +54,14 @@ def layer(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings to one with dotted names, in their order; an empty mapping has no name."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
 Source = str | Callable[[tuple[int | str, ...]], str]
 
 

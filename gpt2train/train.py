@@ -14,23 +14,23 @@ import contextlib
 import logging
 import math
 import os
-import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from torch import Tensor
 
 from gpt2train.checkpoint.manager import CheckpointManager
-from gpt2train.checkpoint.store import TrainState
 from gpt2train.config import RunConfig, read_run_config
-from gpt2train.data.batch import Batch
-from gpt2train.data.loader import PREFETCH_STEPS, prefetch, step_batches
+from gpt2train.convert.initial_weights import open_initial_weights
+from gpt2train.data.batch import StepBatch
+from gpt2train.data.loader import PREFETCH_STEPS, prefetch, training_batches
 from gpt2train.data.training_data import TrainingData, training_data, validation_data
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.run_folder import checkpoint_step
 from gpt2train.launch import rank_store
 from gpt2train.launch.process_env import ProcessEnv, likely_rank, read_process_env
+from gpt2train.launch.rank_logs import divert_native_stderr, drop_empty, log_to
 from gpt2train.launch.rank_process import (
     StopRequest,
     exit_code,
@@ -41,19 +41,21 @@ from gpt2train.launch.rank_process import (
 )
 from gpt2train.monitoring.memory_report import log_memory
 from gpt2train.monitoring.profiler import Profiler
-from gpt2train.monitoring.rank_logs import divert_native_stderr, drop_empty, log_to
 from gpt2train.monitoring.run_logger import RunLogger, log_run_header
+from gpt2train.monitoring.step_timer import StepTimer
 from gpt2train.parallel.layout import Layout
-from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, any_rank, join
+from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, join
 from gpt2train.training.engine import Engine
+from gpt2train.training.forward_backward import ForwardBackward, Passes
 from gpt2train.training.lr_schedule import learning_rate, make_schedule
-from gpt2train.training.performance import can_start_next_step, fast_kernels, freeze_gc
-from gpt2train.training.train_state import advance, is_plausible, is_spike, loss_scale, lower_scale_may_help
+from gpt2train.training.performance import fast_kernels, freeze_gc
+from gpt2train.training.skipped_steps import SkippedSteps, divergence_remedy
+from gpt2train.training.train_state import StepStats, TrainState, is_plausible, is_sound
+from gpt2train.training.validation import validate
 
 log = logging.getLogger("gpt2train")
 
 MAX_TIMEOUT_SECONDS = 7 * 24 * 3600.0
-VALIDATION_CHUNK = 8  # micro-batches between two checks for a stop request
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     follow_launcher()
     stop = StopRequest()
     stop.install()
-    env = ProcessEnv(rank=(rank := likely_rank(os.environ)), local=rank)  # until the environment is known to be valid
+    rank = likely_rank(os.environ)
+    env = ProcessEnv(rank=rank, local_rank=rank)  # until the environment is known to be valid
     install_excepthook(env.rank, options.debug)
     try:
         env = read_process_env(os.environ)
@@ -112,9 +115,9 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         RunError: a save failed, all checkpoints are damaged, or the loss diverged.
     """
     stop = stop or StopRequest()
-    run = Path(config.output)
     with contextlib.ExitStack() as cleanup:
-        all_or_raise(lambda: cleanup.enter_context(lock_run_folder(run)) if ctx.is_first else None)
+        lock = lock_run_folder(Path(config.output))
+        all_or_raise(lambda: cleanup.enter_context(lock) if ctx.is_rank0 else None)
         layout = all_or_raise(lambda: Layout.of(config, ctx.world))
         data, valid = all_or_raise(lambda: _open(config, ctx))
         schedule = all_or_raise(lambda: make_schedule(config, layout.batches))
@@ -122,181 +125,133 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         cleanup.enter_context(fast_kernels(config.performance, ctx.device))
         engine = Engine(config, ctx)
         checkpoints = cleanup.enter_context(CheckpointManager(config))
-        state = checkpoints.restore(engine.state())
+        state = checkpoints.restore(engine.state(), open_initial_weights)
         log_run_header(config, ctx, layout, data, schedule.warmup)
         run_logger = RunLogger(config, ctx, state, layout, checkpoints.corpora)
         cleanup.callback(run_logger.close)
         profiler = Profiler(config.logging, config.output, ctx)
         cleanup.callback(profiler.close)
+        ahead = PREFETCH_STEPS if config.performance.prefetch else 0
+        batches = cleanup.enter_context(prefetch(_batches(data, engine, state), ahead))
+        forward_backward = ForwardBackward(engine, batches)
+        skipped = SkippedSteps(engine)
+        accepted: Passes | None = None  # of the last step that was not skipped
+        valid_loss: float | None = None  # of the present weights
 
-        reason, first_step = "", state.step + 1
-        due = False  # a save is due and waits for the next step's loss and gradient norm
-        valid_loss: float | None = None
-        unsaved: str | None = None
-        prefetched = PREFETCH_STEPS if config.performance.prefetch else 0
-        upcoming = cleanup.enter_context(prefetch(_steps(data, engine, state, config.steps), prefetched))
-        started: tuple[int, int, Tensor] | None = None
-        latest: list[Batch] = []
-        accepted: list[Batch] = []  # batches of the last step that was not skipped
-
-        def start(step: int, scale: float) -> tuple[int, int, Tensor]:
-            size, tokens, batches = next(upcoming)
-            latest[:] = [batch.to(ctx.device) for batch in batches]
-            return size, tokens, engine.accumulate(latest, tokens, step, scale)
-
-        started_at = time.perf_counter()
-        while state.step < config.steps:
+        timer = StepTimer()
+        for step in range(first_step := state.step + 1, config.steps + 1):
             profiler.step()
-            step = state.step + 1
-            micro_batches = layout.batches.size_at(state.samples) // layout.micro_batch
-            scale, lr = loss_scale(state, config, micro_batches), learning_rate(state.updates, schedule)
-            size, tokens, total = started or start(step, scale)
-            stats = engine.measure(total, tokens, scale, stop.requested or checkpoints.failed)
-            spike = config.spikes.threshold_sigma > 0 and is_spike(state, *stats.read()[:2], config)
-            if due and not spike:
-                loss, grad_norm, _ = stats.read()
-                if math.isfinite(grad_norm) and is_plausible(loss, config.shape):
-                    # This loss and gradient belong to the weights of the previous step, which are still in place.
-                    save_started_at = time.perf_counter()
-                    if unsaved := checkpoints.save(engine.state(), state, valid_loss):
-                        log.warning("step %d is not saved: %s", state.step, unsaved)
-                    due = False
-                    started_at += time.perf_counter() - save_started_at
-            engine.update(stats, lr, skip=spike)
-            # Queue the next step on the device before waiting for this step's loss and gradient norm.
-            started = start(step + 1, scale) if can_start_next_step(config, ctx.device, step) else None
-            loss, grad_norm, stopping = stats.read()
-            previous, state = state, advance(state, loss, grad_norm, size, config)
-            updated = state.updates > previous.updates
-            if updated:
-                valid_loss = None  # it belongs to the previous weights
-                accepted = latest[: layout.pp]
+            passes = forward_backward(state)
+            tokens = passes.batch.targets
+            pending = engine.measure(passes.loss, tokens, passes.scale, stop.requested or checkpoints.failed)
+            spike = config.spikes.threshold_sigma > 0 and state.is_spike(pending.read(), config)
+            if checkpoints.due and not spike and is_sound(pending.read(), config.shape):
+                # These statistics belong to the weights of the previous step, which are still in place.
+                with timer.paused():
+                    checkpoints.save_due(engine.state(), state, valid_loss)
+
+            lr = learning_rate(state.updates, schedule)
+            engine.update(pending, lr, skip=spike)
+            forward_backward.start_next(step)  # before the wait for the statistics of this step
+            stats = pending.read()
+            previous, state = state, state.advance(stats, passes.batch.samples, config)
+            if state.updates > previous.updates:
+                accepted, valid_loss = passes, None
             else:
-                why = "a spike" if math.isfinite(grad_norm) else f"{engine.culprit(stats)} is not finite"
-                reason = reason if previous.consecutive_skipped else f"first in step {step}: {why}"
-                log.warning("step %d skipped: %s", step, why)
-            seconds = time.perf_counter() - started_at
-            started_at += seconds
-            row = run_logger.row(
-                state,
-                loss=loss,
-                grad_norm=grad_norm,
-                lr=lr if updated else 0.0,
-                tokens=tokens,
-                seconds=seconds,
-            )
-            row |= checkpoints.seconds()
+                lr = 0.0
+                skipped.report(state, pending)
+
+            row = run_logger.row(state, stats, lr=lr, tokens=tokens, seconds=timer.lap()) | checkpoints.seconds()
+            stopping = stats.stop
             if valid is not None and not stopping and (step % config.validation.interval == 0 or step == config.steps):
-                valid_loss = validate(config, engine, valid, stop)
-                if valid_loss is None:
-                    stopping = True
-                else:
+                valid_loss = validate(engine, valid, stop)
+                stopping = valid_loss is None
+                if valid_loss is not None:
                     row["valid_loss"] = valid_loss
-            last = step == config.steps or stopping
+            last = stopping or step == config.steps
             run_logger.write(row, last)
-            if state.consecutive_skipped >= config.spikes.max_skipped_steps:
-                raise RunError(
-                    f"loss diverged: {state.consecutive_skipped} steps in a row were skipped, up to step {step}; "
-                    f"{reason}; {_remedy(checkpoints)}"
-                )
-            due |= step % config.checkpoints.interval == 0
+            skipped.check(state, checkpoints.newest)
+            checkpoints.due |= step % config.checkpoints.interval == 0
             if last:
-                targets = tokens / (layout.data * len(latest))
-                unsaved = _divergence(engine, state, accepted or latest[: layout.pp], targets, started and started[2])
-                unsaved = unsaved or checkpoints.save(engine.state(), state, valid_loss)
-                if unsaved and not stopping:
-                    raise RunError(f"step {step} is not saved: {unsaved}; {_remedy(checkpoints)}")
-                if unsaved:
-                    log.warning("step %d is not saved: %s", step, unsaved)
+                final = forward_backward.started or forward_backward.probe(accepted or passes, state)
+                _save_last(engine, checkpoints, state, valid_loss, final, stopping)
                 break
-            if started is None:
-                started_at = time.perf_counter()
+            if forward_backward.started is None:
+                timer.restart()
             if step == first_step:
                 cleanup.enter_context(freeze_gc())
                 log_memory(ctx, layout, engine.parameters(), "after the first step")
         checkpoints.wait()
         log_memory(ctx, layout, engine.parameters(), "at the end")
-    if state.step < config.steps:
-        source = "there" if not unsaved else "the last checkpoint"
-        log.info("stopped at step %d of %d; the same command resumes from %s", state.step, config.steps, source)
-    if checkpoints.newest is not None:
-        log.info("checkpoint: %s", checkpoints.newest)
+    _log_end(config, state, checkpoints)
     return state
 
 
-def _remedy(checkpoints: CheckpointManager) -> str:
-    """Advice for a run whose loss diverged."""
-    advice = "lower optimizer.lr or raise schedule.warmup, and"
-    if checkpoints.newest is None:
-        return f"{advice} start again: no checkpoint was saved"
-    return f"{advice} resume from the last checkpoint, {checkpoints.newest}"
+def _batches(data: TrainingData, engine: Engine, state: TrainState) -> Iterator[StepBatch]:
+    """Batches of the remaining steps, for this process."""
+    layout = engine.layout
+    return training_batches(
+        data,
+        layout.batches,
+        state.samples,
+        engine.config.steps - state.step,
+        micro=layout.micro_batch,
+        rank=engine.data_rank,
+        ranks=layout.data,
+        pin=engine.ctx.device.type == "cuda",
+    )
 
 
-def _divergence(
-    engine: Engine, state: TrainState, batches: Sequence[Batch], targets: float, total: Tensor | None
-) -> str | None:
-    """Check the weights after the last step, which no further step evaluates, before they are saved.
-
-    Costs a forward and backward pass over one micro-batch (with a pipeline, over as many as there are stages), so that
-    after a stop request most of the shutdown timeout is left for the save.
+def _save_last(
+    engine: Engine,
+    checkpoints: CheckpointManager,
+    state: TrainState,
+    valid_loss: float | None,
+    passes: Passes,
+    stopping: bool,
+) -> None:
+    """Check the weights after the last step, which no further step evaluates, and save them if they are sound.
 
     Args:
         engine: model and optimizer.
+        checkpoints: checkpoints of the run.
         state: train state after the last step.
-        batches: micro-batches of this process.
-        targets: mean number of targets in a micro-batch that count in the loss.
-        total: summed loss of the next step if it was already started; its gradients are then in place.
+        valid_loss: validation loss of the weights, if they were validated.
+        passes: passes with these weights.
+        stopping: True after a stop request; weights that are not sound are then no error.
 
-    Returns:
-        The reason not to save the weights, or None if they are sound.
+    Raises:
+        RunError: the weights are not sound, or cannot be written.
     """
-    config, layout = engine.config, engine.layout
-    if total is None:
-        tokens = max(1, round(targets * len(batches) * layout.data))
-        scale = loss_scale(state, config, len(batches) * layout.data)
-        total = engine.accumulate(batches, tokens, state.step + 1, scale)
-    else:
-        tokens, scale = max(1, round(targets * layout.accumulation * layout.data)), 1.0  # no early start in fp16
-    loss, grad_norm, _ = engine.measure(total, tokens, scale, stop=False).read()
-    if not math.isfinite(loss):
+    pending = engine.measure(passes.loss, passes.batch.targets, passes.scale, stop=False)
+    problem = _problem(engine, state, pending.read()) or checkpoints.save(engine.state(), state, valid_loss)
+    if problem and not stopping:
+        remedy = divergence_remedy(checkpoints.newest)
+        raise RunError(f"step {state.step} is not saved: {problem}; {remedy}")
+    if problem:
+        log.warning("step %d is not saved: %s", state.step, problem)
+
+
+def _problem(engine: Engine, state: TrainState, stats: StepStats) -> str | None:
+    """Return the reason not to save weights with these statistics, or None if they are sound."""
+    config = engine.config
+    if not math.isfinite(stats.loss):
         return "the loss is not finite"
-    if not is_plausible(loss, config.shape):
-        return f"the loss diverged ({loss:.1f}, over twice that of a uniform guess)"
-    if not math.isfinite(grad_norm) and not lower_scale_may_help(state, config):
+    if not is_plausible(stats.loss, config.shape):
+        return f"the loss diverged ({stats.loss:.1f}, over twice that of a uniform guess)"
+    if not math.isfinite(stats.grad_norm) and not state.lower_scale_may_help(config):
         return "the gradient is not finite"
     return None
 
 
-def _steps(data: TrainingData, engine: Engine, state: TrainState, steps: int) -> Iterator[tuple[int, int, list[Batch]]]:
-    """Yield the sample count, the count of targets and this process's micro-batches of each remaining step."""
-    layout, on_gpu, first = engine.layout, engine.ctx.device.type == "cuda", state.samples
-    for _ in range(state.step, steps):
-        size = layout.batches.size_at(first)
-        accumulation = size // (layout.micro_batch * layout.data)
-        split = layout.micro_batch, accumulation, engine.data_rank, layout.data
-        yield size, data.counted(range(first, first + size)), step_batches(data, first, *split, pin=on_gpu)
-        first += size
-
-
-def validate(config: RunConfig, engine: Engine, data: TrainingData, stop: StopRequest) -> float | None:
-    """Mean loss per token over the first samples of the validation file, the same set on every layout.
-
-    Returns:
-        The loss, or None if a process received a stop request: the shutdown timeout is then left for the save.
-    """
-    layout = engine.layout
-    count, micro = min(config.validation.samples, data.per_epoch), layout.micro_batch
-    # Every process runs the same number of forwards, since a forward can communicate. Samples beyond the set are
-    # padding: they fill the batch, and their targets are ignored.
-    starts = range(engine.data_rank * micro, _round_up(count, micro * layout.data), micro * layout.data)
-    total = 0.0
-    for first in range(0, len(starts), VALIDATION_CHUNK):
-        if any_rank(stop.requested):
-            return None
-        chunk = starts[first : first + VALIDATION_CHUNK]
-        batches = [data.batch(range(start, start + micro), until=count).to(engine.ctx.device) for start in chunk]
-        total += engine.evaluate(batches)
-    return total / data.counted(range(count))
+def _log_end(config: RunConfig, state: TrainState, checkpoints: CheckpointManager) -> None:
+    """Log the last step of a run that was stopped, and the newest checkpoint."""
+    if state.step < config.steps:
+        saved = checkpoints.newest is not None and checkpoint_step(checkpoints.newest) == state.step
+        source = "there" if saved else "the last checkpoint"
+        log.info("stopped at step %d of %d; the same command resumes from %s", state.step, config.steps, source)
+    if checkpoints.newest is not None:
+        log.info("checkpoint: %s", checkpoints.newest)
 
 
 def _open(config: RunConfig, ctx: DistContext) -> tuple[TrainingData, TrainingData | None]:
@@ -314,10 +269,6 @@ def _seconds(text: str) -> float:
     if not 0 < seconds <= MAX_TIMEOUT_SECONDS:
         raise ValueError
     return seconds
-
-
-def _round_up(count: int, unit: int) -> int:
-    return -(-count // unit) * unit
 
 
 if __name__ == "__main__":

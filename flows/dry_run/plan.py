@@ -16,7 +16,7 @@ from flows.settings import (
     usable_cores,
 )
 from gpt2train.errors import RunError, UserError, redact
-from gpt2train.io.files import size_words
+from gpt2train.io.files import format_bytes
 from gpt2train.plan.fit import ResourceEstimate, duration
 from gpt2train.settings import Settings
 from tasks.cloze.step import missing_words
@@ -123,7 +123,7 @@ def _source_rows(settings: DataprepSettings, estimate: RunEstimate) -> Rows:
 
 def _files_text(files: Sequence[InputFile], kind: str) -> str:
     size = sum(item.bytes or 0 for item in files)
-    return f"{len(files):,} {kind}{'s' * (len(files) > 1)}, {size_words(size)}"
+    return f"{len(files):,} {kind}{'s' * (len(files) > 1)}, {format_bytes(size)}"
 
 
 def _training_rows(settings: PretrainSettings, fit: ResourceEstimate, trained: bool) -> Rows:
@@ -160,5 +160,5 @@ def _training_rows(settings: PretrainSettings, fit: ResourceEstimate, trained: b
 
 
 def _disk_text(output: str, needed: int, free: int | None) -> str:
-    free_text = "free space unknown" if free is None else f"{size_words(free)} free"
-    return f"{size_words(needed)} more in {output}, {free_text}"
+    free_text = "free space unknown" if free is None else f"{format_bytes(free)} free"
+    return f"{format_bytes(needed)} more in {output}, {free_text}"

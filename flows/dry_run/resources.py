@@ -10,7 +10,7 @@ from pathlib import Path
 from flows.dry_run.cached_steps import cached_steps
 from flows.settings import DataprepSettings, OutputSettings, PipelineSettings, PretrainSettings, usable_cores
 from gpt2train.errors import UserError
-from gpt2train.io.files import size_words
+from gpt2train.io.files import format_bytes
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import parameter_count
 from gpt2train.plan.devices import find_gpus
@@ -90,7 +90,7 @@ def estimate_run(settings: Settings) -> RunEstimate:
     if fit is not None and not trained and isinstance(settings, PretrainSettings):
         lacks += missing_resources(fit, settings.train) if settings.launch.launcher == "torchrun" else []
     if isinstance(settings, OutputSettings) and free is not None and needed > free:
-        space = f"{size_words(needed)} needed in {settings.output}, {size_words(free)} free"
+        space = f"{format_bytes(needed)} needed in {settings.output}, {format_bytes(free)} free"
         lacks.append(f"disk space ({space}: free some, or give another --output)")
     no_tokens = None
     if isinstance(settings, PretrainSettings) and not isinstance(settings, DataprepSettings):

@@ -20,7 +20,7 @@ from prefect.context import FlowRunContext
 
 from flows.orchestration.crash_reporter import start_crash_reporter
 from gpt2train.errors import RunError
-from gpt2train.monitoring.rank_logs import quietly
+from gpt2train.launch.rank_logs import quietly
 
 log = logging.getLogger("gpt2train")
 

@@ -16,17 +16,19 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from gpt2train.checkpoint import store
-from gpt2train.checkpoint.resume import SHAPE, START, VerifiedCheckpoint, check, check_same_run, newest_intact, verified
-from gpt2train.checkpoint.store import StoredCorpus, TrainState
+from gpt2train.checkpoint.resume import SHAPE, VerifiedCheckpoint, check, check_same_run, newest_intact, verified
+from gpt2train.checkpoint.store import StoredCorpus
 from gpt2train.config import RunConfig
-from gpt2train.convert.detect import OpenedSource, detect, open_source
-from gpt2train.convert.weights import LazyWeights
-from gpt2train.data.tokenizer import tokenizer_hash
 from gpt2train.errors import UserError
+from gpt2train.io import run_folder
+from gpt2train.model.lazy_weights import LazyWeights
 from gpt2train.parallel.fsdp import copy_into_shard
 from gpt2train.parallel.mesh import all_or_raise
+from gpt2train.training.train_state import START, TrainState
 
 log = logging.getLogger("gpt2train")
+
+OpenWeights = Callable[[RunConfig, Path], LazyWeights]
 
 REMEDY = "leave out checkpoints.init_from"
 
@@ -45,9 +47,15 @@ class InitialState:
 
 
 def find_start(
-    config: RunConfig, corpora: tuple[StoredCorpus, ...], group: dist.ProcessGroup | None
+    config: RunConfig, corpora: tuple[StoredCorpus, ...], open_weights: OpenWeights, group: dist.ProcessGroup | None
 ) -> InitialState | None:
     """Open the checkpoint that `checkpoints.init_from` names; None if it is not set. Collective.
+
+    Args:
+        config: settings of the run.
+        corpora: training corpora of the run.
+        open_weights: function that opens a folder that is no checkpoint of this project.
+        group: process group; None uses the default group.
 
     Raises:
         UserError: the source has no known format, or another shape or tokenizer; with restore = "full" also other data.
@@ -57,12 +65,12 @@ def find_start(
     if source is None:
         return None
     path = Path(source)
-    if (path / store.FOLDER).is_dir():
+    if (path / run_folder.FOLDER).is_dir():
         found = newest_intact(source, group)
-    elif (path / store.MANIFEST).is_file():
+    elif (path / run_folder.MANIFEST).is_file():
         found = VerifiedCheckpoint(path, verified(path, group))
     else:
-        return _from_other_format(config, path, group)
+        return _from_other_format(config, path, open_weights, group)
     if found is None:
         raise UserError(f"checkpoints.init_from: there is no checkpoint at {source}; give a run folder or a checkpoint")
     return _from_run(config, corpora, found, group)
@@ -89,19 +97,11 @@ def _from_run(
     return InitialState(found.manifest.position if restore == "full" else START, load)
 
 
-def _from_other_format(config: RunConfig, path: Path, group: dist.ProcessGroup | None) -> InitialState:
-    """Open a Hugging Face folder or a checkpoint of Megatron-LM, on every process, since the disk is shared."""
-
-    def open_weights() -> LazyWeights:
-        try:
-            kind = detect(path)
-        except UserError as error:
-            raise UserError(f"checkpoints.init_from: there is no checkpoint at {path}: {error}") from error
-        opened = open_source(path, kind, vocab=config.vocab, heads=config.model.heads)
-        _check_fits(config, opened, path)
-        return opened.weights
-
-    weights = all_or_raise(open_weights, group)
+def _from_other_format(
+    config: RunConfig, path: Path, open_weights: OpenWeights, group: dist.ProcessGroup | None
+) -> InitialState:
+    """Open weights in another format on every process, since the disk is shared."""
+    weights = all_or_raise(lambda: open_weights(config, path), group)
     _weights_only(path, config.checkpoints.restore)
     log.info("loading the weights of %s", path)
     return InitialState(START, lambda tensors, _: copy_weights(tensors, weights))
@@ -118,18 +118,6 @@ def copy_weights(tensors: Mapping[str, Tensor], weights: LazyWeights) -> None:
             whole = weights.tensors[key.removeprefix("model.")].read(torch.float32)
             device = tensor.to_local().device if isinstance(tensor, DTensor) else tensor.device
             copy_into_shard(tensor, whole.to(device))
-
-
-def _check_fits(config: RunConfig, opened: OpenedSource, path: Path) -> None:
-    stored, current = opened.weights.shape, config.shape
-    for key in ("layers", "heads", "hidden", "context", "vocab"):
-        a, b = getattr(stored, key), getattr(current, key)
-        if a != b:
-            name = key if key == "vocab" else f"model.{key}"
-            raise UserError(f"{path} has another {name} ({a} there, {b} now); {REMEDY}")
-    expected = config.tokenizer_hash
-    if opened.tokenizer is not None and expected not in (None, tokenizer_hash(opened.tokenizer)):
-        raise UserError(f"{path} has another tokenizer than the training data; {REMEDY}")
 
 
 def _weights_only(path: Path, restore: str) -> Literal["weights"]:

@@ -18,14 +18,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpt2train.checkpoint import resume, retention, store
-from gpt2train.checkpoint.init_from import find_start
+from gpt2train.checkpoint.init_from import OpenWeights, find_start
 from gpt2train.checkpoint.staging import copy_to_cpu, deduplicate
-from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus, TrainState
+from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus
 from gpt2train.checkpoint.writer import write
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError, UserError
 from gpt2train.parallel.grad_norm import local, norms
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
+from gpt2train.training.train_state import START, TrainState
 
 log = logging.getLogger("gpt2train")
 
@@ -37,6 +38,7 @@ class CheckpointManager:
     """Checkpoints of one run. All methods are collective; the context manager waits for the last save.
 
     Attributes:
+        due: True if the interval has passed, and the weights wait for the loss of the next step to be saved.
         failed: True if a background save failed; the next call of `save` or `wait` raises its error.
         corpora: training corpora of the run; set by `restore`.
         newest: checkpoint from which the run would resume; None if there is none.
@@ -50,7 +52,7 @@ class CheckpointManager:
         self._buffers: dict[str, Tensor] = {}
         self.corpora: tuple[StoredCorpus, ...] = ()
         self._stall = self._written = 0.0
-        self.failed = False
+        self.due = self.failed = False
         self.newest: Path | None = None
         self._validation: str | None = None
 
@@ -70,13 +72,14 @@ class CheckpointManager:
         if expected:
             dist.destroy_process_group(self._group)
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> TrainState:
+    def restore(self, tensors: Mapping[str, Tensor], open_weights: OpenWeights) -> TrainState:
         """Load the newest intact checkpoint of the run, otherwise `checkpoints.init_from` if it is set.
 
         The count of consecutive skipped steps restarts at 0, since the weights precede those steps.
 
         Args:
             tensors: weights and optimizer state of this process, filled in place.
+            open_weights: function that opens an `init_from` that is no checkpoint of this project.
 
         Returns:
             The train state from which the run continues.
@@ -96,7 +99,7 @@ class CheckpointManager:
                 break
             log.warning("%s in %s; falling back to the previous checkpoint", problem, found.checkpoint)
             lost.add(found.checkpoint.name)
-        initial = find_start(config, self.corpora, self._group) if found is None else None
+        initial = find_start(config, self.corpora, open_weights, self._group) if found is None else None
         broadcast_from_rank0(lambda: retention.clean_up(config.output), self._group)
         if found is not None:
             previous = found.manifest.validation
@@ -104,13 +107,19 @@ class CheckpointManager:
                 log.warning("the validation data has changed: earlier losses are not compared, and `best` is reset")
             self.newest, state = found.checkpoint, found.manifest.position
         elif initial is None:
-            return resume.START
+            return START
         else:
             initial.load(tensors, self._group)
             if problem := non_finite_tensor(tensors):
                 raise RunError(f"{problem} in {config.checkpoints.init_from}; give another checkpoints.init_from")
             state = initial.state
         return state.model_copy(update={"consecutive_skipped": 0})
+
+    def save_due(self, tensors: Mapping[str, Tensor], state: TrainState, valid_loss: float | None = None) -> None:
+        """Make the save that is due, or log why nothing is saved; see `save`."""
+        self.due = False
+        if problem := self.save(tensors, state, valid_loss):
+            log.warning("step %d is not saved: %s", state.step, problem)
 
     def save(self, tensors: Mapping[str, Tensor], state: TrainState, valid_loss: float | None = None) -> str | None:
         """Save a checkpoint, in the background or, if `checkpoints.async_save` is off, synchronously.

@@ -12,11 +12,14 @@ import numpy as np
 import torch.distributed as dist
 
 from gpt2train.checkpoint import store
-from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus, TrainState
+from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus
 from gpt2train.config import RunConfig
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
+from gpt2train.io import run_folder
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
+from gpt2train.settings import flatten
+from gpt2train.training.train_state import TrainState
 
 log = logging.getLogger("gpt2train")
 
@@ -34,7 +37,6 @@ NOT_LOGGED_ON_CHANGE = (
     "validation",
     "performance",
 )
-START = TrainState(step=0, samples=0, updates=0, skipped=0)
 SAMPLE_CHUNKS, CHUNK_TOKENS = 64, 1024  # the identity of a corpus hashes this many chunks of this many tokens
 
 
@@ -48,7 +50,7 @@ class VerifiedCheckpoint:
 
 def checkpoint_folder(config: RunConfig, state: TrainState) -> Path:
     """Folder of the checkpoint of a run at a train state."""
-    return Path(config.output) / store.FOLDER / store.checkpoint_name(state.step)
+    return Path(config.output) / run_folder.FOLDER / run_folder.checkpoint_name(state.step)
 
 
 def find_own(
@@ -120,13 +122,13 @@ def newest_intact(
         RunError: all checkpoints are damaged or have weights that are not finite.
     """
     checkpoints, broken = broadcast_from_rank0(
-        lambda: (store.list_checkpoints(run), store.list_without_manifest(run)), group
+        lambda: (run_folder.list_checkpoints(run), run_folder.list_without_manifest(run)), group
     )
     for folder in broken:
         # An interrupted removal leaves such folders too, but only older ones.
         if not checkpoints or folder.name > checkpoints[-1].name:
             removed = "; removing it" if checkpoints else ""
-            log.warning("%s has no %s and cannot be used%s", folder, store.MANIFEST, removed)
+            log.warning("%s has no %s and cannot be used%s", folder, run_folder.MANIFEST, removed)
     for checkpoint in [found for found in reversed(checkpoints) if found.name not in diverged]:
         try:
             return VerifiedCheckpoint(checkpoint, verified(checkpoint, group))
@@ -134,7 +136,7 @@ def newest_intact(
             log.warning("%s; falling back to the previous checkpoint", str(error).partition("; use another")[0])
     if checkpoints or broken:
         raise RunError(
-            f"all {len(checkpoints) + len(broken)} checkpoints in {Path(run) / store.FOLDER} are damaged "
+            f"all {len(checkpoints) + len(broken)} checkpoints in {Path(run) / run_folder.FOLDER} are damaged "
             "or have weights that are not finite; remove them to start from scratch"
         )
     return None
@@ -179,7 +181,7 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
     Raises:
         UserError: a setting differs.
     """
-    current, stored = _flat(config.model_dump(mode="json")), _flat(manifest.config)
+    current, stored = flatten(config.model_dump(mode="json")), flatten(manifest.config)
     for key in [key for key in current if key in keys or key.split(".")[0] in keys]:
         if current[key] != stored.get(key):
             raise UserError(f"{holder} another {key} ({stored.get(key)} there, {current[key]} now); {remedy}")
@@ -200,14 +202,7 @@ def _difference(config: RunConfig, before: tuple[StoredCorpus, ...], now: tuple[
 
 
 def _changes(before: Mapping[str, Any], config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    there = _flat(before)
-    for key, now in _flat(config.model_dump(mode="json")).items():
+    there = flatten(before)
+    for key, now in flatten(config.model_dump(mode="json")).items():
         if key.split(".")[0] not in NOT_LOGGED_ON_CHANGE and key in there and there[key] != now:
             yield key, there[key], now
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat

@@ -5,17 +5,12 @@ import shutil
 from pathlib import Path
 
 from gpt2train.checkpoint.store import (
-    BEST,
-    FOLDER,
-    LATEST,
-    MANIFEST,
-    TEMPORARY,
     CheckpointManifest,
-    list_checkpoints,
     read_manifest,
 )
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import fsync, write_error
+from gpt2train.io.files import atomic_file, fsync, write_error
+from gpt2train.io.run_folder import BEST, FOLDER, LATEST, MANIFEST, TEMPORARY, list_checkpoints
 
 
 def publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int, keep_best: int) -> None:
@@ -32,7 +27,6 @@ def publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int, k
         keep_best: number of checkpoints with the lowest validation loss to keep in addition.
     """
     write_durably(draft / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
-    fsync(draft)
     if final.exists():  # a run that fell back to an older checkpoint reaches this step again
         remove(final)
     draft.rename(final)
@@ -83,11 +77,9 @@ def remove(checkpoint: Path) -> None:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Replace a small file atomically and durably."""
-    draft = path.with_name(path.name + TEMPORARY)
-    draft.write_text(text, encoding="utf-8")
-    fsync(draft)
-    draft.replace(path)
+    """Replace a small file atomically; a draft that a kill leaves is overwritten by the next one."""
+    with atomic_file(path, path.with_name(path.name + TEMPORARY)) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def _prune(newest: Path, keep: int, keep_best: int) -> None:
@@ -110,7 +102,7 @@ def _point(folder: Path, newest: Path, best: list[Path]) -> None:
         write_durably(folder / BEST, best[0].name + "\n")
     else:
         (folder / BEST).unlink(missing_ok=True)
-    fsync(folder)
+        fsync(folder)
 
 
 def _manifest(checkpoint: Path) -> CheckpointManifest | None:

@@ -26,17 +26,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from gpt2train.checkpoint.safe_reader import SafeReader
-from gpt2train.convert.weights import LazyTensor, LazyWeights
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.run_folder import MANIFEST
+from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
 from gpt2train.model.shape import Shape
 from gpt2train.settings import Settings
-from gpt2train.training.loss_scale import LossScale
-from gpt2train.training.spike_detection import SpikeWindow
+from gpt2train.training.train_state import TrainState
 
-FOLDER = "checkpoints"
-LATEST, BEST = "latest", "best"
-MANIFEST = "manifest.json"
-TEMPORARY = ".tmp"
 FORMAT = 1
 
 
@@ -47,25 +43,6 @@ class StoredFile(Settings):
     """Size in bytes."""
     sha256: str
     """SHA-256 of the content, lower-case hex."""
-
-
-class TrainState(Settings):
-    """Progress of a run; together with weights and optimizer state, the complete state of training."""
-
-    step: int
-    """Steps done. Dropout of a step is seeded by (seed, step, rank), so no generator state needs saving."""
-    samples: int
-    """Samples used, which is the global index of the next sample."""
-    updates: int
-    """Steps that changed the weights; they determine the learning rate."""
-    skipped: int
-    """Steps skipped because the gradient was not finite or a spike was detected."""
-    consecutive_skipped: int = 0
-    """Skipped steps since the last update."""
-    scale: LossScale | None = None
-    """Loss scale, in fp16 only."""
-    history: SpikeWindow = SpikeWindow()
-    """Metric values of the last steps, for spike detection."""
 
 
 class StoredCorpus(Settings):
@@ -100,35 +77,6 @@ class CheckpointManifest(Settings):
     """Version of torch that wrote the checkpoint."""
     files: dict[str, StoredFile]
     """All other files of the folder, by name."""
-
-
-def checkpoint_name(step: int) -> str:
-    """Name of a checkpoint's folder."""
-    return f"step-{step:08d}"
-
-
-def list_checkpoints(run: str | Path) -> list[Path]:
-    """List the complete checkpoints of a run folder, oldest first, without verifying them."""
-    folder = Path(run) / FOLDER
-    return sorted(p.parent for p in folder.glob(f"step-*/{MANIFEST}") if not p.parent.name.endswith(TEMPORARY))
-
-
-def list_without_manifest(run: str | Path) -> list[Path]:
-    """List the folders of a run that are named like a checkpoint but have no manifest, oldest first, without drafts."""
-    folders = (Path(run) / FOLDER).glob("step-*")
-    return sorted(p for p in folders if p.is_dir() and p.name[-4:] != TEMPORARY and not (p / MANIFEST).exists())
-
-
-def newest(run: str | Path) -> Path:
-    """Find the newest checkpoint of a run folder.
-
-    Raises:
-        UserError: the run has no checkpoint.
-    """
-    found = list_checkpoints(run)
-    if not found:
-        raise UserError(f"no checkpoint in {Path(run) / FOLDER}; give the folder of a run that has saved one")
-    return found[-1]
 
 
 def read_manifest(checkpoint: str | Path) -> CheckpointManifest:
@@ -189,17 +137,6 @@ def load(checkpoint: str | Path, state: Mapping[str, Tensor], group: dist.Proces
         raise RunError(f"cannot load {checkpoint}: {reason}") from error
 
 
-def load_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    """Load the model's parameters by name, unsharded, float32, on the CPU, without a process group.
-
-    Raises:
-        UserError: there is no checkpoint at this path.
-        RunError: the checkpoint is damaged.
-    """
-    verify(checkpoint)
-    return {name: stored.read(torch.float32) for name, stored in _tensors(checkpoint).items()}
-
-
 def open_weights(checkpoint: str | Path) -> LazyWeights:
     """Open the model of a checkpoint of any layout, to be read tensor by tensor, without a process group.
 
@@ -208,7 +145,7 @@ def open_weights(checkpoint: str | Path) -> LazyWeights:
         RunError: the checkpoint is damaged, or its manifest lacks the sizes of the model.
     """
     shape = stored_shape(verify(checkpoint), checkpoint)
-    return LazyWeights(shape, _tensors(checkpoint))
+    return LazyWeights(shape, open_tensors(checkpoint))
 
 
 def stored_shape(manifest: CheckpointManifest, checkpoint: str | Path) -> Shape:
@@ -224,7 +161,8 @@ def stored_shape(manifest: CheckpointManifest, checkpoint: str | Path) -> Shape:
         raise RunError(f"{Path(checkpoint) / MANIFEST} lacks the sizes of the model ({error})") from error
 
 
-def _tensors(checkpoint: str | Path) -> dict[str, LazyTensor]:
+def open_tensors(checkpoint: str | Path) -> dict[str, LazyTensor]:
+    """Open the model's parameters by name, unsharded, without verifying the checkpoint."""
     reader = SafeReader(checkpoint)
     return {
         key.removeprefix("model."): LazyTensor(tuple(entry.size), functools.partial(_read, reader, key, entry.size))

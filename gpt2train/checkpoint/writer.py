@@ -12,15 +12,13 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from gpt2train.checkpoint.retention import publish
 from gpt2train.checkpoint.store import (
-    FOLDER,
-    TEMPORARY,
     CheckpointManifest,
     StoredFile,
-    checkpoint_name,
     sha256,
 )
 from gpt2train.errors import RunError
-from gpt2train.io.files import FULL, is_full, make_folder
+from gpt2train.io.files import DISK_FULL_ERRNOS, is_full, make_folder
+from gpt2train.io.run_folder import FOLDER, TEMPORARY, checkpoint_name
 from gpt2train.parallel.mesh import all_or_raise
 
 
@@ -112,6 +110,6 @@ def _publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int, 
 
 def _write_error(path: Path, error: BaseException) -> RunError:
     # torch's writer reports a full disk as an "unexpected pos" of its zip file, so the disk itself is checked as well.
-    if (isinstance(error, OSError) and error.errno in FULL) or is_full(path.parent):
+    if (isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS) or is_full(path.parent):
         return RunError(f"no space left while saving {path}; free some and run again: earlier checkpoints are intact")
     return RunError(f"cannot save {path}: {error}; earlier checkpoints are intact")

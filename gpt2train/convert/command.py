@@ -67,7 +67,7 @@ def convert(
     from gpt2train.convert.from_weights import write_checkpoint
     from gpt2train.convert.huggingface import save_model
     from gpt2train.convert.megatron_write import write_megatron
-    from gpt2train.convert.weights import DTYPES
+    from gpt2train.convert.tensor_files import DTYPES
 
     opened = open_source(source, from_, tokenizer=tokenizer, vocab=vocab, heads=heads)
     tokenizer_folder = tokenizer or opened.tokenizer

@@ -4,17 +4,18 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2train.checkpoint.store import FOLDER, MANIFEST, open_weights
+from gpt2train.checkpoint.store import open_weights
 from gpt2train.config import CONFIG_FILE
 from gpt2train.convert.huggingface import open_model
 from gpt2train.convert.megatron import is_megatron, open_megatron
 from gpt2train.convert.merge import card_facts, find_source, find_tokenizer
 from gpt2train.convert.model_card import NO_FACTS, CardFacts
 from gpt2train.convert.settings import Format
-from gpt2train.convert.weights import LazyWeights
 from gpt2train.data.tokenizer import has_tokenizer, load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.io.files import check_folder
+from gpt2train.io.run_folder import FOLDER, MANIFEST
+from gpt2train.model.lazy_weights import LazyWeights
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,13 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-from gpt2train.checkpoint.store import FORMAT, MANIFEST, CheckpointManifest, StoredFile, TrainState, sha256
-from gpt2train.convert.weights import LazyWeights, check_sizes, sizes
+from gpt2train.checkpoint.store import FORMAT, CheckpointManifest, StoredFile, sha256
 from gpt2train.data.tokenizer import load_tokenizer, read_tables, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
-from gpt2train.io.files import folder_whole
+from gpt2train.io.files import atomic_folder
+from gpt2train.io.run_folder import MANIFEST
+from gpt2train.model.lazy_weights import LazyWeights, check_sizes, sizes
+from gpt2train.training.train_state import START
 
 
 def write_checkpoint(folder: Path, weights: LazyWeights, tokenizer: Path | None = None) -> None:
@@ -33,7 +35,7 @@ def write_checkpoint(folder: Path, weights: LazyWeights, tokenizer: Path | None 
     if tokenizer is not None and (size := load_tokenizer(tokenizer).get_vocab_size()) != shape.vocab:
         raise UserError(f"the tokenizer {tokenizer} has {size} entries, the model {shape.vocab}; give the model's own")
     state = {f"model.{name}": stored.read(torch.float32) for name, stored in sorted(weights.tensors.items())}
-    with folder_whole(folder) as draft:
+    with atomic_folder(folder) as draft:
         with warnings.catch_warnings():  # torch warns about the missing process group, despite no_dist
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.save(state, storage_writer=dcp.FileSystemWriter(draft), no_dist=True)
@@ -44,7 +46,7 @@ def write_checkpoint(folder: Path, weights: LazyWeights, tokenizer: Path | None 
         identity = tokenizer_hash(tokenizer) if tokenizer is not None else None
         manifest = CheckpointManifest(
             format=FORMAT,
-            position=TrainState(step=0, samples=0, updates=0, skipped=0),
+            position=START,
             config={"model": model, "vocab": shape.vocab, "tokenizer_hash": identity},
             tokenizer_hash=identity,
             torch=torch.__version__,

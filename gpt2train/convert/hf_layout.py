@@ -10,7 +10,7 @@ The output embedding is tied and stored once in both.
 
 from torch import Tensor
 
-from gpt2train.convert.weights import pad_vocabulary, sizes
+from gpt2train.model.lazy_weights import pad_vocabulary, sizes
 from gpt2train.model.shape import Shape
 
 TOP = ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias")  # same names in both

@@ -19,12 +19,12 @@ from gpt2train.convert.hf_config import read_shape, write_config
 from gpt2train.convert.hf_layout import exported, hf_sizes, imported, join_heads, names, split_heads
 from gpt2train.convert.model_card import NO_FACTS, CardFacts, model_card
 from gpt2train.convert.settings import CARD, Device, Dtype
-from gpt2train.convert.tensor_files import SAFETENSORS, open_tensors, write_tensors
-from gpt2train.convert.weights import DTYPES, LazyTensor, LazyWeights, check_sizes, empty_model, in_memory, sizes
+from gpt2train.convert.tensor_files import DTYPES, SAFETENSORS, open_tensors, write_tensors
 from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer, read_tables, save_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.io.files import folder_whole
+from gpt2train.io.files import atomic_folder
 from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, empty_model, in_memory, sizes
 from gpt2train.model.shape import Shape
 
 __all__ = [
@@ -90,7 +90,7 @@ def save_model(
         UserError: the tokenizer does not fit the model, or `folder` exists and is not a model folder.
     """
     check_free(folder)
-    with folder_whole(folder) as draft:
+    with atomic_folder(folder) as draft:
         fill_folder(draft, weights, tokenizer, dtype, facts)
 
 

@@ -33,9 +33,10 @@ from gpt2train.convert.megatron_names import (
     split_dim,
 )
 from gpt2train.convert.safe_pickle import PickleStub, read_pickle
-from gpt2train.convert.weights import LazyTensor, LazyWeights, check_sizes, pad_vocabulary, sizes
 from gpt2train.errors import UserError
+from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, pad_vocabulary, sizes
 from gpt2train.model.shape import Shape
+from gpt2train.settings import flatten
 
 TRACKER = "latest_checkpointed_iteration.txt"
 FILES = ("model_optim_rng.pt", "model_rng.pt")  # the second if the optimizer is in a file of its own
@@ -189,17 +190,11 @@ def _chunk(states: Mapping[tuple[int, int], dict[str, Any]], pp: int, chunk: int
     key = "model" if "model" in states[0, 0] else f"model{chunk}"
     found = []
     for rank in range(tp):
-        flat = {canonical(name): tensor for name, tensor in _flat(states[rank, pp].get(key, {}))}
-        found.append({name: tensor for name, tensor in flat.items() if not BUFFERS.fullmatch(name)})
+        tree = states[rank, pp].get(key, {})
+        named = flatten(tree).items() if isinstance(tree, Mapping) else ()
+        tensors = {canonical(name): value for name, value in named if isinstance(value, Tensor)}
+        found.append({name: tensor for name, tensor in tensors.items() if not BUFFERS.fullmatch(name)})
     return found
-
-
-def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(tree, Tensor):
-        yield prefix, tree
 
 
 def _collect_tensors(chunks: list[list[Tensors]], folder: Path) -> dict[str, list[Tensor]]:

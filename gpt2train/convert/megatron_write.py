@@ -10,9 +10,9 @@ from gpt2train.convert.megatron import FILES, TRACKER
 from gpt2train.convert.megatron_args import make_args
 from gpt2train.convert.megatron_names import FINAL, HEAD, TOP, layer_names, old_name, rows_to, split_dim
 from gpt2train.convert.settings import Names, Version
-from gpt2train.convert.weights import LazyWeights, check_sizes, pad_vocabulary, sizes
 from gpt2train.errors import UserError
-from gpt2train.io.files import folder_whole
+from gpt2train.io.files import atomic_folder
+from gpt2train.model.lazy_weights import LazyWeights, check_sizes, pad_vocabulary, sizes
 from gpt2train.model.shape import PADDING, Shape
 
 
@@ -53,7 +53,7 @@ def write_megatron(
         raise UserError(f"{folder} already exists; give another folder")
     check_sizes({name: stored.size for name, stored in weights.tensors.items()}, sizes(shape), "the model")
     rows = -(-shape.vocab // (PADDING * tp)) * PADDING * tp
-    with folder_whole(folder) as draft:
+    with atomic_folder(folder) as draft:
         for stage in range(pp):
             for rank in range(tp):
                 state = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
-from gpt2train.checkpoint.store import FOLDER, MANIFEST, newest, open_weights, read_manifest, sha256
+from gpt2train.checkpoint.store import open_weights, read_manifest, sha256
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.convert.huggingface import card_text, check_free, fill_folder
 from gpt2train.convert.model_card import CardFacts, scores_of, training_facts
@@ -13,7 +13,8 @@ from gpt2train.convert.settings import CARD, Dtype
 from gpt2train.convert.tensor_files import SAFETENSORS
 from gpt2train.data.tokenizer import has_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
-from gpt2train.io.files import check_folder, folder_whole
+from gpt2train.io.files import atomic_folder, check_folder
+from gpt2train.io.run_folder import FOLDER, MANIFEST, newest_checkpoint
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def merge(
     """
     source, target = find_source(Path(run_or_checkpoint)), Path(output)
     check_free(target)  # before minutes of hashing
-    with folder_whole(target) as draft:
+    with atomic_folder(target) as draft:
         fill(draft, source.checkpoint, Path(tokenizer) if tokenizer is not None else None, dtype, license)
     return source.checkpoint
 
@@ -118,7 +119,7 @@ def find_source(path: Path) -> Source:
     """
     check_folder(path)
     if (path / CONFIG_FILE).is_file():
-        run, checkpoint = path, newest(path)
+        run, checkpoint = path, newest_checkpoint(path)
     elif path.parent.name == FOLDER and (path.parent.parent / CONFIG_FILE).is_file():
         run, checkpoint = path.parent.parent, path
     elif (path / MANIFEST).is_file():

@@ -15,10 +15,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gpt2train.convert.safe_pickle import read_pickle
-from gpt2train.convert.weights import LazyTensor
+from gpt2train.convert.settings import Dtype
 from gpt2train.errors import UserError
+from gpt2train.model.lazy_weights import LazyTensor
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
+DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 

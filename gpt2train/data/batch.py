@@ -1,6 +1,6 @@
-"""Batch of samples, the input of the model."""
+"""Batches: the input of the model, and of a training step."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -39,3 +39,22 @@ class Batch:
     def _tensors(self) -> list[tuple[str, Tensor]]:
         found = [(field.name, getattr(self, field.name)) for field in fields(self)]
         return [(name, tensor) for name, tensor in found if tensor is not None]
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """Global batch of one training step, as far as one data-parallel rank needs it.
+
+    Attributes:
+        samples: samples of the global batch.
+        targets: targets of the global batch that are not ignored, over all processes; at least 1.
+        micro_batches: micro-batches of this rank.
+    """
+
+    samples: int
+    targets: int
+    micro_batches: list[Batch]
+
+    def to(self, device: torch.device) -> "StepBatch":
+        """Copy to a device; from pinned memory the copy overlaps with computation."""
+        return replace(self, micro_batches=[batch.to(device) for batch in self.micro_batches])

@@ -24,6 +24,7 @@ import numpy as np
 
 from gpt2train.data.epoch import Epoch
 from gpt2train.data.indexed import map_array
+from gpt2train.io.files import atomic_file
 
 log = logging.getLogger("gpt2train")
 
@@ -109,13 +110,7 @@ def _write(path: Path, key: bytes, epoch: Epoch) -> None:
     for left in path.parent.glob(f"{path.name}.*"):  # left by a process that was killed while writing
         left.unlink(missing_ok=True)
     draft = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
-    try:
-        with draft.open("wb") as file:
-            file.write(head)
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with atomic_file(path, draft), draft.open("wb") as file:
+        file.write(head)
+        for part in parts:
+            file.write(part)

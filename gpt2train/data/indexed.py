@@ -17,7 +17,7 @@ here, a sequence is a document.
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -96,11 +96,6 @@ class IndexedWriter:
             raise ValueError(f"token ids {int(ids.min())}..{int(ids.max())} do not fit {self.dtype}")
         self._file.write(ids.astype(self.dtype).data)
         self._lengths.append(len(ids))
-
-    def add_all(self, documents: Iterable[Sequence[int] | np.ndarray]) -> None:
-        """Append documents in order."""
-        for tokens in documents:
-            self.add(tokens)
 
     def finish(self) -> None:
         """Close `.bin` and write `.idx`."""

@@ -34,7 +34,7 @@ from gpt2train.data.indexed import (
 )
 from gpt2train.data.sharded_dataset import TokenDataset, open_tokens
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.files import fsync, make_folder
+from gpt2train.io.files import atomic_file, make_folder
 
 MAGIC = b"TNTIDX\x00\x00"
 HEADER = struct.Struct("<8sQQQQQQ")
@@ -125,21 +125,17 @@ def convert(source: str | Path, target: str | Path, dtype: np.dtype[np.generic] 
         if path.exists():
             raise UserError(f"{path} exists already; remove it or give another target")
     make_folder(data.parent)
-    drafts = [path.with_name(f".tmp-{path.name}") for path in (data, index)]
-    try:
+    # The index is renamed last: without it there is no dataset.
+    with (
+        atomic_file(index, index.with_name(f".tmp-{index.name}")) as index_draft,
+        atomic_file(data, data.with_name(f".tmp-{data.name}")) as data_draft,
+    ):
         limits, total = np.iinfo(kind), len(dataset.tokens)
-        with drafts[0].open("wb") as file:
+        with data_draft.open("wb") as file:
             for start in range(0, total, BLOCK):
                 block = dataset.tokens[start : min(start + BLOCK, total)]
                 if block.size and not limits.min <= int(block.min()) <= int(block.max()) <= limits.max:
                     raise UserError(f"{source} contains the ids {block.min()} … {block.max()}, which do not fit {kind}")
                 file.write(block.astype(kind).data)
-        write_index(drafts[1], dataset.lengths, kind, dataset.documents)
-        for draft, path in zip(drafts, (data, index), strict=True):
-            fsync(draft)
-            draft.replace(path)
-        fsync(data.parent)
-    finally:
-        for draft in drafts:
-            draft.unlink(missing_ok=True)
+        write_index(index_draft, dataset.lengths, kind, dataset.documents)
     return IndexedDataset(target)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
 
-from gpt2train.data.batch import Batch
+from gpt2train.config.batch_plan import BatchPlan
+from gpt2train.data.batch import Batch, StepBatch
 from gpt2train.data.training_data import TrainingData
 
 T = TypeVar("T")
@@ -65,3 +66,25 @@ def step_batches(
     starts = [first + (index * ranks + rank) * micro for index in range(accumulation)]
     batches = [data.batch(range(start, start + micro)) for start in starts]
     return [batch.pinned() for batch in batches] if pin else batches
+
+
+def training_batches(
+    data: TrainingData, plan: BatchPlan, first: int, steps: int, *, micro: int, rank: int, ranks: int, pin: bool = False
+) -> Iterator[StepBatch]:
+    """Yield the batch of each remaining step of a run, on one data-parallel rank.
+
+    Args:
+        data: training data.
+        plan: batch sizes over the run.
+        first: global index of the first sample, which is the number of samples used so far.
+        steps: number of remaining steps.
+        micro: samples per micro-batch.
+        rank: data-parallel rank.
+        ranks: number of data-parallel ranks.
+        pin: copy to pinned memory, for a GPU.
+    """
+    for _ in range(steps):
+        size = plan.size_at(first)
+        micro_batches = step_batches(data, first, micro, size // (micro * ranks), rank, ranks, pin)
+        yield StepBatch(size, data.counted(range(first, first + size)), micro_batches)
+        first += size

@@ -13,9 +13,9 @@ from gpt2train.errors import UserError
 from gpt2train.evaluate.files import about, check_output, decode, read_input, write_result
 from gpt2train.evaluate.passages import read_passages
 from gpt2train.evaluate.tables import curve_lines, lambada_lines, wikitext_lines
-from gpt2train.inference.open_model import ServingLayout
+from gpt2train.inference.settings import ServingLayout
 from gpt2train.io.command_line import HELP_DEBUG, progress
-from gpt2train.io.files import write_whole
+from gpt2train.io.files import write_atomic
 
 if TYPE_CHECKING:
     from gpt2train.evaluate.eval_model import EvalModel
@@ -171,7 +171,7 @@ def curve(
         from gpt2train.evaluate.curve_plot import curve_picture
 
         write_result(folder / "curve.json", scored)
-        write_whole(folder / "curve.png", curve_picture(scored["points"]))
+        write_atomic(folder / "curve.png", curve_picture(scored["points"]))
     print_once(f"curve: {folder / 'curve.png'}")
 
 

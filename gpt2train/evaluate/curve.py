@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gpt2train.checkpoint.store import FOLDER, MANIFEST, list_checkpoints, read_manifest, sha256, stored_shape
+from gpt2train.checkpoint.store import read_manifest, sha256, stored_shape
 from gpt2train.config import CONFIG_FILE
 from gpt2train.convert.merge import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
@@ -25,6 +25,7 @@ from gpt2train.evaluate.files import DATA_HASH_KEY, write_result
 from gpt2train.evaluate.lambada import evaluate_lambada
 from gpt2train.evaluate.passages import read_passages
 from gpt2train.evaluate.perplexity import wikitext_perplexity
+from gpt2train.io.run_folder import FOLDER, MANIFEST, list_checkpoints
 from gpt2train.parallel.mesh import broadcast_from_rank0
 
 VERSION = 1  # version of the scoring rules; a new version invalidates all cached results

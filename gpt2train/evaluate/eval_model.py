@@ -8,17 +8,19 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from gpt2train.checkpoint.store import FOLDER, open_weights
+from gpt2train.checkpoint.store import open_weights
 from gpt2train.convert.huggingface import read_model
 from gpt2train.convert.merge import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
-from gpt2train.convert.weights import empty_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.evaluate.scoring_request import DistributedScorer
-from gpt2train.inference.open_model import ServingLayout, open_model
+from gpt2train.inference.open_model import open_model
+from gpt2train.inference.settings import ServingLayout
 from gpt2train.io.files import check_folder
+from gpt2train.io.run_folder import FOLDER
 from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.lazy_weights import empty_model
 
 SCORES = "scores"  # next to a run's `checkpoints/`; `eval/` belongs to the flow
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2train.errors import UserError
-from gpt2train.io.files import write_whole
+from gpt2train.io.files import write_atomic
 
 DATA_HASH_KEY = "data_sha256"  # key of every result; marks a file as a result
 
@@ -73,4 +73,4 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
         UserError: the file cannot be written, or exists and is not a result.
     """
     check_output(path)
-    write_whole(path, json.dumps(result, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_atomic(path, json.dumps(result, indent=1, ensure_ascii=False).encode() + b"\n")

@@ -52,7 +52,7 @@ def run_shared(app: App) -> None:
     code = 0
     try:
         if gpus := torch.cuda.device_count():
-            torch.cuda.set_device(env.local % gpus)
+            torch.cuda.set_device(env.local_rank % gpus)
         join("cpu", env)  # scores are exchanged over gloo, wherever the models are
         install_excepthook(env.rank, debug)
         global _shared

@@ -10,8 +10,8 @@ from cyclopts.validators import Number
 
 from gpt2train.convert.settings import Device, Dtype
 from gpt2train.errors import UserError
-from gpt2train.inference.open_model import ServingLayout, open_model
-from gpt2train.inference.settings import BeamSettings, SamplingSettings
+from gpt2train.inference.open_model import open_model
+from gpt2train.inference.settings import BeamSettings, SamplingSettings, ServingLayout
 from gpt2train.settings import build
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def generate(
     if layout.processes > 1 and dtype != "float32":
         raise UserError(f"--dtype {dtype} needs a model in one process; leave out --tp and --pp, or --dtype")
     with open_model(model, layout, device) as opened:
-        from gpt2train.convert.huggingface import DTYPES
+        from gpt2train.convert.tensor_files import DTYPES
         from gpt2train.data.tokenizer import load_tokenizer
         from gpt2train.model.gpt2 import GPT2
 

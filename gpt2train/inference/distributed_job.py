@@ -23,7 +23,7 @@ from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
 from gpt2train.inference.distributed_decoder import CommandChannel, DistributedModel, follow
 from gpt2train.inference.model_shard import ModelShard
-from gpt2train.inference.open_model import ServingLayout
+from gpt2train.inference.settings import ServingLayout
 from gpt2train.launch import rank_store
 from gpt2train.launch.process_env import read_process_env
 from gpt2train.model.shape import Shape
@@ -59,7 +59,7 @@ def open_distributed_model(model: Path, serving: ServingLayout, device: Device =
     on_gpu = dist_context.device.type == "cuda" and device != "cpu"
     if device == "cuda" and not on_gpu:
         raise UserError(
-            f"--device cuda: this machine has {torch.cuda.device_count()} GPUs for {env.locals} processes; "
+            f"--device cuda: this machine has {torch.cuda.device_count()} GPUs for {env.local_world} processes; "
             "use --device cpu"
         )
     setup = CommandChannel(TIMEOUT)

@@ -12,9 +12,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2train.convert.weights import LazyWeights, empty_model
 from gpt2train.inference.shard_loader import read_shard
 from gpt2train.model.cache import Cache, Prefill, Step
+from gpt2train.model.lazy_weights import LazyWeights, empty_model
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import PIPELINE, TENSOR, DistContext, make_mesh
@@ -43,7 +43,7 @@ class ModelShard:
         self.gather_group = dist.new_group(timeout=dist_context.timeout, backend="gloo")
         self.tp_rank = mesh[TENSOR].get_local_rank()
         self.layers = stage_layers(shape, layout.pp)[self.stage]
-        self.model = empty_model(shape).keep_only(self.layers).eval()
+        self.model = empty_model(shape).keep_layers(self.layers).eval()
         apply_tensor_parallel(self.model, mesh[TENSOR], sequence_parallel=False)
         self.cache = self._cache(0, 0)
 
@@ -124,13 +124,13 @@ class ModelShard:
         self, tokens: Tensor, cache: Sequence[Prefill | Step] | None = None, positions: Tensor | None = None
     ) -> Tensor | None:
         """Run this stage; returns the last hidden states [rows, length, hidden] on the last stage, None elsewhere."""
-        if self.model.begins:
+        if self.model.has_embeddings:
             x = tokens.to(self.device)
         else:
             x = torch.empty(*tokens.shape, self.shape.hidden, device=self.device)
             dist.recv(x, group=self.pipeline_group, group_src=self.stage - 1)
         x = self.model.hidden(x, cache, positions)
-        if self.model.ends:
+        if self.model.has_head:
             return x
         dist.send(x.contiguous(), group=self.pipeline_group, group_dst=self.stage + 1)
         return None

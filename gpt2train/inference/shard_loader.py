@@ -8,7 +8,7 @@ kernel can reclaim them.
 import torch
 from torch import Tensor
 
-from gpt2train.convert.weights import LazyWeights, check_sizes, empty_model, sizes
+from gpt2train.model.lazy_weights import LazyWeights, check_sizes, empty_model, sizes
 
 ROWS = ("wte.weight", "attn.qkv.weight", "attn.qkv.bias", "up.weight", "up.bias")
 COLUMNS = ("attn.proj.weight", "down.weight")
@@ -27,7 +27,7 @@ def read_shard(weights: LazyWeights, layers: range, tp: int, rank: int) -> dict[
         UserError: a tensor is missing, unexpected, of the wrong size, or unreadable.
     """
     check_sizes({name: stored.size for name, stored in weights.tensors.items()}, sizes(weights.shape), "the model")
-    local = empty_model(weights.shape).keep_only(layers)
+    local = empty_model(weights.shape).keep_layers(layers)
     return {
         name: _split(name, weights.tensors[name].read(torch.float32), tp, rank) for name, _ in local.named_parameters()
     }

@@ -17,14 +17,14 @@ from gpt2train.errors import RunError, UserError
 
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-FULL = (errno.ENOSPC, errno.EDQUOT)  # disk full, quota exceeded
-ELSEWHERE = "give another --output"
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)  # disk full, quota exceeded
+DEFAULT_REMEDY = "give another --output"  # of a write that failed
 PROBE_BYTES = 1 << 20  # size of the test file; a disk that refuses it counts as full
 
 
-def write_error(place: str | Path, error: OSError, remedy: str = ELSEWHERE) -> UserError | RunError:
+def write_error(place: str | Path, error: OSError, remedy: str = DEFAULT_REMEDY) -> UserError | RunError:
     """Convert a failed write to an error that names the path, the reason and the remedy."""
-    if error.errno in FULL:
+    if error.errno in DISK_FULL_ERRNOS:
         return RunError(f"no space left while writing {place}: free some, or {remedy}; run again to continue")
     return UserError(f"cannot write {place}: {error.strerror or error}; {remedy}")
 
@@ -60,7 +60,7 @@ def is_full(folder: Path) -> bool:
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        return error.errno in FULL
+        return error.errno in DISK_FULL_ERRNOS
     return False
 
 
@@ -92,7 +92,7 @@ def private_folder() -> Path:
     return folder
 
 
-def size_words(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Format a number of bytes with a unit."""
     for unit, scale in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= scale:
@@ -147,29 +147,45 @@ def make_folder(folder: Path) -> None:
             fsync(new.parent)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a small file atomically.
+@contextlib.contextmanager
+def atomic_file(path: Path, draft: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary path to write; at the end of the block it is renamed to `path`, unless there was an error.
+
+    Args:
+        path: file to write, in an existing folder.
+        draft: temporary path, in the same folder; by default one that no other process uses.
 
     Raises:
-        RunError: the disk is full.
-        UserError: the path is not writable.
+        OSError: the path is not writable, or the disk is full.
     """
-    draft = path.parent / f".tmp-{secrets.token_hex(6)}"
+    draft = draft or path.parent / f".tmp-{secrets.token_hex(6)}"
     try:
-        make_folder(path.parent)
-        draft.write_bytes(data)
+        yield draft
         fsync(draft)
         draft.replace(path)
         fsync(path.parent)
-    except OSError as error:
-        raise write_error(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
 
 
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a small file atomically, and its folder if it is missing.
+
+    Raises:
+        RunError: the disk is full.
+        UserError: the path is not writable.
+    """
+    try:
+        make_folder(path.parent)
+        with atomic_file(path) as draft:
+            draft.write_bytes(data)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
 @contextlib.contextmanager
-def folder_whole(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill; at the end of the block it is renamed to `path`, unless there was an error.
 
     An older folder at `path` is renamed before and removed after that, so that a kill loses neither: `path` is

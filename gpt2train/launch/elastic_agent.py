@@ -24,8 +24,8 @@ from torch.distributed.launcher.api import LaunchConfig
 from gpt2train.errors import UserError
 from gpt2train.launch.parent_death import LOST_CONTACT, PEER_HUNG
 from gpt2train.launch.process_env import ProcessEnv
+from gpt2train.launch.rank_logs import quietly
 from gpt2train.launch.rendezvous import rendezvous
-from gpt2train.monitoring.rank_logs import quietly
 
 USER_ERROR = 2  # exit code of a rank for a user's mistake
 STOPPED = 128 + signal.SIGTERM
@@ -110,10 +110,10 @@ def _complete(args: Namespace, env: ProcessEnv) -> Namespace:
     """Fill in the rendezvous endpoint: from Slurm's variables, or on this machine if it is the only one."""
     chosen = args.standalone or args.rdzv_endpoint or args.master_port is not None or args.nnodes != "1:1"
     if env.world > 1 and not chosen:
-        if env.locals > 1:
+        if env.local_world > 1:
             raise UserError(
-                f"srun started {env.locals} launchers on this machine, and each starts its own ranks; start one per "
-                "machine (srun --ntasks-per-node 1), or python -m gpt2train.train without a launcher"
+                f"srun started {env.local_world} launchers on this machine, and each starts its own ranks; start one "
+                "per machine (srun --ntasks-per-node 1), or python -m gpt2train.train without a launcher"
             )
         args.nnodes, args.rdzv_backend, args.rdzv_id = str(env.world), "c10d", env.job
         args.rdzv_endpoint = f"{env.host}:{env.port}"

@@ -31,9 +31,9 @@ class ProcessEnv:
     """Rank among all processes."""
     world: int = 1
     """World size."""
-    local: int = 0
+    local_rank: int = 0
     """Local rank, among the processes of this machine."""
-    locals: int = 1
+    local_world: int = 1
     """Number of processes on this machine."""
     host: str = ""
     """Address of the rendezvous store; empty for a single process."""
@@ -89,27 +89,27 @@ def _of_torchrun(env: Mapping[str, str], under_slurm: bool) -> ProcessEnv:
             f"RANK is {rank}, but SLURM_PROCID is {env['SLURM_PROCID']}; unset RANK and WORLD_SIZE, which processes "
             "started by srun do not need"
         )
-    local, locals_ = _number(env, "LOCAL_RANK", rank), _number(env, "LOCAL_WORLD_SIZE", world)
+    local_rank, local_world = _number(env, "LOCAL_RANK", rank), _number(env, "LOCAL_WORLD_SIZE", world)
     _check(rank, world, "RANK", "WORLD_SIZE")
-    _check(local, locals_, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    if locals_ > world:
-        raise UserError(f"LOCAL_WORLD_SIZE is {locals_}, but WORLD_SIZE is {world}; start with torchrun")
+    _check(local_rank, local_world, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if local_world > world:
+        raise UserError(f"LOCAL_WORLD_SIZE is {local_world}, but WORLD_SIZE is {world}; start with torchrun")
     job = env.get("TORCHELASTIC_RUN_ID", "")
     if folder:  # one file per attempt, since a rank that is killed while writing leaves a damaged one
         store = f"{folder}/{_number(env, 'TORCHELASTIC_RESTART_COUNT', 0)}"
-        return ProcessEnv(rank, world, local, locals_, job=job, store=store, one_machine=True)
+        return ProcessEnv(rank, world, local_rank, local_world, job=job, store=store, one_machine=True)
     host = env["MASTER_ADDR"]
-    one_machine = is_loopback(host) or (locals_ == world and "LOCAL_WORLD_SIZE" in env)
+    one_machine = is_loopback(host) or (local_world == world and "LOCAL_WORLD_SIZE" in env)
     if one_machine and not by_agent:
         host = LOOPBACK
     return ProcessEnv(
-        rank, world, local, locals_, host, _port(env), job, rank == 0 and not by_agent, one_machine=one_machine
+        rank, world, local_rank, local_world, host, _port(env), job, rank == 0 and not by_agent, one_machine=one_machine
     )
 
 
 def _of_slurm(env: Mapping[str, str]) -> ProcessEnv:
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
-    rank, world, local = _number(env, "SLURM_PROCID"), _number(env, tasks, 1), _number(env, "SLURM_LOCALID", 0)
+    rank, world, local_rank = _number(env, "SLURM_PROCID"), _number(env, tasks, 1), _number(env, "SLURM_LOCALID", 0)
     _check(rank, world, "SLURM_PROCID", tasks)
     if world == 1:
         return ProcessEnv()
@@ -120,7 +120,7 @@ def _of_slurm(env: Mapping[str, str]) -> ProcessEnv:
     counts = _tasks_per_node(env, world, nodes)
     node = _number(env, "SLURM_NODEID", 0)
     _check(node, len(nodes), "SLURM_NODEID", lists[0])
-    _check(local, counts[node], "SLURM_LOCALID", "the tasks of this node")
+    _check(local_rank, counts[node], "SLURM_LOCALID", "the tasks of this node")
     job = f"{env.get('SLURM_JOB_ID', '0')}.{env.get('SLURM_STEP_ID', '0')}"
     # Two jobs on a machine must not use the same port; MASTER_PORT resolves a collision.
     port = _port(env) if env.get("MASTER_PORT") else FIRST_PORT + sum(int(n) for n in re.findall(r"\d+", job)) % PORTS
@@ -128,7 +128,7 @@ def _of_slurm(env: Mapping[str, str]) -> ProcessEnv:
     own = counts[node] > 1 and visible != "" and "," not in visible
     one_machine = counts[node] == world
     host = LOOPBACK if one_machine else env.get("MASTER_ADDR") or nodes[0]
-    return ProcessEnv(rank, world, local, counts[node], host, port, job, rank == 0, own, one_machine=one_machine)
+    return ProcessEnv(rank, world, local_rank, counts[node], host, port, job, rank == 0, own, one_machine=one_machine)
 
 
 def _tasks_per_node(env: Mapping[str, str], world: int, nodes: list[str]) -> list[int]:

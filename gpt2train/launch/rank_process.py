@@ -22,7 +22,7 @@ from gpt2train.io.files import make_folder, write_error
 from gpt2train.launch import rank_store
 from gpt2train.launch.parent_death import LAUNCHER, LOST_CONTACT, PEER_HUNG, die_with_parent
 from gpt2train.launch.process_env import ProcessEnv
-from gpt2train.monitoring.rank_logs import write_raw_stderr
+from gpt2train.launch.rank_logs import write_raw_stderr
 
 log = logging.getLogger("gpt2train")
 
@@ -70,7 +70,7 @@ def exit_code(error: UserError | RunError, env: ProcessEnv, debug: bool) -> int:
     """
     if log.handlers:
         log.error("error: %s", error, exc_info=debug)
-    if env.rank == 0 or (not dist.is_initialized() and env.local == 0):
+    if env.rank == 0 or (not dist.is_initialized() and env.local_rank == 0):
         print(f"error: {error}", file=sys.stderr, flush=True)
         if debug:
             traceback.print_exception(error)

@@ -31,10 +31,12 @@ from types import FrameType
 
 import psutil
 
+from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.errors import UserError
+from gpt2train.io.run_folder import checkpoint_step, newest_checkpoint
 from gpt2train.launch.parent_death import LAUNCHER, die_with_parent
 from gpt2train.launch.process_env import read_process_env
-from gpt2train.monitoring.rank_logs import quietly
+from gpt2train.launch.rank_logs import quietly
 
 UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h: try again
 ORPHANED = signal.SIGUSR1  # sent when the parent is gone; also a common warning signal of Slurm's --signal
@@ -87,11 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _completeness(run: Path) -> int:
     """Exit code 0 if the newest checkpoint of a run is that of its last step, otherwise 75."""
-    from gpt2train.checkpoint import store
-    from gpt2train.config import CONFIG_FILE, read_run_config
-
     steps = read_run_config(run / CONFIG_FILE).steps
-    reached = store.read_manifest(store.newest(run)).position.step
+    reached = checkpoint_step(newest_checkpoint(run))
     if reached < steps:
         quietly(print)(
             f"stopped at step {reached} of {steps}; it resumes from there when it is started again", flush=True

@@ -74,14 +74,15 @@ class Block(nn.Module):
 class GPT2(nn.Module):
     """The language model. The output projection is the token embedding `wte` itself (tied).
 
-    `begins` and `ends` are True if the model holds the embeddings and the head, as a whole model does. A pipeline stage
-    (`keep_only`) without the embeddings takes hidden states as input, and one without the head returns hidden states.
+    `has_embeddings` and `has_head` are True if the model holds the embeddings and the head, as a whole model does. A
+    pipeline stage (`keep_layers`) without the embeddings takes hidden states as input, and one without the head returns
+    hidden states.
     """
 
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
-        self.begins = self.ends = True
+        self.has_embeddings = self.has_head = True
         self.wte = nn.Embedding(shape.padded_vocab, shape.hidden)
         self.wpe = nn.Embedding(shape.context, shape.hidden)
         self.drop = nn.Dropout(dropout)
@@ -119,7 +120,7 @@ class GPT2(nn.Module):
             add up over micro-batches and ranks, means do not). Hidden states in a pipeline stage without the head.
         """
         x = self.hidden(tokens, cache, positions, documents)
-        if not self.ends:
+        if not self.has_head:
             return x
         if targets is None:
             return self.project(x, self.wte.weight)
@@ -133,11 +134,11 @@ class GPT2(nn.Module):
         documents: Tensor | None = None,
     ) -> Tensor:
         """Compute the last hidden states [batch, length, hidden], for callers that need the logits of few positions."""
-        x = self.embed(tokens, positions) if self.begins else tokens
+        x = self.embed(tokens, positions) if self.has_embeddings else tokens
         mask = None if documents is None else document_mask(documents)
         for i, block in enumerate(self.blocks.values()):
             x = block(x, cache[i] if cache else None, mask)
-        return self.ln_f(x) if self.ends else x
+        return self.ln_f(x) if self.has_head else x
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Compute the input of the first block: token and position embeddings, after dropout."""
@@ -145,19 +146,19 @@ class GPT2(nn.Module):
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         return self.drop(self.wte(tokens) + self.wpe(positions))
 
-    def keep_only(self, layers: range) -> "GPT2":
+    def keep_layers(self, layers: range) -> "GPT2":
         """Reduce the model, in place, to the pipeline stage of some layers.
 
         The stage of the first layer keeps the embeddings, that of the last layer the head. Parameters keep their names.
         The whole model has one tied `wte`; the first and the last stage have a copy each.
         """
-        self.begins, self.ends = layers.start == 0, layers.stop == self.shape.layers
+        self.has_embeddings, self.has_head = layers.start == 0, layers.stop == self.shape.layers
         for name in [name for name in self.blocks if int(name) not in layers]:
             del self.blocks[name]
-        if not self.begins:
+        if not self.has_embeddings:
             del self.wpe, self.drop
-        if not self.ends:
+        if not self.has_head:
             del self.ln_f
-        if not (self.begins or self.ends):
+        if not (self.has_embeddings or self.has_head):
             del self.wte
         return self

@@ -74,9 +74,9 @@ def measure_rank(ctx: DistContext, layout: Layout, parameters: Iterable[Tensor])
 
 def log_memory(ctx: DistContext, layout: Layout, parameters: Iterable[Tensor], when: str) -> None:
     """Log the table on rank 0, after one gather. Collective."""
-    rows: list[RankMemory] = [None] * ctx.world if ctx.is_first else []  # type: ignore[list-item]
-    dist.gather_object(measure_rank(ctx, layout, parameters), rows if ctx.is_first else None, dst=0)
-    if ctx.is_first:
+    rows: list[RankMemory] = [None] * ctx.world if ctx.is_rank0 else []  # type: ignore[list-item]
+    dist.gather_object(measure_rank(ctx, layout, parameters), rows if ctx.is_rank0 else None, dst=0)
+    if ctx.is_rank0:
         for line in table(rows, when):
             log.info(line)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt2train.errors import RunError
-from gpt2train.io.files import FULL, read_json_lines, write_whole
+from gpt2train.io.files import DISK_FULL_ERRNOS, read_json_lines, write_atomic
 from gpt2train.model.shape import Shape
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class MetricsWriter:
         if problem := unreadable_lines(run):
             log.warning("%s", problem)
         self.rows = [row for row in read_metrics(run) if row["step"] <= step]
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+        write_atomic(path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
         self._file = path.open(
             "ab", buffering=0
         )  # unbuffered: a write that failed on a full disk is not retried on close
@@ -118,7 +118,7 @@ class MetricsWriter:
         try:
             whole = self._file.write(line) == len(line)
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in DISK_FULL_ERRNOS:
                 raise RunError(f"cannot write {name}: {error.strerror}; checkpoints are intact") from error
             whole = False
         if not whole:

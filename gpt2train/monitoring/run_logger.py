@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from gpt2train.checkpoint.store import StoredCorpus, TrainState
+from gpt2train.checkpoint.store import StoredCorpus
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.training_data import TrainingData
-from gpt2train.io.files import write_whole
+from gpt2train.io.files import write_atomic
 from gpt2train.monitoring.memory_report import peak_resident
 from gpt2train.monitoring.metrics import MetricsWriter, mfu, parameter_count
 from gpt2train.monitoring.run_record import note_start
@@ -22,6 +22,7 @@ from gpt2train.monitoring.trackers import open_trackers
 from gpt2train.monitoring.training_warnings import overfitting_warning, warn_before_start
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext, all_or_raise
+from gpt2train.training.train_state import StepStats, TrainState
 
 log = logging.getLogger("gpt2train")
 
@@ -73,11 +74,11 @@ class RunLogger:
         corpora: Sequence[StoredCorpus],
     ) -> None:
         self._config, self._ctx = config, ctx
-        self._metrics = all_or_raise(lambda: self._open(state, layout, corpora) if ctx.is_first else None)
+        self._metrics = all_or_raise(lambda: self._open(state, layout, corpora) if ctx.is_rank0 else None)
 
     def _open(self, state: TrainState, layout: Layout, corpora: Sequence[StoredCorpus]) -> MetricsWriter:
         run, device = Path(self._config.output), self._ctx.device
-        write_whole(run / CONFIG_FILE, to_toml(self._config).encode())
+        write_atomic(run / CONFIG_FILE, to_toml(self._config).encode())
         note_start(
             self._config,
             state.step,
@@ -88,23 +89,20 @@ class RunLogger:
         )
         return MetricsWriter(run, state.step, open_trackers(self._config, state.step))
 
-    def row(
-        self, state: TrainState, *, loss: float, grad_norm: float, lr: float, tokens: int, seconds: float
-    ) -> dict[str, Any]:
+    def row(self, state: TrainState, stats: StepStats, *, lr: float, tokens: int, seconds: float) -> dict[str, Any]:
         """Metrics of the step that led to `state`.
 
         Args:
             state: train state after the step.
-            loss: mean loss per token.
-            grad_norm: gradient norm before clipping.
+            stats: loss and gradient norm of the step.
             lr: learning rate; 0 if the step was skipped.
             tokens: counted targets of the step.
             seconds: time of the step.
         """
         row: dict[str, Any] = {
             "step": state.step,
-            "loss": loss,
-            "grad_norm": grad_norm,
+            "loss": stats.loss,
+            "grad_norm": stats.grad_norm,
             "lr": lr,
             "tokens": state.samples * self._config.model.context,
             "skipped": state.skipped,

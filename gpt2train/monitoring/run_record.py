@@ -27,7 +27,7 @@ from pydantic import ConfigDict, ValidationError
 import gpt2train
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError
-from gpt2train.io.files import write_whole
+from gpt2train.io.files import write_atomic
 from gpt2train.monitoring.metrics import parameter_count, read_metrics
 from gpt2train.settings import Settings
 
@@ -236,7 +236,7 @@ def _before(run: str | Path) -> RunRecord:
 
 def _write(run: str | Path, record: RunRecord) -> None:
     text = json.dumps(record.model_dump(mode="json"), indent=1, ensure_ascii=False)
-    write_whole(Path(run) / RECORD, text.encode() + b"\n")
+    write_atomic(Path(run) / RECORD, text.encode() + b"\n")
 
 
 def _repeated(run: str, step: int, starts: Sequence[Start]) -> RedoneSteps | None:

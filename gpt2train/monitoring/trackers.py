@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from gpt2train.config import LoggingSettings, RunConfig
 from gpt2train.errors import UserError
-from gpt2train.io.files import write_error
+from gpt2train.io.files import write_atomic, write_error
+from gpt2train.settings import flatten
 
 log = logging.getLogger("gpt2train")
 
@@ -124,7 +125,7 @@ class MLflow:
             number = existing.experiment_id if existing else self._client.create_experiment(experiment)
             if known is None:
                 self._id = self._client.create_run(number, run_name=Path(config.output).name).info.run_id
-                for name, value in _flat(config.model_dump(mode="json")):
+                for name, value in flatten(config.model_dump(mode="json")).items():
                     self._client.log_param(self._id, name, value)
             else:
                 self._id = self._client.get_run(known).info.run_id
@@ -159,15 +160,5 @@ def _tracked_runs(run: str) -> dict[str, str]:
 
 
 def _store_id(run: str, tracker: str, name: str) -> None:
-    path = Path(run) / IDENTITY
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(json.dumps(_tracked_runs(run) | {tracker: name}, indent=1) + "\n", encoding="utf-8")
-    draft.replace(path)
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Flatten nested settings to pairs of dotted name and value."""
-    found: list[tuple[str, Any]] = []
-    for key, value in settings.items():
-        found += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
-    return found
+    text = json.dumps(_tracked_runs(run) | {tracker: name}, indent=1) + "\n"
+    write_atomic(Path(run) / IDENTITY, text.encode())

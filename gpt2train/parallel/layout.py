@@ -9,9 +9,9 @@ group, which communicate most, are on the same machine.
 from dataclasses import dataclass
 
 from gpt2train.config import RampUp, TrainSettings
+from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.errors import UserError
 from gpt2train.model.shape import PADDING, Shape
-from gpt2train.training.batch_schedule import BatchPlan
 
 
 @dataclass(frozen=True)

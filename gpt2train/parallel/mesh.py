@@ -44,7 +44,7 @@ class DistContext:
     timeout: timedelta = TIMEOUT
 
     @property
-    def is_first(self) -> bool:
+    def is_rank0(self) -> bool:
         """True on rank 0, which writes files that exist once per run."""
         return self.rank == 0
 
@@ -65,11 +65,13 @@ def join(device: str, env: ProcessEnv | None = None, timeout: timedelta = TIMEOU
     """
     env = env or read_process_env(os.environ)
     gpus = torch.cuda.device_count()
-    enough = gpus >= (1 if env.own_gpu else env.locals)
+    enough = gpus >= (1 if env.own_gpu else env.local_world)
     if device == "cuda" and not enough:
-        raise UserError(f"device cuda was requested, but {env.locals} processes here have {gpus} GPUs; use device cpu")
+        raise UserError(
+            f"device cuda was requested, but {env.local_world} processes here have {gpus} GPUs; use device cpu"
+        )
     on_gpu = enough and gpus > 0 and device != "cpu"
-    own_device = torch.device("cuda", 0 if env.own_gpu else env.local) if on_gpu else torch.device("cpu")
+    own_device = torch.device("cuda", 0 if env.own_gpu else env.local_rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(own_device)
     if env.world == 1 or env.one_machine:

@@ -78,7 +78,9 @@ class Pipeline:
         factors = torch.full((len(batches),), factor, device=self.device)
         schedule = self._schedule_of(len(batches), batches[0].tokens)
         try:
-            schedule.step(*([tokens] if self.parts[0].begins else []), target=factors, return_outputs=False, **whole)
+            schedule.step(
+                *([tokens] if self.parts[0].has_embeddings else []), target=factors, return_outputs=False, **whole
+            )
         except RuntimeError as error:
             # torch wraps errors of a stage's forward, such as a lost peer, in a long message about the stage's inputs.
             raise error.__cause__ or error from None
@@ -104,12 +106,12 @@ class Pipeline:
             if (task := self._task(plan, tick, len(batches))) is not None:
                 part, number = task
                 batch = batches[number]
-                out = part(batch.tokens if part.begins else arrived, **_keywords(batch))
-                if part.ends:
+                out = part(batch.tokens if part.has_embeddings else arrived, **_keywords(batch))
+                if part.has_head:
                     total += out.double()
                 else:
                     transfers.append(dist.P2POp(dist.isend, out.contiguous(), group=self.group, group_peer=ahead))
-            if (then := self._task(plan, tick + 1, len(batches))) is not None and not then[0].begins:
+            if (then := self._task(plan, tick + 1, len(batches))) is not None and not then[0].has_embeddings:
                 arrived = torch.empty(self.sent, device=self.device)
                 transfers.append(dist.P2POp(dist.irecv, arrived, group=self.group, group_peer=behind))
             for transfer in dist.batch_isend_irecv(transfers) if transfers else []:
@@ -146,8 +148,8 @@ class Pipeline:
             self.rank + index * self.size,
             self.size * len(self.parts),
             self.device,
-            input_args=(tokens.to("meta") if part.begins else between,),
-            output_args=(loss if part.ends else between,),
+            input_args=(tokens.to("meta") if part.has_embeddings else between,),
+            output_args=(loss if part.has_head else between,),
             group=self.group,
         )
 
@@ -162,7 +164,7 @@ class Pipeline:
         def forward(*arguments: Any, **keywords: Any) -> Tensor:
             with autocast():
                 out = inner(*arguments, **keywords)
-            expected = (torch.Size(() if part.ends else self.sent), torch.float32)
+            expected = (torch.Size(() if part.has_head else self.sent), torch.float32)
             if (out.shape, out.dtype) != expected:
                 raise ValueError(f"a pipeline stage returned {out.shape} {out.dtype}, expected {expected}")
             return out

@@ -30,8 +30,10 @@ from gpt2train.parallel.tp_collectives import Region
 ROWS, COLUMNS, REPLICATED = Shard(0), Shard(1), Replicate()
 
 
-def apply_tensor_parallel(model: GPT2, mesh: DeviceMesh, sequence_parallel: bool) -> Region | None:
+def apply_tensor_parallel(model: GPT2, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Shard a model, or one pipeline stage, over a tensor-parallel mesh, in place; it may be on the meta device.
+
+    A mesh of size 1 changes nothing.
 
     Args:
         model: unsharded model, equal on all processes, before FSDP, compilation and activation checkpointing.
@@ -39,12 +41,9 @@ def apply_tensor_parallel(model: GPT2, mesh: DeviceMesh, sequence_parallel: bool
             parallelism the context (checked by `gpt2train.parallel.layout`).
         sequence_parallel: slice the activations outside attention and MLP along the sequence. This saves memory at no
             cost; the processes then need different seeds (`gpt2train.parallel.rng`).
-
-    Returns:
-        The tensor-parallel group; None for a mesh of size 1, for which nothing is changed.
     """
     if mesh.size() == 1:
-        return None
+        return
     region = Region(mesh, sequence_parallel)
     for name, module in model.named_modules():
         if isinstance(module, nn.LayerNorm):
@@ -66,7 +65,6 @@ def apply_tensor_parallel(model: GPT2, mesh: DeviceMesh, sequence_parallel: bool
     model.cross_entropy = lambda x, weight, targets: vocab_parallel.cross_entropy(
         x, region.local(weight), targets, region, vocab
     )
-    return region
 
 
 def _parallelize(module: nn.Module, kind: type[nn.Module], region: Region, *placements: Placement) -> None:

@@ -39,8 +39,10 @@ class TiedEmbedding:
         ends = mesh.mesh[[0, -1]].flatten(1)
         # Every process creates every group, in the same order.
         self.group, _ = dist.new_subgroups_by_enumeration(ends.T.tolist(), timeout=timeout)
-        self.copy: Tensor | None = next((part.wte.weight for part in parts if part.begins or part.ends), None)
-        self.second: Tensor | None = self.copy if any(part.ends for part in parts) else None
+        self.copy: Tensor | None = next(
+            (part.wte.weight for part in parts if part.has_embeddings or part.has_head), None
+        )
+        self.second: Tensor | None = self.copy if any(part.has_head for part in parts) else None
 
     def add_gradients(self) -> None:
         """Replace the gradients of both copies by their sum."""

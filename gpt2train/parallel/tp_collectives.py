@@ -28,8 +28,7 @@ class Region:
 
     Args:
         mesh: one-dimensional mesh of the group.
-        sequence: True if activations outside attention and MLP are slices of the sequence. It may be switched between
-            forwards on all processes together, since a single generated token cannot be sliced.
+        sequence: True if activations outside attention and MLP are slices of the sequence.
     """
 
     def __init__(self, mesh: DeviceMesh, sequence: bool) -> None:

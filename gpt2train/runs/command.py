@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from gpt2train.errors import UserError
-from gpt2train.io.files import write_whole
+from gpt2train.io.files import write_atomic
 from gpt2train.runs.reading import Run, read_runs
 from gpt2train.runs.table import Sort, differences, sort_runs, text
 
@@ -46,7 +46,7 @@ def runs(
         _check_page(html)
         from gpt2train.runs.page import render  # jinja2 takes 0.1 s
 
-        write_whole(html, render(readable).encode())
+        write_atomic(html, render(readable).encode())
     if json_:
         document = {
             "runs": [as_json(run) for run in readable],

@@ -16,12 +16,13 @@ from typing import Any
 
 from gpt2train.config import CONFIG_FILE, RunConfig
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.run_folder import FOLDER, LATEST, checkpoint_name
 from gpt2train.monitoring.metrics import FILE, parameter_count, read_metrics, unreadable_lines
 from gpt2train.monitoring.run_record import MANIFEST, RECORD, RunRecord, read_record, token_fingerprint
-from gpt2train.settings import build, read_toml
+from gpt2train.settings import build, flatten, read_toml
 
 MAX_DEPTH = 4  # folder levels below the given one: folder of outputs, output, runs/, run, and one spare
-SIGNS = (RECORD, FILE, MANIFEST, "checkpoints", "logs")  # a run folder has config.toml and at least one of these
+SIGNS = (RECORD, FILE, MANIFEST, FOLDER, "logs")  # a run folder has config.toml and at least one of these
 MEAN_ROWS = 10  # number of last steps whose mean training loss is shown; the loss of one step is noisy
 
 
@@ -182,19 +183,10 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         tokens_per_second=statistics.median(speeds) if speeds else None,
         started=record.starts[0].at if record.starts else None,
         record=record,
-        settings=flat(plain),
+        settings=flatten(plain),
         rows=rows,
         evaluation=evaluation,
     )
-
-
-def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        found |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return found
 
 
 def is_locked(run: Path) -> bool:
@@ -220,8 +212,8 @@ def _is_run(names: set[str]) -> bool:
 def _state(folder: Path, step: int, steps: int) -> str:
     if is_locked(folder):
         return "running"
-    latest = folder / "checkpoints" / "latest"
-    if latest.is_file() and latest.read_text(encoding="utf-8").strip() == f"step-{steps:08d}":
+    latest = folder / FOLDER / LATEST
+    if latest.is_file() and latest.read_text(encoding="utf-8").strip() == checkpoint_name(steps):
         return "finished"
     return "stopped" if step else "not begun"
 

@@ -30,11 +30,12 @@ from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
 from gpt2train.parallel.tied_embedding import TiedEmbedding
 from gpt2train.training.adamw import AdamW
 from gpt2train.training.performance import compile_module
+from gpt2train.training.train_state import StepStats
 
 
 @dataclass(frozen=True)
-class StepStats:
-    """Loss, gradient norm and gradients of one step, before the update.
+class PendingStats:
+    """Statistics and gradients of one step, before the update; the device may still be computing them.
 
     `summary`, `divisor` and `bad` are the same on every process; the rest belongs to this process.
 
@@ -57,16 +58,12 @@ class StepStats:
     each: Tensor
     finite_loss: Tensor
 
-    def read(self) -> tuple[float, float, bool]:
-        """Wait for the statistics, but not for work queued on the device after `Engine.measure`.
-
-        Returns:
-            Mean loss, gradient norm, and True if any process has a stop request.
-        """
+    def read(self) -> StepStats:
+        """Wait for the statistics, but not for work queued on the device after `Engine.measure`."""
         if self.ready is not None:
             self.ready.synchronize()
         loss, norm, stopping = self.summary.tolist()
-        return loss, norm, stopping > 0
+        return StepStats(loss, norm, stopping > 0)
 
 
 class Engine:
@@ -84,7 +81,7 @@ class Engine:
         stages = stage_layers(config.shape, layout.pp * config.parallel.virtual_pipeline_stages)
         with torch.device("meta"):
             self.model_parts = [
-                GPT2(config.shape, config.model.dropout).keep_only(mine) for mine in stages[at.pp :: layout.pp]
+                GPT2(config.shape, config.model.dropout).keep_layers(mine) for mine in stages[at.pp :: layout.pp]
             ]
         for part in self.model_parts:
             apply_tensor_parallel(part, self.mesh[TENSOR], config.parallel.sequence_parallel)
@@ -139,7 +136,7 @@ class Engine:
         return total
 
     @torch.no_grad()
-    def measure(self, total: Tensor, tokens: int, scale: float, stop: bool) -> StepStats:
+    def measure(self, total: Tensor, tokens: int, scale: float, stop: bool) -> PendingStats:
         """Reduce loss, gradient norm and stop requests over all processes, by one collective and without a host sync.
 
         A single infinite element on one process makes the norm not finite on all processes.
@@ -164,7 +161,7 @@ class Engine:
         summary[0] /= tokens
         summary[1].sqrt_().div_(scale)
         out, ready = _copy_to_host(summary)
-        return StepStats(
+        return PendingStats(
             summary=out,
             ready=ready,
             divisor=(((summary[1] + 1e-6) / self.config.optimizer.max_grad_norm).clamp(min=1) * scale).float(),
@@ -175,7 +172,7 @@ class Engine:
         )
 
     @torch.no_grad()
-    def update(self, stats: StepStats, lr: float, skip: bool = False) -> None:
+    def update(self, stats: PendingStats, lr: float, skip: bool = False) -> None:
         """Unscale, clip and apply the optimizer step in one kernel; no change if the gradient norm is not finite.
 
         Args:
@@ -191,7 +188,7 @@ class Engine:
             parameter.grad = None
         stats.gradients.clear()  # free their memory for the next step
 
-    def culprit(self, stats: StepStats) -> str:
+    def culprit(self, stats: PendingStats) -> str:
         """Name the origin of a gradient that is not finite: the loss of a rank, otherwise a parameter's gradient on it.
 
         Collective, to be called only after a skipped step, since it waits for the device.

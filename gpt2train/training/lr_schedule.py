@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass
 
 from gpt2train.config import TrainSettings
+from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.errors import UserError
-from gpt2train.training.batch_schedule import BatchPlan
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from gpt2train.config import TrainSettings
 from gpt2train.errors import RunError
-from gpt2train.io.files import FULL, write_error
+from gpt2train.io.files import DISK_FULL_ERRNOS, write_error
 from tasks.core.reject_limits import LimitSettings, Tally
 from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.worker_pool import WorkerPool, adopt
@@ -80,7 +80,7 @@ class Group:
                 try:
                     outcome = run_batch() if call is None else call(run_batch)
                 except OSError as error:
-                    if error.errno not in FULL:
+                    if error.errno not in DISK_FULL_ERRNOS:
                         raise
                     raise write_error(error.filename or self.step.folder.url, error) from error
                 self.step.commit_batch(name, outcome)

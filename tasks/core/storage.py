@@ -20,7 +20,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.errors import UserError, redact
-from gpt2train.io.files import ELSEWHERE, FULL, fsync, make_folder, write_error
+from gpt2train.io.files import DEFAULT_REMEDY, DISK_FULL_ERRNOS, fsync, make_folder, write_error
 from gpt2train.settings import Settings
 from tasks.core.object_stores import BLOCK, check_credentials, clear_store_errors, is_alive, open_store
 
@@ -134,7 +134,7 @@ class Folder:
             UserError: The file cannot be written.
         """
         target = self.path(name)
-        remedy = ELSEWHERE if self.is_local else f"set TMPDIR to another disk than {tempfile.gettempdir()}"
+        remedy = DEFAULT_REMEDY if self.is_local else f"set TMPDIR to another disk than {tempfile.gettempdir()}"
         with clear_write_errors(f"{self.url}/{name}", remedy):
             parent = Path(target).parent if self.is_local else Path(tempfile.gettempdir())
             try:
@@ -239,7 +239,7 @@ def sweep_drafts() -> None:
 
 
 @contextlib.contextmanager
-def clear_write_errors(location: str, remedy: str = ELSEWHERE) -> Iterator[None]:
+def clear_write_errors(location: str, remedy: str = DEFAULT_REMEDY) -> Iterator[None]:
     """Turn the operating system's write errors into errors of one line with a remedy.
 
     Args:
@@ -253,8 +253,8 @@ def clear_write_errors(location: str, remedy: str = ELSEWHERE) -> Iterator[None]
     try:
         yield
     except OSError as error:
-        if error.errno in (*FULL, *REFUSED):
-            raise write_error(location, error, remedy if error.errno in FULL else ELSEWHERE) from error
+        if error.errno in (*DISK_FULL_ERRNOS, *REFUSED):
+            raise write_error(location, error, remedy if error.errno in DISK_FULL_ERRNOS else DEFAULT_REMEDY) from error
         raise
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from gpt2train.io.files import size_words
+from gpt2train.io.files import format_bytes
 from gpt2train.monitoring.metrics import read_metrics
 from tasks.cloze.step import missing_words
 from tasks.core.runner import Runner
@@ -151,7 +151,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["count"] = lambda value: "–" if value is None else f"{value:,}"
     environment.filters["number"] = lambda value, digits=3: "–" if value is None else f"{value:,.{digits}f}"
-    environment.filters["size"] = size_words
+    environment.filters["size"] = format_bytes
     environment.filters["words"] = lambda name: str(name).replace("_", " ")
     return environment
 

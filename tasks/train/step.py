@@ -14,6 +14,7 @@ from gpt2train.config import CONFIG_FILE, TrainSettings, run_config, to_toml
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import FILE, read_metrics
 from gpt2train.monitoring.run_record import note_flow
 from tasks.core.runner import Runner
@@ -84,7 +85,7 @@ def train(
     from gpt2train.checkpoint import store  # imports torch (1-2 s), which a fully cached run never needs
 
     # A job that receives SIGTERM saves a checkpoint and exits with 0 before its last step.
-    reached = store.read_manifest(store.newest(step.folder.path())).position.step
+    reached = store.read_manifest(newest_checkpoint(step.folder.path())).position.step
     if reached < settings.steps:
         raise RunError(
             f"the training was stopped from outside at step {reached} of {settings.steps}; run again to go on"

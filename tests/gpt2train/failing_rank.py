@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from gpt2train.launch.rank_logs import log_to
 from gpt2train.launch.rank_process import follow_launcher, install_excepthook
-from gpt2train.monitoring.rank_logs import log_to
 from gpt2train.parallel.mesh import join
 
 follow_launcher()

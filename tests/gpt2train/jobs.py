@@ -12,11 +12,12 @@ import numpy as np
 import psutil
 import torch
 
-from gpt2train.checkpoint import store
 from gpt2train.config import DataSettings, RunConfig, to_toml
 from gpt2train.data.indexed import IndexedWriter
+from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import build
+from tests.gpt2train.checkpoint.stored_weights import load_weights
 
 VOCAB = 300
 SECONDS = 200.0  # for one job, on a busy machine
@@ -116,7 +117,7 @@ def curve(run: Path | str, key: str = "loss") -> list[float]:
 
 def weights(run: Path | str) -> dict[str, torch.Tensor]:
     """The weights of a run's newest checkpoint."""
-    return store.load_weights(store.newest(run))
+    return load_weights(newest_checkpoint(run))
 
 
 def wait_until(ready: Callable[[], Any], pause: float = 0.005) -> None:

@@ -17,9 +17,10 @@ import pytest
 from gpt2train.checkpoint import retention, store
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
+from gpt2train.launch.rank_logs import log_to
 from gpt2train.launch.rank_process import install_excepthook, lock_run_folder
 from gpt2train.monitoring.metrics import read_metrics
-from gpt2train.monitoring.rank_logs import log_to
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
 from tests.gpt2train.jobs import all_ended, curve, finish, make, start, start_alone, wait_for, weights, with_lr, write
@@ -65,7 +66,7 @@ def test_a_sharded_run_resumes_in_one_process(
 ) -> None:
     run = Path(two_ranks["zero 3"].output)
     straight = curve(run)
-    retention.remove(store.newest(run))  # back to step 10
+    retention.remove(newest_checkpoint(run))  # back to step 10
     train(make(tokens, run), alone)
     assert curve(run)[:10] == straight[:10] and curve(run)[10:] != straight[10:]
     np.testing.assert_allclose(curve(run), straight, rtol=1e-5)
@@ -81,7 +82,7 @@ def test_sigterm_saves_and_a_second_job_is_refused(tokens: Path, tmp_path: Path,
     code, out, err = finish(job)
     assert (code, err) == (0, "")
     assert "the same command resumes from there" in out
-    saved = store.verify(store.newest(config.output)).position
+    saved = store.verify(newest_checkpoint(config.output)).position
     assert saved.step == read_metrics(config.output)[-1]["step"] > 3
     assert saved.samples == 8 * saved.step
 
@@ -146,11 +147,11 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tokens: Path, tmp_pa
     config = make(tokens, tmp_path / "run", steps=6, checkpoints={"interval": 2, "keep": 2})
     train(config, alone)
     losses = curve(config.output)
-    newest = store.newest(config.output)
+    newest = newest_checkpoint(config.output)
     (newest / "__0_0.distcp").write_bytes(b"")
     assert train(config, alone).step == 6
     assert curve(config.output) == losses  # steps 5 and 6 again, bit for bit
-    for checkpoint in store.list_checkpoints(config.output):
+    for checkpoint in list_checkpoints(config.output):
         (checkpoint / "__0_0.distcp").write_bytes(b"")
     with pytest.raises(RunError, match=r"all 2 checkpoints in .* are damaged"):
         train(config, alone)
@@ -160,7 +161,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tokens: Path, tmp_pa
 def test_all_ranks_skip_a_damaged_checkpoint(tokens: Path, tmp_path: Path, two_ranks: dict[str, RunConfig]) -> None:
     run = tmp_path / "copy"
     shutil.copytree(two_ranks["dropout"].output, run)
-    (store.newest(run) / ".metadata").write_bytes(b"")
+    (newest_checkpoint(run) / ".metadata").write_bytes(b"")
     code, out, err = finish(start("-m", "gpt2train.train", "--config", write(make(tokens, run, **WITH_DROPOUT))))
     assert code == 0, err
     assert "resuming from step 50" in out

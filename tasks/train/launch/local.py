@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import filelock
 
-from gpt2train.monitoring.rank_logs import quietly
+from gpt2train.launch.rank_logs import quietly
 from tasks.train.launch.job import LOST, Job, torchrun_arguments
 
 log = logging.getLogger("gpt2train")

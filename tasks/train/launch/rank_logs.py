@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2train.monitoring.rank_logs import LogLine, read_line
+from gpt2train.launch.rank_logs import LogLine, read_line
 from tasks.train.metrics_tail import polling
 
 log = logging.getLogger("gpt2train")

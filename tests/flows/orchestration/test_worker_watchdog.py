@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2train.monitoring.rank_logs import quietly
+from gpt2train.launch.rank_logs import quietly
 from tests.processes import wait_for, wait_until_ended
 
 SECONDS = 120.0

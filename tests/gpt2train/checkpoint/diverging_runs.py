@@ -16,7 +16,7 @@ from gpt2train.launch.rank_process import exit_without_teardown, follow_launcher
 from gpt2train.parallel.grad_norm import local
 from gpt2train.parallel.mesh import join
 from gpt2train.train import train
-from gpt2train.training.engine import Engine, StepStats
+from gpt2train.training.engine import Engine, PendingStats
 from tests.gpt2train.jobs import with_lr
 
 follow_launcher()
@@ -29,7 +29,7 @@ def corrupt(what: str) -> None:
     """Make the next runs corrupt a weight, or a second moment, of rank 1 in their second step."""
     steps = [0]
 
-    def update(engine: Engine, measure: StepStats, lr: float, skip: bool = False) -> None:
+    def update(engine: Engine, measure: PendingStats, lr: float, skip: bool = False) -> None:
         original(engine, measure, lr, skip)
         steps[0] += 1
         if steps[0] == 2 and ctx.rank == 1:
@@ -53,7 +53,7 @@ for path in sys.argv[1:]:
     try:
         train(longer, ctx)
     except RunError as error:
-        if ctx.is_first:
+        if ctx.is_rank0:
             print(f"{name}: not saved: {error}", flush=True)
 dist.destroy_process_group()
 exit_without_teardown(0)

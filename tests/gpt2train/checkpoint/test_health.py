@@ -10,11 +10,14 @@ import torch
 from gpt2train.checkpoint import store
 from gpt2train.checkpoint.manager import CheckpointManager
 from gpt2train.config import RunConfig
+from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.errors import RunError
+from gpt2train.io.run_folder import list_checkpoints
 from gpt2train.launch.rank_process import StopRequest
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
-from gpt2train.training.engine import Engine, StepStats
+from gpt2train.training.engine import Engine, PendingStats
+from tests.gpt2train.checkpoint.stored_weights import load_weights
 from tests.gpt2train.jobs import curve, finish, make, start, weights, with_lr, write
 
 HERE = Path(__file__).parent
@@ -32,9 +35,9 @@ def config(tokens: Path, output: Path, steps: int, **changes: Any) -> RunConfig:
 
 def checkpoint_steps(run: str | Path) -> list[int]:
     """Steps of the intact checkpoints, after a check that their weights are finite and small."""
-    found = store.list_checkpoints(run)
+    found = list_checkpoints(run)
     for checkpoint in found:
-        for name, value in store.load_weights(checkpoint).items():
+        for name, value in load_weights(checkpoint).items():
             assert value.isfinite().all() and value.abs().max() < 100, f"{name} of {checkpoint}"
     return [store.verify(checkpoint).position.step for checkpoint in found]
 
@@ -43,7 +46,7 @@ def break_in_step(monkeypatch: pytest.MonkeyPatch, step: int, harm: Any) -> None
     """Do something to the engine after its update number `step`, counted from here."""
     original, done = Engine.update, [0]
 
-    def update(engine: Engine, measure: StepStats, lr: float, skip: bool = False) -> None:
+    def update(engine: Engine, measure: PendingStats, lr: float, skip: bool = False) -> None:
         original(engine, measure, lr, skip)
         done[0] += 1
         if done[0] == step:
@@ -138,7 +141,7 @@ def test_a_step_with_nan_gradients_delays_a_save_and_the_run_continues(
     position = train(config(tokens, tmp_path / "run", 12), alone)
     assert (position.step, position.skipped, position.updates) == (12, 2, 10)
     assert checkpoint_steps(tmp_path / "run") == [6, 9, 12]  # that of 3 was due in step 4, and made in step 5 as 4
-    names = [path.name for path in store.list_checkpoints(tmp_path / "run")]
+    names = [path.name for path in list_checkpoints(tmp_path / "run")]
     assert store.read_manifest(tmp_path / "run/checkpoints" / names[-1]).position.consecutive_skipped == 0
 
 
@@ -167,7 +170,7 @@ def test_a_checkpoint_of_lost_weights_is_skipped_for_the_one_before(
     expected = weights(run.output)
     engine = Engine(run, alone)
     with CheckpointManager(run) as checkpoints:
-        position = checkpoints.restore(engine.state())
+        position = checkpoints.restore(engine.state(), open_initial_weights)
         engine.model_parts[0].wte.weight.data[7] = 1e30
         monkeypatch.setattr("gpt2train.checkpoint.manager.non_finite_tensor", lambda state: None)
         checkpoints.save(engine.state(), position.model_copy(update={"step": 6}))
@@ -185,7 +188,7 @@ def test_non_finite_initial_weights_are_refused(tokens: Path, tmp_path: Path, al
     engine.model_parts[0].wte.weight.data[7] = float("nan")
     with CheckpointManager(run) as checkpoints, pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpt2train.checkpoint.manager.non_finite_tensor", lambda state: None)
-        position = checkpoints.restore(Engine(run, alone).state())
+        position = checkpoints.restore(Engine(run, alone).state(), open_initial_weights)
         checkpoints.save(engine.state(), position.model_copy(update={"step": 3}))
     other = config(tokens, tmp_path / "other", 3, checkpoints={"init_from": run.output, "restore": "weights"})
     with pytest.raises(RunError, match=r"model\.wte\.weight .*; give another checkpoints\.init_from"):

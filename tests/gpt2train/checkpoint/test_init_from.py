@@ -8,18 +8,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpt2train.checkpoint import store
 from gpt2train.config import RunConfig
 from gpt2train.convert.from_weights import write_checkpoint
 from gpt2train.convert.huggingface import from_huggingface, open_model, read_model, to_huggingface, write_model
 from gpt2train.convert.megatron_write import write_megatron
-from gpt2train.convert.weights import LazyWeights, in_memory
 from gpt2train.data.tokenizer import tokenizer_hash
 from gpt2train.data.training_data import training_data
 from gpt2train.errors import UserError
+from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
+from tests.gpt2train.checkpoint.stored_weights import load_weights
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
 from tests.gpt2train.jobs import VOCAB, curve, finish, make, start, write
@@ -123,7 +123,7 @@ def test_a_converted_checkpoint_is_merged_and_read_back(sources: Path, tmp_path:
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     with pytest.raises(Exception, match="has changed since"):
-        store.load_weights(tmp_path / "damaged")
+        load_weights(tmp_path / "damaged")
 
 
 def test_all_formats_give_bit_identical_weights(sources: Path, tmp_path: Path) -> None:

@@ -10,14 +10,16 @@ import torch
 
 from gpt2train.checkpoint import store
 from gpt2train.checkpoint.manager import CheckpointManager
-from gpt2train.checkpoint.resume import START
 from gpt2train.config import RunConfig
+from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.data.indexed import IndexedWriter
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.run_folder import checkpoint_name, list_checkpoints, newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
+from gpt2train.training.train_state import START
 from tests.gpt2train.jobs import curve, make
 
 SAVING = {"interval": 3, "keep": 9}
@@ -49,10 +51,10 @@ def test_a_new_run_restores_what_it_asks_for(
     engine, other = Engine(config, alone), Engine(saved_run, alone)
     fresh = {name: value.clone() for name, value in engine.state().items()}
     with CheckpointManager(saved_run) as checkpoints:
-        checkpoints.restore(other.state())
+        checkpoints.restore(other.state(), open_initial_weights)
     with CheckpointManager(config) as checkpoints:
-        position = checkpoints.restore(engine.state())
-    there = store.read_manifest(store.newest(saved_run.output)).position
+        position = checkpoints.restore(engine.state(), open_initial_weights)
+    there = store.read_manifest(newest_checkpoint(saved_run.output)).position
     assert position == (there if how == "full" else START)
     for name, value in engine.state().items():
         source = fresh if how == "weights" and name.startswith("optim.") else other.state()
@@ -63,12 +65,12 @@ def test_a_new_run_restores_what_it_asks_for(
 def test_a_full_restore_continues_bit_for_bit(
     tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
 ) -> None:
-    checkpoint = store.list_checkpoints(saved_run.output)[1]
+    checkpoint = list_checkpoints(saved_run.output)[1]
     config = from_(tokens, tmp_path / "run", checkpoint, "full")
     train(config, alone)
     assert curve(config.output, "step") == [7, 8, 9, 10]
     assert curve(config.output) == curve(saved_run.output)[6:]
-    shutil.rmtree(store.newest(config.output))  # its own checkpoints come first, even if the other is gone
+    shutil.rmtree(newest_checkpoint(config.output))  # its own checkpoints come first, even if the other is gone
     again = from_(tokens, tmp_path / "run", "/nowhere", "full")
     train(again, alone)
     assert curve(config.output) == curve(saved_run.output)[6:]
@@ -85,7 +87,7 @@ def test_loss_scale_and_norm_history_are_restored(tokens: Path, tmp_path: Path, 
     }
     straight = make(tokens, tmp_path / "straight", checkpoints={"interval": 7, "keep": 9}, **changes)
     train(straight, alone)
-    checkpoint = store.list_checkpoints(straight.output)[0]
+    checkpoint = list_checkpoints(straight.output)[0]
     position = store.read_manifest(checkpoint).position
     done = position.step  # 7, or later where steps were skipped just then
     assert 7 <= done < 14 and position.skipped and position.scale and position.history.values
@@ -115,7 +117,7 @@ def test_damage_of_an_initial_checkpoint_is_named(
     tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = copy(saved_run, tmp_path / "other")
-    damaged, before = store.newest(other), store.list_checkpoints(other)[-2]
+    damaged, before = newest_checkpoint(other), list_checkpoints(other)[-2]
     (damaged / "__0_0.distcp").write_bytes(b"")
     with pytest.raises(RunError, match="the checkpoint is damaged"):  # this very one was asked for
         train(from_(tokens, tmp_path / "a", damaged, "weights"), alone)
@@ -125,9 +127,9 @@ def test_damage_of_an_initial_checkpoint_is_named(
         CheckpointManager(from_(tokens, tmp_path / "b", other, "full")) as checkpoints,
     ):
         engine = Engine(saved_run, alone)
-        assert checkpoints.restore(engine.state()).step == 9
+        assert checkpoints.restore(engine.state(), open_initial_weights).step == 9
     assert "the checkpoint is damaged" in caplog.text and f"of {before}" in caplog.text
-    for checkpoint in store.list_checkpoints(other):
+    for checkpoint in list_checkpoints(other):
         (checkpoint / "manifest.json").write_text("{}")
     with pytest.raises(RunError, match=r"all 4 checkpoints in .* are damaged"):
         train(from_(tokens, tmp_path / "c", other, "weights"), alone)
@@ -213,7 +215,7 @@ def test_a_checkpoint_without_its_manifest_is_named(
     tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = copy(saved_run, tmp_path / "run")
-    newest = store.newest(run)
+    newest = newest_checkpoint(run)
     (newest / "manifest.json").unlink()
     logging.getLogger("gpt2train").propagate = True
     with caplog.at_level(logging.INFO):
@@ -222,7 +224,7 @@ def test_a_checkpoint_without_its_manifest_is_named(
     assert warned == [f"{newest} has no manifest.json and cannot be used; removing it"]
     assert "resuming from step 9" in caplog.text
     assert curve(run) == curve(saved_run.output)
-    for checkpoint in store.list_checkpoints(run):
+    for checkpoint in list_checkpoints(run):
         (checkpoint / "manifest.json").unlink()
     with pytest.raises(RunError, match=r"all 4 checkpoints in .* are damaged"):
         train(make(tokens, run, steps=10, checkpoints=SAVING), alone)
@@ -248,7 +250,7 @@ def test_other_validation_data_is_logged_and_resets_the_best_checkpoint(
     second = {row["step"]: row["valid_loss"] for row in read_metrics(tmp_path / "run") if row.get("valid_loss")}
     expected = min((step for step in (8, 10)), key=lambda step: (second[step], step))
     assert min(first.values()) < second[expected]  # the old best would still be it
-    assert (tmp_path / "run/checkpoints/best").read_text() == f"{store.checkpoint_name(expected)}\n"
+    assert (tmp_path / "run/checkpoints/best").read_text() == f"{checkpoint_name(expected)}\n"
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         train(make(tokens, tmp_path / "run", steps=12, data=data, **settings), alone)

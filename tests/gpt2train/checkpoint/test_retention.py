@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.checkpoint import retention, store
+from gpt2train.checkpoint import retention
 from gpt2train.checkpoint.retention import clean_up, publish
-from gpt2train.checkpoint.store import CheckpointManifest, TrainState
+from gpt2train.checkpoint.store import CheckpointManifest
+from gpt2train.io.run_folder import checkpoint_name, list_checkpoints
+from gpt2train.training.train_state import TrainState
 
 
 def save(run: Path, step: int, valid_loss: float | None = None, *, last: int = 2, best: int = 1) -> Path:
     """A checkpoint without tensors."""
-    final = run / "checkpoints" / store.checkpoint_name(step)
+    final = run / "checkpoints" / checkpoint_name(step)
     draft = final.with_name(final.name + ".tmp")
     draft.mkdir(parents=True)
     position = TrainState(step=step, samples=step, updates=step, skipped=0)
@@ -23,7 +25,7 @@ def save(run: Path, step: int, valid_loss: float | None = None, *, last: int = 2
 
 
 def checkpoint_steps(run: Path) -> list[int]:
-    return [int(path.name.removeprefix("step-")) for path in store.list_checkpoints(run)]
+    return [int(path.name.removeprefix("step-")) for path in list_checkpoints(run)]
 
 
 def pointer_step(run: Path, name: str) -> int | None:

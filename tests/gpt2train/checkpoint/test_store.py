@@ -14,10 +14,13 @@ import torch.distributed as dist
 
 from gpt2train.checkpoint import store
 from gpt2train.checkpoint.retention import clean_up
-from gpt2train.checkpoint.store import CheckpointManifest, TrainState
+from gpt2train.checkpoint.store import CheckpointManifest
 from gpt2train.checkpoint.writer import write
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.parallel.mesh import join
+from gpt2train.training.train_state import TrainState
+from tests.gpt2train.checkpoint.stored_weights import load_weights
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,14 +55,14 @@ def save(run: Path, step: int, keep: int = 2, keep_best: int = 0, valid_loss: fl
 
 def test_saved_tensors_are_loaded(tmp_path: Path) -> None:
     folder = save(tmp_path, 7)
-    assert folder == store.newest(tmp_path) == tmp_path / "checkpoints" / "step-00000007"
+    assert folder == newest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step-00000007"
     assert (tmp_path / "checkpoints" / "latest").read_text() == "step-00000007\n"
     manifest = store.verify(folder)
     assert (manifest.position.samples, manifest.tokenizer_hash, manifest.config) == (56, "tok", {"seed": 1})
     state = {key: torch.zeros_like(value) for key, value in tensors(7).items()}
     store.load(folder, state)
     assert all(torch.equal(state[key], value) for key, value in tensors(7).items())
-    weights = store.load_weights(folder)
+    weights = load_weights(folder)
     assert list(weights) == ["a.weight", "b.bias"]
     assert torch.equal(weights["a.weight"], tensors(7)["model.a.weight"])
 
@@ -69,7 +72,7 @@ def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path) -> None:
         save(tmp_path, step)
     (tmp_path / "checkpoints" / "step-00000004.tmp").mkdir()
     (tmp_path / "checkpoints" / "step-00000004.tmp" / "manifest.json").write_text("{}")
-    assert [p.name for p in store.list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
     clean_up(tmp_path)
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000002", "step-00000003"]
 
@@ -79,7 +82,7 @@ def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
     again = save(tmp_path, 3)
     assert again == first
     assert store.verify(again).position.step == 3
-    assert [p.name for p in store.list_checkpoints(tmp_path)] == ["step-00000003"]
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-00000003"]
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
@@ -95,20 +98,20 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> No
         victim.write_bytes(data[:-1])
     else:
         victim.unlink()
-    for read in (store.verify, store.load_weights):
+    for read in (store.verify, load_weights):
         with pytest.raises(RunError, match=f"damaged: .*{name}"):
             read(folder)
 
 
 def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint in"):
-        store.newest(tmp_path)
+        newest_checkpoint(tmp_path)
     with pytest.raises(UserError, match="is not a checkpoint"):
-        store.load_weights(tmp_path)
+        load_weights(tmp_path)
     folder = save(tmp_path, 1)
     (folder / "manifest.json").write_text('{"format": 1}')
     with pytest.raises(RunError, match="damaged or has another format version"):
-        store.load_weights(folder)
+        load_weights(folder)
 
 
 def test_a_missing_tensor_is_an_error(tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path) -> None:
     }
     (folder / "manifest.json").write_text(manifest.model_copy(update={"files": files}).model_dump_json())
     with pytest.raises(RunError, match=r"\.metadata names"):
-        store.load_weights(folder)
+        load_weights(folder)
 
 
 def test_a_save_over_the_quota_is_reported_as_no_space_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +164,7 @@ def test_a_clean_up_that_cannot_write_is_one_error_line(tmp_path: Path) -> None:
             clean_up(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert store.newest(tmp_path) == first
+    assert newest_checkpoint(tmp_path) == first
 
 
 def test_a_save_on_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path) -> None:
@@ -173,5 +176,5 @@ def test_a_save_on_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path)
             save(tmp_path, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert store.newest(tmp_path) == first
+    assert newest_checkpoint(tmp_path) == first
     store.verify(first)

@@ -16,11 +16,13 @@ from gpt2train.checkpoint.safe_reader import SafeReader
 from gpt2train.checkpoint.store import CheckpointManifest
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError
+from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.launch.rank_process import StopRequest
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
+from tests.gpt2train.checkpoint.stored_weights import load_weights
 from tests.gpt2train.jobs import curve, make, wait_until, with_lr
 
 
@@ -61,9 +63,9 @@ def test_the_state_of_the_step_is_saved_while_training_goes_on(
     delay(monkeypatch, two_steps_later)
     train(later, alone)
     assert curve(later.output) == curve(at_once.output)
-    for ours, theirs in zip(store.list_checkpoints(later.output), store.list_checkpoints(at_once.output), strict=True):
+    for ours, theirs in zip(list_checkpoints(later.output), list_checkpoints(at_once.output), strict=True):
         a, b = everything(ours), everything(theirs)
-        assert len(a) == 4 * len(store.load_weights(theirs))  # weight, step, exp_avg, exp_avg_sq
+        assert len(a) == 4 * len(load_weights(theirs))  # weight, step, exp_avg, exp_avg_sq
         assert a.keys() == b.keys()
         assert all(torch.equal(a[name], b[name]) for name in a)
         assert store.read_manifest(ours).position == store.read_manifest(theirs).position
@@ -101,7 +103,7 @@ def test_a_failed_save_is_reported_at_the_next_step(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, whole)
     assert read_metrics(config.output)[-1]["step"] == 12  # written during 11; the next save would be at 20
-    assert store.verify(store.newest(config.output)).position.step == 4
+    assert store.verify(newest_checkpoint(config.output)).position.step == 4
     assert not list((tmp_path / "run" / "checkpoints").glob("*.tmp"))
 
 
@@ -119,7 +121,7 @@ def test_a_stop_waits_for_the_running_save_and_saves_again(
     delay(monkeypatch, asked_in_the_first_save)
     position = train(config, alone, stop)
     assert position.step >= 5
-    saved = store.list_checkpoints(config.output)
+    saved = list_checkpoints(config.output)
     assert [store.verify(path).position.step for path in saved] == [4, position.step]
 
 
@@ -141,4 +143,4 @@ def test_an_error_of_the_training_waits_for_the_running_save(
     delay(monkeypatch, lambda manifest: wait_until(lambda: read_metrics(config.output)[-1]["step"] >= 23))
     with pytest.raises(RunError, match="11 steps in a row were skipped"):
         train(config, alone)
-    assert store.verify(store.newest(config.output)).position.step == 11
+    assert store.verify(newest_checkpoint(config.output)).position.step == 11

@@ -14,13 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpt2train.checkpoint.manager import CheckpointManager
-from gpt2train.checkpoint.resume import START
 from gpt2train.config import RunConfig, read_run_config, to_toml
+from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.launch.rank_process import exit_without_teardown, follow_launcher, install_excepthook
 from gpt2train.parallel.fsdp import reshard
 from gpt2train.parallel.mesh import DistContext, join
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
+from gpt2train.training.train_state import START
 
 
 @torch.no_grad()
@@ -31,7 +32,7 @@ def logits(engine: Engine, config: RunConfig, ctx: DistContext) -> Tensor | None
     stride = layout.world // layout.pp
     part.eval()
     part.__dict__.pop("forward", None)  # a pipeline's own, which asks for a loss
-    if part.begins:
+    if part.has_embeddings:
         x = tokens
     else:
         length = config.model.context // (layout.tp if config.parallel.sequence_parallel else 1)
@@ -39,7 +40,7 @@ def logits(engine: Engine, config: RunConfig, ctx: DistContext) -> Tensor | None
         dist.recv(x, ctx.rank - stride)
     y = part(x)
     reshard(engine.model_parts)
-    if not part.ends:
+    if not part.has_head:
         dist.send(y.contiguous(), ctx.rank + stride)
         return None
     return y[..., : config.vocab]
@@ -49,7 +50,7 @@ def main(path: str, ctx: DistContext) -> None:
     config = read_run_config(path)
     fresh = config.model_copy(update={"output": f"{config.output}-fresh"})
     train(config, ctx)
-    if ctx.is_first:
+    if ctx.is_rank0:
         for one in (config, fresh):
             Path(one.output).mkdir(exist_ok=True)
             (Path(one.output) / "config.toml").write_text(to_toml(one))
@@ -57,7 +58,7 @@ def main(path: str, ctx: DistContext) -> None:
         engine = Engine(fresh, ctx)
         checkpoints.save(engine.state(), START)
     with CheckpointManager(config) as checkpoints:
-        checkpoints.restore(engine.state())
+        checkpoints.restore(engine.state(), open_initial_weights)
     found = logits(engine, config, ctx)
     if found is not None and ctx.rank == ctx.world - 1:
         torch.save(found.clone(), f"{config.output}.logits")

@@ -22,8 +22,8 @@ from gpt2train.convert.huggingface import from_huggingface, to_huggingface
 from gpt2train.convert.megatron import open_megatron
 from gpt2train.convert.megatron_names import rows_from, rows_to
 from gpt2train.convert.megatron_write import write_megatron
-from gpt2train.convert.weights import LazyWeights, in_memory
 from gpt2train.errors import UserError
+from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape
 from tests.gpt2train.convert.malicious_pickle import CodeOnLoad
 from tests.gpt2train.convert.megatron_trees import Model, fused, make_model, write_tree

@@ -105,7 +105,8 @@ def test_a_kill_during_the_write_is_harmless(tmp_path: Path) -> None:
 
 def test_only_a_large_corpus_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with IndexedWriter(tmp_path / "t", "<u2") as writer:
-        writer.add_all([[1, 2, 3]] * 20)
+        for document in [[1, 2, 3]] * 20:
+            writer.add(document)
     small = Samples(tmp_path / "t", 4, 9, seed=1, cache=tmp_path / "cache")
     expected = small.batch(range(30))  # three epochs
     assert not (tmp_path / "cache").exists()

@@ -31,7 +31,8 @@ def plain_pair(documents: list[list[int]], letter: str, code: int) -> tuple[byte
 def write(folder: Path, documents: list[list[int]], dtype: object = "uint16") -> Path:
     prefix = folder / "tokens.v1"
     with IndexedWriter(prefix, np.dtype(dtype)) as writer:
-        writer.add_all(documents)
+        for document in documents:
+            writer.add(document)
     return prefix
 
 

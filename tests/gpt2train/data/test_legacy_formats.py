@@ -53,7 +53,8 @@ def test_conversion_keeps_everything(tmp_path_factory: pytest.TempPathFactory, s
 def test_what_is_written_is_what_megatron_writes(tmp_path: Path) -> None:
     convert(write(tmp_path / "old", [[5, 6], [7]], [0, 1, 2]), tmp_path / "new", np.dtype("<u2"))
     with IndexedWriter(tmp_path / "direct", "<u2") as writer:
-        writer.add_all([[5, 6], [7]])
+        for document in [[5, 6], [7]]:
+            writer.add(document)
     for ending in (".bin", ".idx"):
         assert (tmp_path / f"new{ending}").read_bytes() == (tmp_path / f"direct{ending}").read_bytes()
     # And the width can be changed back.

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2train.config import DocumentSettings
+from gpt2train.config import DocumentSettings, RampUp
+from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.data.indexed import IndexedWriter
-from gpt2train.data.loader import prefetch, step_batches
+from gpt2train.data.loader import prefetch, step_batches, training_batches
 from gpt2train.data.samples import Samples
 from gpt2train.data.training_data import TrainingData
 from gpt2train.errors import UserError
@@ -18,7 +19,8 @@ from gpt2train.errors import UserError
 @pytest.fixture
 def data(tmp_path: Path) -> TrainingData:
     with IndexedWriter(tmp_path / "t", "<u2") as writer:
-        writer.add_all([[number] * 9 for number in range(80)])
+        for document in [[number] * 9 for number in range(80)]:
+            writer.add(document)
     choices = DocumentSettings(reset_positions=True, mask_documents=True)
     return TrainingData([Samples(tmp_path / "t", 4, 100, seed=1)], [1.0], choices)
 
@@ -71,3 +73,20 @@ def test_the_ranks_of_a_step_share_its_samples(data: TrainingData) -> None:
     in_order = [parts[rank][turn] for turn in range(2) for rank in range(4)]
     for name in ("tokens", "targets", "positions", "documents"):
         assert torch.equal(getattr(whole, name), torch.cat([getattr(batch, name) for batch in in_order]))
+
+
+def test_the_steps_of_a_growing_batch_follow_each_other(data: TrainingData) -> None:
+    plan = BatchPlan(8, RampUp(start=4, increment=4, samples=8))
+    ranks = [list(training_batches(data, plan, 4, 3, micro=2, rank=rank, ranks=2)) for rank in range(2)]
+    for steps in ranks:
+        assert [batch.samples for batch in steps] == [4, 8, 8]
+        assert [len(batch.micro_batches) for batch in steps] == [1, 2, 2]
+        assert [batch.targets for batch in steps] == [16, 32, 32]
+    whole = data.batch(range(4, 24)).tokens
+    in_order = [
+        rank.micro_batches[turn]
+        for both in zip(*ranks, strict=True)
+        for turn in range(len(both[0].micro_batches))
+        for rank in both
+    ]
+    assert torch.equal(whole, torch.cat([batch.tokens for batch in in_order]))

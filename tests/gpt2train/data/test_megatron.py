@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.data.epoch import samples_in
-from gpt2train.data.megatron import JoinedEpochs, join_epochs, split_documents
+from tests.gpt2train.data.megatron_counts import JoinedEpochs, join_epochs, split_documents
 
 
 def test_the_split_equals_that_of_the_tutorial() -> None:

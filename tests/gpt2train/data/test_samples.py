@@ -16,7 +16,8 @@ LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(lambda le
 
 def write(prefix: Path, documents: list[list[int]]) -> Path:
     with IndexedWriter(prefix, "<u2") as writer:
-        writer.add_all(documents)
+        for document in documents:
+            writer.add(document)
     return prefix
 
 

@@ -17,7 +17,8 @@ DOCUMENTS = [[number] * (number % 7 + 1) for number in range(60)]
 
 def write(prefix: Path, documents: list[list[int]], dtype: str = "<u2") -> Path:
     with IndexedWriter(prefix, dtype) as writer:
-        writer.add_all(documents)
+        for document in documents:
+            writer.add(document)
     return prefix
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.io import files
-from gpt2train.io.files import folder_whole, make_folder, write_whole
+from gpt2train.io.files import atomic_file, atomic_folder, make_folder, write_atomic
 from tasks.core.storage import Folder
 
 
@@ -20,10 +20,10 @@ def test_a_full_disk_is_no_user_error(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "run.json").write_text("as it was")
     monkeypatch.setattr(files, "fsync", full)
     with pytest.raises(RunError, match=r"no space left while writing .*run\.json: free some, or .* to continue$"):
-        write_whole(tmp_path / "run.json", b"new")
+        write_atomic(tmp_path / "run.json", b"new")
     with (
         pytest.raises(RunError, match=r"no space left while writing .*model: free some"),
-        folder_whole(tmp_path / "model") as draft,
+        atomic_folder(tmp_path / "model") as draft,
     ):
         (draft / "weights").write_bytes(b"w")
     assert (tmp_path / "run.json").read_text() == "as it was"
@@ -33,7 +33,7 @@ def test_a_full_disk_is_no_user_error(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_an_unwritable_path_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write .*run\.json: .*; give another --output"):
-        write_whole(tmp_path / "file" / "run.json", b"new")
+        write_atomic(tmp_path / "file" / "run.json", b"new")
 
 
 def test_each_new_folder_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,9 +52,9 @@ def test_each_new_folder_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.M
         forced.clear()
 
     monkeypatch.setattr(os, "fsync", noted)
-    write_whole(tmp_path / "one" / "a" / "b" / "run.json", b"x")
+    write_atomic(tmp_path / "one" / "a" / "b" / "run.json", b"x")
     written(tmp_path / "one")
-    with folder_whole(tmp_path / "two" / "a" / "b" / "model") as draft:
+    with atomic_folder(tmp_path / "two" / "a" / "b" / "model") as draft:
         (draft / "deep").mkdir()
         (draft / "deep" / "weights").write_bytes(b"w")
     deep = [path.name for path in forced if path.name in ("deep", "weights")]
@@ -80,3 +80,17 @@ def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
         patch.chdir(tmp_path)
         make_folder(Path("here/and/there"))
     assert (tmp_path / "here/and/there").is_dir()
+
+
+def test_a_draft_is_renamed_when_it_is_whole_and_removed_after_an_error(tmp_path: Path) -> None:
+    path, given = tmp_path / "file", tmp_path / "file.draft"
+    for draft in (None, given):
+        with atomic_file(path, draft) as at:
+            at.write_text("one")
+            assert not path.exists() and (draft is None or at == given)
+        assert path.read_text() == "one" and list(tmp_path.iterdir()) == [path]
+        with pytest.raises(ZeroDivisionError), atomic_file(path, draft) as at:
+            at.write_text("two")
+            raise ZeroDivisionError
+        assert path.read_text() == "one" and list(tmp_path.iterdir()) == [path]
+        path.unlink()

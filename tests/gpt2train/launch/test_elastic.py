@@ -9,6 +9,7 @@ import pytest
 
 from gpt2train.checkpoint import store
 from gpt2train.config import RunConfig
+from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from tests.gpt2train.jobs import curve, finish, make, start, wait_for, write
 from tests.gpt2train.launch.multi_node_jobs import RANKS, finish_all, free_port, rendezvous_arguments, start_machines
 
@@ -42,7 +43,7 @@ def test_two_machines_resume_after_a_rank_is_lost(tokens: Path, tmp_path: Path, 
     assert all("restarting all ranks from the last checkpoint: restart 1 of 2" in out for _, out, _ in done)
     for key in ("step", "loss", "grad_norm"):
         assert curve(broken.output, key) == curve(straight.output, key), key
-    assert store.verify(store.newest(broken.output)).position.step == 40
+    assert store.verify(newest_checkpoint(broken.output)).position.step == 40
 
 
 @pytest.mark.slow
@@ -53,7 +54,7 @@ def test_a_hanging_rank_is_named_and_restarted(tokens: Path, tmp_path: Path) -> 
         *("--config", write(config), "--timeout", "30"),  # a busy machine is slow, and not hung
     )
     # A checkpoint is written beside the training: on a busy machine that of step 5 can be on its way at step 7.
-    wait_for(lambda: passed(config, 7) and store.list_checkpoints(config.output), job, seconds=240)
+    wait_for(lambda: passed(config, 7) and list_checkpoints(config.output), job, seconds=240)
     hanging = ranks_of(job.pid)[1]
     hanging.suspend()
     log = tmp_path / "run" / "logs" / "rank-0.log"

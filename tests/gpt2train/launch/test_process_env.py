@@ -80,7 +80,7 @@ def test_the_variables_of_slurm_are_read() -> None:
     process = read_process_env(SLURM)
     assert process == ProcessEnv(5, 7, 1, 3, "gpu08", 12_000 + 4711 + 2, "4711.2")
     first = read_process_env(SLURM | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"})
-    assert first.hosts_store and (first.host, first.port, first.locals) == ("gpu08", process.port, 4)
+    assert first.hosts_store and (first.host, first.port, first.local_world) == ("gpu08", process.port, 4)
     assert read_process_env(SLURM | {"MASTER_PORT": "999", "MASTER_ADDR": "x"}).host == "x"
     assert read_process_env(SLURM | {"CUDA_VISIBLE_DEVICES": "1"}).own_gpu
     assert not read_process_env(SLURM | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}).own_gpu
@@ -93,7 +93,7 @@ def test_a_batch_script_without_srun_is_one_process() -> None:
 
 def test_tasks_are_divided_equally_where_slurm_does_not_count_them() -> None:
     bare = {k: v for k, v in SLURM.items() if not k.endswith("TASKS_PER_NODE")} | {"SLURM_STEP_NUM_TASKS": "6"}
-    assert read_process_env(bare).locals == 3
+    assert read_process_env(bare).local_world == 3
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpt2train.checkpoint import store
+from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.launch.rank_process import SIGNAL_DEBOUNCE_SECONDS, StopRequest
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
@@ -32,7 +33,7 @@ def test_a_stop_request_ends_a_validation(tmp_path: Path, alone: DistContext) ->
     position = train(config, alone, AskedAt(3 + 2))
     rows = read_metrics(config.output)
     assert position.step == 3 and "valid_loss" not in rows[-1]
-    assert store.verify(store.newest(config.output)).position == position
+    assert store.verify(newest_checkpoint(config.output)).position == position
     assert train(config, alone).step == 30
     assert "valid_loss" in read_metrics(config.output)[-1]
 

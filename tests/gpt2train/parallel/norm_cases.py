@@ -12,7 +12,7 @@ from gpt2train.model.gpt2 import GPT2
 from gpt2train.parallel.grad_norm import align_grad_placements, local
 from gpt2train.parallel.mesh import TIMEOUT, DistContext
 from gpt2train.settings import build
-from gpt2train.training.engine import Engine, StepStats
+from gpt2train.training.engine import Engine, PendingStats
 
 MODEL = {"layers": 4, "heads": 4, "hidden": 32, "context": 16, "dropout": 0.0}
 CLIP, SCALE = 0.5, 1024.0
@@ -43,7 +43,7 @@ def fill(engine: Engine) -> None:
             parameter.grad = whole
 
 
-def measured(engine: Engine, loss: float = 1.0) -> StepStats:
+def measured(engine: Engine, loss: float = 1.0) -> PendingStats:
     return engine.measure(torch.tensor(loss), 4, SCALE, stop=engine.ctx.rank == 3)
 
 

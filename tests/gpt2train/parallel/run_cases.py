@@ -27,7 +27,7 @@ for case in sys.argv[2:]:
     findings: list[object] = [None] * ctx.world
     dist.all_gather_object(findings, call(*map(ast.literal_eval, arguments)))
     found[case] = findings
-if ctx.is_first:
+if ctx.is_rank0:
     Path(sys.argv[1]).write_text(json.dumps(found))
 dist.destroy_process_group()
 exit_without_teardown(0)

@@ -228,11 +228,9 @@ def autocast(tp: int, sequence: bool, dtype: str) -> dict[str, Any]:
 
 
 def cache(tp: int) -> dict[str, Any]:
-    """A prompt and then single tokens, on a model with sequence parallelism."""
+    """A prompt and then single tokens, as a served model computes them."""
     plain, model = noisy(), noisy()
-    region = apply_tensor_parallel(model, mesh_of(tp)[TENSOR], True)
-    assert region is not None
-    region.sequence = False
+    apply_tensor_parallel(model, mesh_of(tp)[TENSOR], False)
     tokens, _ = batch(2)
     heads = SHAPE.heads // tp
     kept = Cache(SHAPE.layers, heads, SHAPE.head_dim, len(tokens), SHAPE.context, torch.float32, tokens.device)
@@ -268,7 +266,7 @@ def documents(tp: int, sequence: bool) -> dict[str, Any]:
 def stages(tp: int, sequence: bool) -> dict[str, Any]:
     """Two pipeline stages, each tensor-parallel: hidden states are passed on unchanged."""
     plain, mesh = noisy(), mesh_of(tp)[TENSOR]
-    pieces = [noisy().keep_only(layers) for layers in (range(0, 1), range(1, 2))]
+    pieces = [noisy().keep_layers(layers) for layers in (range(0, 1), range(1, 2))]
     for piece in pieces:
         apply_tensor_parallel(piece, mesh, sequence)
     tokens, targets = batch(1)
@@ -283,6 +281,6 @@ def alone() -> dict[str, Any]:
     """A group of one process: the model is unchanged."""
     model = noisy()
     kinds = [type(module) for module in model.modules()]
-    region = apply_tensor_parallel(model, mesh_of(1)[TENSOR], True)
+    apply_tensor_parallel(model, mesh_of(1)[TENSOR], True)
     same = kinds == [type(module) for module in model.modules()]
-    return {"unchanged": region is None and same and not any(isinstance(p, DTensor) for p in model.parameters())}
+    return {"unchanged": same and not any(isinstance(p, DTensor) for p in model.parameters())}

@@ -53,7 +53,7 @@ def test_the_output_layer_counts_as_layers() -> None:
 
 def test_the_stages_compute_the_whole_model() -> None:
     whole = initialise(GPT2(SHAPE), 3)
-    parts = [initialise(GPT2(SHAPE).keep_only(layers), 3) for layers in (range(2), range(2, 4), range(4, 5))]
+    parts = [initialise(GPT2(SHAPE).keep_layers(layers), 3) for layers in (range(2), range(2, 4), range(4, 5))]
     tokens = torch.randint(0, SHAPE.vocab, (3, SHAPE.context), generator=torch.Generator().manual_seed(0))
     for targets in (None, tokens):
         x = tokens

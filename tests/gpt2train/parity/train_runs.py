@@ -23,7 +23,7 @@ for path in sys.argv[1:]:
     try:
         train(read_run_config(path), ctx)
     except (UserError, RunError) as error:
-        if ctx.is_first:
+        if ctx.is_rank0:
             Path(path).with_suffix(".error").write_text(str(error))
 dist.destroy_process_group()
 exit_without_teardown(0)

@@ -38,7 +38,7 @@ for path in sys.argv[2:]:
     del engine, live, total
 all_peaks: list[list[int]] = [[]] * ctx.world
 dist.all_gather_object(all_peaks, peaks)
-if ctx.is_first:
+if ctx.is_rank0:
     Path(sys.argv[1]).write_text(json.dumps(all_peaks))
 dist.destroy_process_group()
 exit_without_teardown(0)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.config import RampUp, TrainSettings
+from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.errors import UserError
 from gpt2train.settings import build
-from gpt2train.training.batch_schedule import BatchPlan
 from gpt2train.training.lr_schedule import Schedule, learning_rate, make_schedule
 
 KINDS = ["cosine", "linear", "constant", "inverse_sqrt", "wsd"]

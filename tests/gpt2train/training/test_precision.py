@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2train.checkpoint import store
+from gpt2train.io.run_folder import list_checkpoints
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
@@ -86,7 +86,7 @@ def test_fp16_skips_overflows_and_resumes_bit_for_bit(tokens: Path, tmp_path: Pa
     scales = [row["loss_scale"] for row in rows]
     assert scales[:4] == [2.0**28, 2.0**27, 2.0**26, 2.0**25] and max(scales[first["step"] :]) > min(scales)
     losses, after = curve(straight.output), weights(straight.output)
-    for checkpoint in store.list_checkpoints(straight.output)[1:]:
+    for checkpoint in list_checkpoints(straight.output)[1:]:
         shutil.rmtree(checkpoint)
     train(straight, alone)  # from step 5, in the middle of the falling scale
     assert curve(straight.output) == losses and curve(straight.output, "loss_scale") == scales
@@ -101,7 +101,7 @@ def test_a_spike_is_skipped_and_the_run_resumes_bit_for_bit(tokens: Path, tmp_pa
     assert 0 < rows[-1]["skipped"] < 10
     assert all((b["lr"] == 0) == (b["skipped"] > a["skipped"]) for a, b in itertools.pairwise(rows))
     losses = curve(config.output)
-    for checkpoint in store.list_checkpoints(config.output)[1:]:
+    for checkpoint in list_checkpoints(config.output)[1:]:
         shutil.rmtree(checkpoint)
     train(config, alone)
     assert curve(config.output) == losses

@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.checkpoint.resume import START
-from gpt2train.checkpoint.store import TrainState
 from gpt2train.config import SpikeSettings, TrainSettings
 from gpt2train.settings import build
 from gpt2train.training.spike_detection import SpikeWindow, update
-from gpt2train.training.train_state import advance, is_spike, loss_scale
+from gpt2train.training.train_state import START, StepStats, TrainState
 
 SETTINGS = SpikeSettings(threshold_sigma=6.0, window=16)
 
@@ -70,10 +68,10 @@ def test_a_skipped_step_is_no_update() -> None:
     made = settings()
     at = START
     for norm in (1.0, math.inf, math.nan, 1.0):
-        at = advance(at, 2.0, norm, 8, made)
+        at = at.advance(StepStats(2.0, norm, False), 8, made)
     assert (at.step, at.samples, at.updates, at.skipped, at.consecutive_skipped) == (4, 32, 2, 2, 0)
-    assert advance(at, 2.0, math.nan, 8, made).consecutive_skipped == 1
-    assert loss_scale(at, made, 4) == 1.0 and at.scale is None
+    assert at.advance(StepStats(2.0, math.nan, False), 8, made).consecutive_skipped == 1
+    assert at.loss_scale(made, 4) == 1.0 and at.scale is None
 
 
 def test_a_spike_of_the_watched_metric_is_skipped() -> None:
@@ -81,21 +79,21 @@ def test_a_spike_of_the_watched_metric_is_skipped() -> None:
         made = settings(spikes={"threshold_sigma": 6.0, "window": 16, "metric": watch})
         at = START
         for value in noise(16):
-            at = advance(at, value, value, 8, made)
-        high, low = {"loss": 9.0, "grad_norm": 1.0}, {"loss": 1.0, "grad_norm": 9.0}
+            at = at.advance(StepStats(value, value, False), 8, made)
+        high, low = StepStats(9.0, 1.0, False), StepStats(1.0, 9.0, False)
         spike = high if watch == "loss" else low
-        assert is_spike(at, **spike, settings=made)
-        after = advance(at, **spike, size=8, settings=made)
+        assert at.is_spike(spike, made)
+        after = at.advance(spike, 8, made)
         assert (after.updates, after.skipped, after.consecutive_skipped) == (at.updates, 1, 1)
-        assert not is_spike(at, **(low if watch == "loss" else high), settings=made)
+        assert not at.is_spike(low if watch == "loss" else high, made)
 
 
 def test_overflows_that_a_lower_scale_may_cure_do_not_end_a_run() -> None:
     made = settings(precision="fp16", scaler={"initial": 16.0, "hysteresis": 2})
     at, rows, values = START, [], []
     for _ in range(8):
-        values.append(loss_scale(at, made, 4) / 4)
-        at = advance(at, 2.0, math.inf, 8, made)
+        values.append(at.loss_scale(made, 4) / 4)
+        at = at.advance(StepStats(2.0, math.inf, False), 8, made)
         rows.append(at.consecutive_skipped)
     assert values == [16.0, 16.0, 8.0, 4.0, 2.0, 1.0, 1.0, 1.0]
     assert rows == [0, 0, 0, 0, 0, 1, 2, 3]
@@ -105,5 +103,5 @@ def test_old_and_new_train_states_are_read() -> None:
     old = TrainState.model_validate_json('{"step": 3, "samples": 24, "updates": 3, "skipped": 0}')
     assert old.history == SpikeWindow() and old.scale is None
     made = settings(precision="fp16", spikes={"threshold_sigma": 3.0})
-    at = advance(START, 2.0, 1 / 3, 8, made)
+    at = START.advance(StepStats(2.0, 1 / 3, False), 8, made)
     assert TrainState.model_validate_json(at.model_dump_json()) == at

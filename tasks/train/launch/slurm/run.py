@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 
 from gpt2train.errors import RunError, TransientError, UserError
-from gpt2train.io.files import write_whole
-from gpt2train.monitoring.rank_logs import quietly
+from gpt2train.io.files import write_atomic
+from gpt2train.io.run_folder import newest_checkpoint
+from gpt2train.launch.rank_logs import quietly
 from tasks.train.launch.job import Job
 from tasks.train.launch.slurm import controller
 from tasks.train.launch.slurm.controller import State
@@ -135,7 +136,7 @@ def _saved_steps(job: Job) -> int:
     from gpt2train.checkpoint import store  # imports torch (1-2 s), which the launcher does not need otherwise
 
     try:
-        return int(store.read_manifest(store.newest(job.run)).position.step)
+        return int(store.read_manifest(newest_checkpoint(job.run)).position.step)
     except UserError:
         return 0
 
@@ -153,7 +154,7 @@ def _submit(job: Job, on_line: LogLineSink) -> int:
     except OSError as error:
         raise UserError(f"cannot write {logs}: {error.strerror}; give another output") from error
     number = controller.submit(script)
-    write_whole(job.run / RECORD, json.dumps({"job": number, "output": str(output_of(job, number))}).encode())
+    write_atomic(job.run / RECORD, json.dumps({"job": number, "output": str(output_of(job, number))}).encode())
     on_line(f"Slurm job {number} submitted: {script}")
     return number
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from gpt2train.errors import UserError
-from gpt2train.io.files import write_whole
+from gpt2train.io.files import write_atomic
 from tasks.train.launch.job import LOST, Job, rank_arguments
 
 SCRIPT = "slurm.sh"
@@ -53,7 +53,7 @@ def write_script(job: Job) -> Path:
         UserError: sbatch cannot take the run folder's name, or the folder cannot be written.
     """
     path = job.run.absolute() / SCRIPT
-    write_whole(path, script(job).encode())
+    write_atomic(path, script(job).encode())
     return path
 
 

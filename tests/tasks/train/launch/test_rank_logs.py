@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.monitoring.rank_logs import read_line
+from gpt2train.launch.rank_logs import read_line
 from tasks.train.launch import rank_logs
 from tasks.train.launch.rank_logs import RankLogs, level_of, tail_rank_logs
 
 WRITE = """
 import logging, sys
 from pathlib import Path
-from gpt2train.monitoring.rank_logs import log_to
+from gpt2train.launch.rank_logs import log_to
 log_to(Path(sys.argv[1]), int(sys.argv[2]), screen=sys.argv[3] == "screen")
 log = logging.getLogger("gpt2train")
 log.info("step 1/8 | loss 6.5")

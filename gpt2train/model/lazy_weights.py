@@ -10,16 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpt2train.convert.settings import Dtype
 from gpt2train.errors import UserError
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
-
-DTYPES: dict[Dtype, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ They are pure functions of the number of samples used, so that resuming from a c
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpt2train.config import RampUp
+from gpt2train.config.batch import RampUp
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,6 @@ class BatchPlan:
         # Increase k of the ramp-up comes when k / increases of its samples are used.
         increases = (self.size - self.ramp.start) // self.ramp.increment
         return self.ramp.start + samples * increases // self.ramp.samples * self.ramp.increment
-
-    def samples_after(self, steps: int) -> int:
-        """Samples used by the first `steps` steps of a run."""
-        first, begin, size = max(phase for phase in self._phases() if phase[0] <= steps)
-        return begin + (steps - first) * size
 
     def steps_until(self, samples: int) -> int:
         """Number of steps after which at least this many samples are used."""

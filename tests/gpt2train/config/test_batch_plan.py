@@ -5,8 +5,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpt2train.config import BatchSettings, RampUp
+from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.errors import UserError
-from gpt2train.training.batch_schedule import BatchPlan
 
 few = st.integers(1, 40)
 
@@ -89,7 +89,6 @@ def test_steps_and_samples_agree_with_counting_one_by_one(start: int, increment:
     plan = BatchPlan(start + parts * increment, RampUp(start=start, increment=increment, samples=length))
     samples, step, sizes = 0, 0, []
     while samples < length + 3 * plan.size:
-        assert plan.samples_after(step) == samples
         assert plan.steps_until(samples) == step
         size = plan.size_at(samples)
         assert plan.steps_until(samples + 1) == plan.steps_until(samples + size) == step + 1
@@ -101,4 +100,4 @@ def test_steps_and_samples_agree_with_counting_one_by_one(start: int, increment:
 
 def test_the_size_is_constant_without_a_ramp_up() -> None:
     plan = BatchPlan(8)
-    assert (plan.size_at(0), plan.samples_after(5), plan.steps_until(33), plan.sizes()) == (8, 40, 5, [8])
+    assert (plan.size_at(0), plan.steps_until(33), plan.sizes()) == (8, 5, [8])

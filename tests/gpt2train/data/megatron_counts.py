@@ -1,6 +1,6 @@
 """Megatron-LM's counts of documents and samples, to compare a run with one of Megatron-LM.
 
-Two rules of this package differ on purpose. Megatron-LM splits the list of documents at fractions of its length, so a
+Two rules of gpt2train differ on purpose. Megatron-LM splits the list of documents at fractions of its length, so a
 document can move from test to train when others are added; here a hash of its content decides. Megatron-LM concatenates
 all epochs of a run to one stream whose documents are shuffled jointly, so a document may repeat before others were
 seen, and the order depends on the length of the run; here epochs are independent, and the tail of each (below one

@@ -1,0 +1,41 @@
+"""Weights in another format as the start of a training (`checkpoints.init_from`)."""
+
+from pathlib import Path
+
+from gpt2train.checkpoint.init_from import REMEDY
+from gpt2train.config import RunConfig
+from gpt2train.convert.detect import OpenedSource, detect, open_source
+from gpt2train.data.tokenizer import tokenizer_hash
+from gpt2train.errors import UserError
+from gpt2train.model.lazy_weights import LazyWeights
+
+
+def open_initial_weights(config: RunConfig, path: Path) -> LazyWeights:
+    """Open a Hugging Face folder or a checkpoint of Megatron-LM, for a run of the same model.
+
+    Args:
+        config: settings of the run.
+        path: folder that `checkpoints.init_from` names.
+
+    Raises:
+        UserError: the folder has no known format, is damaged, or has another shape or tokenizer than the run.
+    """
+    try:
+        kind = detect(path)
+    except UserError as error:
+        raise UserError(f"checkpoints.init_from: there is no checkpoint at {path}: {error}") from error
+    opened = open_source(path, kind, vocab=config.vocab, heads=config.model.heads)
+    _check_fits(config, opened, path)
+    return opened.weights
+
+
+def _check_fits(config: RunConfig, opened: OpenedSource, path: Path) -> None:
+    stored, current = opened.weights.shape, config.shape
+    for key in ("layers", "heads", "hidden", "context", "vocab"):
+        a, b = getattr(stored, key), getattr(current, key)
+        if a != b:
+            name = key if key == "vocab" else f"model.{key}"
+            raise UserError(f"{path} has another {name} ({a} there, {b} now); {REMEDY}")
+    expected = config.tokenizer_hash
+    if opened.tokenizer is not None and expected not in (None, tokenizer_hash(opened.tokenizer)):
+        raise UserError(f"{path} has another tokenizer than the training data; {REMEDY}")

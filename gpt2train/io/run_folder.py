@@ -1,0 +1,53 @@
+"""Checkpoints in a run folder: names of folders and files, and listing them without reading them.
+
+    RUN/checkpoints/step-00000100/        written as step-00000100.tmp, renamed when every byte is on disk
+        manifest.json                     written last
+    RUN/checkpoints/latest                name of the newest checkpoint
+    RUN/checkpoints/best                  name of the checkpoint with the lowest validation loss
+
+A folder without a manifest is no checkpoint.
+"""
+
+from pathlib import Path
+
+from gpt2train.errors import UserError
+
+FOLDER = "checkpoints"
+MANIFEST = "manifest.json"
+LATEST, BEST = "latest", "best"
+TEMPORARY = ".tmp"
+_PREFIX = "step-"
+
+
+def checkpoint_name(step: int) -> str:
+    """Name of a checkpoint's folder."""
+    return f"{_PREFIX}{step:08d}"
+
+
+def checkpoint_step(checkpoint: Path) -> int:
+    """Step of a checkpoint, by the name of its folder."""
+    return int(checkpoint.name.removeprefix(_PREFIX))
+
+
+def list_checkpoints(run: str | Path) -> list[Path]:
+    """List the complete checkpoints of a run folder, oldest first, without verifying them."""
+    folder = Path(run) / FOLDER
+    return sorted(p.parent for p in folder.glob(f"{_PREFIX}*/{MANIFEST}") if not p.parent.name.endswith(TEMPORARY))
+
+
+def list_without_manifest(run: str | Path) -> list[Path]:
+    """List the folders of a run that are named like a checkpoint but have no manifest, oldest first, without drafts."""
+    folders = (Path(run) / FOLDER).glob(f"{_PREFIX}*")
+    return sorted(p for p in folders if p.is_dir() and p.name[-4:] != TEMPORARY and not (p / MANIFEST).exists())
+
+
+def newest_checkpoint(run: str | Path) -> Path:
+    """Find the newest checkpoint of a run folder.
+
+    Raises:
+        UserError: the run has no checkpoint.
+    """
+    found = list_checkpoints(run)
+    if not found:
+        raise UserError(f"no checkpoint in {Path(run) / FOLDER}; give the folder of a run that has saved one")
+    return found[-1]

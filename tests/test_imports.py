@@ -1,0 +1,132 @@
+"""Imports go downwards: between the packages of the product in the order given here, and in no circle of files."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ENTRY = "__main__"
+
+# The parts of each layer, lowest first: subpackages and single modules. A part imports only from parts before it. An
+# entry of `python -m` may import from all, and nothing imports an entry. docs/architecture.md has the same list.
+ORDER = {
+    "gpt2train": [
+        "__init__",
+        "errors",
+        "settings",
+        "plugins",
+        "io",
+        "model",
+        "config",
+        "data",
+        "launch",
+        "parallel",
+        "training",
+        "checkpoint",
+        "monitoring",
+        "convert",
+        "plan",
+        "runs",
+        "inference",
+        "evaluate",
+        "serve",
+        "train",
+        "cli",
+    ],
+}
+
+
+def modules(layer: str) -> dict[str, Path]:
+    """Dotted name and file of every module."""
+    files = sorted((ROOT / layer).rglob("*.py"))
+    return {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
+
+
+def imported(source: str, known: dict[str, Path]) -> Iterator[tuple[int, str]]:
+    """Line and module of each import in a source, those inside functions too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module is not None, "imports are absolute"
+            members = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [member if member in known else node.module for member in members]
+        else:
+            continue
+        yield from ((node.lineno, name) for name in dict.fromkeys(names) if name in known)
+
+
+def part_of(module: str) -> str:
+    """Part of its layer that a module belongs to."""
+    parts = module.split(".")
+    return ENTRY if parts[-1] == ENTRY else parts[1] if len(parts) > 1 else "__init__"
+
+
+def upward(layer: str, order: list[str]) -> list[str]:
+    """Imports against the order, as `file:line imports module`."""
+    known, ranks = modules(layer), {part: rank for rank, part in enumerate([*order, ENTRY])}
+    return [
+        f"{path.relative_to(ROOT)}:{line} imports {other}"
+        for module, path in known.items()
+        for line, other in imported(path.read_text(encoding="utf-8"), known)
+        if ranks[part_of(other)] > ranks[part_of(module)] or part_of(other) == ENTRY
+    ]
+
+
+@pytest.mark.parametrize("layer", ORDER)
+def test_every_part_has_its_place_in_the_order(layer: str) -> None:
+    assert {part_of(module) for module in modules(layer)} - {ENTRY} == set(ORDER[layer])
+
+
+@pytest.mark.parametrize("layer", ORDER)
+def test_no_import_goes_upwards(layer: str) -> None:
+    assert upward(layer, ORDER[layer]) == []
+
+
+@pytest.mark.parametrize("layer", ORDER)
+def test_no_files_import_each_other_in_a_circle(layer: str) -> None:
+    known = modules(layer)
+    graph = {
+        module: {other for _, other in imported(path.read_text(encoding="utf-8"), known)} - {module}
+        for module, path in known.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_an_import_inside_a_function_counts() -> None:
+    source = "def f():\n    from gpt2train.checkpoint import store\n    from gpt2train.errors import UserError\n"
+    assert list(imported(source, modules("gpt2train"))) == [(2, "gpt2train.checkpoint.store"), (3, "gpt2train.errors")]
+
+
+def test_an_import_upwards_and_one_of_an_entry_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.test_imports.ROOT", tmp_path)
+    sources = {
+        "low/a.py": "def f():\n    from layer.high import b\n",
+        "high/__init__.py": "",
+        "high/b.py": "from layer.low.a import f\n",
+        "low/__main__.py": "import layer.high.b\n",
+        "top.py": "import layer.low.__main__\n",
+    }
+    for name, source in sources.items():
+        path = tmp_path / "layer" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    assert upward("layer", ["low", "high", "top"]) == [
+        "layer/low/a.py:2 imports layer.high.b",
+        "layer/top.py:1 imports layer.low.__main__",
+    ]
+
+
+@pytest.mark.parametrize("layer", ORDER)
+def test_the_documentation_has_the_same_order(layer: str) -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = text.partition(f"<!-- order of {layer} -->")[2].partition("<!-- end -->")[0]
+    assert [line.split("`")[1].rstrip("/").removesuffix(".py") for line in listed.splitlines() if "`" in line] == [
+        part for part in ORDER[layer] if part != "__init__"
+    ]
