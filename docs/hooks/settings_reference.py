@@ -13,8 +13,7 @@ from schema_text import describe
 from flows.settings import DataprepSettings, EvaluateFlowSettings, PretrainSettings
 from gpt2train.config import RunConfig, TrainSettings, preset, presets
 from gpt2train.evaluate.wikitext import WikitextSettings
-from gpt2train.inference.open_model import ServingLayout
-from gpt2train.inference.settings import BeamSettings, SamplingSettings
+from gpt2train.inference.settings import BeamSettings, SamplingSettings, ServingLayout
 from gpt2train.plan.hardware import Hardware
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.settings import Settings

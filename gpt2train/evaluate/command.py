@@ -13,13 +13,14 @@ from cyclopts.validators import Number
 
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
-from gpt2train.evaluate.evaluation import BATCH_TOKENS, Evaluation, Report, Scorer
-from gpt2train.evaluate.files import about, check_output, read_input, write_result
+from gpt2train.evaluate.evaluation import Evaluation, Scorer
+from gpt2train.evaluate.files import check_output, data_fields, read_input, write_result
 from gpt2train.evaluate.metrics import Result
 from gpt2train.evaluate.registry import EVALUATIONS
+from gpt2train.evaluate.scoring_request import BATCH_TOKENS, Report
 from gpt2train.evaluate.tables import curve_lines, result_lines
 from gpt2train.evaluate.wikitext import WikitextSettings
-from gpt2train.inference.open_model import ServingLayout
+from gpt2train.inference.settings import ServingLayout
 from gpt2train.io.command_line import HELP_DEBUG, progress
 from gpt2train.io.files import write_whole
 
@@ -80,7 +81,7 @@ def add_command(name: str, evaluation: Evaluation) -> None:
             scorer = Scorer(subject.model, subject.tokenizer, batch_tokens, report, group())
             return evaluation.evaluate(scorer, content, settings)
 
-        facts = about(data.name, raw)
+        facts = data_fields(data.name, raw)
         _evaluate(model, name, evaluation, facts, score, output, tokenizer, layout, device)
 
     command.__doc__ = HELP.format(name=name, help=evaluation.help, data=evaluation.data)

@@ -21,9 +21,10 @@ from gpt2train.convert.settings import Device
 from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.evaluate.eval_model import SCORES, EvalModel, read_checkpoint
-from gpt2train.evaluate.evaluation import BATCH_TOKENS, Scorer
-from gpt2train.evaluate.files import DATA_HASH_KEY, about, write_result
+from gpt2train.evaluate.evaluation import Scorer
+from gpt2train.evaluate.files import DATA_HASH_KEY, data_fields, write_result
 from gpt2train.evaluate.registry import EVALUATIONS, plugin_versions
+from gpt2train.evaluate.scoring_request import BATCH_TOKENS
 from gpt2train.parallel.mesh import broadcast_from_rank0
 from gpt2train.settings import Settings
 
@@ -68,7 +69,7 @@ def curve_measure(
     def score(subject: EvalModel, group: dist.ProcessGroup | None) -> Scored:
         return evaluation.evaluate(Scorer(subject.model, subject.tokenizer, batch_tokens, group=group), data, settings)
 
-    facts = {**about(file.name, raw), **settings.model_dump(mode="json")}
+    facts = {**data_fields(file.name, raw), **settings.model_dump(mode="json")}
     return CurveMeasure(name, facts, score, plugin_versions([name]))
 
 

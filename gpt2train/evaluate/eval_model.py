@@ -16,7 +16,8 @@ from gpt2train.convert.weights import empty_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.evaluate.scoring_request import DistributedScorer
-from gpt2train.inference.open_model import ServingLayout, open_model
+from gpt2train.inference.open_model import open_model
+from gpt2train.inference.settings import ServingLayout
 from gpt2train.io.files import check_folder
 from gpt2train.model.gpt2 import GPT2
 

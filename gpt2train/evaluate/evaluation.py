@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpt2train.evaluate.metrics import Metric, Result
-from gpt2train.evaluate.scoring_request import DistributedScorer, Score, ScoringRequest
+from gpt2train.evaluate.scoring_request import BATCH_TOKENS, DistributedScorer, Report, Score, ScoringRequest
 from gpt2train.settings import Settings
 
 if TYPE_CHECKING:
@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from gpt2train.model.gpt2 import GPT2
-
-BATCH_TOKENS = 4096  # input tokens per batch, including padding
-
-Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from gpt2train.errors import RunError
 from gpt2train.evaluate.distributed_scoring import check_same, gather, share
-from gpt2train.evaluate.evaluation import BATCH_TOKENS, Report
-from gpt2train.evaluate.scoring_request import DistributedScorer, Score, ScoringRequest
+from gpt2train.evaluate.scoring_request import BATCH_TOKENS, DistributedScorer, Report, Score, ScoringRequest
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.parallel.mesh import all_or_raise
 

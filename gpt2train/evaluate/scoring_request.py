@@ -1,6 +1,6 @@
-"""Scoring request and its result: a sequence whose last tokens are scored; does not import torch."""
+"""Scoring requests and their results: sequences whose last tokens are scored; does not import torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -8,6 +8,11 @@ from gpt2train.model.shape import Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+BATCH_TOKENS = 4096  # input tokens per batch, including padding
+
+Report = Callable[[int, int], None]  # gets the numbers of finished and of all requests
 
 
 class DistributedScorer(Protocol):

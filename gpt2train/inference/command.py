@@ -10,8 +10,8 @@ from cyclopts.validators import Number
 
 from gpt2train.convert.settings import Device, Dtype
 from gpt2train.errors import UserError
-from gpt2train.inference.open_model import ServingLayout, open_model
-from gpt2train.inference.settings import BeamSettings, SamplingSettings
+from gpt2train.inference.open_model import open_model
+from gpt2train.inference.settings import BeamSettings, SamplingSettings, ServingLayout
 from gpt2train.settings import build
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
 from gpt2train.inference.distributed_decoder import CommandChannel, DistributedModel, follow
 from gpt2train.inference.model_shard import ModelShard
-from gpt2train.inference.open_model import ServingLayout
+from gpt2train.inference.settings import ServingLayout
 from gpt2train.launch import rank_store
 from gpt2train.launch.process_env import read_process_env
 from gpt2train.model.shape import Shape

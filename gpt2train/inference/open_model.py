@@ -7,31 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from gpt2train.convert.settings import Device
-from gpt2train.settings import Settings
+from gpt2train.inference.settings import ServingLayout
 
 if TYPE_CHECKING:
     from gpt2train.inference.distributed_decoder import DistributedModel
     from gpt2train.model.gpt2 import GPT2
-
-
-class ServingLayout(Settings):
-    """Parallel layout of a model for inference; `tp` x `pp` processes are started."""
-
-    tp: int = Field(1, ge=1)
-    """Tensor-parallel degree; must divide the attention heads and 128, to which the vocabulary is padded."""
-    pp: int = Field(1, ge=1)
-    """Pipeline stages, each with consecutive layers."""
-    peer_timeout: float = Field(60.0, gt=0)
-    """Seconds without a heartbeat after which a process counts as lost. It must exceed the longest call, which reads
-    one or a few prompts. The end of a process is noticed at once, without this timeout."""
-
-    @property
-    def processes(self) -> int:
-        """Number of processes."""
-        return self.tp * self.pp
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Settings of sampling and beam search, apart from their code so that `--help` does not load torch."""
+"""Settings of sampling, beam search and layout, apart from their code so that `--help` does not load torch."""
 
 from typing import Annotated, Literal, Self
 
@@ -74,3 +74,20 @@ class BeamSettings(Settings):
     """Maximum number of tokens to generate."""
     stop_tokens: tuple[Annotated[int, Field(ge=0)], ...] = Field((), max_length=16)
     """Token ids that end a beam, in addition to `<|endoftext|>`."""
+
+
+class ServingLayout(Settings):
+    """Parallel layout of a model for inference; `tp` x `pp` processes are started."""
+
+    tp: int = Field(1, ge=1)
+    """Tensor-parallel degree; must divide the attention heads and 128, to which the vocabulary is padded."""
+    pp: int = Field(1, ge=1)
+    """Pipeline stages, each with consecutive layers."""
+    peer_timeout: float = Field(60.0, gt=0)
+    """Seconds without a heartbeat after which a process counts as lost. It must exceed the longest call, which reads
+    one or a few prompts. The end of a process is noticed at once, without this timeout."""
+
+    @property
+    def processes(self) -> int:
+        """Number of processes."""
+        return self.tp * self.pp

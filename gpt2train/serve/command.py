@@ -6,7 +6,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gpt2train.convert.settings import Device
-from gpt2train.inference.open_model import ServingLayout, open_model
+from gpt2train.inference.open_model import open_model
+from gpt2train.inference.settings import ServingLayout
 from gpt2train.serve.settings import ServeSettings
 
 DEFAULTS, DEFAULT_LAYOUT = ServeSettings(), ServingLayout()

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
-from gpt2train.evaluate.files import DATA_HASH_KEY, about
+from gpt2train.evaluate.files import DATA_HASH_KEY, data_fields
 from gpt2train.evaluate.perplexity import document_perplexity
 from gpt2train.evaluate.registry import EVALUATIONS, plugin_versions
 from gpt2train.evaluate.wikitext import WikitextSettings
@@ -75,7 +75,7 @@ def evaluate(
         inputs={
             "merge": model,
             "held_out": held_out,
-            **{name: about(paths[name], raw)[DATA_HASH_KEY] for name, raw in data.items()},
+            **{name: data_fields(paths[name], raw)[DATA_HASH_KEY] for name, raw in data.items()},
         },
         folder=str(PurePosixPath(model.folder).parent / "eval"),
         packages=("tokenizers", "torch", *plugin_versions(paths)),
@@ -153,7 +153,7 @@ def evaluate_part(
         stride = min(settings.wikitext_stride, model.shape.context)
         options = WikitextSettings(stride=stride) if item == "wikitext" else None
         scores = evaluation.evaluate(Scorer(model, tokenizer), evaluation.read(raw, paths[item]), options)
-        result = about(PurePosixPath(paths[item]).name, raw) | scores
+        result = data_fields(PurePosixPath(paths[item]).name, raw) | scores
         counts = {name: result[key] for name, key in evaluation.counts.items()}
     else:
         answers = generate(model, tokenizer, settings.prompts, settings.sampling)
@@ -177,10 +177,10 @@ def held_out_texts(root: Folder, held_out: Manifest, settings: EvaluateSettings)
     for shard in sorted({shard for _, shard, _ in found}):
         column = read_table(folder, shard, ["text"])["text"]
         texts.update({(shard, row): column[row].as_py() for _, name, row in found if name == shard})
-    return [cut(texts[shard, row], settings.max_characters) for _, shard, row in found]
+    return [truncate(texts[shard, row], settings.max_characters) for _, shard, row in found]
 
 
-def cut(text: str, limit: int) -> str:
+def truncate(text: str, limit: int) -> str:
     """Beginning of a text of at most `limit` characters, cut at white space if there is any."""
     if len(text) <= limit:
         return text

@@ -17,7 +17,7 @@ from flows.pipeline import pipeline
 from flows.pretrain import pretrain
 from gpt2train.cli import app
 from gpt2train.config import Corpus, RampUp, RunConfig
-from gpt2train.inference.open_model import ServingLayout
+from gpt2train.inference.settings import ServingLayout
 from gpt2train.plan.hardware import Hardware
 from gpt2train.settings import Settings
 

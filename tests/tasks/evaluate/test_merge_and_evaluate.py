@@ -19,7 +19,7 @@ from tasks.core.shards import CLEAN, write_rows
 from tasks.core.step import Manifest, Outcome, Step, read_manifest
 from tasks.core.storage import Folder
 from tasks.evaluate.settings import EvaluateSettings
-from tasks.evaluate.step import cut, evaluate, held_out_texts
+from tasks.evaluate.step import evaluate, held_out_texts, truncate
 from tasks.merge.step import checkpoint_name, merge, write_card
 from tasks.report.settings import ReportSettings
 from tasks.report.step import REPORT, report
@@ -326,5 +326,5 @@ def test_the_checkpoint_comes_from_the_manifest(upstream: Upstream) -> None:
     ("text", "expected"),
     [("abc def", "abc def"), ("abc def ghi", "abc def"), ("abcdefghijk", "abcdefgh"), ("abcdefg hij", "abcdefg")],
 )
-def test_cut_keeps_whole_words(text: str, expected: str) -> None:
-    assert cut(text, 8) == expected
+def test_truncation_keeps_whole_words(text: str, expected: str) -> None:
+    assert truncate(text, 8) == expected
