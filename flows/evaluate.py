@@ -10,13 +10,12 @@ from flows.orchestration.task_runner import run_step
 from flows.settings import EvaluateFlowSettings, MergeAndScoreSettings, OutputSettings
 from flows.ui.result import show_result
 from gpt2train.errors import UserError
-from gpt2train.evaluate.files import decode
-from gpt2train.evaluate.passages import read_passages
 from tasks.cloze.step import cloze_file, missing_words
 from tasks.core.dry_runner import DryRunner
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest, need_manifest, read_manifest
-from tasks.core.storage import Folder, read_any
+from tasks.core.storage import Folder
+from tasks.evaluate.step import data_files, read_data
 from tasks.evaluate.step import evaluate as evaluate_model
 from tasks.merge.step import merge, write_card
 
@@ -33,8 +32,8 @@ def check(settings: EvaluateFlowSettings) -> None:
     root, *_ = inputs_of(settings)
     root.check_writable(leave=not settings.dry_run)
     if settings.lambada:
-        read_passages(read_any(settings.lambada), settings.lambada)
-    check_wikitext(settings)
+        read_data("lambada", settings.lambada)
+    check_data(settings)
 
 
 @settings_flow("evaluate", EvaluateFlowSettings, check)
@@ -90,7 +89,11 @@ def merge_and_score(
     """
     model = run_step(merge, root, training, bpe, settings.merge, runner=runner)
     scores = run_step(
-        evaluate_model, root, model, lambada, documents, settings.evaluate, runner=runner, wikitext=settings.wikitext
+        evaluate_model,
+        *(root, model, lambada, documents, settings.evaluate),
+        runner=runner,
+        wikitext=settings.wikitext,
+        evals=settings.evals,
     )
     if not isinstance(runner, DryRunner):
         write_card(root, training, settings.merge, scores)
@@ -112,14 +115,14 @@ def _cloze_file(root: Folder) -> str | None:
     return found
 
 
-def check_wikitext(settings: MergeAndScoreSettings) -> None:
-    """Check that the WikiText file, if given, exists and is text.
+def check_data(settings: MergeAndScoreSettings) -> None:
+    """Check the data files of WikiText and of `evals`.
 
     Raises:
-        UserError: the file is missing or is not text.
+        UserError: a file is missing or malformed, or there is no evaluation of a name.
     """
-    if settings.wikitext:
-        decode(read_any(settings.wikitext), settings.wikitext)
+    for name, path in (data_files(None, settings.wikitext) | settings.evals).items():
+        read_data(name, path)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from flows import dataprep
 from flows.command import command
 from flows.dataprep import prepare
 from flows.dry_run.resources import check_resources
-from flows.evaluate import check_wikitext, merge_and_score
+from flows.evaluate import check_data, merge_and_score
 from flows.orchestration.flow import settings_flow
 from flows.orchestration.run_context import run_context
 from flows.orchestration.task_runner import run_step
@@ -30,7 +30,7 @@ def check(settings: PipelineSettings) -> None:
     """
     check_local(settings.output)
     dataprep.check(settings)
-    check_wikitext(settings)
+    check_data(settings)
     Layout.of(settings.train, settings.launch.world)
     check_launcher(settings.launch, Folder(settings.output).path())
     check_corpora(settings.train)

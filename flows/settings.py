@@ -158,6 +158,16 @@ class MergeAndScoreSettings(Settings):
     """LAMBADA, perplexity, samples."""
     wikitext: str | None = None
     """WikiText in its tokenised form (wiki.test.tokens), scored in addition."""
+    evals: dict[str, str] = {}
+    """Name of an evaluation of a plug-in -> its data file, scored in addition (docs/develop/add-an-evaluation.md)."""
+
+    @field_validator("evals")
+    @classmethod
+    def _other_than(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in ("lambada", "wikitext"):
+            if name in value:
+                raise ValueError(f"{name} has a setting of its own; give --{name}")
+        return value
 
 
 class EvaluateFlowSettings(MergeAndScoreSettings):

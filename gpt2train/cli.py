@@ -15,7 +15,6 @@ from cyclopts.validators import Number
 from gpt2train import __version__
 from gpt2train.convert.command import convert
 from gpt2train.convert.settings import MergeSettings
-from gpt2train.evaluate.command import evaluate
 from gpt2train.inference.command import generate
 from gpt2train.io.command_line import HELP_DEBUG, run_command
 from gpt2train.plan.command import plan
@@ -31,7 +30,8 @@ app = App(
     help_epilogue=HELP_DEBUG,
     version=__version__,
 )
-app.command(evaluate)
+# Imported when it is used: its commands include those of the installed plug-ins.
+app.command("gpt2train.evaluate.command:evaluate", name="evaluate", help="Score models and checkpoints.")
 data = App(name="data", help="Token files.")
 app.command(data)
 app.command(plan)

@@ -12,6 +12,7 @@ from schema_text import describe
 
 from flows.settings import DataprepSettings, EvaluateFlowSettings, PretrainSettings
 from gpt2train.config import RunConfig, TrainSettings, preset, presets
+from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.inference.settings import BeamSettings, SamplingSettings, ServingLayout
 from gpt2train.plan.hardware import Hardware
 from gpt2train.serve.settings import ServeSettings
@@ -71,9 +72,10 @@ PAGES: dict[str, tuple[Part, ...]] = {
         Part(
             "Scores",
             EvaluateFlowSettings,
-            "Settings of `python -m flows.evaluate`. `python -m flows.pipeline` has `merge`, `evaluate` and "
-            "`wikitext` too; `gpt2train merge` has those of `merge` as `--dtype` and `--license`.",
+            "Settings of `python -m flows.evaluate`. `python -m flows.pipeline` has `merge`, `evaluate`, "
+            "`wikitext` and `evals` too; `gpt2train merge` has those of `merge` as `--dtype` and `--license`.",
         ),
+        Part("WikiText", WikitextSettings, "Options of `gpt2train evaluate wikitext`.", prefix="wikitext-options"),
         Part("Server", ServeSettings, "Options of `gpt2train serve`.", prefix="serve"),
         Part("Sampling", SamplingSettings, "Options of `gpt2train generate`.", prefix="generate"),
         Part("Beam search", BeamSettings, "Options of `gpt2train generate` with `--beams`.", prefix="beams"),

@@ -12,24 +12,21 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
+from gpt2train.compat.torch import CHECKPOINT_METADATA_NAMES
 from gpt2train.errors import RunError
 
 # Classes in the `.metadata` of tensors. BytesStorageMetadata is excluded, since its payload would be unpickled.
-ALLOWED = {
+ALLOWED = CHECKPOINT_METADATA_NAMES | {
     ("torch", "Size"),
     ("torch", "device"),
-    ("torch.serialization", "_get_layout"),
     ("pathlib", "PosixPath"),
     ("pathlib", "WindowsPath"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
     ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
     ("torch.distributed.checkpoint.metadata", "Metadata"),
     ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
     ("torch.distributed.checkpoint.metadata", "StorageMeta"),
     ("torch.distributed.checkpoint.metadata", "TensorProperties"),
     ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
-    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
 }
 
 

@@ -1,57 +1,52 @@
-"""The command `gpt2train evaluate`, which scores models and checkpoints, in one process or under torchrun."""
+"""The command `gpt2train evaluate`, which scores models and checkpoints, in one process or under torchrun.
+
+Importing this module loads the plug-ins: each evaluation has a command.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
-from gpt2train.evaluate.files import about, check_output, decode, read_input, write_result
-from gpt2train.evaluate.passages import read_passages
-from gpt2train.evaluate.tables import curve_lines, lambada_lines, wikitext_lines
+from gpt2train.evaluate.evaluation import Evaluation, Scorer
+from gpt2train.evaluate.files import check_output, data_fields, read_input, write_result
+from gpt2train.evaluate.metrics import Result
+from gpt2train.evaluate.registry import EVALUATIONS
+from gpt2train.evaluate.scoring_request import BATCH_TOKENS, Report
+from gpt2train.evaluate.tables import curve_lines, result_lines
+from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.io.command_line import HELP_DEBUG, progress
 from gpt2train.io.files import write_atomic
 
 if TYPE_CHECKING:
     from gpt2train.evaluate.eval_model import EvalModel
-    from gpt2train.evaluate.scoring import Report
 
 evaluate = App(name="evaluate", help="Score models and checkpoints.", help_epilogue=HELP_DEBUG)
 
 Models = Annotated[list[Path], Parameter(negative=())]
 Positive = Annotated[int, Parameter(validator=Number(gte=1))]
 Layout = Annotated[ServingLayout, Parameter(name="*")]
-Result = dict[str, Any]
 ONE_PROCESS = ServingLayout()
 
 
-@evaluate.command
-def lambada(
-    *,
-    model: Models,
-    data: Path,
-    output: Path | None = None,
-    tokenizer: Path | None = None,
-    batch_tokens: Positive = 4096,
-    layout: Layout = ONE_PROCESS,
-    device: Device = "auto",
-) -> None:
-    """Score models on LAMBADA by its three common definitions.
+# Help of an evaluation's command. `{name}`, `{help}` and `{data}` are those of the evaluation.
+HELP = """{help}
 
     Parameters
     ----------
     model
         Model folder, run folder (for its latest checkpoint) or RUN/checkpoints/step-…; several are compared in a table.
     data
-        Passages, one JSON object {"text": "…"} per line (lambada_test.jsonl).
+        {data}
     output
-        Result file of all models. By default each model has its own: MODEL/eval/lambada.json or
-        RUN/scores/step-…/lambada.json.
+        Result file of all models. By default each model has its own: MODEL/eval/{name}.json or
+        RUN/scores/step-…/{name}.json.
     tokenizer
         Tokenizer folder of a checkpoint; by default `tokenizer` next to the training's tokens.
     batch_tokens
@@ -59,60 +54,42 @@ def lambada(
     device
         auto uses a GPU if there is one.
     """
-    raw = read_input(data)
-    passages = read_passages(raw, str(data))
-
-    def score(subject: "EvalModel", report: "Report | None") -> Result:
-        from gpt2train.evaluate.lambada import evaluate_lambada
-        from gpt2train.evaluate.torchrun import group
-
-        return evaluate_lambada(subject.model, subject.tokenizer, passages, batch_tokens, report, group())
-
-    _evaluate(model, "lambada", about(data.name, raw), score, lambada_lines, output, tokenizer, layout, device)
 
 
-@evaluate.command
-def wikitext(
-    *,
-    model: Models,
-    data: Path,
-    output: Path | None = None,
-    tokenizer: Path | None = None,
-    stride: int = 32,
-    batch_tokens: Positive = 4096,
-    layout: Layout = ONE_PROCESS,
-    device: Device = "auto",
-) -> None:
-    """Score models by perplexity on a WikiText file, adjusted to its words as in Megatron-LM.
+def add_command(name: str, evaluation: Evaluation) -> None:
+    """Add the command of an evaluation to `evaluate`."""
+    kind = evaluation.settings
+    defaults = kind()
 
-    Parameters
-    ----------
-    model
-        Model folder, run folder (for its latest checkpoint) or RUN/checkpoints/step-…; several are compared in a table.
-    data
-        WikiText in its tokenised form (wiki.test.tokens).
-    output
-        Result file of all models. By default each model has its own: MODEL/eval/wikitext.json or
-        RUN/scores/step-…/wikitext.json.
-    tokenizer
-        Tokenizer folder of a checkpoint; by default `tokenizer` next to the training's tokens.
-    stride
-        Tokens by which the window moves; the model's context is fastest and gives the highest perplexity.
-    batch_tokens
-        Tokens per batch; bounds the memory.
-    device
-        auto uses a GPU if there is one.
-    """
-    raw = read_input(data)
-    text = decode(raw, str(data))
+    def command(
+        *,
+        model: Models,
+        data: Path,
+        output: Path | None = None,
+        tokenizer: Path | None = None,
+        settings: Annotated[kind, Parameter(name="*", parse=bool(kind.model_fields))] = defaults,  # type: ignore[valid-type]
+        batch_tokens: Positive = BATCH_TOKENS,
+        layout: Layout = ONE_PROCESS,
+        device: Device = "auto",
+    ) -> None:
+        raw = read_input(data)
+        content = evaluation.read(raw, str(data))
 
-    def score(subject: "EvalModel", report: "Report | None") -> Result:
-        from gpt2train.evaluate.perplexity import wikitext_perplexity
-        from gpt2train.evaluate.torchrun import group
+        def score(subject: "EvalModel", report: Report | None) -> Result:
+            from gpt2train.evaluate.torchrun import group
 
-        return wikitext_perplexity(subject.model, subject.tokenizer, text, stride, batch_tokens, report, group())
+            scorer = Scorer(subject.model, subject.tokenizer, batch_tokens, report, group())
+            return evaluation.evaluate(scorer, content, settings)
 
-    _evaluate(model, "wikitext", about(data.name, raw), score, wikitext_lines, output, tokenizer, layout, device)
+        facts = data_fields(data.name, raw)
+        _evaluate(model, name, evaluation, facts, score, output, tokenizer, layout, device)
+
+    command.__doc__ = HELP.format(name=name, help=evaluation.help, data=evaluation.data)
+    evaluate.command(command, name=name)
+
+
+for _name, _evaluation in EVALUATIONS.items():
+    add_command(_name, _evaluation)
 
 
 @evaluate.command
@@ -122,10 +99,11 @@ def curve(
     *,
     data: Path | None = None,
     wikitext: Path | None = None,
+    evals: dict[str, Path] | None = None,
     output: Path | None = None,
     tokenizer: Path | None = None,
     stride: Positive = 32,
-    batch_tokens: Positive = 4096,
+    batch_tokens: Positive = BATCH_TOKENS,
     device: Device = "auto",
 ) -> None:
     """Score every kept checkpoint of a run; prints a table and writes curve.json and curve.png.
@@ -140,6 +118,8 @@ def curve(
         LAMBADA's passages, one JSON object {"text": "…"} per line. Without data, only validation losses are shown.
     wikitext
         WikiText in its tokenised form.
+    evals
+        Data file of any evaluation, as --evals.NAME FILE.
     output
         Folder for curve.json and curve.png; by default RUN/scores.
     tokenizer
@@ -151,18 +131,18 @@ def curve(
     device
         auto uses a GPU if there is one.
     """
-    raw = {path: read_input(path) for path in (data, wikitext) if path is not None}
+    given = {"lambada": data, "wikitext": wikitext}
+    if twice := [name for name in given if name in (evals or {})]:
+        raise UserError(f"--evals.{twice[0]}: give --{'data' if twice[0] == 'lambada' else twice[0]} instead")
+    files = {name: file for name, file in {**given, **(evals or {})}.items() if file is not None}
+    raw = {name: read_input(file) for name, file in files.items()}
     folder = output or run / "scores"
     check_output(folder / "curve.json")
-    from gpt2train.evaluate.curve import lambada_measure, score_run, wikitext_measure
+    from gpt2train.evaluate.curve import curve_measure, score_run
     from gpt2train.evaluate.torchrun import group, is_rank0, print_once
 
-    measures = []
-    if data is not None:
-        measures.append(lambada_measure(decode(raw[data], str(data)), about(data.name, raw[data]), batch_tokens))
-    if wikitext is not None:
-        text, facts = decode(raw[wikitext], str(wikitext)), about(wikitext.name, raw[wikitext])
-        measures.append(wikitext_measure(text, facts, stride, batch_tokens))
+    options = {"wikitext": WikitextSettings(stride=stride)}
+    measures = [curve_measure(name, files[name], raw[name], options.get(name), batch_tokens) for name in files]
     with _progress_bar("checkpoints") as report:
         scored = score_run(run, measures, tokenizer, device, group(), report)
     for line in curve_lines(scored):
@@ -171,16 +151,16 @@ def curve(
         from gpt2train.evaluate.curve_plot import curve_picture
 
         write_result(folder / "curve.json", scored)
-        write_atomic(folder / "curve.png", curve_picture(scored["points"]))
+        write_atomic(folder / "curve.png", curve_picture(scored))
     print_once(f"curve: {folder / 'curve.png'}")
 
 
 def _evaluate(
     models: list[Path],
     kind: str,
+    evaluation: Evaluation,
     facts: Mapping[str, str],
-    score: Callable[["EvalModel", "Report | None"], Result],
-    lines: Callable[[Mapping[str, Result]], list[str]],
+    score: Callable[["EvalModel", Report | None], Result],
     output: Path | None,
     tokenizer: Path | None,
     layout: ServingLayout,
@@ -203,7 +183,7 @@ def _evaluate(
         with open_eval_model(path, layout, device, tokenizer) as subject, _progress_bar(kind) as report:
             results[str(path)] = {"model": str(path), **facts, **score(subject, report)}
             files[str(path)] = subject.scores / f"{kind}.json"
-    for line in lines(results):
+    for line in result_lines(evaluation, results):
         print_once(line)
     if output is not None:
         files = {"": output}
@@ -215,7 +195,7 @@ def _evaluate(
 
 
 @contextlib.contextmanager
-def _progress_bar(label: str) -> Iterator["Report | None"]:
+def _progress_bar(label: str) -> Iterator[Report | None]:
     """Show a progress bar on rank 0."""
     from gpt2train.evaluate.torchrun import is_rank0
 

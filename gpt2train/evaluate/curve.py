@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ from gpt2train.convert.settings import Device
 from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.evaluate.eval_model import SCORES, EvalModel, read_checkpoint
-from gpt2train.evaluate.files import DATA_HASH_KEY, write_result
-from gpt2train.evaluate.lambada import evaluate_lambada
-from gpt2train.evaluate.passages import read_passages
-from gpt2train.evaluate.perplexity import wikitext_perplexity
+from gpt2train.evaluate.evaluation import Scorer
+from gpt2train.evaluate.files import DATA_HASH_KEY, data_fields, write_result
+from gpt2train.evaluate.registry import EVALUATIONS, plugin_versions
+from gpt2train.evaluate.scoring_request import BATCH_TOKENS
 from gpt2train.io.run_folder import FOLDER, MANIFEST, list_checkpoints
 from gpt2train.parallel.mesh import broadcast_from_rank0
+from gpt2train.settings import Settings
 
 VERSION = 1  # version of the scoring rules; a new version invalidates all cached results
 
@@ -35,51 +36,42 @@ Scored = dict[str, Any]
 
 @dataclass(frozen=True)
 class CurveMeasure:
-    """Measure that is applied to every checkpoint."""
+    """Evaluation that is applied to every checkpoint."""
 
     kind: str
-    """Name of the measure in the results."""
+    """Name of the evaluation."""
     about: Mapping[str, Any]
     """Name and hash of the data file, and the options that change the numbers."""
     score: Callable[[EvalModel, dist.ProcessGroup | None], Scored]
     """Function from a model to its result."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of the plug-ins that the numbers depend on."""
 
 
-def lambada_measure(text: str, about: Mapping[str, Any], batch_tokens: int) -> CurveMeasure:
-    """Create the measure of LAMBADA by its three definitions.
+def curve_measure(
+    name: str, file: Path, raw: bytes, options: Settings | None = None, batch_tokens: int = BATCH_TOKENS
+) -> CurveMeasure:
+    """Create the measure of an evaluation.
 
     Args:
-        text: passages, one JSON object per line.
-        about: name and hash of the file.
+        name: name of the evaluation.
+        file: data file.
+        raw: content of the file.
+        options: settings of the evaluation; by default its own defaults.
         batch_tokens: tokens per batch, including padding.
 
     Raises:
-        UserError: the text is not a set of passages.
+        UserError: there is no such evaluation, or the content is malformed.
     """
-    passages = read_passages(text.encode(), about["data"])
-    return CurveMeasure(
-        "lambada",
-        about,
-        lambda subject, group: evaluate_lambada(subject.model, subject.tokenizer, passages, batch_tokens, group=group),
-    )
+    evaluation = EVALUATIONS[name]
+    settings = options or evaluation.settings()
+    data = evaluation.read(raw, str(file))
 
+    def score(subject: EvalModel, group: dist.ProcessGroup | None) -> Scored:
+        return evaluation.evaluate(Scorer(subject.model, subject.tokenizer, batch_tokens, group=group), data, settings)
 
-def wikitext_measure(text: str, about: Mapping[str, Any], stride: int, batch_tokens: int) -> CurveMeasure:
-    """Create the measure of WikiText perplexity by Megatron-LM's rules.
-
-    Args:
-        text: WikiText in its tokenised form.
-        about: name and hash of the file.
-        stride: tokens by which the window moves.
-        batch_tokens: tokens per batch.
-    """
-    return CurveMeasure(
-        "wikitext",
-        {**about, "stride": stride},
-        lambda subject, group: wikitext_perplexity(
-            subject.model, subject.tokenizer, text, stride, batch_tokens, group=group
-        ),
-    )
+    facts = {**data_fields(file.name, raw), **settings.model_dump(mode="json")}
+    return CurveMeasure(name, facts, score, plugin_versions([name]))
 
 
 def score_run(
@@ -154,6 +146,7 @@ def _key(checkpoint: Path, measure: CurveMeasure, tokenizer: Path) -> str:
     """Return the hash of everything that a result depends on; a checkpoint's manifest covers its files."""
     weights_hash, vocabulary_hash = sha256(checkpoint / MANIFEST), tokenizer_hash(tokenizer)
     parts = [VERSION, weights_hash, vocabulary_hash, measure.kind, dict(measure.about)]
+    parts += [dict(measure.versions)] if measure.versions else []
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

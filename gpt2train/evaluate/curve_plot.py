@@ -1,35 +1,42 @@
 """Plot of the scores of a run's checkpoints over training tokens."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-INK, ACCURACY, LOSS, WIKITEXT = "#1f2430", "#2f7d5b", "#d1495b", "#3b6fb6"
+from gpt2train.evaluate.files import DATA_HASH_KEY
+from gpt2train.evaluate.metrics import Metric
+from gpt2train.evaluate.registry import EVALUATIONS
+
+INK, LOSS, OTHER = "#1f2430", "#d1495b", "#7a5195"
+COLORS = {"lambada": "#2f7d5b", "wikitext": "#3b6fb6"}
+
+Point = Mapping[str, Any]
 
 
-def curve_picture(points: Sequence[dict[str, Any]]) -> bytes:
-    """Return a PNG with one panel per measure that occurs in a point.
+def curve_picture(curve: Mapping[str, Any]) -> bytes:
+    """Return a PNG with one panel per metric that occurs in a point.
 
     Args:
-        points: points of `gpt2train.evaluate.curve.score_run`.
+        curve: result of `gpt2train.evaluate.curve.score_run`.
     """
     # Imported here, as it takes 0.5 s. Not pyplot, which needs global state or a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels = [
-        ("validation loss, nats per token", LOSS, lambda point: point["valid_loss"]),
-        ("LAMBADA accuracy, %", ACCURACY, lambda point: 100 * _lambada(point)["accuracy"]),
-        ("LAMBADA perplexity", ACCURACY, lambda point: _lambada(point)["perplexity"]),
-        ("WikiText adjusted perplexity", WIKITEXT, lambda point: point["wikitext"]["adjusted_perplexity"]),
+    panels: list[tuple[str, str, bool, Callable[[Point], float | None]]] = [
+        ("validation loss, nats per token", LOSS, False, lambda point: point["valid_loss"])
     ]
-    shown = [(label, color, series) for label, color, value in panels if (series := _series(points, value))]
+    for name in curve[DATA_HASH_KEY]:
+        panels += [_panel(name, metric) for metric in EVALUATIONS[name].main_metrics]
+    points = curve["points"]
+    shown = [(label, color, log, series) for label, color, log, value in panels if (series := _series(points, value))]
     figure = Figure(figsize=(7.2, 2.4 * max(1, len(shown))), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (label, color, series) in zip(_axes(figure, len(shown)), shown, strict=True):
+    for axes, (label, color, log, series) in zip(_axes(figure, len(shown)), shown, strict=True):
         axes.plot(*zip(*series, strict=True), color=color, marker="o", markersize=4, linewidth=1.6)
         axes.set_ylabel(label, color=INK)
-        if "perplexity" in label:
+        if log:
             axes.set_yscale("log")
         axes.grid(alpha=0.25, which="both")
         axes.spines[["top", "right"]].set_visible(False)
@@ -40,21 +47,20 @@ def curve_picture(points: Sequence[dict[str, Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def _lambada(point: dict[str, Any]) -> dict[str, Any]:
-    definition: dict[str, Any] = point["lambada"]["definitions"]["lambada_openai"]
-    return definition
+def _panel(name: str, metric: Metric) -> tuple[str, str, bool, Callable[[Point], float | None]]:
+    """Return label, colour, True for a logarithmic axis, and the value at a point."""
+    unit = 100 if metric.scale == "share" else 1
+    label = metric.axis or f"{name} {metric.name}{', %' if unit == 100 else ''}"
+
+    def value(point: Point) -> float | None:
+        number = metric.value(point[name])
+        return None if number is None else unit * number
+
+    return label, COLORS.get(name, OTHER), metric.scale == "log", value
 
 
-def _series(points: Sequence[dict[str, Any]], value: Any) -> list[tuple[int, float]]:
-    found = []
-    for point in points:
-        try:
-            number = value(point)
-        except KeyError:  # not measured
-            continue
-        if number is not None:
-            found.append((point["tokens"], number))
-    return found
+def _series(points: Sequence[Point], value: Callable[[Point], float | None]) -> list[tuple[int, float]]:
+    return [(point["tokens"], number) for point in points if (number := value(point)) is not None]
 
 
 def _axes(figure: Any, count: int) -> list[Any]:

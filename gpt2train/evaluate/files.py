@@ -40,7 +40,7 @@ def decode(raw: bytes, name: str) -> str:
         raise UserError(f"{name} is not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
-def about(data: str, raw: bytes) -> dict[str, str]:
+def data_fields(data: str, raw: bytes) -> dict[str, str]:
     """Return the fields of a result that identify its data file.
 
     Args:

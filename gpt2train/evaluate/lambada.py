@@ -13,17 +13,15 @@ Paper: Paperno et al. 2016, "The LAMBADA dataset". GPT-2 124M has accuracy 0.325
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from tokenizers import Tokenizer
 
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
-from gpt2train.evaluate.passages import LAMBADA, unigram_perplexity
-from gpt2train.evaluate.scoring import BATCH_TOKENS, Report, perplexity, score, significant
-from gpt2train.evaluate.scoring_request import DistributedScorer, Score, ScoringRequest
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.evaluate.evaluation import Evaluation, Scorer
+from gpt2train.evaluate.metrics import Metric, Result, perplexity, significant
+from gpt2train.evaluate.passages import LAMBADA, read_passages, unigram_perplexity
+from gpt2train.evaluate.scoring_request import Pair, Score, ScoringRequest
 
 DEFINITIONS = {
     "lambada_openai": "strict whole word: every token of ' ' + text.split(' ')[-1] is the most likely one, the passage "
@@ -32,23 +30,6 @@ DEFINITIONS = {
     "megatron_strict": "every token of ' ' + text.split()[-1], encoded by itself after the stripped context, is the "
     "most likely one (Megatron-LM --strict-lambada)",
 }
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Context and target as token ids; the context is never empty."""
-
-    context: tuple[int, ...]
-    target: tuple[int, ...]
-
-    def request(self, context_length: int) -> ScoringRequest:
-        """Return the pair as one sequence, left-truncated to the model's context length.
-
-        If the target is longer than the context (a word of hundreds of tokens, such as a URL), only its end is scored.
-        """
-        return ScoringRequest(
-            (self.context + self.target)[-(context_length + 1) :], min(len(self.target), context_length)
-        )
 
 
 def openai_pairs(tokenizer: Tokenizer, passages: Sequence[str]) -> list[Pair]:
@@ -82,31 +63,19 @@ def strict_pairs(tokenizer: Tokenizer, passages: Sequence[str]) -> list[Pair]:
     return [Pair(tuple(head) or (end,), tuple(target)) for head, target in zip(heads, targets, strict=True)]
 
 
-def evaluate_lambada(
-    model: GPT2 | DistributedScorer,
-    tokenizer: Tokenizer,
-    passages: Sequence[str],
-    batch_tokens: int = BATCH_TOKENS,
-    report: Report | None = None,
-    group: dist.ProcessGroup | None = None,
-) -> dict[str, Any]:
+def evaluate_lambada(scorer: Scorer, passages: Sequence[str]) -> Result:
     """Score passages by the three definitions.
 
     Args:
-        model: model in this process or distributed over several.
-        tokenizer: tokenizer of the model.
+        scorer: model and tokenizer. Its reports count sequences; one that several definitions share is computed once.
         passages: texts whose last word is the target.
-        batch_tokens: tokens per batch, including padding; bounds the memory.
-        report: called after every batch with the numbers of finished and of all sequences; a sequence that several
-            definitions share is computed once.
-        group: processes that share the work (`gpt2train.evaluate.scoring.score`).
 
     Returns:
         JSON-serialisable result: `passages`, `truncated` (passages longer than the model's context), `definitions` with
         `accuracy`, `correct`, `standard_error` (and `perplexity` for `lambada_openai`) and the `definition` of each,
         `unigram_perplexity` of the same targets, and `notes` on suspicious scores.
     """
-    context = model.shape.context
+    context, tokenizer = scorer.context, scorer.tokenizer
     pairs = {
         "lambada_openai": openai_pairs(tokenizer, passages),
         "last_token": last_token_pairs(tokenizer, passages),
@@ -114,8 +83,8 @@ def evaluate_lambada(
     }
     truncated = sum(len(pair.context) + len(pair.target) > context + 1 for pair in pairs["lambada_openai"])
     requests = {name: [pair.request(context) for pair in items] for name, items in pairs.items()}
-    scores = _score_once(model, requests, batch_tokens, report, group)
-    result: dict[str, Any] = {
+    scores = _score_once(scorer, requests)
+    result: Result = {
         "passages": len(passages),
         "truncated": truncated,
         "headline": "lambada_openai",
@@ -128,7 +97,7 @@ def evaluate_lambada(
     return result
 
 
-def notes(result: dict[str, Any]) -> list[str]:
+def notes(result: Result) -> list[str]:
     """Return notes for the reader: an unusual number of passages, and likely causes of implausible scores."""
     found_notes = []
     if result["passages"] != LAMBADA:
@@ -152,13 +121,7 @@ def notes(result: dict[str, Any]) -> list[str]:
     return found_notes
 
 
-def _score_once(
-    model: GPT2 | DistributedScorer,
-    requests: dict[str, list[ScoringRequest]],
-    batch_tokens: int,
-    report: Report | None,
-    group: dist.ProcessGroup | None,
-) -> dict[str, list[Score]]:
+def _score_once(scorer: Scorer, requests: dict[str, list[ScoringRequest]]) -> dict[str, list[Score]]:
     """Score each distinct sequence once, with its longest target; shorter targets are its tail.
 
     The three definitions mostly differ in the target's length only, so this saves almost two thirds of the work.
@@ -167,9 +130,7 @@ def _score_once(
     for items in requests.values():
         for request in items:
             longest[request.tokens] = max(longest.get(request.tokens, 0), request.scored)
-    answers = score(
-        model, [ScoringRequest(tokens, scored) for tokens, scored in longest.items()], batch_tokens, report, group
-    )
+    answers = scorer.score([ScoringRequest(tokens, scored) for tokens, scored in longest.items()])
     by_tokens = dict(zip(longest, answers, strict=True))
     return {
         name: [_tail(by_tokens[request.tokens], request.scored) for request in items]
@@ -191,3 +152,42 @@ def _accuracy(scores: Sequence[Score]) -> dict[str, Any]:
         "correct": correct,
         "standard_error": None if error is None else significant(error),
     }
+
+
+def _metric(name: str, key: str, **options: Any) -> Metric:
+    """Return the metric of one of the definitions."""
+    return Metric(f"{name} {key}", path=("definitions", name, key), **options)
+
+
+def _accuracy_metric(name: str, **options: Any) -> Metric:
+    error = ("definitions", name, "standard_error")
+    return _metric(name, "accuracy", definition=DEFINITIONS[name], scale="share", error=error, **options)
+
+
+LAMBADA_EVALUATION = Evaluation(
+    help="Score models on LAMBADA by its three common definitions.",
+    data='Passages, one JSON object {"text": "…"} per line (lambada_test.jsonl).',
+    read=read_passages,
+    run=lambda scorer, passages, _: evaluate_lambada(scorer, passages),
+    metrics=(
+        _accuracy_metric("lambada_openai", main=True, column="lambada_openai", axis="LAMBADA accuracy, %"),
+        _metric(
+            *("lambada_openai", "perplexity"),
+            definition="per last word, see above",
+            scale="log",
+            main=True,
+            column="perplexity",
+            axis="LAMBADA perplexity",
+        ),
+        _accuracy_metric("last_token"),
+        _accuracy_metric("megatron_strict"),
+        Metric(
+            "word counts' perplexity",
+            "last words by the counts of the passages' other words (add-one)",
+            scale="log",
+            path=("unigram_perplexity",),
+        ),
+    ),
+    summary=lambda result: f"passages {result['passages']:,}, truncated {result['truncated']:,}",
+    counts={"passages": "passages", "truncated_passages": "truncated"},
+)

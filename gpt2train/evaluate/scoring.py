@@ -6,8 +6,7 @@ the same batches as one process, so that the results are equal.
 """
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,14 +15,11 @@ from torch import Tensor
 
 from gpt2train.errors import RunError
 from gpt2train.evaluate.distributed_scoring import check_same, gather, share
-from gpt2train.evaluate.scoring_request import DistributedScorer, Score, ScoringRequest
+from gpt2train.evaluate.scoring_request import BATCH_TOKENS, DistributedScorer, Report, Score, ScoringRequest
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.parallel.mesh import all_or_raise
 
-BATCH_TOKENS = 4096  # input tokens per batch, including padding
 LOGIT_ROWS = 1024  # rows of logits in memory at a time: 206 MB in float32 at a vocabulary of 50,257
-
-Report = Callable[[int, int], None]
 
 
 def score(
@@ -130,13 +126,3 @@ def score_local(
         log_probs.append(logits.gather(1, target.unsqueeze(1)).squeeze(1) - logits.logsumexp(1))
         greedy.append(logits.argmax(1) == target)
     return torch.cat(log_probs).cpu(), torch.cat(greedy).cpu()
-
-
-def perplexity(nats: float, limit: float = 700.0) -> float:
-    """Return exp(nats) with 6 significant digits; the exponent is capped so that JSON can represent the result."""
-    return significant(math.exp(min(nats, limit)))
-
-
-def significant(value: float, digits: int = 6) -> float:
-    """Round to significant digits, so that result files do not depend on the last bits of a sum."""
-    return float(f"{value:.{digits}g}")

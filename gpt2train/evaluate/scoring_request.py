@@ -1,12 +1,18 @@
-"""Scoring request and its result: a sequence whose last tokens are scored."""
+"""Scoring requests and their results: sequences whose last tokens are scored; does not import torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from gpt2train.model.shape import Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+BATCH_TOKENS = 4096  # input tokens per batch, including padding
+
+Report = Callable[[int, int], None]  # gets the numbers of finished and of all requests
 
 
 class DistributedScorer(Protocol):
@@ -16,7 +22,7 @@ class DistributedScorer(Protocol):
 
     def score(
         self, sequences: Sequence[Sequence[int]], rows: Sequence[int], positions: Sequence[int], targets: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> "tuple[Tensor, Tensor]":
         """Score targets, each after a given position of a sequence.
 
         Args:
@@ -50,3 +56,20 @@ class Score:
     def log_prob(self) -> float:
         """Sum of the log-probabilities."""
         return sum(self.log_probs)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Context and target as token ids; the context is never empty."""
+
+    context: tuple[int, ...]
+    target: tuple[int, ...]
+
+    def request(self, context_length: int) -> ScoringRequest:
+        """Return the pair as one sequence, left-truncated to the model's context length.
+
+        If the target is longer than the context (a word of hundreds of tokens, such as a URL), only its end is scored.
+        """
+        return ScoringRequest(
+            (self.context + self.target)[-(context_length + 1) :], min(len(self.target), context_length)
+        )

@@ -3,44 +3,27 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpt2train.evaluate.evaluation import Evaluation
+from gpt2train.evaluate.files import DATA_HASH_KEY
+from gpt2train.evaluate.registry import EVALUATIONS
+
 MAX_NAME = 24  # characters of a model's path in a column's head; the end of the path is kept
 
 
-def lambada_lines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Format LAMBADA results.
+def result_lines(evaluation: Evaluation, results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Format the results of several models.
 
     Args:
+        evaluation: evaluation that gave the results.
         results: result of each model, by its path.
     """
     models = list(results.values())
-    rows = []
-    for name, first in models[0]["definitions"].items():
-        scores = [result["definitions"][name] for result in models]
-        shown = [f"{s['accuracy']:.4f} ± {s['standard_error'] or 0:.4f}" for s in scores]
-        rows.append((f"{name} accuracy", shown, first["definition"]))
-        if "perplexity" in first:
-            rows.append((f"{name} perplexity", [f"{s['perplexity']:.4g}" for s in scores], "per last word, see above"))
-    unigram = [f"{result['unigram_perplexity']:.4g}" for result in models]
-    rows.append(("word counts' perplexity", unigram, "last words by the counts of the passages' other words (add-one)"))
-    head = "; ".join(sorted({f"passages {r['passages']:,}, truncated {r['truncated']:,}" for r in models}))
-    return [head, *_table(list(results), rows), *_notes(results)]
-
-
-def wikitext_lines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Format WikiText results.
-
-    Args:
-        results: result of each model, by its path.
-    """
-    models = list(results.values())
-    meaning = {
-        "adjusted_perplexity": models[0]["definition"],
-        "token_perplexity": "exp(loss), per token of the model's own tokenizer",
-        "unigram_perplexity": "per token, by the text's own token counts (add-one)",
-    }
-    rows = [(key, [f"{result[key]:.4g}" for result in models], text) for key, text in meaning.items()]
-    facts = sorted({f"words {r['words']:,}, tokens {r['tokens']:,}, stride {r['stride']}" for r in models})
-    return ["; ".join(facts), *_table(list(results), rows), *_notes(results)]
+    rows = [
+        (metric.name, [metric.text_with_error(result) for result in models], metric.definition)
+        for metric in evaluation.metrics
+    ]
+    head = ["; ".join(sorted({evaluation.summary(result) for result in models}))] if evaluation.summary else []
+    return [*head, *_table(list(results), rows), *_notes(results)]
 
 
 def curve_lines(curve: Mapping[str, Any]) -> list[str]:
@@ -50,26 +33,16 @@ def curve_lines(curve: Mapping[str, Any]) -> list[str]:
         curve: result of `gpt2train.evaluate.curve.score_run`.
     """
     points = curve["points"]
-    rows = [["step", "tokens", "valid loss"]]
-    for kind in ("lambada", "wikitext"):
-        if kind in points[0]:
-            rows[0] += ["lambada_openai", "perplexity"] if kind == "lambada" else ["wikitext, adjusted"]
+    columns = [(name, metric) for name in curve[DATA_HASH_KEY] for metric in EVALUATIONS[name].main_metrics]
+    rows = [["step", "tokens", "valid loss", *(metric.column or f"{name} {metric.name}" for name, metric in columns)]]
     for point in points:
-        row = [f"{point['step']:,}", f"{point['tokens']:,}", _number(point["valid_loss"])]
-        if "lambada" in point:
-            headline = point["lambada"]["definitions"]["lambada_openai"]
-            row += [f"{headline['accuracy']:.4f}", _number(headline["perplexity"])]
-        if "wikitext" in point:
-            row.append(_number(point["wikitext"]["adjusted_perplexity"]))
-        rows.append(row)
+        loss = "–" if point["valid_loss"] is None else f"{point['valid_loss']:.4g}"
+        values = [metric.text(point[name]) for name, metric in columns]
+        rows.append([f"{point['step']:,}", f"{point['tokens']:,}", loss, *values])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    last = {kind: points[-1][kind] for kind in ("lambada", "wikitext") if kind in points[-1]}
-    return lines + [f"note: last checkpoint: {note}" for result in last.values() for note in result["notes"]]
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+    last = [points[-1][name] for name in curve[DATA_HASH_KEY]]
+    return lines + [f"note: last checkpoint: {note}" for result in last for note in result.get("notes", ())]
 
 
 def _table(names: Sequence[str], rows: Sequence[tuple[str, Sequence[str], str]]) -> list[str]:
@@ -92,7 +65,7 @@ def _notes(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Format the notes of the results; a note of all results appears once."""
     models_by_note: dict[str, list[str]] = {}
     for name, result in results.items():
-        for note in result["notes"]:
+        for note in result.get("notes", ()):
             models_by_note.setdefault(note, []).append(name)
     return [
         f"note: {note}" if len(names) == len(results) else f"note: {', '.join(names)}: {note}"

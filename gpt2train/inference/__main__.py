@@ -26,7 +26,7 @@ def main() -> None:
         exit_without_teardown(_run_rank_0())
     install_excepthook(rank, debug)
     code = 0
-    from gpt2train.inference.distributed_job import follow_rank_0
+    from gpt2train.inference.distributed_job import follow_rank_0  # imports torch (1-2 s); after the error handler
 
     try:
         follow_rank_0()
@@ -37,7 +37,7 @@ def main() -> None:
 
 def _run_rank_0() -> int:
     """Run the command on rank 0 and return its exit code, from which the launcher finds the first failure."""
-    from gpt2train.cli import app
+    from gpt2train.cli import app  # here: the other ranks need no command line
     from gpt2train.io.command_line import fail, run_command
 
     code = run_command(app)

@@ -84,7 +84,7 @@ class LocalDecoder:
         tokens = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = torch.tensor(prompt)
-        hidden = self.model.hidden(tokens.to(self.cache.device), self.cache.begin(lengths))
+        hidden = self.model.hidden(tokens.to(self.cache.device), self.cache.prefill(lengths))
         return self._logits(hidden[range(len(prompts)), [length - 1 for length in lengths]])
 
     @torch.inference_mode()

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt2train.compat.torch import can_pack_linear, pack_linear
 from gpt2train.model.cache import Cache
 from gpt2train.model.gpt2 import GPT2, Block
 
@@ -28,7 +29,7 @@ class FastDecodeStep:
 
     def __init__(self, model: GPT2, cache: Cache) -> None:
         self.model, self.cache = model, cache
-        packed = cache.rows > 1 and can_pack(model.wte.weight)
+        packed = cache.rows > 1 and can_pack_linear(model.wte.weight)
         shape, self.dtype = model.shape, model.wte.weight.dtype
         self.blocks = [_Block(block, packed) for block in model.blocks.values()]
         self.head = bind(model.wte.weight[: shape.vocab], None, packed)  # without the padding rows of the vocabulary
@@ -97,25 +98,13 @@ def bind(weight: Tensor, bias: Tensor | None, packed: bool) -> Linear:
     """
 
     def plain(x: Tensor) -> Tensor:
-        return torch._C._nn.linear(x, weight, bias)
+        return F.linear(x, weight, bias)
 
     if not packed:
         return plain
-    ordered = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
-    multiply = torch.ops.mkldnn._linear_pointwise
+    multiply = pack_linear(weight, bias, rows=8)
 
     def product(x: Tensor) -> Tensor:
-        return plain(x) if len(x) == 1 else multiply(x, ordered, bias, "none", [], "")
+        return plain(x) if len(x) == 1 else multiply(x)
 
     return product
-
-
-def can_pack(weight: Tensor) -> bool:
-    """Return True if torch has oneDNN's packed product for weights of this dtype and device."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )

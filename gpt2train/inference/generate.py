@@ -114,14 +114,3 @@ def continue_tokens(
         else:
             running.step()
     return sequences
-
-
-def generate_tokens(
-    model: GPT2 | OpenedModel,
-    prompts: Sequence[Sequence[int]],
-    end: int | None,
-    settings: SamplingSettings,
-    batch: int = BATCH,
-) -> list[list[int]]:
-    """Continue each prompt and return the new tokens; the last one is `end` if the model produced it."""
-    return [sequence.tokens for sequence in continue_tokens(model, prompts, settings, end=end, batch=batch)]

@@ -73,14 +73,14 @@ class ModelShard:
             lengths: number of tokens of each row.
             tokens: token ids [rows, longest], padded on the right.
         """
-        hidden = self._forward(tokens, self.cache.begin(lengths))
+        hidden = self._forward(tokens, self.cache.prefill(lengths))
         last = [length - 1 for length in lengths]
         return self._gather_logits(None if hidden is None else hidden[range(len(lengths)), last], len(lengths))
 
     def step(self, tokens: Tensor) -> Tensor | None:
         """Append one token to every row, [rows, 1], and return the logits after it, on rank 0."""
         positions = torch.tensor(self.cache.lengths, device=self.device)[:, None]
-        hidden = self._forward(tokens, self.cache.go_on(), positions)
+        hidden = self._forward(tokens, self.cache.step(), positions)
         return self._gather_logits(None if hidden is None else hidden[:, 0], len(tokens))
 
     def select(self, sources: Sequence[int]) -> None:

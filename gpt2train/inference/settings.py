@@ -1,4 +1,4 @@
-"""Settings of sampling and beam search, apart from their code so that `--help` does not load torch."""
+"""Settings of sampling, beam search and layout, apart from their code so that `--help` does not load torch."""
 
 from typing import Annotated, Literal, Self
 

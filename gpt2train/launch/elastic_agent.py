@@ -11,16 +11,13 @@ import sys
 import uuid
 from argparse import Namespace
 from collections.abc import Callable
-from typing import Any
 
-from torch.distributed import run
-from torch.distributed.elastic.agent.server import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.agent.server import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 
+from gpt2train.compat.torch_elastic import ObservedAgent, launch_config, parse_torchrun
 from gpt2train.errors import UserError
 from gpt2train.launch.parent_death import LOST_CONTACT, PEER_HUNG
 from gpt2train.launch.process_env import ProcessEnv
@@ -31,7 +28,7 @@ USER_ERROR = 2  # exit code of a rank for a user's mistake
 STOPPED = 128 + signal.SIGTERM
 
 
-class Agent(LocalElasticAgent):
+class Agent(ObservedAgent):
     """Elastic agent that starts, monitors and restarts the ranks of this machine.
 
     Args:
@@ -41,28 +38,22 @@ class Agent(LocalElasticAgent):
     """
 
     def __init__(self, config: LaunchConfig, spec: WorkerSpec, stopping: Callable[[], bool]) -> None:
-        options: dict[str, Any] = {}
-        if hasattr(config, "shutdown_timeout"):  # torch 2.12; 30 s before
-            options["shutdown_timeout"] = config.shutdown_timeout
-        super().__init__(spec, config.logs_specs or DefaultLogsSpecs(), **options)
+        super().__init__(config, spec)
         self._stopping = stopping
         self._restarts = 0
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        # torch's extension point for SimpleElasticAgent. Raising here ends the job; a returned failure is restarted as
-        # long as restarts are left.
-        result = super()._monitor_workers(worker_group)
+    def observe(self, result: RunResult, spec: WorkerSpec) -> None:
+        """Report a failure, and end the job if it is final."""
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
             final = USER_ERROR in codes.values() or self._stopping()
-            if final or self._restarts == worker_group.spec.max_restarts:
-                raise ChildFailedError(worker_group.spec.role, result.failures)
+            if final or self._restarts == spec.max_restarts:
+                raise ChildFailedError(spec.role, result.failures)
             self._restarts += 1
             report_failure(codes)
-            of = worker_group.spec.max_restarts
+            of = spec.max_restarts
             message = f"restarting all ranks from the last checkpoint: restart {self._restarts} of {of}"
             quietly(print)(f"warning: {message}", flush=True)
-        return result
 
 
 def start(arguments: list[str], env: ProcessEnv, stopping: Callable[[], bool]) -> None:
@@ -77,7 +68,7 @@ def start(arguments: list[str], env: ProcessEnv, stopping: Callable[[], bool]) -
         UserError: the arguments contradict Slurm's variables.
         ChildFailedError: a rank failed and is not restarted.
     """
-    config, command, rest = run.config_from_args(_complete(run.parse_args(arguments), env))
+    config, command, rest = launch_config(_complete(parse_torchrun(arguments), env))
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,

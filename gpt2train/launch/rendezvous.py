@@ -37,8 +37,16 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import Token, create_handler
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from gpt2train.compat.torch_elastic import (
+    STATE_CLASS,
+    STATE_CLASSES,
+    STATE_MODULE,
+    is_machine_host_name,
+    open_rank_stores_by,
+    use_store,
+)
 from gpt2train.errors import UserError
 from gpt2train.launch.process_env import STORE, is_loopback
 from gpt2train.launch.rank_store import serve_store
@@ -48,7 +56,6 @@ MIN_AGE_SECONDS = 60.0  # a newer folder may not be locked yet
 DEFAULT_PORT = 29400  # torchrun's default for an endpoint without a port
 READ_SECONDS = 60  # torchrun's default timeout for a request to the store
 MAX_STATE_BYTES = 16 << 20  # limit for the rendezvous state, which takes about 100 bytes per machine
-STATE_MODULE = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
 STATE_TYPES: dict[str, type] = {
     "round": int,
     "complete": bool,
@@ -84,7 +91,7 @@ def rendezvous(parameters: RendezvousParameters) -> Iterator[RendezvousHandler]:
             handler = get_rendezvous_handler(parameters)
             assert isinstance(handler, StaticTCPRendezvous)
             if handler.rank == 0:
-                handler._store = serve_store(handler.master_addr, handler.master_port, handler.timeout)
+                use_store(handler, serve_store(handler.master_addr, handler.master_port, handler.timeout))
         else:
             handler = get_rendezvous_handler(parameters)
         stack.callback(handler.shutdown)
@@ -180,7 +187,7 @@ def check_state(state: bytes) -> bytes:
         if len(state) > MAX_STATE_BYTES:
             raise pickle.UnpicklingError(f"{len(state)} bytes")
         found = _StateUnpickler(BytesIO(state)).load()
-        if type(found).__name__ != "_RendezvousState":
+        if type(found).__name__ != STATE_CLASS:
             raise pickle.UnpicklingError(f"a {type(found).__name__}")
         if wrong := [name for name, kind in STATE_TYPES.items() if type(getattr(found, name)) is not kind]:
             raise pickle.UnpicklingError(f"{wrong[0]} has another type")
@@ -194,7 +201,7 @@ def check_state(state: bytes) -> bytes:
 
 class _StateUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module == STATE_MODULE and name in ("_RendezvousState", "_NodeDesc"):
+        if module == STATE_MODULE and name in STATE_CLASSES:
             return getattr(sys.modules[STATE_MODULE], name)
         if module == "datetime" and name in DATES:
             return DATES[name]
@@ -209,7 +216,7 @@ def _dynamic(parameters: RendezvousParameters) -> RendezvousHandler:
         parameters.local_addr = host  # all launchers are on this machine, and so is the store of their ranks
     store = None
     hosts = parameters.get_as_bool("is_host")
-    if hosts or (hosts is None and (_is_local_host(host) or _matches_machine_hostname(host))):
+    if hosts or (hosts is None and (_is_local_host(host) or is_machine_host_name(host))):
         try:
             store = serve_store(host, port, limit, parameters.local_addr)
         except UserError:
@@ -222,7 +229,7 @@ def _dynamic(parameters: RendezvousParameters) -> RendezvousHandler:
     def serve_ranks(address: str, port: int) -> dist.TCPStore:
         return serve_store(address, port, limit)
 
-    handler._create_tcp_store_server = serve_ranks  # type: ignore[assignment]  # torch's opens all interfaces
+    open_rank_stores_by(handler, serve_ranks)
     return handler
 
 

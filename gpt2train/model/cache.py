@@ -37,13 +37,13 @@ class Cache:
         self.rows, self.context, self.device = rows, context, device
         self.lengths: list[int] = []
 
-    def begin(self, lengths: Sequence[int]) -> list["Prefill"]:
+    def prefill(self, lengths: Sequence[int]) -> list["Prefill"]:
         """Add rows, whose tokens the next forward pass gets, padded on the right to the longest of `lengths`."""
         first = len(self.lengths)
         self.lengths += lengths
         return [Prefill(key, value, first) for key, value in self.layers]
 
-    def go_on(self) -> list["Step"]:
+    def step(self) -> list["Step"]:
         """Add one token to every row; the next forward pass gets these tokens."""
         rows, longest = len(self.lengths), max(self.lengths) + 1
         at = torch.tensor(self.lengths, device=self.device)

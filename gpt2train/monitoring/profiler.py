@@ -7,9 +7,9 @@ time; `profile/memory-N.pickle` opens at pytorch.org/memory_viz.
 import logging
 from pathlib import Path
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
+from gpt2train.compat.torch import dump_memory, record_memory
 from gpt2train.config import LoggingSettings
 from gpt2train.parallel.mesh import DistContext
 
@@ -54,8 +54,7 @@ class Profiler:
         key = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
         stem.with_suffix(".txt").write_text(self._profile.key_averages().table(sort_by=key, row_limit=ROWS))
         if self._memory:
-            torch.cuda.memory._dump_snapshot(str(self._folder / f"memory-{self._ctx.rank}.pickle"))
-            torch.cuda.memory._record_memory_history(enabled=None)
+            dump_memory(self._folder / f"memory-{self._ctx.rank}.pickle")
         log.info("profile: %s.json", stem)
         self._profile, self._left = None, 0
 
@@ -64,6 +63,6 @@ class Profiler:
         on_gpu = self._ctx.device.type == "cuda"
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
         if self._memory:
-            torch.cuda.memory._record_memory_history()
+            record_memory()
         self._profile = profile(activities=activities, record_shapes=True)
         self._profile.start()

@@ -17,19 +17,12 @@ from typing import Any, cast
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from gpt2train.compat.torch import ATTENTION_OPERATORS
 from gpt2train.model.gpt2 import GPT2, Block
 
-_aten = torch.ops.aten
 # Products with a bias only: those without one are all-reduced in place under tensor parallelism, and a stored result
 # would be reduced twice.
-PRODUCTS = {_aten.addmm.default}
-ATTENTION = {
-    _aten._scaled_dot_product_cudnn_attention.default,
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    _aten._scaled_dot_product_fused_attention_overrideable.default,
-}
+PRODUCTS = {torch.ops.aten.addmm.default}
 
 
 def apply_activation_checkpointing(part: GPT2, mode: str) -> None:
@@ -53,7 +46,7 @@ def apply_activation_checkpointing(part: GPT2, mode: str) -> None:
 
 def _policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
     """Store the results of attention and of matrix products, except the last one, which backward does not need."""
-    if operator in ATTENTION:
+    if operator in ATTENTION_OPERATORS:
         return CheckpointPolicy.MUST_SAVE
     if operator in PRODUCTS:
         inner, outer = arguments[-1].shape  # shape of the second factor; only the block's last product narrows

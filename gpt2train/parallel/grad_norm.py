@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from gpt2train.compat.torch import tensor_norms
+
 
 def local(tensor: Tensor) -> Tensor:
     """Local shard of a tensor."""
@@ -68,7 +70,7 @@ def norms(gradients: Sequence[Tensor]) -> Tensor:
         # A CPU sums in a few float32 accumulators: over the 38,633,472 elements of GPT-2's embedding the norm was wrong
         # by 2.7e-3, and differently on each layout. Row by row it is right to 3e-9, at the same cost.
         gradients = [torch.linalg.vector_norm(g, dim=-1) if g.dim() > 1 else g for g in gradients]
-    return torch.stack(torch._foreach_norm(list(gradients))).double()
+    return tensor_norms(gradients).double()
 
 
 def squared_norm(local_norms: Tensor, weights: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpt2train.inference.decoder import Decoder
-from gpt2train.serve.decode_jobs import Continuation, Job, TokenDelta, advance, arrange
+from gpt2train.serve.decode_jobs import Continuation, Job, TokenDelta, advance, row_targets
 
 log = logging.getLogger(__name__)
 
@@ -261,7 +261,7 @@ class Batcher:
     def _compact(self, kept: Sequence[list[tuple[int, int]]]) -> None:
         """Drop all rows of the decoder but those in `kept`: (row, next token) pairs of each running job."""
         sources = [row for pairs in kept for row, _ in pairs]
-        at = arrange(sources)
+        at = row_targets(sources)
         if sorted(sources) != list(range(len(self.decoder.lengths))):
             moved = [0] * len(sources)
             for source, row in zip(sources, at, strict=True):

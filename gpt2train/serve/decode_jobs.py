@@ -137,7 +137,7 @@ def advance(jobs: Sequence[Job], rows: Sequence[Sequence[int]], logits: Tensor) 
     return result
 
 
-def arrange(kept: Iterable[int]) -> list[int]:
+def row_targets(kept: Iterable[int]) -> list[int]:
     """Return the new index of each kept row when all other rows are dropped; as many rows as possible do not move.
 
     A decoder's rows have no gaps, and moving a row copies its whole cache: when the first of 32 rows ends, the last one

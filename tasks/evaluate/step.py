@@ -1,20 +1,23 @@
 """Evaluate step: LAMBADA by three definitions, perplexity on held-out documents and WikiText, sample generations.
 
-Writes `<run folder>/eval/`: `lambada.json`, `perplexity.json`, `samples.json`, and optionally `wikitext.json`. Each is
-a batch in its own process with one thread, so that they run in parallel and a killed run repeats at most the batches in
-flight.
+Writes `<run folder>/eval/`: `lambada.json`, `perplexity.json`, `samples.json`, and optionally `wikitext.json` and
+`NAME.json` of other evaluations. Each is a batch in its own process with one thread, so that they run in parallel and a
+killed run repeats at most the batches in flight.
 """
 
 import heapq
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
-from gpt2train.evaluate.files import DATA_HASH_KEY, about, decode
-from gpt2train.evaluate.passages import read_passages
+from gpt2train.evaluate.evaluation import Scorer
+from gpt2train.evaluate.files import DATA_HASH_KEY, data_fields
+from gpt2train.evaluate.perplexity import document_perplexity
+from gpt2train.evaluate.registry import EVALUATIONS, plugin_versions
+from gpt2train.evaluate.wikitext import WikitextSettings
 from tasks.core.runner import Runner
 from tasks.core.shards import read_table
 from tasks.core.step import Manifest, Outcome, Step
@@ -24,6 +27,7 @@ from tasks.evaluate.settings import EvaluateSettings
 log = logging.getLogger("gpt2train")
 
 HELD_OUT = "test"
+OF_THE_RUN = ("perplexity", "samples")  # results that need no data file
 
 
 def evaluate(
@@ -35,6 +39,7 @@ def evaluate(
     runner: Runner,
     *,
     wikitext: str | None = None,
+    evals: Mapping[str, str] | None = None,
     device: Device = "auto",
     threads: int = 1,
 ) -> Manifest:
@@ -49,6 +54,7 @@ def evaluate(
         settings: evaluation settings.
         runner: runs the batches.
         wikitext: path or URL of WikiText in its tokenised form; None: no `wikitext.json`.
+        evals: path or URL of the data of other evaluations, by the name of the evaluation.
         device: device of the model; not part of the fingerprint.
         threads: threads per process; not part of the fingerprint.
 
@@ -56,50 +62,33 @@ def evaluate(
         Manifest of `eval/`.
 
     Raises:
-        UserError: the cloze set is missing or malformed, WikiText is missing or not text, or the model is not on a
+        UserError: a data file is missing or malformed, there is no evaluation of a name, or the model is not on a
             local disk.
     """
-    facts: dict[str, dict[str, str]] = {}
-    passages: Sequence[str] = ()
-    if lambada is not None:
-        data = read_any(lambada)
-        passages = read_passages(data, lambada)
-        facts["lambada"] = about(PurePosixPath(lambada).name, data)
-    text = ""
-    if wikitext is not None:
-        raw = read_any(wikitext)
-        text = decode(raw, wikitext)
-        facts["wikitext"] = about(PurePosixPath(wikitext).name, raw)
+    paths = {**data_files(lambada, wikitext), **(evals or {})}
+    data = {name: read_data(name, path) for name, path in paths.items()}
     step = Step(
         root,
         "evaluate",
         version=2,
         parameters=settings,
-        inputs={"merge": model, "held_out": held_out, **{kind: fact[DATA_HASH_KEY] for kind, fact in facts.items()}},
+        inputs={
+            "merge": model,
+            "held_out": held_out,
+            **{name: data_fields(paths[name], raw)[DATA_HASH_KEY] for name, raw in data.items()},
+        },
         folder=str(PurePosixPath(model.folder).parent / "eval"),
-        packages=("tokenizers", "torch"),
+        packages=("tokenizers", "torch", *plugin_versions(paths)),
     )
     if done := runner.finished(step):
         return done
     if not root.is_local:
         raise UserError(f"a model is read from a local folder, not from {root.url}; copy the run first")
     model_folder = (root / model.folder).path()
-    tasks = ["perplexity", "samples"]
-    tasks = [*(["lambada"] if lambada is not None else []), *tasks, *(["wikitext"] if wikitext is not None else [])]
+    first = [name for name in ("lambada",) if name in paths]
+    items = [*first, *OF_THE_RUN, *(name for name in sorted(paths) if name not in first)]
     outcomes = runner.batches(
-        step,
-        "part",
-        tasks,
-        evaluate_part,
-        model_folder,
-        facts,
-        passages,
-        text,
-        root,
-        held_out,
-        settings,
-        device,
-        threads,
+        step, "part", items, evaluate_part, model_folder, paths, data, root, held_out, settings, device, threads
     )
     total = Outcome.total(outcomes)
     if not total.facts["held_out_documents"]:
@@ -110,14 +99,34 @@ def evaluate(
     return step.commit(total)
 
 
+def data_files(lambada: str | None, wikitext: str | None) -> dict[str, str]:
+    """Return the given data files of the built-in evaluations, by name."""
+    return {name: path for name, path in (("lambada", lambada), ("wikitext", wikitext)) if path is not None}
+
+
+def read_data(name: str, path: str) -> bytes:
+    """Read the data file of an evaluation and check it.
+
+    Args:
+        name: name of the evaluation.
+        path: path or URL of the file.
+
+    Raises:
+        UserError: there is no such evaluation, or the file is missing or malformed.
+    """
+    evaluation = EVALUATIONS[name]
+    raw = read_any(path)
+    evaluation.read(raw, path)
+    return raw
+
+
 def evaluate_part(
     folder: Folder,
     name: str,
     item: str,
     model_folder: str,
-    facts: dict[str, dict[str, str]],
-    passages: Sequence[str],
-    text: str,
+    paths: dict[str, str],
+    data: dict[str, bytes],
     root: Folder,
     held_out: Manifest,
     settings: EvaluateSettings,
@@ -129,8 +138,6 @@ def evaluate_part(
 
     from gpt2train.convert.huggingface import read_model
     from gpt2train.data.tokenizer import load_tokenizer
-    from gpt2train.evaluate.lambada import evaluate_lambada
-    from gpt2train.evaluate.perplexity import document_perplexity, wikitext_perplexity
     from gpt2train.inference.generate import generate
 
     texts = held_out_texts(root, held_out, settings) if item == "perplexity" else []
@@ -138,16 +145,16 @@ def evaluate_part(
         return Outcome(facts={"held_out_documents": 0})
     torch.set_num_threads(threads)
     model, tokenizer = read_model(Path(model_folder), device), load_tokenizer(model_folder)
-    if item == "lambada":
-        result = facts[item] | evaluate_lambada(model, tokenizer, passages)
-        counts = {"passages": result["passages"], "truncated_passages": result["truncated"]}
-    elif item == "wikitext":
-        stride = min(settings.wikitext_stride, model.shape.context)
-        result = facts[item] | wikitext_perplexity(model, tokenizer, text, stride)
-        counts = {"wikitext_tokens": result["tokens"]}
-    elif item == "perplexity":
-        result = document_perplexity(model, tokenizer, texts, settings.stride)
+    if item == "perplexity":
+        result = document_perplexity(Scorer(model, tokenizer), texts, settings.stride)
         counts = {"held_out_documents": result["documents"]}
+    elif item in data:
+        evaluation, raw = EVALUATIONS[item], data[item]
+        stride = min(settings.wikitext_stride, model.shape.context)
+        options = WikitextSettings(stride=stride) if item == "wikitext" else None
+        scores = evaluation.evaluate(Scorer(model, tokenizer), evaluation.read(raw, paths[item]), options)
+        result = data_fields(PurePosixPath(paths[item]).name, raw) | scores
+        counts = {name: result[key] for name, key in evaluation.counts.items()}
     else:
         answers = generate(model, tokenizer, settings.prompts, settings.sampling)
         samples = [{"prompt": answer.prompt, "text": answer.text, "stopped": answer.stopped} for answer in answers]
@@ -170,10 +177,10 @@ def held_out_texts(root: Folder, held_out: Manifest, settings: EvaluateSettings)
     for shard in sorted({shard for _, shard, _ in found}):
         column = read_table(folder, shard, ["text"])["text"]
         texts.update({(shard, row): column[row].as_py() for _, name, row in found if name == shard})
-    return [cut(texts[shard, row], settings.max_characters) for _, shard, row in found]
+    return [truncate(texts[shard, row], settings.max_characters) for _, shard, row in found]
 
 
-def cut(text: str, limit: int) -> str:
+def truncate(text: str, limit: int) -> str:
     """Beginning of a text of at most `limit` characters, cut at white space if there is any."""
     if len(text) <= limit:
         return text

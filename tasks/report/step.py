@@ -11,12 +11,14 @@ from typing import Any
 
 import jinja2
 
+from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
 from gpt2train.io.files import format_bytes
 from gpt2train.monitoring.metrics import read_metrics
 from tasks.cloze.step import missing_words
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest, Outcome, Step, read_timings
 from tasks.core.storage import Folder
+from tasks.evaluate.step import OF_THE_RUN
 from tasks.report.findings import findings
 from tasks.report.pictures import data_uri, loss_curve
 from tasks.report.settings import ReportSettings
@@ -56,11 +58,13 @@ def gather(root: Folder, manifests: Sequence[Manifest]) -> dict[str, Any]:
     training = by_step.get("train")
     metrics = read_metrics((root / training.folder).path()) if training else []
     evaluation = by_step.get("evaluate")
+    results = _evaluation(root, evaluation) if evaluation else {}
     return {
         "funnel": funnel(manifests, timings),
         "training": _training(training, metrics, timings) if training else None,
         "curve": data_uri(loss_curve(metrics)) if metrics else None,
-        "evaluation": _evaluation(root, evaluation) if evaluation else {},
+        "evaluation": results,
+        "other_scores": _other_scores(results),
         "unscored": _unscored(by_step.get("cloze"), evaluation) if evaluation else [],
         "tokens": by_step["tokenize"].outcome.facts if "tokenize" in by_step else {},
         "steps": [_provenance(manifest, timings) for manifest in manifests],
@@ -115,6 +119,20 @@ def _evaluation(root: Folder, manifest: Manifest) -> dict[str, Any]:
     folder = root / manifest.folder
     names = [record.name for record in manifest.outputs if record.name.endswith(".json")]
     return {Path(name).stem: json.loads(folder.read_bytes(name)) for name in names}
+
+
+def _other_scores(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+    """One row per metric of the evaluations of plug-ins."""
+    names = [name for name in results if name not in (*BUILT_IN, *OF_THE_RUN)]
+    return [
+        {
+            "name": f"{name}: {metric.name}",
+            "value": metric.text_with_error(results[name]),
+            "definition": metric.definition,
+        }
+        for name in names
+        for metric in EVALUATIONS[name].metrics
+    ]
 
 
 def _unscored(cloze: Manifest | None, evaluation: Manifest) -> list[str]:

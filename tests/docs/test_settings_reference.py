@@ -71,7 +71,7 @@ def test_the_page_of_a_flow_describes_exactly_its_options(pages: dict[str, str])
     described = {
         "dataprep": flags(pages["data/settings.md"]),
         "pretrain": flags(pages["train/settings.md"].split("\n## Run file")[0]),
-        "evaluate": flags(pages["operate/settings.md"].split("\n## Server")[0]),
+        "evaluate": flags(pages["operate/settings.md"].split("\n## WikiText")[0]),
     }
     for flow in (dataprep, pretrain, evaluate):
         program = app_of(flow, "result")

@@ -47,6 +47,8 @@ def test_a_missing_list_is_refused(tmp_path: Path) -> None:
         ("pipeline", ["--output", "{}/file/out"], ["file/out", "--output"]),
         ("pipeline", ["--lambada", "{}/lambada.jsonl", "--output", "{}/out"], ["lambada.jsonl line 2"]),
         ("pipeline", ["--wikitext", "{}/none.tokens", "--output", "{}/out"], ["none.tokens", "check the path"]),
+        ("pipeline", ["--evals.other", "{}/file", "--output", "{}/out"], ["no evaluation 'other'"]),
+        ("pipeline", ["--evals.wikitext", "{}/file", "--output", "{}/out"], ["wikitext has a setting of its own"]),
         ("pipeline", ["--urls", "{}/urls.txt", "--output", "{}/out"], ["urls.txt", "holds no URL", "one per line"]),
         ("pipeline", ["--urls", "{}/a.warc.gz", "--output", "{}/out"], ["a.warc.gz", "web archive", "--warcs"]),
         ("dataprep", ["--output", "{}/out", "--cluster", "tcp://127.0.0.1:1"], ["tcp://127.0.0.1:1 needs --runner"]),

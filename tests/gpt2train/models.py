@@ -1,7 +1,12 @@
-"""Small models for the tests."""
+"""Small models for the tests, and their continuations as plain lists of tokens."""
+
+from collections.abc import Sequence
 
 import torch
 
+from gpt2train.inference.decoder import OpenedModel
+from gpt2train.inference.generate import BATCH, continue_tokens
+from gpt2train.inference.settings import SamplingSettings
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
@@ -15,3 +20,14 @@ def lively(shape: Shape, seed: int = 3, noise: float = 0.3) -> GPT2:
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * noise)
     return model.requires_grad_(False).eval()
+
+
+def generate_tokens(
+    model: GPT2 | OpenedModel,
+    prompts: Sequence[Sequence[int]],
+    end: int | None,
+    settings: SamplingSettings,
+    batch: int = BATCH,
+) -> list[list[int]]:
+    """Continue each prompt and return the new tokens; the last one is `end` if the model produced it."""
+    return [sequence.tokens for sequence in continue_tokens(model, prompts, settings, end=end, batch=batch)]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id, load_tokenizer
 from gpt2train.errors import RunError, UserError
+from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.lambada import evaluate_lambada, last_token_pairs, openai_pairs, strict_pairs
 from gpt2train.evaluate.passages import read_passages, unigram_perplexity
 from gpt2train.evaluate.scoring import score
@@ -77,7 +78,7 @@ def test_the_whole_set_is_read(passages: list[str]) -> None:
 
 def test_scores_equal_the_reference_implementation(model: GPT2, tokenizer: Tokenizer, passages: list[str]) -> None:
     some = passages[:60]
-    result = evaluate_lambada(model, tokenizer, some, batch_tokens=700)
+    result = evaluate_lambada(Scorer(model, tokenizer, 700), some)
     openai, last, strict = [], [], []
     truncated = 0
     for text in some:
@@ -123,7 +124,7 @@ def test_a_model_that_is_always_right_scores_one(tokenizer: Tokenizer, passages:
     def answer(row: list[int]) -> list[int]:
         return [follow.get(tuple(row[: place + 1]), 0) for place in range(len(row))]
 
-    result = evaluate_lambada(Oracle(50257, answer).eval(), tokenizer, some)
+    result = evaluate_lambada(Scorer(Oracle(50257, answer).eval(), tokenizer), some)
     for scores in result["definitions"].values():
         assert scores["accuracy"] == 1
         assert scores["correct"] == 12
@@ -132,7 +133,7 @@ def test_a_model_that_is_always_right_scores_one(tokenizer: Tokenizer, passages:
 
 
 def test_a_model_that_is_always_wrong_is_explained(tokenizer: Tokenizer, passages: list[str]) -> None:
-    result = evaluate_lambada(Oracle(50257, lambda row: [50256] * len(row)).eval(), tokenizer, passages[:12])
+    result = evaluate_lambada(Scorer(Oracle(50257, lambda row: [50256] * len(row)).eval(), tokenizer), passages[:12])
     for scores in result["definitions"].values():
         assert scores["accuracy"] == 0
     assert len(result["notes"]) == 3
@@ -150,7 +151,7 @@ def test_the_definitions_differ_on_a_partly_right_word(tokenizer: Tokenizer) -> 
     def answer(row: list[int]) -> list[int]:
         return [ids[-1] if row[: place + 1] == ids[:-1] else 0 for place in range(len(row))]
 
-    got = evaluate_lambada(Oracle(50257, answer).eval(), tokenizer, [text])["definitions"]
+    got = evaluate_lambada(Scorer(Oracle(50257, answer).eval(), tokenizer), [text])["definitions"]
     assert {name: scores["correct"] for name, scores in got.items()} == {
         "lambada_openai": 0,
         "last_token": 1,
@@ -235,7 +236,7 @@ def test_unigram_perplexity_equals_a_calculation_by_hand() -> None:
 
 
 def test_the_result_is_valid_json(model: GPT2, tokenizer: Tokenizer, passages: list[str]) -> None:
-    result = evaluate_lambada(model, tokenizer, passages[:2])
+    result = evaluate_lambada(Scorer(model, tokenizer), passages[:2])
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.lambada import evaluate_lambada
 from gpt2train.evaluate.passages import read_passages
 from tests.gpt2train.evaluate.overfitted_model import learn_last_words, small_bpe, write
@@ -63,7 +64,7 @@ def check_equal(harness: Harness, passages: list[str], model: Path, folder: Path
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in passages))
     from gpt2train.convert.huggingface import read_model
 
-    ours = evaluate_lambada(read_model(model), load_tokenizer(model), passages)
+    ours = evaluate_lambada(Scorer(read_model(model), load_tokenizer(model)), passages)
     theirs = harness(model, data)
     headline = ours["definitions"]["lambada_openai"]
     assert theirs["acc,none"] * len(passages) == pytest.approx(headline["correct"], abs=1e-6)

@@ -12,13 +12,9 @@ from tokenizers import Tokenizer
 from gpt2train.convert.huggingface import write_model
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id, load_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.evaluate.perplexity import (
-    detokenize_wikitext,
-    document_perplexity,
-    notes,
-    wikitext_perplexity,
-    windows,
-)
+from gpt2train.evaluate.evaluation import Scorer
+from gpt2train.evaluate.perplexity import document_perplexity, notes, windows
+from gpt2train.evaluate.wikitext import detokenize_wikitext, wikitext_perplexity
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
@@ -81,7 +77,7 @@ def test_document_perplexity_equals_the_reference_implementation(
     model: GPT2, tokenizer: Tokenizer, stride: int
 ) -> None:
     texts = [f"{'The quick brown fox jumps over the lazy dog. ' * 7}end {i}" for i in range(2)] + ["short"]
-    got = document_perplexity(model, tokenizer, texts, stride, batch_tokens=100)
+    got = document_perplexity(Scorer(model, tokenizer, 100), texts, stride)
     end = end_of_text_id(tokenizer)
     encoded = encode_ordinary(tokenizer, texts)
     total = sum(plain_log_prob(model, [end, *ids], stride) for ids in encoded)
@@ -93,7 +89,7 @@ def test_document_perplexity_equals_the_reference_implementation(
 
 
 def test_a_uniform_model_has_the_vocabulary_as_perplexity(uniform: GPT2, tokenizer: Tokenizer) -> None:
-    got = document_perplexity(uniform, tokenizer, ["one two three four five", " ", "naïve"])
+    got = document_perplexity(Scorer(uniform, tokenizer), ["one two three four five", " ", "naïve"])
     assert got["documents"] == 2
     assert got["token_perplexity"] == pytest.approx(50257, rel=1e-4)
     assert got["bytes"] == len("one two three four five") + len("naïve".encode())
@@ -101,14 +97,14 @@ def test_a_uniform_model_has_the_vocabulary_as_perplexity(uniform: GPT2, tokeniz
 
 def test_no_document_is_an_error(uniform: GPT2, tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="held-out"):
-        document_perplexity(uniform, tokenizer, ["", " \n"])
+        document_perplexity(Scorer(uniform, tokenizer), ["", " \n"])
     with pytest.raises(UserError, match="stride 33"):
-        document_perplexity(uniform, tokenizer, ["a b"], stride=33)
+        document_perplexity(Scorer(uniform, tokenizer), ["a b"], stride=33)
 
 
 def test_wikitext_equals_the_reference_implementation(model: GPT2, tokenizer: Tokenizer, open_data: Path) -> None:
     text = (open_data / "wikitext/wiki.test.head20.raw").read_text(encoding="utf-8")[:1500]
-    got = wikitext_perplexity(model, tokenizer, text, stride=8)
+    got = wikitext_perplexity(Scorer(model, tokenizer), text, stride=8)
     tokens = encode_ordinary(tokenizer, [detokenize_wikitext(text)])[0]
     words = len(text.strip().split(" "))
     loss = -plain_log_prob(model, tokens, 8) / (len(tokens) - 1)
@@ -135,7 +131,7 @@ def test_wikitext_equals_transformers(model: GPT2, tokenizer: Tokenizer, open_da
             logits = theirs(window[None, :-1]).logits[0]
         total += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
         done, start = start + len(labels), start + 8
-    got = wikitext_perplexity(model, tokenizer, text, stride=8)
+    got = wikitext_perplexity(Scorer(model, tokenizer), text, stride=8)
     words = len(text.strip().split(" "))
     assert got["tokens"] == len(tokens)
     assert got["token_perplexity"] == pytest.approx(math.exp(total / (len(tokens) - 1)), rel=1e-3)
@@ -144,7 +140,7 @@ def test_wikitext_equals_transformers(model: GPT2, tokenizer: Tokenizer, open_da
 
 def test_perplexity_above_that_of_token_counts_is_explained(uniform: GPT2, tokenizer: Tokenizer) -> None:
     text = " cat sat on my mat and we" * 400
-    got = wikitext_perplexity(uniform, tokenizer, text, stride=None)
+    got = wikitext_perplexity(Scorer(uniform, tokenizer), text, stride=None)
     assert got["token_perplexity"] == pytest.approx(50257, rel=1e-4)
     # Seven tokens, each 400 times of 2,800; add-one over 50,257.
     assert got["unigram_perplexity"] == pytest.approx((2800 + 50257) / 401, rel=1e-4)
@@ -154,7 +150,7 @@ def test_perplexity_above_that_of_token_counts_is_explained(uniform: GPT2, token
 
 def test_a_short_text_has_a_high_unigram_perplexity(model: GPT2, tokenizer: Tokenizer) -> None:
     """The unigram perplexity of ten words that occur once is nearly the vocabulary size."""
-    got = document_perplexity(model, tokenizer, ["ten plain words that stand here once and say little"])
+    got = document_perplexity(Scorer(model, tokenizer), ["ten plain words that stand here once and say little"])
     assert got["unigram_perplexity"] > 20000
 
 
@@ -164,7 +160,7 @@ def test_megatrons_ineffective_slash_rule_is_left_out() -> None:
 
 
 def test_a_uniform_model_has_the_vocabulary_as_wikitext_perplexity(uniform: GPT2, tokenizer: Tokenizer) -> None:
-    got = wikitext_perplexity(uniform, tokenizer, " one two three four \n", stride=None)
+    got = wikitext_perplexity(Scorer(uniform, tokenizer), " one two three four \n", stride=None)
     assert got["words"] == 4  # stripped first, as Megatron does
     assert got["token_perplexity"] == pytest.approx(50257, rel=1e-4)
 

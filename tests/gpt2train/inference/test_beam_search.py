@@ -13,11 +13,10 @@ from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import RunError, UserError
 from gpt2train.inference.beam_search import beam_search
 from gpt2train.inference.decoder import LocalDecoder
-from gpt2train.inference.generate import generate_tokens
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
-from tests.gpt2train.models import lively
+from tests.gpt2train.models import generate_tokens, lively
 
 SHAPE = Shape(vocab=60, layers=2, heads=2, hidden=16, context=40)
 PROMPTS = [[1, 2, 3], [7], list(range(20, 35))]

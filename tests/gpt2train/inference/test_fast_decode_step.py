@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt2train.compat.torch import can_pack_linear
 from gpt2train.inference.decoder import LocalDecoder
-from gpt2train.inference.fast_decode_step import bind, can_pack
+from gpt2train.inference.fast_decode_step import bind
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
 from tests.gpt2train.models import lively
@@ -55,7 +56,7 @@ def test_a_packed_matrix_product_equals_the_plain_one(rows: int, bias: bool) -> 
     x, weight = torch.randn(rows, 48, generator=generator), torch.randn(70, 48, generator=generator)
     added = torch.randn(70, generator=generator) if bias else None
     plain = torch.nn.functional.linear(x, weight, added)
-    if not can_pack(weight):
+    if not can_pack_linear(weight):
         pytest.skip("this torch has no packed product")
     assert torch.allclose(bind(weight, added, packed=True)(x), plain, atol=1e-4)
     assert torch.equal(bind(weight, added, packed=False)(x), plain)

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 from gpt2train.convert.huggingface import write_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.errors import UserError
-from gpt2train.inference.generate import generate, generate_tokens
+from gpt2train.inference.generate import generate
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
-from tests.gpt2train.models import lively
+from tests.gpt2train.models import generate_tokens, lively
 
 SHAPE = Shape(vocab=50257, layers=2, heads=4, hidden=32, context=64)
 SMALL = Shape(vocab=100, layers=2, heads=2, hidden=16, context=24)

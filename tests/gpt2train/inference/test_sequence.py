@@ -10,12 +10,12 @@ from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.inference.batch import Batch
 from gpt2train.inference.decoder import LocalDecoder
-from gpt2train.inference.generate import continue_tokens, generate, generate_tokens
+from gpt2train.inference.generate import continue_tokens, generate
 from gpt2train.inference.sequence import TokenSequence
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
-from tests.gpt2train.models import lively
+from tests.gpt2train.models import generate_tokens, lively
 
 SHAPE = Shape(vocab=50257, layers=1, heads=2, hidden=16, context=32)
 SMALL = Shape(vocab=100, layers=2, heads=2, hidden=16, context=16)

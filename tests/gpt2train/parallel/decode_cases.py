@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gpt2train.convert.huggingface import open_model, read_model, read_shape
 from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.lambada import evaluate_lambada
 from gpt2train.inference.decoder import Decoder, LocalDecoder
 from gpt2train.inference.distributed_decoder import CommandChannel, DistributedModel, follow
@@ -106,8 +107,8 @@ def lambada(folder: str, tp: int, pp: int) -> dict[str, Any]:
 
     def work(team: DistributedModel) -> dict[str, Any]:
         tokenizer = load_tokenizer(Path(folder))
-        of_one = evaluate_lambada(read_model(Path(folder)), tokenizer, lines)
-        of_all = evaluate_lambada(team, tokenizer, lines)
+        of_one = evaluate_lambada(Scorer(read_model(Path(folder)), tokenizer), lines)
+        of_all = evaluate_lambada(Scorer(team, tokenizer), lines)
         log_perplexity = [log(one["definitions"]["lambada_openai"].pop("perplexity")) for one in (of_one, of_all)]
         return {
             "same": of_one["definitions"] == of_all["definitions"] and of_one["passages"] == of_all["passages"],

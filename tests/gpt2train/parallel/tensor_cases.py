@@ -235,10 +235,10 @@ def cache(tp: int) -> dict[str, Any]:
     heads = SHAPE.heads // tp
     kept = Cache(SHAPE.layers, heads, SHAPE.head_dim, len(tokens), SHAPE.context, torch.float32, tokens.device)
     with torch.inference_mode():
-        seen = [model(tokens[:, :5], cache=kept.begin([5] * len(tokens)))]
+        seen = [model(tokens[:, :5], cache=kept.prefill([5] * len(tokens)))]
         for at in range(5, SHAPE.context):
             place = torch.full((len(tokens), 1), at)
-            seen.append(model(tokens[:, at : at + 1], cache=kept.go_on(), positions=place))
+            seen.append(model(tokens[:, at : at + 1], cache=kept.step(), positions=place))
         expected = plain(tokens)
     return {"logits": float((torch.cat(seen, 1) - expected).abs().max()), "heads": heads}
 

@@ -9,9 +9,9 @@ import pytest
 
 from gpt2train.inference.beam_search import beam_search
 from gpt2train.inference.decoder import LocalDecoder
-from gpt2train.inference.generate import generate_tokens
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
 from gpt2train.serve.settings import ServeSettings
+from tests.gpt2train.models import generate_tokens
 from tests.gpt2train.serve.local_server import Running, running, small_model, tokenizer
 
 END = "<|endoftext|>"

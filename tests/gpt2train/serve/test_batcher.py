@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpt2train.inference.decoder import LocalDecoder
-from gpt2train.inference.generate import generate_tokens
 from gpt2train.inference.sequence import TokenSequence
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.serve.batcher import Batcher, DeadlineExceededError, QueueFullError, ServerFailedError, Ticket
-from gpt2train.serve.decode_jobs import Continuation, advance, arrange
+from gpt2train.serve.decode_jobs import Continuation, advance, row_targets
+from tests.gpt2train.models import generate_tokens
 from tests.gpt2train.serve.local_server import SHAPE, Gate, small_model
 
 SECONDS = 60.0
@@ -181,7 +181,7 @@ def test_unrelated_requests_get_the_answers_that_each_gets_alone() -> None:
 
 @given(st.lists(st.integers(0, 12), max_size=12))
 def test_rows_are_not_moved_without_need(wanted: list[int]) -> None:
-    places = arrange(wanted)
+    places = row_targets(wanted)
     assert sorted(places) == list(range(len(wanted)))
     stay = {row for row in wanted if row < len(wanted)}
     assert sum(row == position for row, position in zip(wanted, places, strict=True)) == len(stay)

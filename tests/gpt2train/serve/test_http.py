@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from gpt2train.inference.decoder import LocalDecoder
-from gpt2train.inference.generate import generate_tokens
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.serve.service import name_of
 from gpt2train.serve.settings import ServeSettings
+from tests.gpt2train.models import generate_tokens
 from tests.gpt2train.serve.local_server import Gate, Running, running, small_model, tokenizer
 from tests.processes import wait_for
 

@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +19,11 @@ from tasks.core.shards import CLEAN, write_rows
 from tasks.core.step import Manifest, Outcome, Step, read_manifest
 from tasks.core.storage import Folder
 from tasks.evaluate.settings import EvaluateSettings
-from tasks.evaluate.step import cut, evaluate, held_out_texts
+from tasks.evaluate.step import evaluate, held_out_texts, truncate
 from tasks.merge.step import checkpoint_name, merge, write_card
 from tasks.report.settings import ReportSettings
 from tasks.report.step import REPORT, report
+from tests.gpt2train.evaluate.plugin_of_page import install, write_items
 from tests.trained_run import TrainedRun
 
 LICENSE = (Path(__file__).parents[3] / "LICENSE").read_text()
@@ -216,6 +220,57 @@ def test_wikitext_is_scored_if_given(upstream: Upstream, model: Manifest, scores
     assert "wikitext.json" not in (upstream.root / scores.folder).files()
 
 
+def test_the_evaluation_of_a_plug_in_is_scored_where_it_is_given(
+    upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of docs/develop/add-an-evaluation.md; its version counts, but not for a run without it."""
+    items, installed = tmp_path / "items.jsonl", tmp_path / "installed"
+    write_items(items)
+    installed.mkdir()
+
+    def score(data: dict[str, str], version: str) -> tuple[Manifest, bytes]:
+        """In a process of its own: evaluate and report."""
+        install(installed, version)
+        code = f"""
+from gpt2train.inference.settings import SamplingSettings
+from tasks.core.runner import Runner
+from tasks.core.step import Manifest
+from tasks.core.storage import Folder
+from tasks.evaluate.settings import EvaluateSettings
+from tasks.evaluate.step import evaluate
+from tasks.report.settings import ReportSettings
+from tasks.report.step import report
+
+if __name__ == "__main__":
+    root = Folder({upstream.root.url!r})
+    model, documents = (Manifest.model_validate_json(text) for text in (
+        {model.model_dump_json()!r}, {upstream.documents.model_dump_json()!r}))
+    settings = EvaluateSettings.model_validate_json({SETTINGS.model_dump_json()!r})
+    with Runner(workers=2) as runner:
+        found = evaluate(root, model, {str(upstream.cloze)!r}, documents, settings, runner, evals={data!r})
+        print(found.model_dump_json())
+        report(root, [found], ReportSettings(), runner=runner)
+"""
+        (tmp_path / "score.py").write_text(code)
+        monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[3]}{os.pathsep}{installed}")
+        done = subprocess.run([sys.executable, tmp_path / "score.py"], capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        page = (upstream.root / "report").read_bytes(REPORT)
+        return Manifest.model_validate_json(done.stdout.splitlines()[-1]), page
+
+    first, page = score({"multiple_choice": str(items)}, "1.0")
+    assert [record.name for record in first.outputs][-1] == "multiple_choice.json"
+    assert first.versions["multiple-choice"] == "1.0"
+    found = json.loads((upstream.root / first.folder).read_bytes("multiple_choice.json"))
+    assert (found["data"], found["items"], found["separator"]) == ("items.jsonl", 3, " ")
+    row = (
+        f'<td>multiple_choice: accuracy</td><td class="n">{found["accuracy"]:.4f} ± {found["standard_error"]:.4f}</td>'
+    )
+    assert row in page.decode()
+    assert score({"multiple_choice": str(items)}, "2.0")[0].fingerprint != first.fingerprint
+    assert score({}, "2.0")[0] == scores
+
+
 def test_a_bad_cloze_set_is_refused_and_keeps_the_scores(
     upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path
 ) -> None:
@@ -268,5 +323,5 @@ def test_the_checkpoint_comes_from_the_manifest(upstream: Upstream) -> None:
     ("text", "expected"),
     [("abc def", "abc def"), ("abc def ghi", "abc def"), ("abcdefghijk", "abcdefgh"), ("abcdefg hij", "abcdefg")],
 )
-def test_cut_keeps_whole_words(text: str, expected: str) -> None:
-    assert cut(text, 8) == expected
+def test_truncation_keeps_whole_words(text: str, expected: str) -> None:
+    assert truncate(text, 8) == expected

@@ -1,0 +1,97 @@
+"""Private parts of torch in computation, checkpoints and profiles.
+
+Each is held against the plain way by tests/gpt2train/compat/test_torch.py. The range of torch (`TORCH`) is widened when
+that test has passed on the new release.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+TORCH = ">=2.11,<2.14"  # as in pyproject.toml
+
+_aten = torch.ops.aten
+# Operators that `scaled_dot_product_attention` dispatches to. The public operator is not seen by a policy of selective
+# activation checkpointing.
+# Breaks when a backend is added or renamed: a missing name is an error at import; the results of a new one would be
+# recomputed, which costs time and changes no number.
+ATTENTION_OPERATORS = frozenset(
+    {
+        _aten._scaled_dot_product_cudnn_attention.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_fused_attention_overrideable.default,
+    }
+)
+
+# Private names in the pickled `.metadata` of a torch.distributed.checkpoint.
+# Breaks when torch pickles another class: the restricted reader refuses the checkpoint and names the class.
+CHECKPOINT_METADATA_NAMES = frozenset(
+    {
+        ("torch.serialization", "_get_layout"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
+        ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+    }
+)
+
+
+def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the 2-norm of each tensor in one call, [tensors].
+
+    A call for each tensor takes longer: a small model has hundreds. Breaks when `_foreach_norm` is renamed;
+    `torch.linalg.vector_norm` in a loop replaces it.
+    """
+    return torch.stack(torch._foreach_norm(list(tensors)))
+
+
+def can_pack_linear(weight: Tensor) -> bool:
+    """Return True if torch has oneDNN's packed product for weights of this dtype and device."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
+    """Return x -> x @ weight.T + bias with a copy of the weight in oneDNN's own memory layout.
+
+    Breaks when the operators' arguments change, with an error at the first call. When they are removed,
+    `can_pack_linear` is False and callers take `torch.nn.functional.linear`.
+
+    Args:
+        weight: weight for which `can_pack_linear` is True, [outer, inner].
+        bias: bias of the linear layer, if it has one.
+        rows: number of rows of x that the layout is chosen for; others are possible.
+    """
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    multiply = torch.ops.mkldnn._linear_pointwise
+
+    def product(x: Tensor) -> Tensor:
+        result: Tensor = multiply(x, packed, bias, "none", [], "")
+        return result
+
+    return product
+
+
+def record_memory() -> None:
+    """Start to record the allocations of all GPUs with their stacks.
+
+    Breaks when torch makes the function public under another name; torch's documentation of memory snapshots names it.
+    """
+    torch.cuda.memory._record_memory_history()
+
+
+def dump_memory(file: Path) -> None:
+    """Write the recorded allocations for https://docs.pytorch.org/memory_viz, and stop the recording.
+
+    Breaks as `record_memory`.
+    """
+    torch.cuda.memory._dump_snapshot(str(file))
+    torch.cuda.memory._record_memory_history(enabled=None)

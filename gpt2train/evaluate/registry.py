@@ -1,0 +1,46 @@
+"""Registry of evaluations: the built-in ones and those of plug-ins; does not import torch."""
+
+import re
+from collections.abc import Iterable
+
+from gpt2train.errors import UserError
+from gpt2train.evaluate.evaluation import Evaluation
+from gpt2train.evaluate.lambada import LAMBADA_EVALUATION
+from gpt2train.evaluate.wikitext import WIKITEXT_EVALUATION
+from gpt2train.plugins import Registry, load_plugins
+
+NAME = re.compile(r"[a-z][a-z0-9_]*")  # of a command, of a setting's key and of a file
+# Another command; other files in `eval/`; other inputs of the step that writes them.
+RESERVED = ("curve", "perplexity", "samples", "merge", "held_out")
+
+
+class EvaluationRegistry(Registry[Evaluation]):
+    """Evaluations by name; a name is a command, and the name of a result file."""
+
+    def register(self, name: str, entry: Evaluation) -> Evaluation:
+        """Add an evaluation and return it.
+
+        Raises:
+            UserError: the name is taken or reserved, or has other characters than lower-case letters, digits and `_`.
+        """
+        if name in RESERVED or not NAME.fullmatch(name):
+            raise UserError(
+                f"an evaluation cannot be named {name!r}; take lower-case letters, digits and _, and none of "
+                f"{', '.join(RESERVED)}"
+            )
+        return super().register(name, entry)
+
+
+BUILT_IN = {"lambada": LAMBADA_EVALUATION, "wikitext": WIKITEXT_EVALUATION}
+EVALUATIONS = EvaluationRegistry("evaluation")
+for name, evaluation in BUILT_IN.items():
+    EVALUATIONS.register(name, evaluation)
+
+
+def plugin_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions that results depend on: none for built-in evaluations, else those of all plug-ins.
+
+    Args:
+        names: evaluations that gave the results.
+    """
+    return {} if BUILT_IN.keys() >= set(names) else load_plugins()

@@ -1,0 +1,114 @@
+"""Private parts of torch against the plain way."""
+
+import importlib
+import pickle
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from packaging.specifiers import SpecifierSet
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpt2train.compat.torch import (
+    ATTENTION_OPERATORS,
+    CHECKPOINT_METADATA_NAMES,
+    TORCH,
+    can_pack_linear,
+    dump_memory,
+    pack_linear,
+    record_memory,
+    tensor_norms,
+)
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_range_is_that_of_the_project() -> None:
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"torch{TORCH}" in dependencies
+    assert torch.__version__.partition("+")[0] in SpecifierSet(TORCH)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensor_norms(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensors = [torch.randn(size, generator=generator).to(dtype) for size in ((3,), (4, 5), (1,), (2, 3, 4))]
+    tensors.append(torch.tensor([1.0, float("inf")], dtype=dtype))
+    expected = torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors])
+    torch.testing.assert_close(tensor_norms(tensors), expected)
+
+
+@pytest.mark.skipif(not can_pack_linear(torch.zeros(1)), reason="this torch has no packed product of oneDNN")
+@pytest.mark.parametrize("rows", [1, 3, 8, 20])
+@pytest.mark.parametrize("biased", [True, False])
+def test_pack_linear(rows: int, biased: bool) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    weight, x = torch.randn(48, 32, generator=generator), torch.randn(rows, 32, generator=generator)
+    bias = torch.randn(48, generator=generator) if biased else None
+    torch.testing.assert_close(pack_linear(weight, bias, rows=8)(x), F.linear(x, weight, bias))
+
+
+def test_only_float32_on_a_cpu_can_be_packed() -> None:
+    assert not can_pack_linear(torch.zeros(1, dtype=torch.bfloat16))
+    assert not can_pack_linear(torch.zeros(1, device="meta"))
+
+
+def test_attention_on_this_cpu_is_one_of_the_operators() -> None:
+    seen: list[Any] = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    query = torch.randn(1, 2, 8, 16, requires_grad=True)
+    with Recorder():
+        F.scaled_dot_product_attention(query, query, query, is_causal=True)
+    assert [operator for operator in seen if operator in ATTENTION_OPERATORS]
+
+
+def test_the_operators_are_all_that_torch_has() -> None:
+    """But the ones of a math fallback, which is made of public operators, and the backward passes."""
+    names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    fused = {name for name in names if name.startswith("aten::_scaled_dot_product_") and "backward" not in name}
+    ours = {operator.name().split(".")[0] for operator in ATTENTION_OPERATORS}
+    assert {name for name in fused if "math" not in name and "quantized" not in name} == ours
+
+
+def test_the_names_in_checkpoint_metadata(tmp_path: Path) -> None:
+    dcp.save({"a": torch.zeros(3), "b": torch.zeros(2, 2, dtype=torch.bfloat16)}, checkpoint_id=tmp_path, no_dist=True)
+    found: set[tuple[str, str]] = set()
+
+    class Recorder(pickle._Unpickler):  # type: ignore[name-defined,misc]  # the one in Python
+        def find_class(self, module: str, name: str) -> Any:
+            found.add((module, name))
+            return super().find_class(module, name)
+
+    with (tmp_path / ".metadata").open("rb") as file:
+        Recorder(file).load()
+    assert {(module, name) for module, name in found if name.startswith("_")} <= CHECKPOINT_METADATA_NAMES
+    for module, name in CHECKPOINT_METADATA_NAMES:
+        assert hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_memory_history(tmp_path: Path) -> None:
+    record_memory()
+    held: Tensor = torch.zeros(1 << 20, device="cuda")
+    dump_memory(tmp_path / "memory.pickle")
+    snapshot = pickle.loads((tmp_path / "memory.pickle").read_bytes())  # noqa: S301 - just written
+    events = [event for trace in snapshot["device_traces"] for event in trace]
+    assert any(event["size"] >= held.nbytes for event in events if event["action"] == "alloc")
+
+
+def test_nothing_else_takes_private_names_of_torch() -> None:
+    private = re.compile(r"\b(?:torch|dist|F|dcp)\.(?:\w+\.)*_[a-z]\w*|from torch[\w.]* import [^\n]*\b_[a-zA-Z]")
+    files = [file for file in (ROOT / "gpt2train").rglob("*.py") if "compat" not in file.parts]
+    assert len(files) > 100
+    assert not [(file.name, found) for file in files for found in private.findall(file.read_text())]
