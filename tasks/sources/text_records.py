@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.errors import UserError
+from tasks.core.document import strip_unstorable
 from tasks.core.input_files import InputFile, kind_of, open_input, read_lines
 from tasks.core.memory_limit import memory_limit
-from tasks.extract.decode import strip_unstorable
 from tasks.sources.archive_stream import open_archive
 from tasks.sources.warc_records import BrokenRecord, read_records
 

@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import Field
 
 from gpt2train.settings import Settings
+from tasks.core.document import document_id
 from tasks.core.input_files import InputFile
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, commit_rows, rejected_row
 from tasks.core.step import Manifest, Outcome, Step, digest
 from tasks.core.storage import Folder
-from tasks.extract.step import document_id
 from tasks.sources.commit import commit_some
 from tasks.sources.index import where_of
 from tasks.sources.text_records import Item, read_items

@@ -18,6 +18,7 @@ import pytest
 
 from gpt2train.errors import RunError
 from tasks.clean.settings import CleanSettings
+from tasks.core.document import document_id
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.core.step import Manifest, Outcome, Step
@@ -26,7 +27,7 @@ from tasks.core.worker_pool import WorkerPool
 from tasks.download.warc import Page, write_pages
 from tasks.extract.page import ExtractOptions, ExtractResult, extract_pages
 from tasks.extract.settings import ExtractSettings
-from tasks.extract.step import document_id, extract, extracted
+from tasks.extract.step import extract, extracted
 
 GROWN: list[bytearray] = []
 PARAGRAPH = "The library waits for the reply of the server, and it gives up when the reply does not come in time. "
