@@ -169,7 +169,7 @@ NOT_UNIT = (
     "tasks/train/launch/test_slurm_ends.py",
     "tasks/train/launch/test_slurm_jobs.py",
     "tasks/train/launch/test_ssh.py",
-    "tasks/train/test_gpu_queue.py",
+    "tasks/core/test_gpu_queue.py",
     "test_container.py",
 )
 COSTLY_FIXTURES = {"finished", "mini", "runner", "runners", "trained_run"}  # each starts processes

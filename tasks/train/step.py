@@ -20,7 +20,7 @@ from tasks.core.runner import Runner
 from tasks.core.step import Manifest, Outcome, Step, digest, fingerprint
 from tasks.core.storage import Folder
 from tasks.train.launch.job import Job
-from tasks.train.launch.launchers import run_job
+from tasks.train.launch.launchers import devices_of, run_job
 from tasks.train.launch.settings import LaunchSettings
 from tasks.train.metrics_tail import tail_metrics
 
@@ -79,7 +79,8 @@ def train(
         log.warning(reason)
     config = write_config(data, tokens, tokenizer, settings, step.folder)
     note_flow(step.folder.path(), name, identities, launch.model_dump(mode="json"))
-    with runner.turn(settings, launch, step.folder.url), tail_metrics(Path(step.folder.path()), settings.steps, runner):
+    turn = runner.turn(devices_of(settings, launch), launch.max_jobs_per_gpu, step.folder.url)
+    with turn, tail_metrics(Path(step.folder.path()), settings.steps, runner):
         run_job(Job(config, launch))
     from gpt2train.checkpoint import store  # imports torch (1-2 s), which a fully cached run never needs
 

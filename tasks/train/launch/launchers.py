@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from gpt2train.config import TrainSettings
+from gpt2train.plan.devices import find_gpus
 from tasks.train.launch.job import LAST_LINES, Job, job_error
 from tasks.train.launch.local import run_local
 from tasks.train.launch.rank_logs import level_of, tail_rank_logs
@@ -51,6 +53,18 @@ def check_launcher(settings: LaunchSettings, output: str) -> None:
         check_slurm(Path(output))
     elif settings.launcher == "ssh":
         check_ssh(settings)
+
+
+def devices_of(train: TrainSettings, launch: LaunchSettings) -> tuple[str, ...]:
+    """Return the devices of this machine that a training job occupies: `GPU 0`, `GPU 1`, … or `cores`.
+
+    Empty if another program schedules the job (Slurm) or the processes run on other machines (ssh).
+    """
+    if launch.launcher != "torchrun":
+        return ()
+    gpus = find_gpus() if train.device != "cpu" else ()
+    enough = len(gpus) >= launch.processes  # otherwise the engine trains on the CPU
+    return tuple(f"GPU {gpu.index}" for gpu in gpus[: launch.processes]) if enough else ("cores",)
 
 
 def run_job(job: Job) -> None:

@@ -37,7 +37,7 @@ def run_local(job: Job, on_line: Callable[[str], None]) -> int:
         text=True,
         errors="replace",
         start_new_session=True,  # one process group, so that a signal reaches torchrun and every rank
-        close_fds=False,  # the job inherits its slot (tasks/train/gpu_queue.py) and keeps it if this process is killed
+        close_fds=False,  # the job inherits its slot (tasks/core/gpu_queue.py) and keeps it if this process is killed
     )
     assert process.stdout is not None
     try:
