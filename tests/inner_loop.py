@@ -119,6 +119,7 @@ NOT_UNIT = (
     "tasks/clean/test_token_counts.py::test_a_fast_library_that_disagrees_is_not_used",
     "tasks/clean/test_token_counts.py::test_tokens_of_real_texts",
     "tasks/cloze/test_step.py::test_passages_have_lambadas_form_and_come_from_the_test_split",
+    "tasks/core/test_gpu_queue.py",
     "tasks/core/test_object_stores.py",
     "tasks/core/test_runner.py",
     "tasks/core/test_step.py::test_fingerprint_separates_parameters",
@@ -169,7 +170,6 @@ NOT_UNIT = (
     "tasks/train/launch/test_slurm_ends.py",
     "tasks/train/launch/test_slurm_jobs.py",
     "tasks/train/launch/test_ssh.py",
-    "tasks/core/test_gpu_queue.py",
     "test_container.py",
 )
 COSTLY_FIXTURES = {"finished", "mini", "runner", "runners", "trained_run"}  # each starts processes
