@@ -112,6 +112,8 @@ NOT_UNIT = (
     "tasks/blacklist/test_blacklist.py::test_order_is_kept_and_shards_are_full",
     "tasks/blacklist/test_rules.py::test_the_real_list_with_its_reference_decisions",
     "tasks/blacklist/test_rules.py::test_the_short_way_is_the_long_way",
+    "tasks/clean/filters/test_plugin.py::test_help_and_errors_name_its_settings",
+    "tasks/clean/filters/test_plugin.py::test_the_filter_of_the_page_cleans_in_worker_processes",
     "tasks/clean/test_clean.py::test_a_sample_decides_as_the_whole_text",
     "tasks/clean/test_language.py::test_agreement_with_langdetect",
     "tasks/clean/test_language.py::test_language_does_not_depend_on_the_process_or_on_what_came_before",
