@@ -23,6 +23,7 @@ from tasks.cloze.step import missing_words
 from tasks.core.input_files import InputFile
 from tasks.core.step import read_manifest
 from tasks.core.storage import Folder
+from tasks.train.launch.launchers import runs_here
 from tasks.train.step import too_few_to_validate
 
 Rows = list[tuple[str, str]]
@@ -137,8 +138,8 @@ def _training_rows(settings: PretrainSettings, fit: ResourceEstimate, trained: b
     devices = f"{usable_cores()} CPU cores"
     if fit.on_gpu:
         devices = " + ".join(sorted({gpu.name for gpu in fit.found[: fit.wanted]}))
-    launcher = settings.launch.launcher
-    launcher_note = "" if launcher == "torchrun" else f" (by {launcher}; estimated for this machine)"
+    by = f" (by {settings.launch.launcher}; estimated for this machine)"
+    launcher_note = "" if runs_here(settings.launch) else by
     return [
         (
             "model",

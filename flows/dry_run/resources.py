@@ -22,6 +22,7 @@ from tasks.core.storage import Folder
 from tasks.core.url_lists import find_url_lists, read_urls
 from tasks.sources.warcs import find_warcs
 from tasks.tokenizer.step import own_files
+from tasks.train.launch.launchers import runs_here
 from tasks.train.step import run_folder
 
 log = logging.getLogger("gpt2train")
@@ -88,7 +89,7 @@ def estimate_run(settings: Settings) -> RunEstimate:
         free = _free_bytes(Folder(settings.output))
     lacks: list[str] = []
     if fit is not None and not trained and isinstance(settings, PretrainSettings):
-        lacks += missing_resources(fit, settings.train) if settings.launch.launcher == "torchrun" else []
+        lacks += missing_resources(fit, settings.train) if runs_here(settings.launch) else []
     if isinstance(settings, OutputSettings) and free is not None and needed > free:
         space = f"{size_words(needed)} needed in {settings.output}, {size_words(free)} free"
         lacks.append(f"disk space ({space}: free some, or give another --output)")

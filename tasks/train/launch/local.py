@@ -13,12 +13,13 @@ import filelock
 
 from gpt2train.monitoring.rank_logs import quietly
 from tasks.train.launch.job import LOST, Job, torchrun_arguments
+from tasks.train.launch.registry import Launcher, register_launcher
 
 log = logging.getLogger("gpt2train")
 
 
 def run_local(job: Job, on_line: Callable[[str], None]) -> int:
-    """Run torchrun on this machine to its end and return its exit code. See `launchers.Launcher`."""
+    """Run torchrun on this machine to its end and return its exit code. See `registry.RunJob`."""
     wait_for_previous_job(job, on_line)
     arguments = torchrun_arguments(job)
     options = ["--parent", str(os.getpid()), "--lost", str(LOST), "--grace", str(job.settings.shutdown_timeout)]
@@ -74,3 +75,6 @@ def _end_group(process: "subprocess.Popen[str]", timeout: float, on_line: Callab
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+register_launcher("torchrun", Launcher(run_local, on_this_machine=True, needs_endpoint=True))
