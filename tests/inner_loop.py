@@ -169,6 +169,8 @@ NOT_UNIT = (
     "tasks/tokenizer/test_step.py::test_training_depends_on_the_texts_alone",
     "tasks/train/launch/test_hosts.py",
     "tasks/train/launch/test_local.py",
+    "tasks/train/launch/test_plugin.py::test_settings_of_the_launcher_are_checked",
+    "tasks/train/launch/test_plugin.py::test_the_launcher_of_the_page_runs_a_job_and_lets_it_save",
     "tasks/train/launch/test_slurm_ends.py",
     "tasks/train/launch/test_slurm_jobs.py",
     "tasks/train/launch/test_ssh.py",

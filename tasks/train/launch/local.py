@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import filelock
 
@@ -21,11 +21,23 @@ log = logging.getLogger("gpt2train")
 def run_local(job: Job, on_line: Callable[[str], None]) -> int:
     """Run torchrun on this machine to its end and return its exit code. See `registry.RunJob`."""
     wait_for_previous_job(job, on_line)
-    arguments = torchrun_arguments(job)
-    options = ["--parent", str(os.getpid()), "--lost", str(LOST), "--grace", str(job.settings.shutdown_timeout)]
-    command = [sys.executable, "-m", "gpt2train.launch", *options, "--", *arguments]
     if job.settings.nodes > 1:
-        log.info("start on each other machine: python -m gpt2train.launch -- %s", shlex.join(arguments))
+        arguments = shlex.join(torchrun_arguments(job))
+        log.info("start on each other machine: python -m gpt2train.launch -- %s", arguments)
+    return run_command(local_command(job), job, on_line)
+
+
+def local_command(job: Job) -> list[str]:
+    """Return the command that runs the ranks of this machine, and ends with this process."""
+    options = ["--parent", str(os.getpid()), "--lost", str(LOST), "--grace", str(job.settings.shutdown_timeout)]
+    return [sys.executable, "-m", "gpt2train.launch", *options, "--", *torchrun_arguments(job)]
+
+
+def run_command(command: Sequence[str], job: Job, on_line: Callable[[str], None]) -> int:
+    """Run a command of this machine that runs a job; return its exit code, or minus the signal that ended it.
+
+    On any exception the command gets SIGTERM, and after `shutdown_timeout` seconds SIGKILL, with all its descendants.
+    """
     # Ranks never call Prefect's server, so they do not get its API key.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment = {**inherited, "OMP_NUM_THREADS": str(job.settings.threads), "PYTHONUNBUFFERED": "1"}
