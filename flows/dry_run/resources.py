@@ -135,7 +135,7 @@ def count_urls(lists: Sequence[InputFile]) -> int | None:
     """Count the URLs in the lists; None if the lists are larger than `MAX_COUNTED_BYTES`."""
     if sum(item.bytes or MAX_COUNTED_BYTES for item in lists) > MAX_COUNTED_BYTES:
         return None
-    return sum(1 for item in lists for _ in read_urls(item.place))
+    return sum(1 for item in lists for _ in read_urls(item.location))
 
 
 def _needed_bytes(

@@ -66,12 +66,12 @@ def read_items(file: InputFile, key: str, max_bytes: int) -> Iterator[Item]:
     Raises:
         UserError: The file does not have the format of its suffix, or lacks the key; the message names its keys.
     """
-    kind = kind_of(file.place)
+    kind = kind_of(file.location)
     if kind in JSON:
-        return json_items(file.place, key, max_bytes)
+        return json_items(file.location, key, max_bytes)
     if kind in PARQUET:
-        return parquet_items(file.place, key, max_bytes)
-    return wet_items(file.place, max_bytes) if kind in WET else text_items(file.place, max_bytes)
+        return parquet_items(file.location, key, max_bytes)
+    return wet_items(file.location, max_bytes) if kind in WET else text_items(file.location, max_bytes)
 
 
 def json_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:

@@ -115,10 +115,10 @@ def _items(files: Sequence[InputFile], key: str, max_bytes: int) -> Iterator[tup
 
 def vanished(file: InputFile) -> str | None:
     """Return the reason for which a local file can no longer be opened; None if it can."""
-    if "://" in file.place:
+    if "://" in file.location:
         return None
     try:
-        Path(file.place).open("rb").close()
+        Path(file.location).open("rb").close()
     except OSError as error:
         return f"{error.strerror or error} since the run began"
     return None

@@ -60,7 +60,7 @@ def find_warcs(patterns: Sequence[str]) -> list[InputFile]:
             _check_archive(pattern)  # before a large file is read for its hash
     files = find_inputs(patterns, "--warcs", ENDINGS)
     for file in files:
-        _check_archive(file.place)
+        _check_archive(file.location)
     return files
 
 
@@ -147,7 +147,7 @@ def warcs_part(
         kept.clear()
         rejected.clear()
 
-    with open_archive(file.place) as stream:
+    with open_archive(file.location) as stream:
         last = -1
         for record in read_records(stream, ("response",), settings.max_record):
             rows = len(kept) + len(rejected)

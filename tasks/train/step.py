@@ -75,7 +75,7 @@ def train(
     )
     if done := runner.finished(step):
         return done
-    if reason := too_few_to_validate(tokens.outcome.facts, settings):
+    if reason := validation_warning(tokens.outcome.facts, settings):
         log.warning(reason)
     config = write_config(data, tokens, tokenizer, settings, step.folder)
     note_flow(step.folder.path(), name, identities, launch.model_dump(mode="json"))
@@ -121,7 +121,7 @@ def check_corpora(settings: TrainSettings) -> None:
         open_tokens(corpus.prefix)
 
 
-def too_few_to_validate(facts: Mapping[str, int], settings: TrainSettings) -> str | None:
+def validation_warning(facts: Mapping[str, int], settings: TrainSettings) -> str | None:
     """Return the reason for training without validation: too few validation tokens for one sample.
 
     Args:
@@ -148,7 +148,7 @@ def write_config(data: Folder, tokens: Manifest, tokenizer: Manifest, settings: 
     config = run_config(
         settings,
         train=f"{token_folder}/train/tokens",
-        valid=None if too_few_to_validate(facts, settings) else f"{token_folder}/valid/tokens",
+        valid=None if validation_warning(facts, settings) else f"{token_folder}/valid/tokens",
         vocab=load_tokenizer(tokenizer_folder).get_vocab_size(),
         tokenizer_hash=tokenizer_hash(tokenizer_folder),
         output=run.path(),
