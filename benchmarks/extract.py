@@ -26,9 +26,10 @@ from gpt2train.data.tokenizer import build_tokenizer, read_tables
 from tasks.clean.repair import repair
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import check_text
+from tasks.core.document import strip_unstorable
 from tasks.core.worker_pool import WorkerPool
 from tasks.download.warc import Page
-from tasks.extract.decode import decode, strip_unstorable
+from tasks.extract.decode import decode
 from tasks.extract.page import Compare, ExtractOptions, ExtractResult, extract_pages
 from tasks.extract.prefilter import PrefilterRules, prefilter_reason
 from tasks.extract.settings import ExtractSettings

@@ -13,14 +13,14 @@ from flows.ui.result import show_result
 from gpt2train.evaluate.passages import read_passages
 from tasks.blacklist.blocklists import check_blocklists
 from tasks.clean.step import clean
-from tasks.cloze.step import cloze, cloze_file, missing_words
+from tasks.cloze.step import cloze, cloze_file, no_passages_message
 from tasks.core.dry_runner import DryRunner
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest
 from tasks.core.storage import Folder, read_any
 from tasks.decontaminate.eval_sets import check_sets
 from tasks.decontaminate.step import decontaminate
-from tasks.dedup.step import check_earlier, dedup
+from tasks.dedup.step import check_previous, dedup
 from tasks.report.step import REPORT, report
 from tasks.shuffle.step import shuffle
 from tasks.tokenize.step import tokenize
@@ -60,7 +60,7 @@ def check(settings: DataprepSettings) -> None:
     check_output(settings)
     check_sources(settings)
     check_blocklists(settings.blacklist.domain_lists)
-    check_earlier(settings.dedup)
+    check_previous(settings.dedup)
     check_sets(settings.decontaminate.against, settings.decontaminate.key)
     check_tokenizer(settings.tokenizer)
     if settings.lambada:
@@ -92,7 +92,7 @@ def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> DataMan
         drawn = run_step(cloze, root, cleaned, settings.cloze, runner=runner)
         lambada = cloze_file(root, drawn)
         if lambada is None and not isinstance(runner, DryRunner):
-            log.warning(missing_words(drawn))
+            log.warning(no_passages_message(drawn))
     evaluation = [("lambada", lambada)] if lambada else []
     decontaminated = run_step(
         decontaminate, root, cleaned, evaluation, settings.decontaminate, runner=runner, tokenizer=bpe

@@ -10,7 +10,7 @@ from flows.orchestration.task_runner import run_step
 from flows.settings import EvaluateFlowSettings, MergeAndScoreSettings, OutputSettings
 from flows.ui.result import show_result
 from gpt2train.errors import UserError
-from tasks.cloze.step import cloze_file, missing_words
+from tasks.cloze.step import cloze_file, no_passages_message
 from tasks.core.dry_runner import DryRunner
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest, need_manifest, read_manifest
@@ -111,7 +111,7 @@ def _cloze_file(root: Folder) -> str | None:
         raise UserError(f"{root.url} holds no cloze set of its own; give --lambada FILE")
     found = cloze_file(root, manifest)
     if found is None:
-        log.warning(missing_words(manifest))
+        log.warning(no_passages_message(manifest))
     return found
 
 

@@ -1,1 +1,27 @@
-"""How each step of the recipe is done: plain functions first, the Prefect task last."""
+"""Steps of the recipes, one package each, as plain functions from manifests to a manifest.
+
+Every package may import `core`, which imports no step, and `gpt2train`. Of the other steps a package imports only those
+of its row, so that there is no cycle:
+
+| package         | imports                        |
+| --------------- | ------------------------------ |
+| `blacklist`     |                                |
+| `download`      |                                |
+| `sources`       | `blacklist`, `download`        |
+| `clean`         |                                |
+| `extract`       | `clean`, `download`, `sources` |
+| `decontaminate` | `clean`                        |
+| `cloze`         | `decontaminate`                |
+| `dedup`         |                                |
+| `shuffle`       |                                |
+| `tokenizer`     |                                |
+| `tokenize`      |                                |
+| `train`         |                                |
+| `merge`         |                                |
+| `evaluate`      |                                |
+| `report`        | `cloze`, `dedup`               |
+
+`sources` reads archives with the rules of `blacklist` and the page format of `download`; `extract` reads pages of any
+source, and its prefilter applies the limits of `clean`; `decontaminate` counts tokens, and `cloze` finds n-grams, with
+the code of the step before; `report` shows the results of `cloze` and `dedup`.
+"""

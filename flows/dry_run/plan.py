@@ -19,11 +19,12 @@ from gpt2train.errors import RunError, UserError, redact
 from gpt2train.io.files import format_bytes
 from gpt2train.plan.fit import ResourceEstimate, duration
 from gpt2train.settings import Settings
-from tasks.cloze.step import missing_words
+from tasks.cloze.step import no_passages_message
 from tasks.core.input_files import InputFile
 from tasks.core.step import read_manifest
 from tasks.core.storage import Folder
-from tasks.train.step import too_few_to_validate
+from tasks.train.launch.launchers import runs_here
+from tasks.train.step import validation_warning
 
 Rows = list[tuple[str, str]]
 S = TypeVar("S", bound=Settings)
@@ -93,7 +94,7 @@ def _step_rows(settings: Settings) -> Rows:
             outcome = done.outcome
             text = f"cached: {outcome.seen:,} in, {outcome.kept:,} kept" if outcome.seen else "cached"
             if name == "cloze" and not done.outputs:
-                text = f"cached: {missing_words(done)}"
+                text = f"cached: {no_passages_message(done)}"
         elif name == "cloze" and isinstance(settings, DataprepSettings) and not settings.clean.split.test:
             text = "to run; clean.split.test is 0, so it finds no passage and the run has no LAMBADA score"
         elif any_pending:
@@ -133,12 +134,12 @@ def _training_rows(settings: PretrainSettings, fit: ResourceEstimate, trained: b
     epochs = "number available not known yet"
     if available:
         epochs = f"{available:,} available, {fit.tokens / available:,.1f} epochs"
-        epochs += f"; {few}" if tokens and (few := too_few_to_validate(tokens.outcome.facts, train)) else ""
+        epochs += f"; {few}" if tokens and (few := validation_warning(tokens.outcome.facts, train)) else ""
     devices = f"{usable_cores()} CPU cores"
     if fit.on_gpu:
         devices = " + ".join(sorted({gpu.name for gpu in fit.found[: fit.wanted]}))
-    launcher = settings.launch.launcher
-    launcher_note = "" if launcher == "torchrun" else f" (by {launcher}; estimated for this machine)"
+    by = f" (by {settings.launch.launcher}; estimated for this machine)"
+    launcher_note = "" if runs_here(settings.launch) else by
     return [
         (
             "model",

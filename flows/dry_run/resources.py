@@ -22,6 +22,7 @@ from tasks.core.storage import Folder
 from tasks.core.url_lists import find_url_lists, read_urls
 from tasks.sources.warcs import find_warcs
 from tasks.tokenizer.step import own_files
+from tasks.train.launch.launchers import runs_here
 from tasks.train.step import run_folder
 
 log = logging.getLogger("gpt2train")
@@ -88,7 +89,7 @@ def estimate_run(settings: Settings) -> RunEstimate:
         free = _free_bytes(Folder(settings.output))
     lacks: list[str] = []
     if fit is not None and not trained and isinstance(settings, PretrainSettings):
-        lacks += missing_resources(fit, settings.train) if settings.launch.launcher == "torchrun" else []
+        lacks += missing_resources(fit, settings.train) if runs_here(settings.launch) else []
     if isinstance(settings, OutputSettings) and free is not None and needed > free:
         space = f"{format_bytes(needed)} needed in {settings.output}, {format_bytes(free)} free"
         lacks.append(f"disk space ({space}: free some, or give another --output)")
@@ -134,7 +135,7 @@ def count_urls(lists: Sequence[InputFile]) -> int | None:
     """Count the URLs in the lists; None if the lists are larger than `MAX_COUNTED_BYTES`."""
     if sum(item.bytes or MAX_COUNTED_BYTES for item in lists) > MAX_COUNTED_BYTES:
         return None
-    return sum(1 for item in lists for _ in read_urls(item.place))
+    return sum(1 for item in lists for _ in read_urls(item.location))
 
 
 def _needed_bytes(

@@ -2,7 +2,7 @@
 
 There is one limit per GPU, `gpt2train HOST GPU 0`, created if it is missing. A slot is held by a lease. If a run dies,
 the server frees its slot within 90 s, when the lease expires; the next run on the same machine frees it at once, since
-it finds the lease in the lock file of `tasks.train.gpu_queue`. A server that lost its leases (by default they are only
+it finds the lease in the lock file of `tasks.core.gpu_queue`. A server that lost its leases (by default they are only
 in memory) would keep such a slot for ever, so slots beyond the number of live lock holders on this machine are freed.
 Errors of the server never stop a training: the lock files alone keep trainings apart.
 """
@@ -26,9 +26,7 @@ from prefect.runtime import flow_run
 from flows.orchestration.server import is_embedded
 from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.progress import format_duration
-from gpt2train.config import TrainSettings
-from tasks.train.gpu_queue import QueueMessage, Slot, devices_of, gpu_slot
-from tasks.train.launch.settings import LaunchSettings
+from tasks.core.gpu_queue import QueueMessage, Slot, gpu_slot
 
 log = logging.getLogger("gpt2train")
 
@@ -46,21 +44,18 @@ def limit_name(device: str) -> str:
 
 
 @contextlib.contextmanager
-def prefect_slot(
-    train: TrainSettings, launch: LaunchSettings, run: str, publisher: ArtifactPublisher
-) -> Iterator[None]:
+def prefect_slot(devices: Sequence[str], max_jobs: int, run: str, publisher: ArtifactPublisher) -> Iterator[None]:
     """Hold the GPU slots of a training, in the lock files of this machine and in the limits of a permanent server.
 
     The wait is shown in the log and on the run page. The embedded server of a command keeps no slots: no other run
     uses it, and the slot of a killed command would block the next one until its lease expires (60 s).
 
     Args:
-        train: settings of the training.
-        launch: settings of its launch.
+        devices: names of the devices of this machine that the training occupies; empty if it occupies none.
+        max_jobs: number of trainings that may share a device.
         run: run folder, shown to those who wait.
         publisher: publisher of the run page.
     """
-    devices = devices_of(train, launch)
     holder = f"{flow_run.name} at work in {run}" if flow_run.id else run
     started_at = time.monotonic()
 
@@ -68,9 +63,9 @@ def prefect_slot(
         log.info("waiting for a GPU slot: %s; launch.max_jobs_per_gpu allows more trainings at a time", reason)
         publisher.publish(ARTIFACT, lambda: f"**Waiting for a GPU slot:** {reason}.\n", "waiting for a GPU slot")
 
-    with gpu_slot(devices, launch.max_jobs_per_gpu, holder, on_wait) as local_slot:
+    with gpu_slot(devices, max_jobs, holder, on_wait) as local_slot:
         run_id = UUID(flow_run.id) if flow_run.id else None
-        with server_slots([] if is_embedded() else devices, launch.max_jobs_per_gpu, local_slot, run_id, on_wait):
+        with server_slots([] if is_embedded() else devices, max_jobs, local_slot, run_id, on_wait):
             if publisher.has(ARTIFACT):
                 text = f"waited {format_duration(time.monotonic() - started_at)} for a slot on {' and '.join(devices)}"
                 log.info(text)

@@ -25,13 +25,11 @@ from flows.ui.artifact_publisher import UPDATE_SECONDS, ArtifactPublisher
 from flows.ui.console import StepProgress, step_line
 from flows.ui.progress import UNITS, StageProgress
 from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
-from gpt2train.config import TrainSettings
 from gpt2train.errors import redact_error
 from tasks.core.dry_runner import DryRunner
 from tasks.core.reject_limits import LimitSettings
 from tasks.core.runner import Outcomes, Runner, Stage, Work
 from tasks.core.step import Manifest
-from tasks.train.launch.settings import LaunchSettings
 
 log = logging.getLogger("gpt2train")
 
@@ -119,9 +117,9 @@ class PrefectRunner(Runner):
             self.publisher.publish(key, lambda: percent, text, kind="progress")
 
     @contextmanager
-    def turn(self, train: TrainSettings, launch: LaunchSettings, run: str) -> Iterator[None]:
+    def turn(self, devices: Sequence[str], max_jobs: int, run: str) -> Iterator[None]:
         """Hold slots on this machine's GPUs, in its lock files and in the server's concurrency limits."""
-        with prefect_slot(train, launch, run, self.publisher):
+        with prefect_slot(devices, max_jobs, run, self.publisher):
             yield
 
     def training(self, records: Sequence[dict[str, Any]], steps: int) -> None:

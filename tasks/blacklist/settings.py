@@ -13,7 +13,7 @@ class BlacklistSettings(Settings):
     min_length: int = Field(9, ge=0)
     """Minimum length of a URL, in characters."""
     block_names: bool = True
-    """Drop the built-in list of site names (media hosts, shops, social networks; tasks/data/blocked_names.txt)."""
+    """Drop the built-in list of site names (media hosts, shops, social networks; tasks/blacklist/blocked_names.txt)."""
     block_extensions: bool = True
     """Drop paths with the extension of a file that is not a page (.pdf, .jpg, .zip, …)."""
     domain_lists: tuple[str, ...] = ()

@@ -62,9 +62,9 @@ def blacklist(root: Folder, lists: Sequence[InputFile], settings: BlacklistSetti
     if done := runner.finished(step):
         return done
     rules = Rules(names, EXTENSIONS if settings.block_extensions else (), listed, settings.min_length)
-    cells = cells_of(sum((item.bytes or 2**30) * (8 if suffix_of(item.place) in PACKED else 1) for item in lists))
+    cells = cells_of(sum((item.bytes or 2**30) * (8 if suffix_of(item.location) in PACKED else 1) for item in lists))
     # A cluster's workers can read the output's disk or store, but may lack the disk of a local list.
-    reachable = root.is_local or all("://" in item.place for item in lists)
+    reachable = root.is_local or all("://" in item.location for item in lists)
     where: Where = "process" if reachable else "thread"
     read = [
         item.outputs for item in runner.batches(step, "read", lists, read_list, rules, settings, cells, where=where)
@@ -104,7 +104,7 @@ def read_list(
         pq.ParquetWriter(rows_draft, CLASSIFIED_ROWS, compression="lz4", use_dictionary=["reason"]) as writer,
         KeyWriter(keys_draft, cells) as key_writer,
     ):
-        rows = read_urls(item.place)
+        rows = read_urls(item.location)
         while read := list(itertools.islice(rows, BLOCK_ROWS)):
             block = [(number, None if url is None else without_credentials(url)) for number, url in read]
             verdicts = [classify(*row, url) for row, (_, url) in zip(read, block, strict=True)]

@@ -41,13 +41,13 @@ class LanguageSettings(Settings):
     """ISO 639 codes of the kept languages (en, de, zh); `any` keeps every text and skips the detection."""
     detector: Literal["fast", "langdetect"] = "fast"
     """`fast`: fastText's model, and langdetect if that is unsure. `langdetect`: langdetect alone."""
-    surely_not: float = Field(0.2, ge=0, le=1)
+    drop_max_prob: float = Field(0.2, ge=0, le=1)
     """The fast detector drops a text without langdetect if its first guess is another language and the kept languages
     together have at most this probability."""
-    faint: float = Field(0.1, ge=0, le=1)
+    drop_max_prob_final: float = Field(0.1, ge=0, le=1)
     """The final test drops a text at this probability whatever the first guess. A language unknown to the model spreads
     over many, of which English may be first with a fifteenth; English with much code has at least a fifth there."""
-    surely: float = Field(0.5, ge=0, le=1)
+    keep_min_prob: float = Field(0.5, ge=0, le=1)
     """The fast detector keeps a text without langdetect if the kept languages together have at least this
     probability."""
     share: float = Field(0.65, gt=0, le=1)
@@ -70,9 +70,10 @@ class LanguageSettings(Settings):
                 raise ValueError(f"{code!r} in keep is not an ISO 639 code; write en, de, zh (not zh-cn)")
             if self.detector == "langdetect" and code != "any" and code not in LANGDETECT_LANGUAGES:
                 raise ValueError(f"langdetect does not know {code!r}; use detector = 'fast'")
-        for name, share in (("surely_not", self.surely_not), ("faint", self.faint)):
-            if share > self.surely:
-                raise ValueError(f"{name} {share:g} is more than surely {self.surely:g}; give at most that value")
+        for name, share in (("drop_max_prob", self.drop_max_prob), ("drop_max_prob_final", self.drop_max_prob_final)):
+            if share > self.keep_min_prob:
+                most = f"keep_min_prob {self.keep_min_prob:g}"
+                raise ValueError(f"{name} {share:g} is more than {most}; give at most that value")
         return self
 
 
@@ -165,22 +166,17 @@ def decide(guesses: Sequence[Guess], settings: LanguageSettings, *, final: bool 
     Args:
         guesses: languages of the text by descending probability.
         settings: kept languages and limits.
-        final: drop a text also if the probability is at most `settings.faint`, whatever the first guess.
+        final: drop a text also if the probability is at most `settings.drop_max_prob_final`, whatever the first guess.
     """
     languages = settings.keep
     share = sum(found.probability for found in guesses if found.language in languages)
-    if share >= settings.surely:
+    if share >= settings.keep_min_prob:
         return next(found for found in guesses if found.language in languages)
-    if guesses[0].language not in languages and share <= settings.surely_not:
+    if guesses[0].language not in languages and share <= settings.drop_max_prob:
         return guesses[0]
-    if final and share <= settings.faint:
+    if final and share <= settings.drop_max_prob_final:
         return next((found for found in guesses if found.language not in languages), None)
     return None
-
-
-def guess(text: str) -> Guess:
-    """Most probable language of a text."""
-    return ranking(text)[0]
 
 
 def ranking(text: str) -> list[Guess]:

@@ -11,7 +11,7 @@ import unicodedata
 import ftfy
 from ftfy import TextFixerConfig, chardata
 
-from tasks.extract.decode import strip_unstorable
+from tasks.core.document import strip_unstorable
 
 # All but printable ASCII, tab, line end, form feed, and characters that alone are never mojibake for ftfy: no-break
 # space, en and em dash, four curly quotes, bullet, ellipsis.

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from gpt2train.settings import Settings
-from tasks.clean.filters import FilterSettings
+from tasks.clean.filters.filter_chain import FilterSettings
 from tasks.clean.language import LanguageSettings
 from tasks.clean.splits import SplitSettings
 

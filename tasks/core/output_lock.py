@@ -118,7 +118,7 @@ def _create(root: Folder, owner: dict[str, Any]) -> bool:
     """Create the lock unless it exists; return True if this run owns it."""
     data = json.dumps({**owner, "beat": 0}).encode()
     try:
-        with root.clear(LOCK, writing=True):
+        with root.translate_errors(LOCK, writing=True):
             root.fs.pipe_file(root.path(LOCK), data, mode="create")
     except (FileExistsError, ValueError):
         return False

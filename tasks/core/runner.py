@@ -11,18 +11,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from gpt2train.config import TrainSettings
 from gpt2train.errors import RunError
 from gpt2train.io.files import DISK_FULL_ERRNOS, write_error
+from tasks.core.gpu_queue import gpu_slot
 from tasks.core.reject_limits import LimitSettings, Tally
 from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.worker_pool import WorkerPool, adopt
-from tasks.train.gpu_queue import devices_of, gpu_slot
-
-if TYPE_CHECKING:
-    from tasks.train.launch.settings import LaunchSettings
 
 log = logging.getLogger("gpt2train")
 
@@ -266,11 +262,15 @@ class Runner:
         """
 
     @contextlib.contextmanager
-    def turn(self, train: TrainSettings, launch: "LaunchSettings", run: str) -> Iterator[None]:
-        """Wait for a slot on this machine's GPUs and hold it during a training run."""
-        with gpu_slot(
-            devices_of(train, launch), launch.max_jobs_per_gpu, run, functools.partial(log.info, "waiting: %s")
-        ):
+    def turn(self, devices: Sequence[str], max_jobs: int, run: str) -> Iterator[None]:
+        """Wait for a slot on devices of this machine and hold it during a training run.
+
+        Args:
+            devices: Names of the devices: `GPU 0`, `GPU 1`, … or `cores`; empty if the run occupies none.
+            max_jobs: Slots per device.
+            run: Run folder, shown to those who wait.
+        """
+        with gpu_slot(devices, max_jobs, run, functools.partial(log.info, "waiting: %s")):
             yield
 
     def training(self, records: Sequence[dict[str, Any]], steps: int) -> None:

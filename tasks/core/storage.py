@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from gpt2train.errors import UserError, redact
 from gpt2train.io.files import DEFAULT_REMEDY, DISK_FULL_ERRNOS, fsync, make_folder, write_error
 from gpt2train.settings import Settings
-from tasks.core.object_stores import BLOCK, check_credentials, clear_store_errors, is_alive, open_store
+from tasks.core.object_stores import BLOCK, check_credentials, is_alive, open_store, translate_store_errors
 
 TEMPORARY = ".tmp-"  # prefix of temporary files; killed runs can leave some behind, which each step sweeps
 DRAFT = "gpt2train-upload-"  # prefix of files to upload, in the temporary folder; followed by the process id
@@ -84,14 +84,14 @@ class Folder:
         """Return the path of a file for `self.fs`; on local disk an absolute path."""
         return f"{self._target[1]}/{name}" if name else self._target[1]
 
-    def place(self, name: str) -> str:
+    def location(self, name: str) -> str:
         """Return the location of a file for other programs: absolute path on local disk, URL in a store."""
         return self.path(name) if self.is_local else f"{self.url}/{name}"
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes, or None if it does not exist."""
         try:
-            with self.clear(name):
+            with self.translate_errors(name):
                 return int(self.fs.size(self.path(name)))
         except FileNotFoundError:
             return None
@@ -99,21 +99,21 @@ class Folder:
     def sizes(self) -> dict[str, int]:
         """Return the size of every file below this folder, sorted by name, from one listing."""
         root = self.path()
-        with self.clear():
+        with self.translate_errors():
             found = self.fs.find(root, detail=True) if not self.is_local or self.fs.exists(root) else {}
         below = {path.removeprefix(root).lstrip("/"): int(info["size"]) for path, info in found.items()}
         return dict(sorted(below.items()))
 
     def open(self, name: str) -> IO[bytes]:
         """Open a file for reading, in binary."""
-        with self.clear(name):
+        with self.translate_errors(name):
             if self.is_local:
                 return self.fs.open(self.path(name), "rb")
             return self.fs.open(self.path(name), "rb", block_size=BLOCK, cache_type="readahead")
 
     def read_bytes(self, name: str) -> bytes:
         """Read a whole file."""
-        with self.clear(name):
+        with self.translate_errors(name):
             data: bytes = self.fs.cat_file(self.path(name))
             return data
 
@@ -121,7 +121,7 @@ class Folder:
         """Read many small files; from a store concurrently."""
         if self.is_local or len(names) < 2:
             return {name: self.read_bytes(name) for name in names}
-        with self.clear():
+        with self.translate_errors():
             found = self.fs.cat([self.path(name) for name in names])
         return {name: found[self.path(name)] for name in names}
 
@@ -135,7 +135,7 @@ class Folder:
         """
         target = self.path(name)
         remedy = DEFAULT_REMEDY if self.is_local else f"set TMPDIR to another disk than {tempfile.gettempdir()}"
-        with clear_write_errors(f"{self.url}/{name}", remedy):
+        with translate_write_errors(f"{self.url}/{name}", remedy):
             parent = Path(target).parent if self.is_local else Path(tempfile.gettempdir())
             try:
                 make_folder(parent)
@@ -160,7 +160,7 @@ class Folder:
         with draft.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = draft.stat().st_size
-        with self.clear(name, writing=True):
+        with self.translate_errors(name, writing=True):
             self.fs.put_file(str(draft), self.path(name))
         if (uploaded := self.size(name)) != size:
             raise ConnectionError(f"{self.url}/{name} has {uploaded} bytes after an upload of {size}; run again")
@@ -169,7 +169,7 @@ class Folder:
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write a small file atomically."""
         if not self.is_local:
-            with self.clear(name, writing=True):
+            with self.translate_errors(name, writing=True):
                 self.fs.pipe_file(self.path(name), data)
             return
         with self.writing(name) as draft:
@@ -185,7 +185,7 @@ class Folder:
 
     def remove(self, *names: str) -> None:
         """Remove files; missing ones are ignored."""
-        with self.clear():
+        with self.translate_errors():
             if self.is_local or len(names) == 1:
                 for name in names:
                     with contextlib.suppress(FileNotFoundError):
@@ -220,12 +220,12 @@ class Folder:
                     folder.rmdir()
 
     @contextlib.contextmanager
-    def clear(self, name: str = "", writing: bool = False) -> Iterator[None]:
+    def translate_errors(self, name: str = "", writing: bool = False) -> Iterator[None]:
         """Turn a store's errors into errors of one line; pass those of the local disk unchanged."""
         if self.is_local:
             yield
             return
-        with clear_store_errors(f"{self.url}/{name}".rstrip("/"), writing):
+        with translate_store_errors(f"{self.url}/{name}".rstrip("/"), writing):
             yield
 
 
@@ -239,7 +239,7 @@ def sweep_drafts() -> None:
 
 
 @contextlib.contextmanager
-def clear_write_errors(location: str, remedy: str = DEFAULT_REMEDY) -> Iterator[None]:
+def translate_write_errors(location: str, remedy: str = DEFAULT_REMEDY) -> Iterator[None]:
     """Turn the operating system's write errors into errors of one line with a remedy.
 
     Args:

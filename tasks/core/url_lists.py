@@ -39,9 +39,9 @@ def find_url_lists(patterns: Sequence[str]) -> list[InputFile]:
             _check_start(pattern)
     lists = find_inputs(patterns, "--urls", SUFFIXES)
     for item in lists:
-        _check_start(item.place)
-        if next(read_urls(item.place), None) is None:
-            raise UserError(f"{item.place} holds no URL; one per line is expected")
+        _check_start(item.location)
+        if next(read_urls(item.location), None) is None:
+            raise UserError(f"{item.location} holds no URL; one per line is expected")
     return lists
 
 

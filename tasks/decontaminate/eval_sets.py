@@ -78,14 +78,14 @@ def passages(item: EvaluationSet) -> Iterator[dict[str, Any]]:
     Raises:
         UserError: the set has no passage, or a row does not have the format of the file's extension.
     """
-    kind, count = kind_of(item.file.place), 0
+    kind, count = kind_of(item.file.location), 0
     read = _parquet if kind in PARQUET else _json if kind in JSON else _text
     for number, text in read(item):
         if text.strip():
             count += 1
             yield {"set": item.name, "row": number, "text": text}
     if not count:
-        raise UserError(f"the evaluation set {item.file.place} holds no passage; give another file")
+        raise UserError(f"the evaluation set {item.file.location} holds no passage; give another file")
 
 
 def _json(item: EvaluationSet) -> Iterator[tuple[int, str]]:
@@ -95,13 +95,13 @@ def _json(item: EvaluationSet) -> Iterator[tuple[int, str]]:
         try:
             text = json.loads(line)[item.key]
         except (ValueError, KeyError, TypeError) as error:
-            found = f"{item.file.place}, row {number} ({type(error).__name__})"
+            found = f"{item.file.location}, row {number} ({type(error).__name__})"
             raise UserError(f'{found}: expected {{"{item.key}": …}}, as in each row of a .jsonl file') from error
         yield number, _string(text, item, number)
 
 
 def _parquet(item: EvaluationSet) -> Iterator[tuple[int, str]]:
-    path, number = item.file.place, 0
+    path, number = item.file.location, 0
     with fsspec.open(path, "rb") as file:
         try:
             table = pq.ParquetFile(file)
@@ -136,7 +136,7 @@ def _whole(paragraph: list[str], next_line: int) -> Iterator[tuple[int, str]]:
 
 
 def _lines(item: EvaluationSet) -> Iterator[tuple[int, str]]:
-    path = item.file.place
+    path = item.file.location
     with open_input(path) as stream:
         for number, line in read_lines(stream, MAX_LINE_BYTES):
             if line is None:
@@ -151,6 +151,6 @@ def _string(text: Any, item: EvaluationSet, number: int) -> str:
     if not isinstance(text, str):
         found = type(text).__name__
         raise UserError(
-            f"{item.file.place}, row {number}: {item.key!r} is {found}; expected text, see decontaminate.key"
+            f"{item.file.location}, row {number}: {item.key!r} is {found}; expected text, see decontaminate.key"
         )
     return text

@@ -1,11 +1,11 @@
 """Index of the word n-grams of evaluation texts, to find their occurrences in a text.
 
 Words are compared in their folded form (`folding`); positions refer to the original text (folding a whole text can
-change its length: 'İ' becomes two characters). A text of an evaluation set is indexed by all its n-grams of `longest`
-words; a shorter text of at least `shortest` words is one n-gram; still shorter texts are ignored.
+change its length: 'İ' becomes two characters). A text of an evaluation set is indexed by all its n-grams of `ngram`
+words; a shorter text of at least `min_ngram` words is one n-gram; still shorter texts are ignored.
 
-Every n-gram has at least `shortest` words, and its first `shortest` words are its key. A compiled loop (`kernel`)
-hashes every window of `shortest` words of a document and returns the few windows whose hash is a key; those are
+Every n-gram has at least `min_ngram` words, and its first `min_ngram` words are its key. A compiled loop (`kernel`)
+hashes every window of `min_ngram` words of a document and returns the few windows whose hash is a key; those are
 compared word by word. The result therefore does not depend on the hash. A text without such a window takes 21 ms per
 megabyte.
 
@@ -41,22 +41,22 @@ class NgramIndex:
 
     Args:
         texts: texts of the evaluation sets.
-        longest: words per n-gram.
-        shortest: minimum words of an n-gram of a shorter text.
+        ngram: words per n-gram.
+        min_ngram: minimum words of an n-gram of a shorter text.
 
     Attributes:
-        ignored: number of texts with fewer than `shortest` words.
+        ignored: number of texts with fewer than `min_ngram` words.
     """
 
-    def __init__(self, texts: Sequence[str], longest: int = 13, shortest: int = 8) -> None:
-        self.shortest = shortest
+    def __init__(self, texts: Sequence[str], ngram: int = 13, min_ngram: int = 8) -> None:
+        self.min_ngram = min_ngram
         self.ignored = 0
         self._vocabulary: dict[str, int] = {}
         self._keys = np.zeros(0, dtype=np.uint64)
         self._known = np.zeros(2, dtype=bool)
         self._shift = np.uint64(63)  # the table is empty
         numbers = [self._numbers(text) for text in texts]
-        grams, keys, holders = self._distinct(texts, numbers, longest)
+        grams, keys, holders = self._distinct(texts, numbers, ngram)
         self._words = np.concatenate([*numbers, np.zeros(0, dtype=np.uint32)])
         self._starts, self._lengths = grams[:, 0], grams[:, 1].astype(np.uint8)
         order = np.argsort(holders[:, 0], kind="stable")
@@ -75,7 +75,7 @@ class NgramIndex:
         return np.array([known.setdefault(word, len(known) + 1) for word in words_of(text)], dtype=np.uint32)
 
     def _distinct(
-        self, texts: Sequence[str], numbers: Sequence[npt.NDArray[np.uint32]], longest: int
+        self, texts: Sequence[str], numbers: Sequence[npt.NDArray[np.uint32]], ngram: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
         """Start among all words and length of each distinct n-gram [n-grams, 2], its key, and (n-gram, text) pairs."""
         grams: list[tuple[int, int]] = []
@@ -84,8 +84,8 @@ class NgramIndex:
         seen: dict[bytes, int] = {}
         first = 0
         for text_number, (text, words) in enumerate(zip(texts, numbers, strict=True)):
-            length = min(len(words), longest)
-            if len(words) >= self.shortest:
+            length = min(len(words), ngram)
+            if len(words) >= self.min_ngram:
                 hashes, _ = self._windows(text)
                 for start in range(len(words) - length + 1):
                     gram = seen.setdefault(words[start : start + length].tobytes(), len(grams))
@@ -113,12 +113,14 @@ class NgramIndex:
         return sorted(self._verify(numbers, hashes[windows_found], windows_found))
 
     def _windows(self, text: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Hash of every window of `shortest` words, and the numbers of the windows whose hash is a key."""
+        """Hash of every window of `min_ngram` words, and the numbers of the windows whose hash is a key."""
         from tasks.decontaminate.kernel import find_windows
 
         words, _, _ = _split(text, spans=False)
         hashes, windows_found = np.empty(len(words), dtype=np.uint64), np.empty(len(words), dtype=np.int64)
-        windows, found = find_windows(words, self.shortest, self._keys, self._known, self._shift, hashes, windows_found)
+        windows, found = find_windows(
+            words, self.min_ngram, self._keys, self._known, self._shift, hashes, windows_found
+        )
         return hashes[:windows], windows_found[:found]
 
     def _verify(

@@ -10,10 +10,10 @@ from gpt2train.settings import Settings
 class DecontaminateSettings(Settings):
     """Rules for matching passages of evaluation sets, and for cutting them out."""
 
-    longest: int = Field(13, ge=2, le=50)
+    ngram: int = Field(13, ge=2, le=50)
     """Words per n-gram."""
-    shortest: int = Field(8, ge=2, le=50)
-    """An evaluation text with fewer than `longest` words is one n-gram if it has at least this many, else ignored."""
+    min_ngram: int = Field(8, ge=2, le=50)
+    """An evaluation text with fewer than `ngram` words is one n-gram if it has at least this many, else ignored."""
     margin: int = Field(200, ge=0)
     """Characters cut on each side of a match, before the cut is extended to the next sentence end."""
     min_piece: int = Field(200, ge=0)
@@ -31,6 +31,6 @@ class DecontaminateSettings(Settings):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.shortest > self.longest:
-            raise ValueError(f"shortest {self.shortest} is more than longest {self.longest}; give at most that value")
+        if self.min_ngram > self.ngram:
+            raise ValueError(f"min_ngram {self.min_ngram} is more than ngram {self.ngram}; give at most that value")
         return self

@@ -266,12 +266,12 @@ def _common(folder: Folder, counted: Sequence[Outcome], threshold: int) -> froze
 def load_index(eval_sets: EvaluationFile, settings: DecontaminateSettings) -> tuple[NgramIndex, list[tuple[str, int]]]:
     """Index of the evaluation sets, and (set, row) of each of its texts; built once per worker."""
     return _index(
-        eval_sets.folder.url, eval_sets.record.name, eval_sets.record.sha256, settings.longest, settings.shortest
+        eval_sets.folder.url, eval_sets.record.name, eval_sets.record.sha256, settings.ngram, settings.min_ngram
     )
 
 
 @functools.lru_cache(maxsize=2)
-def _index(url: str, name: str, sha256: str, longest: int, shortest: int) -> tuple[NgramIndex, list[tuple[str, int]]]:
+def _index(url: str, name: str, sha256: str, ngram: int, min_ngram: int) -> tuple[NgramIndex, list[tuple[str, int]]]:
     table = read_table(Folder(url), name).to_pydict()  # the argument `sha256` distinguishes the files of two runs
-    index = NgramIndex(table["text"], longest, shortest)
+    index = NgramIndex(table["text"], ngram, min_ngram)
     return index, list(zip(table["set"], table["row"], strict=True))

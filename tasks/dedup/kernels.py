@@ -215,15 +215,6 @@ def sign_texts(data: Any, offsets: Any, words: Any, ngram: Any, limit: Any, kind
 
 
 @compiled
-def sign_hashes(hashes: Any, starts: Any, a: Any, b: Any) -> Any:
-    """Signatures [documents, permutations] of concatenated 32-bit shingle hashes; `starts` is [documents + 1]."""
-    signatures = np.full((len(starts) - 1, len(a)), HIGH, dtype=np.uint32)
-    for text in range(len(starts) - 1):
-        sign(hashes, starts[text], starts[text + 1], a, b, signatures[text])
-    return signatures
-
-
-@compiled
 def band_hashes(signatures: Any, bands: Any, rows: Any) -> Any:
     """64-bit hash [bands, documents] of the `rows` values of each band."""
     hashes = np.empty((bands, len(signatures)), dtype=np.uint64)

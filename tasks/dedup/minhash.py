@@ -41,20 +41,6 @@ def permutations(count: int, seed: int) -> tuple[Signatures, Signatures]:
     return a, b
 
 
-def minhash(hashes: Signatures, starts: Offsets, count: int, seed: int) -> Signatures:
-    """Signatures [documents, count] of documents by their 32-bit shingle hashes.
-
-    Args:
-        hashes: [total] concatenated hashes of all documents.
-        starts: [documents + 1] start of each document, and the end.
-        count: number of permutations.
-        seed: seed of the permutations.
-    """
-    from tasks.dedup import kernels
-
-    return kernels.sign_hashes(hashes, starts, *permutations(count, seed))
-
-
 def sign(texts: Texts, settings: DedupSettings) -> SignedTexts:
     """Signatures of normalised texts."""
     from tasks.dedup import kernels

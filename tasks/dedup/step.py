@@ -81,7 +81,7 @@ def dedup(root: Folder, documents: Manifest, settings: DedupSettings, runner: Ru
     return step.commit(Outcome.total([*map(_for_audit, sketched), *compared, *kept]))
 
 
-def check_earlier(settings: DedupSettings) -> None:
+def check_previous(settings: DedupSettings) -> None:
     """Check the previous deduplications before the run starts.
 
     Raises:

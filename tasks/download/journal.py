@@ -14,7 +14,7 @@ from typing import IO
 
 from gpt2train.io.files import private_folder
 from tasks.core.step import canonical, digest
-from tasks.core.storage import Folder, clear_write_errors
+from tasks.core.storage import Folder, translate_write_errors
 from tasks.download.ledger import Row
 
 JOURNAL = "_journal"
@@ -49,7 +49,7 @@ class Journal:
         self._urls = urls
         self._head = canonical({"key": key, "urls": digest(list(urls))}) + b"\n"
         self.done: set[int] = set()
-        with contextlib.ExitStack() as stack, clear_write_errors(str(stem)):
+        with contextlib.ExitStack() as stack, translate_write_errors(str(stem)):
             valid = self._recover()
             self._rows: IO[bytes] = stack.enter_context(self.rows_path.open("r+b" if valid else "w+b"))
             self._pages: IO[bytes] = stack.enter_context(self.pages_path.open("r+b" if valid else "w+b"))
@@ -66,7 +66,7 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with clear_write_errors(str(self.pages_path)):  # closing flushes what a failed write left in the buffer
+        with translate_write_errors(str(self.pages_path)):  # closing flushes what a failed write left in the buffer
             self._files.close()
 
     def add(self, index: int, row: Row, record: bytes) -> None:
@@ -80,7 +80,7 @@ class Journal:
         Raises:
             RunError: The disk is full.
         """
-        with clear_write_errors(str(self.pages_path)):
+        with translate_write_errors(str(self.pages_path)):
             offset = self._pages.tell()
             self._pages.write(record)
             self._pages.flush()  # to the operating system, whose buffers survive a kill of this process

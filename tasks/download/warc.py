@@ -10,9 +10,8 @@ import io
 import re
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import quote
 
 from warcio.archiveiterator import ArchiveIterator
@@ -88,21 +87,6 @@ def read_pages(folder: Folder, name: str, *, max_bytes: int = MAX_BYTES) -> Iter
             raise
         except Exception as error:  # warcio raises any type: AttributeError for a record without a URI
             raise RunError(f"{path} is damaged after record {number} ({error}); remove it and run again") from error
-
-
-def write_pages(path: Path, pages: Iterable[Page]) -> int:
-    """Write pages as one `.warc.gz` file and return their number.
-
-    The bytes depend only on the pages: a record's id is a hash of its URL and content.
-    """
-    count = 0
-    with path.open("wb") as file:
-        for page in pages:
-            file.write(encode_record(page))
-            count += 1
-        if not count:
-            file.write(EMPTY)
-    return count
 
 
 def encode_record(page: Page) -> bytes:

@@ -27,7 +27,6 @@ SAMPLE = 5000  # bytes of the beginning and of the middle that are passed to the
 MAX_BROKEN = 0.01  # maximum share of undecodable characters for a declared encoding to be accepted
 MAX_NOISE = 0.05  # maximum share of undecodable or control characters of a text page
 CONTROLS = bytes([*range(9), *range(14, 32), 127])
-SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 def decode(body: bytes, charset: str | None = None) -> tuple[str, str]:
@@ -76,11 +75,6 @@ def count_undecodable(text: str) -> int:
     """Number of undecodable and control characters in a text."""
     encoded = text.encode("utf-8", "surrogatepass")  # in UTF-8, each byte below 128 is a character
     return len(encoded) - len(encoded.translate(None, CONTROLS)) + text.count("�")
-
-
-def strip_unstorable(text: str) -> str:
-    """Remove characters that Arrow or tokenizers reject: NUL and lone surrogates."""
-    return SURROGATES.sub("", text.replace("\0", ""))
 
 
 def _meta_charset(body: bytes) -> str | None:

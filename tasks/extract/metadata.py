@@ -5,7 +5,7 @@ import re
 
 from lxml.html import HtmlElement
 
-from tasks.extract.decode import strip_unstorable
+from tasks.core.document import strip_unstorable
 
 MAX_TITLE = 500  # characters
 LANGUAGE = re.compile(r"\s*([a-z]{2,3})(?![a-z])", re.IGNORECASE)

@@ -11,10 +11,11 @@ from lxml.html import HtmlElement
 from trafilatura.settings import Extractor
 from trafilatura.utils import load_html
 
+from tasks.core.document import strip_unstorable
 from tasks.core.memory_limit import memory_limit
 from tasks.download.warc import Page
 from tasks.extract.complexity import MAX_ELEMENTS, count_elements, cut_attributes
-from tasks.extract.decode import MAX_NOISE, count_undecodable, decode, strip_unstorable
+from tasks.extract.decode import MAX_NOISE, count_undecodable, decode
 from tasks.extract.metadata import language_hint, page_title, stated_date
 from tasks.extract.options import Compare, ExtractOptions, ExtractResult
 from tasks.extract.prefilter import prefilter_reason

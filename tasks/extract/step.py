@@ -8,7 +8,6 @@ fails on a group, its pages are sent again one by one: only the poison page itse
 
 import concurrent.futures
 import functools
-import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ import pebble
 
 from gpt2train.errors import RunError
 from tasks.clean.settings import CleanSettings
+from tasks.core.document import document_id
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, commit_rows, rejected_row
 from tasks.core.step import Manifest, Outcome, Step
@@ -129,11 +129,6 @@ def extracted(
             yield from _collect(pool, *waiting.popleft(), options, deadline)
     while waiting:
         yield from _collect(pool, *waiting.popleft(), options, deadline)
-
-
-def document_id(url: str, text: str) -> str:
-    """Id of a document: BLAKE2b-128 of `url`, a line feed and the extracted text, in hex."""
-    return hashlib.blake2b(f"{url}\n{text}".encode(), digest_size=16).hexdigest()
 
 
 def _groups(pages: Iterable[Page]) -> Iterator[list[Page]]:

@@ -16,12 +16,18 @@ from typing import NamedTuple
 
 from lxml import etree
 from lxml.html import HtmlElement, document_fromstring
-from trafilatura import core
-from trafilatura.baseline import _BLOCK_ELEMS, html2txt
-from trafilatura.core import ESCALATION_PAGE_SHARE
-from trafilatura.external import SANITIZED_XPATH, compare_extraction, justext_rescue
-from trafilatura.main_extractor import extract_content
 from trafilatura.settings import Extractor
+
+from tasks.extract.compat import (
+    BLOCK_ELEMENTS,
+    ESCALATION_PAGE_SHARE,
+    SANITIZED_XPATH,
+    compare_extraction,
+    core,
+    extract_content,
+    html2txt,
+    justext_rescue,
+)
 
 SOUND_PARAGRAPHS = 8
 SOUND_TEXT = 500  # characters
@@ -120,7 +126,7 @@ def page_text(tree: HtmlElement) -> str:
     """
     bound = bounds.upper_bound(tree)
     if ESCALATION_PAGE_SHARE * bound < bounds.extracted:
-        bound += 2 * sum(1 for _ in tree.iter(*_BLOCK_ELEMS))
+        bound += 2 * sum(1 for _ in tree.iter(*BLOCK_ELEMENTS))
         if ESCALATION_PAGE_SHARE * bound < bounds.extracted:
             return ""
     return str(html2txt(tree))

@@ -14,28 +14,34 @@ Inside `apply_patches()` these parts are replaced:
 * Parsing: a page is parsed once and not copied.
 * Garbage collection: Python's cycle collector is off until the page is done; trees are freed by reference counts.
 
-The patches depend on internals of trafilatura 2.3, hence the bounds of its version; tests compare every expression and
-every text with the original ones. Not thread-safe: trafilatura's own modules are changed meanwhile.
+The internals that the patches depend on are in `compat.py`; tests compare every expression and every text with the
+original ones. Not thread-safe: trafilatura's own modules are changed meanwhile.
 """
 
 import contextlib
 import gc
-import importlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
-import justext.core
-from justext.core import define_stoplist, revise_paragraph_classification
-from justext.paragraph import Paragraph
 from lxml import etree
 from lxml.html import HtmlComment, HtmlElement, HtmlElementClassLookup
-from trafilatura import core, external, htmlprocessing, main_extractor, utils, xml, xpaths
-from trafilatura.htmlprocessing import delete_by_link_density, link_density_test
-from trafilatura.main_extractor import prune_unwanted_sections
-from trafilatura.settings import BASIC_CLEAN_XPATH, Extractor
+from trafilatura.settings import Extractor
 
+from tasks.extract.compat import (
+    BASIC_CLEAN_XPATH,
+    Paragraph,
+    core,
+    define_stoplist,
+    delete_by_link_density,
+    link_density_test,
+    prune_unwanted_sections,
+    replaced,
+    revise_paragraph_classification,
+    utils,
+    xpaths,
+)
 from tasks.extract.trafilatura_fallbacks import bounds, extract_and_compare, page_text, rescue
 
 MAX_CACHED = 50_000  # cached keys per group; one site has some hundred
@@ -46,7 +52,6 @@ ATTRIBUTES = re.compile(r"@([\w-]+)")
 FORM_CLASSES = HtmlElementClassLookup()
 PLAIN_CLASSES = etree.ElementDefaultClassLookup(element=HtmlElement, comment=HtmlComment)
 
-baseline = importlib.import_module("trafilatura.baseline")  # `trafilatura.baseline` is the function
 Key = tuple[Any, ...]  # tag and (name, value) of each relevant attribute
 
 
@@ -189,37 +194,33 @@ def apply_patches() -> Iterator[None]:
     if core.load_html is _tree_of:
         yield
         return
-    replaced: list[tuple[Any, str, Any]] = [
-        (core, "load_html", _tree_of),
-        (core, "_prepare_tree", _prepare),
-        (core, "_extract_and_compare", extract_and_compare),
-        (core, "html2txt", page_text),
-        (external, "justext_rescue", rescue),
-        (external, "revise_paragraph_classification", revise),
-        (main_extractor, "prune_unwanted_sections", link_pruning.prune),
-        (main_extractor, "delete_by_link_density", link_pruning.delete),
-        (baseline, "BASIC_CLEAN_XPATH", FAST[BASIC_CLEAN_XPATH]),
-        (htmlprocessing, "link_density_test", link_pruning.test),
-        (xml, "sanitize", _sanitize),
-        (justext.core, "Paragraph", _Paragraph),
-        (justext.core, "define_stoplist", stop_words.of),
-    ]
-    plain = [getattr(module, name) for module, name, _ in replaced]
+    fast = {
+        "load_html": _tree_of,
+        "_prepare_tree": _prepare,
+        "_extract_and_compare": extract_and_compare,
+        "html2txt": page_text,
+        "justext_rescue": rescue,
+        "revise_paragraph_classification": revise,
+        "prune_unwanted_sections": link_pruning.prune,
+        "delete_by_link_density": link_pruning.delete,
+        "BASIC_CLEAN_XPATH": FAST[BASIC_CLEAN_XPATH],
+        "link_density_test": link_pruning.test,
+        "sanitize": _sanitize,
+        "Paragraph": _Paragraph,
+        "define_stoplist": stop_words.of,
+    }
     collecting = gc.isenabled()
     try:
         gc.disable()
-        for module, name, fast in replaced:
-            setattr(module, name, fast)
         for expressions, members in zip(LISTS, FAST_LISTS, strict=True):
             expressions[:] = members
         utils.HTML_PARSER.set_element_class_lookup(PLAIN_CLASSES)
-        yield
+        with replaced(fast):
+            yield
     finally:
         utils.HTML_PARSER.set_element_class_lookup(FORM_CLASSES)
         for expressions, plain_ones in zip(LISTS, PLAIN_LISTS, strict=True):
             expressions[:] = plain_ones
-        for (module, name, _), value in zip(replaced, plain, strict=True):
-            setattr(module, name, value)
         for group in GROUPS:
             group.tree, group.found = None, []
         bounds.reset()

@@ -14,7 +14,7 @@ import jinja2
 from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
 from gpt2train.io.files import format_bytes
 from gpt2train.monitoring.metrics import read_metrics
-from tasks.cloze.step import missing_words
+from tasks.cloze.step import no_passages_message
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest, Outcome, Step, read_timings
 from tasks.core.storage import Folder
@@ -139,7 +139,9 @@ def _unscored(cloze: Manifest | None, evaluation: Manifest) -> list[str]:
     """One line per standard score for which the evaluation has no data."""
     notes = []
     if "lambada.json" not in [record.name for record in evaluation.outputs]:
-        notes.append(f"No LAMBADA score: {missing_words(cloze)}." if cloze else "No LAMBADA score: no set was given.")
+        notes.append(
+            f"No LAMBADA score: {no_passages_message(cloze)}." if cloze else "No LAMBADA score: no set was given."
+        )
     if not evaluation.outcome.facts.get("held_out_documents", 1):
         notes.append("No perplexity of held-out documents: the test split is empty.")
     return notes

@@ -48,13 +48,13 @@ def find_documents(patterns: Sequence[str], key: str, max_bytes: int) -> Documen
             check(pattern)  # before a large file is read for its hash
     files = find_inputs(patterns, "--documents", known, faults=True)
     for file in files:
-        check(file.place)
-    texts = tuple(file for file in files if kind_of(file.place) in text_records.ENDINGS)
+        check(file.location)
+    texts = tuple(file for file in files if kind_of(file.location) in text_records.ENDINGS)
     keyed = (
         file
         for file in texts
-        if file.fault is None and kind_of(file.place) in (*text_records.JSON, *text_records.PARQUET)
+        if file.fault is None and kind_of(file.location) in (*text_records.JSON, *text_records.PARQUET)
     )
     for file in islice(keyed, CHECKED_FILES):
         next(text_records.read_items(file, key, max_bytes), None)
-    return Documents(tuple(file for file in files if kind_of(file.place) in webpages.ENDINGS), texts)
+    return Documents(tuple(file for file in files if kind_of(file.location) in webpages.ENDINGS), texts)

@@ -58,13 +58,13 @@ def index_row(file: InputFile, page: Page, record: Record | None = None) -> dict
 
 def where_of(root: Folder, files: Sequence[InputFile]) -> Where:
     """Return where to run batches that read these files: a cluster's workers may lack this machine's disks."""
-    return "process" if root.is_local or all("://" in file.place for file in files) else "thread"
+    return "process" if root.is_local or all("://" in file.location for file in files) else "thread"
 
 
 def write_locations(folder: Folder, batches: Sequence[Sequence[InputFile]]) -> None:
     """Write the current locations of the files of each batch."""
     locations = {
-        f"part-{number:05d}.json": canonical({file.identity: file.place for file in files})
+        f"part-{number:05d}.json": canonical({file.identity: file.location for file in files})
         for number, files in enumerate(batches)
     }
     target = folder / PLACES

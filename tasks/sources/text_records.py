@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.errors import UserError
+from tasks.core.document import strip_unstorable
 from tasks.core.input_files import InputFile, kind_of, open_input, read_lines
 from tasks.core.memory_limit import memory_limit
-from tasks.extract.decode import strip_unstorable
 from tasks.sources.archive_stream import open_archive
 from tasks.sources.warc_records import BrokenRecord, read_records
 
@@ -66,12 +66,12 @@ def read_items(file: InputFile, key: str, max_bytes: int) -> Iterator[Item]:
     Raises:
         UserError: The file does not have the format of its suffix, or lacks the key; the message names its keys.
     """
-    kind = kind_of(file.place)
+    kind = kind_of(file.location)
     if kind in JSON:
-        return json_items(file.place, key, max_bytes)
+        return json_items(file.location, key, max_bytes)
     if kind in PARQUET:
-        return parquet_items(file.place, key, max_bytes)
-    return wet_items(file.place, max_bytes) if kind in WET else text_items(file.place, max_bytes)
+        return parquet_items(file.location, key, max_bytes)
+    return wet_items(file.location, max_bytes) if kind in WET else text_items(file.location, max_bytes)
 
 
 def json_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:

@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import Field
 
 from gpt2train.settings import Settings
+from tasks.core.document import document_id
 from tasks.core.input_files import InputFile
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, commit_rows, rejected_row
 from tasks.core.step import Manifest, Outcome, Step, digest
 from tasks.core.storage import Folder
-from tasks.extract.step import document_id
 from tasks.sources.commit import commit_some
 from tasks.sources.index import where_of
 from tasks.sources.text_records import Item, read_items
@@ -115,10 +115,10 @@ def _items(files: Sequence[InputFile], key: str, max_bytes: int) -> Iterator[tup
 
 def vanished(file: InputFile) -> str | None:
     """Return the reason for which a local file can no longer be opened; None if it can."""
-    if "://" in file.place:
+    if "://" in file.location:
         return None
     try:
-        Path(file.place).open("rb").close()
+        Path(file.location).open("rb").close()
     except OSError as error:
         return f"{error.strerror or error} since the run began"
     return None

@@ -16,13 +16,13 @@ from gpt2train.settings import Settings
 from tasks.blacklist.blocklists import read_blocklists
 from tasks.blacklist.rules import EXTENSIONS, Rules, UrlClassifier, blocked_names
 from tasks.blacklist.settings import BlacklistSettings
+from tasks.core.document import strip_unstorable
 from tasks.core.input_files import InputFile, find_inputs, kind_of
 from tasks.core.runner import Runner
 from tasks.core.shards import commit_rows, rejected_row
 from tasks.core.step import Manifest, Outcome, Step, digest
 from tasks.core.storage import Folder
 from tasks.download.response_body import FetchRejectedError
-from tasks.extract.decode import strip_unstorable
 from tasks.sources.archive_stream import RECORD, StreamPosition, open_archive
 from tasks.sources.commit import commit_some
 from tasks.sources.http_payload import page_of
@@ -60,7 +60,7 @@ def find_warcs(patterns: Sequence[str]) -> list[InputFile]:
             _check_archive(pattern)  # before a large file is read for its hash
     files = find_inputs(patterns, "--warcs", ENDINGS)
     for file in files:
-        _check_archive(file.place)
+        _check_archive(file.location)
     return files
 
 
@@ -147,7 +147,7 @@ def warcs_part(
         kept.clear()
         rejected.clear()
 
-    with open_archive(file.place) as stream:
+    with open_archive(file.location) as stream:
         last = -1
         for record in read_records(stream, ("response",), settings.max_record):
             rows = len(kept) + len(rejected)

@@ -62,7 +62,7 @@ def webpages_part(folder: Folder, name: str, files: Sequence[InputFile], setting
         if fault := file.fault or vanished(file):
             rejected.append(rejected_row(row, "unreadable", f"{file.name}: {fault}"))
             continue
-        with open_input(file.place) as stream:
+        with open_input(file.location) as stream:
             body = stream.read(settings.max_bytes + 1)
         if len(body) > settings.max_bytes:
             rejected.append(rejected_row(row, "too_large", f"{file.name}: more than {settings.max_bytes:,} bytes"))

@@ -21,7 +21,7 @@ from tasks.core.runner import Runner
 from tasks.core.step import Manifest, Outcome, Step, digest, fingerprint
 from tasks.core.storage import Folder
 from tasks.train.launch.job import Job
-from tasks.train.launch.launchers import run_job
+from tasks.train.launch.launchers import devices_of, run_job
 from tasks.train.launch.settings import LaunchSettings
 from tasks.train.metrics_tail import tail_metrics
 
@@ -76,11 +76,12 @@ def train(
     )
     if done := runner.finished(step):
         return done
-    if reason := too_few_to_validate(tokens.outcome.facts, settings):
+    if reason := validation_warning(tokens.outcome.facts, settings):
         log.warning(reason)
     config = write_config(data, tokens, tokenizer, settings, step.folder)
     note_flow(step.folder.path(), name, identities, launch.model_dump(mode="json"))
-    with runner.turn(settings, launch, step.folder.url), tail_metrics(Path(step.folder.path()), settings.steps, runner):
+    turn = runner.turn(devices_of(settings, launch), launch.max_jobs_per_gpu, step.folder.url)
+    with turn, tail_metrics(Path(step.folder.path()), settings.steps, runner):
         run_job(Job(config, launch))
     from gpt2train.checkpoint import store  # imports torch (1-2 s), which a fully cached run never needs
 
@@ -121,7 +122,7 @@ def check_corpora(settings: TrainSettings) -> None:
         open_tokens(corpus.prefix)
 
 
-def too_few_to_validate(facts: Mapping[str, int], settings: TrainSettings) -> str | None:
+def validation_warning(facts: Mapping[str, int], settings: TrainSettings) -> str | None:
     """Return the reason for training without validation: too few validation tokens for one sample.
 
     Args:
@@ -148,7 +149,7 @@ def write_config(data: Folder, tokens: Manifest, tokenizer: Manifest, settings: 
     config = run_config(
         settings,
         train=f"{token_folder}/train/tokens",
-        valid=None if too_few_to_validate(facts, settings) else f"{token_folder}/valid/tokens",
+        valid=None if validation_warning(facts, settings) else f"{token_folder}/valid/tokens",
         vocab=load_tokenizer(tokenizer_folder).get_vocab_size(),
         tokenizer_hash=tokenizer_hash(tokenizer_folder),
         output=run.path(),

@@ -25,7 +25,7 @@ from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
 from tasks.core.dry_runner import DryRunner
 from tasks.core.storage import Folder
 from tasks.report.step import REPORT, report
-from tasks.train.step import too_few_to_validate
+from tasks.train.step import validation_warning
 from tests.tasks.corpus import Inline
 
 CHINESE = (  # words of two letters
@@ -147,8 +147,8 @@ def test_a_validation_split_below_one_sample_is_left_out(
     tmp_path: Path,
 ) -> None:
     settings = settings_for("two lines", tmp_path).train
-    assert too_few_to_validate({"valid_tokens": settings.model.context + 1}, settings) is None
-    words = too_few_to_validate({"valid_tokens": settings.model.context}, settings)
+    assert validation_warning({"valid_tokens": settings.model.context + 1}, settings) is None
+    words = validation_warning({"valid_tokens": settings.model.context}, settings)
     assert words and "holds 8 tokens, fewer than one sample of 9" in words
 
 

@@ -9,6 +9,7 @@ import re
 from pydantic import Field
 
 from gpt2train.settings import Settings
+from tasks.clean.filters.registry import Replacement, TextFilter, register_filter
 from tasks.clean.filters.verdict import Rejection
 
 ENDS = (".", "?", "!", '"', "'", "”", "’")
@@ -47,22 +48,22 @@ class C4Settings(Settings):
     """Drop lines that contain one of these phrases; in lower case."""
 
 
-def c4(text: str, settings: C4Settings) -> tuple[str, Rejection | None]:
-    """Kept lines of a text, and its rejection if it does not pass.
+def c4(text: str, settings: C4Settings) -> Rejection | Replacement:
+    """Kept lines of a text, or its rejection if it does not pass.
 
     Reasons: `c4_lorem_ipsum`, `c4_curly_bracket`, `c4_few_sentences`.
     """
     if settings.lorem_ipsum and "lorem ipsum" in text.lower():
-        return text, Rejection("c4_lorem_ipsum", "it is a filler")
+        return Rejection("c4_lorem_ipsum", "it is a filler")
     if settings.curly_bracket and "{" in text:
-        return text, Rejection("c4_curly_bracket", "it may be a program")
+        return Rejection("c4_curly_bracket", "it may be a program")
     kept = [line for line in map(str.strip, text.split("\n")) if _is_kept(line, settings)]
     if settings.citations:
         kept = [CITATION.sub("", line) for line in kept]
     sentences = sum(max(len(SENTENCE_END.findall(line)), 1) for line in kept)
     if sentences < settings.min_sentences:
-        return text, Rejection("c4_few_sentences", f"{sentences} sentences, at least {settings.min_sentences} expected")
-    return "\n".join(kept).strip(), None
+        return Rejection("c4_few_sentences", f"{sentences} sentences, at least {settings.min_sentences} expected")
+    return Replacement("\n".join(kept).strip())
 
 
 def _is_kept(line: str, settings: C4Settings) -> bool:
@@ -75,3 +76,6 @@ def _is_kept(line: str, settings: C4Settings) -> bool:
             return False
     lower = line.lower()
     return not any(phrase in lower for phrase in settings.line_phrases)
+
+
+register_filter("c4", TextFilter(C4Settings, c4, order=400))

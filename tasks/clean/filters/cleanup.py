@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from gpt2train.settings import Settings
+from tasks.clean.filters.registry import Replacement, TextFilter, register_filter
 from tasks.clean.filters.verdict import Rejection
 
 Task = Literal["remove_512", "remove_256_javascript", "remove_512_non_english", "ftfy_fix_text", "general_cleaning"]
@@ -30,23 +31,35 @@ class CleanupSettings(Settings):
     short_foreign: int = Field(512, ge=0)
     """remove_512_non_english: minimum characters of a text that is not English."""
 
+    @property
+    def enabled(self) -> bool:
+        """True if there is a task to run."""
+        return bool(self.tasks)
 
-def cleanup(text: str, language: str | None, settings: CleanupSettings) -> tuple[str, Rejection | None]:
-    """Text as changed by the tasks, and its rejection if it does not pass.
+
+def cleanup(text: str, settings: CleanupSettings, language: str | None) -> Rejection | Replacement | None:
+    """Text as changed by the tasks, or its rejection if it does not pass.
 
     Reasons: `short_text`, `short_javascript`, `short_not_english`.
     """
     size, tasks = len(text), settings.tasks
     if "remove_512" in tasks and size < settings.short:
-        return text, _short("short_text", size, settings.short)
+        return _short("short_text", size, settings.short)
     if "remove_256_javascript" in tasks and size < settings.short_javascript and "javascript" in text.lower():
-        return text, _short("short_javascript", size, settings.short_javascript)
+        return _short("short_javascript", size, settings.short_javascript)
     if "remove_512_non_english" in tasks and size < settings.short_foreign and language != "en":
-        return text, _short("short_not_english", size, settings.short_foreign)
+        return _short("short_not_english", size, settings.short_foreign)
     if "general_cleaning" in tasks:
-        text = EXTRA_SPACE.sub(" ", text).strip()
-    return text, None
+        return Replacement(EXTRA_SPACE.sub(" ", text).strip())
+    return None
+
+
+def _asks_for_language(settings: CleanupSettings) -> bool:
+    return "remove_512_non_english" in settings.tasks
 
 
 def _short(reason: str, size: int, least: int) -> Rejection:
     return Rejection(reason, f"{size} characters, at least {least} expected")
+
+
+register_filter("cleanup", TextFilter(CleanupSettings, cleanup, order=100, uses_language=_asks_for_language))

@@ -1,32 +1,34 @@
-"""Chain of the opt-in quality filters, in the order of FineWeb."""
+"""Chain of the opt-in quality filters: settings of all, and their application to a text."""
 
-from typing import NamedTuple
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import Field, create_model
 
 from gpt2train.settings import Settings
-from tasks.clean.filters.c4 import C4Settings, c4
-from tasks.clean.filters.cleanup import CleanupSettings, cleanup
-from tasks.clean.filters.fineweb import FineWebSettings, fineweb
-from tasks.clean.filters.gopher import GopherSettings, gopher
-from tasks.clean.filters.pii import PiiSettings, mask
-from tasks.clean.filters.repetition import RepetitionSettings, repetition
+from tasks.clean.filters import c4, cleanup, fineweb, gopher, pii, repetition  # noqa: F401 (they register themselves)
+from tasks.clean.filters.registry import TextFilter, filters
 from tasks.clean.filters.verdict import Rejection
 
+ABOUT = "Opt-in quality filters; all are off by default."
 
-class FilterSettings(Settings):
-    """Opt-in quality filters; all are off by default."""
+if TYPE_CHECKING:
 
-    cleanup: CleanupSettings = CleanupSettings()
-    """Cleanup tasks of Megatron-LM."""
-    repetition: RepetitionSettings = RepetitionSettings()
-    """Repetition rules of Gopher."""
-    gopher: GopherSettings = GopherSettings()
-    """Quality rules of Gopher."""
-    c4: C4Settings = C4Settings()
-    """Rules of C4."""
-    fineweb: FineWebSettings = FineWebSettings()
-    """Rules of FineWeb."""
-    pii: PiiSettings = PiiSettings()
-    """Masks for personal data."""
+    class FilterSettings(Settings):
+        """Settings of all filters, one group each."""
+else:
+    FilterSettings = create_model(
+        "FilterSettings",
+        __base__=Settings,
+        __module__=__name__,
+        __doc__=ABOUT,
+        **{
+            name: (item.settings, Field(item.settings(), description=inspect.getdoc(item.settings)))
+            for name, item in filters().items()
+        },
+    )
 
 
 class Filtered(NamedTuple):
@@ -36,8 +38,8 @@ class Filtered(NamedTuple):
     """Text as changed by the filters."""
     found: Rejection | None
     """Rejection of the text; None: it is kept."""
-    masked: int
-    """Number of addresses replaced by a placeholder."""
+    facts: dict[str, int]
+    """Counts of the filters that replaced the text, by name; empty for a rejected one."""
 
 
 def apply(text: str, language: str | None, settings: FilterSettings) -> Filtered:
@@ -45,19 +47,38 @@ def apply(text: str, language: str | None, settings: FilterSettings) -> Filtered
 
     Args:
         text: repaired.
-        language: its code, for the one rule that asks.
+        language: its code, for the filters that ask.
         settings: the rules.
     """
-    text, found = cleanup(text, language, settings.cleanup)
-    if not found and settings.repetition.enabled:
-        found = repetition(text, settings.repetition)
-    if not found and settings.gopher.enabled:
-        found = gopher(text, settings.gopher)
-    if not found and settings.c4.enabled:
-        text, found = c4(text, settings.c4)
-    if not found and settings.fineweb.enabled:
-        found = fineweb(text, settings.fineweb)
-    if found:
-        return Filtered(text, found, 0)
-    text, masked = mask(text, settings.pii)
-    return Filtered(text, None, masked)
+    facts: Counter[str] = Counter()
+    for _, item, options in _enabled(settings):
+        result = item.run(text, language, options)
+        if isinstance(result, Rejection):
+            return Filtered(text, result, {})
+        if result is not None:
+            text = result.text
+            facts.update(result.facts)
+    return Filtered(text, None, dict(facts))
+
+
+def need_language(settings: FilterSettings) -> bool:
+    """Return True if an enabled filter asks for the language of a text."""
+    return any(item.asks_for_language(options) for _, item, options in _enabled(settings))
+
+
+def unused_plugins(settings: FilterSettings) -> set[str]:
+    """Names of the plug-in filters that are off: the outputs do not depend on their settings."""
+    used = {name for name, _, _ in _enabled(settings)}
+    return {name for name, item in filters().items() if item.distributions} - used
+
+
+def plugin_packages(settings: FilterSettings) -> list[str]:
+    """Distributions of the plug-in filters that are on: the outputs depend on their versions."""
+    return sorted({package for _, item, _ in _enabled(settings) for package in item.distributions})
+
+
+def _enabled(settings: FilterSettings) -> Iterator[tuple[str, TextFilter, Settings]]:
+    for name, item in filters().items():
+        options = getattr(settings, name)
+        if options.enabled:
+            yield name, item, options

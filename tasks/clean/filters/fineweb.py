@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from gpt2train.settings import Settings
+from tasks.clean.filters.registry import TextFilter, register_filter
 from tasks.clean.filters.verdict import Rejection, first_rejection, repeated, too_few, too_many
 
 ENDS = tuple(".!?\"'”’。！？…")
@@ -46,3 +47,6 @@ def _rules(text: str, settings: FineWebSettings) -> Iterator[Rejection | None]:
     characters = len(text) - text.count("\n")
     yield too_many("fineweb_repeated_lines", repeated(lines)[1] / characters, settings.max_repeated_characters)
     yield too_many("fineweb_list", text.count("\n") / len(text.split()), settings.max_lines_a_word)
+
+
+register_filter("fineweb", TextFilter(FineWebSettings, fineweb, order=500))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from gpt2train.settings import Settings
+from tasks.clean.filters.registry import TextFilter, register_filter
 from tasks.clean.filters.verdict import Rejection, first_rejection, too_few, too_many
 
 BULLETS = ("•", "-")
@@ -78,3 +79,6 @@ def _rules(text: str, settings: GopherSettings) -> Iterator[Rejection | None]:
     known = len(set(settings.stop_words).intersection(map(str.lower, words)))
     if known < settings.min_stop_words:
         yield Rejection("gopher_few_stop_words", f"{known} of them, at least {settings.min_stop_words} expected")
+
+
+register_filter("gopher", TextFilter(GopherSettings, gopher, order=300))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pydantic import Field
 
 from gpt2train.settings import Settings
+from tasks.clean.filters.registry import Replacement, TextFilter, register_filter
 
 # Runs are bounded (64 characters before the @, RFC 5321), so that a megabyte of letters takes linear time.
 EMAIL = re.compile(
@@ -35,6 +36,11 @@ class PiiSettings(Settings):
     )
     """Placeholders of IP addresses, used alternately; those of FineWeb, random addresses that did not respond."""
 
+    @property
+    def enabled(self) -> bool:
+        """True if anything is to be masked."""
+        return self.emails or self.public_ips
+
 
 def mask(text: str, settings: PiiSettings) -> tuple[str, int]:
     """Text with placeholders, and their number."""
@@ -57,6 +63,11 @@ def is_public(address: str) -> bool:
     return known.is_global and not known.is_multicast
 
 
+def _filter(text: str, settings: PiiSettings) -> Replacement:
+    text, count = mask(text, settings)
+    return Replacement(text, {"masked": count} if count else {})
+
+
 def _replace(
     pattern: re.Pattern[str], text: str, placeholders: Sequence[str], personal: Callable[[str], bool]
 ) -> tuple[str, int]:
@@ -71,3 +82,6 @@ def _replace(
         return next(cycle)
 
     return pattern.sub(placeholder, text), count
+
+
+register_filter("pii", TextFilter(PiiSettings, _filter, order=600))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pydantic import Field, field_validator
 
 from gpt2train.settings import Settings
+from tasks.clean.filters.registry import TextFilter, register_filter
 from tasks.clean.filters.verdict import Rejection, first_rejection, repeated, too_many
 
 Limits = tuple[tuple[int, float], ...]  # (words of an n-gram, maximum share)
@@ -99,3 +100,6 @@ def repeated_characters(words: Sequence[str], length: int) -> int:
 def grams(words: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
     """All n-grams of `length` words, in order."""
     return zip(*(words[start:] for start in range(length)), strict=False)
+
+
+register_filter("repetition", TextFilter(RepetitionSettings, repetition, order=200))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.launch.parent_death import LOST_CONTACT
-from tasks.train.launch.settings import LaunchSettings
+from tasks.train.launch.common_settings import CommonLaunchSettings
 
 USER_ERROR = 2  # exit code of the engine for a user's mistake
 LAST_LINES = 20  # lines of a job's output that are kept to find the cause of its end
@@ -24,7 +24,7 @@ class Job:
     """
 
     config: str
-    settings: LaunchSettings
+    settings: CommonLaunchSettings
 
     @property
     def run(self) -> Path:

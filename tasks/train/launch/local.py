@@ -7,24 +7,37 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import filelock
 
 from gpt2train.launch.rank_logs import quietly
 from tasks.train.launch.job import LOST, Job, torchrun_arguments
+from tasks.train.launch.registry import Launcher, register_launcher
 
 log = logging.getLogger("gpt2train")
 
 
 def run_local(job: Job, on_line: Callable[[str], None]) -> int:
-    """Run torchrun on this machine to its end and return its exit code. See `launchers.Launcher`."""
+    """Run torchrun on this machine to its end and return its exit code. See `registry.RunJob`."""
     wait_for_previous_job(job, on_line)
-    arguments = torchrun_arguments(job)
-    options = ["--parent", str(os.getpid()), "--lost", str(LOST), "--grace", str(job.settings.shutdown_timeout)]
-    command = [sys.executable, "-m", "gpt2train.launch", *options, "--", *arguments]
     if job.settings.nodes > 1:
-        log.info("start on each other machine: python -m gpt2train.launch -- %s", shlex.join(arguments))
+        arguments = shlex.join(torchrun_arguments(job))
+        log.info("start on each other machine: python -m gpt2train.launch -- %s", arguments)
+    return run_command(local_command(job), job, on_line)
+
+
+def local_command(job: Job) -> list[str]:
+    """Return the command that runs the ranks of this machine, and ends with this process."""
+    options = ["--parent", str(os.getpid()), "--lost", str(LOST), "--grace", str(job.settings.shutdown_timeout)]
+    return [sys.executable, "-m", "gpt2train.launch", *options, "--", *torchrun_arguments(job)]
+
+
+def run_command(command: Sequence[str], job: Job, on_line: Callable[[str], None]) -> int:
+    """Run a command of this machine that runs a job; return its exit code, or minus the signal that ended it.
+
+    On any exception the command gets SIGTERM, and after `shutdown_timeout` seconds SIGKILL, with all its descendants.
+    """
     # Ranks never call Prefect's server, so they do not get its API key.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment = {**inherited, "OMP_NUM_THREADS": str(job.settings.threads), "PYTHONUNBUFFERED": "1"}
@@ -37,7 +50,7 @@ def run_local(job: Job, on_line: Callable[[str], None]) -> int:
         text=True,
         errors="replace",
         start_new_session=True,  # one process group, so that a signal reaches torchrun and every rank
-        close_fds=False,  # the job inherits its slot (tasks/train/gpu_queue.py) and keeps it if this process is killed
+        close_fds=False,  # the job inherits its slot (tasks/core/gpu_queue.py) and keeps it if this process is killed
     )
     assert process.stdout is not None
     try:
@@ -74,3 +87,6 @@ def _end_group(process: "subprocess.Popen[str]", timeout: float, on_line: Callab
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+register_launcher("torchrun", Launcher(run_local, on_this_machine=True, needs_endpoint=True))

@@ -18,9 +18,11 @@ from pathlib import Path
 
 from gpt2train.errors import UserError
 from gpt2train.launch.ssh_agent import GO, READY, RemoteJobRequest, release
+from tasks.train.launch.common_settings import CommonLaunchSettings
 from tasks.train.launch.job import LOST, USER_ERROR, Job, torchrun_arguments
-from tasks.train.launch.settings import LaunchSettings
+from tasks.train.launch.registry import Launcher, register_launcher
 from tasks.train.launch.ssh_session import Connection, Connections
+from tasks.train.launch.ssh_settings import SshSettings
 
 LogLineSink = Callable[[str], None]
 DRAIN_SECONDS = 5.0  # during which the other hosts' output is read after one has failed
@@ -38,8 +40,8 @@ class RefusedError(Exception):
 
 
 def run_ssh(job: Job, on_line: LogLineSink) -> int:
-    """Run the job on `launch.hosts` to its end and return its exit code. See `launchers.Launcher`."""
-    launch = job.settings
+    """Run the job on `launch.hosts` to its end and return its exit code. See `registry.RunJob`."""
+    launch, ssh = job.settings, job.settings.group(SshSettings)
     restarts, since = 0, 0.0
     while True:
         running, after = False, list[str]()
@@ -57,7 +59,7 @@ def run_ssh(job: Job, on_line: LogLineSink) -> int:
         except HostLostError as error:
             if running:
                 restarts, since = restarts + 1, time.monotonic()
-            if not 0 < restarts <= launch.restarts or time.monotonic() - since > launch.ssh.wait:
+            if not 0 < restarts <= launch.restarts or time.monotonic() - since > ssh.wait:
                 on_line(f"error: {error}")
                 return LOST
             again = f"all hosts restart from the last checkpoint: restart {restarts} of {launch.restarts}"
@@ -68,13 +70,13 @@ def run_ssh(job: Job, on_line: LogLineSink) -> int:
         time.sleep(RETRY_SECONDS)
 
 
-def check_ssh(launch: LaunchSettings) -> None:
-    """Check, before anything starts, that the remote shell is installed.
+def check_ssh(settings: CommonLaunchSettings, output: str) -> None:
+    """Check, before anything starts, that the remote shell is installed. See `registry.CheckLauncher`.
 
     Raises:
         UserError: The command is not found.
     """
-    shell = shlex.split(launch.ssh.command)[0]
+    shell = shlex.split(settings.group(SshSettings).command)[0]
     if shutil.which(shell) is None:
         raise UserError(
             f"launch.ssh.command starts with {shell}, which is not on this machine; install it, or set another"
@@ -82,17 +84,17 @@ def check_ssh(launch: LaunchSettings) -> None:
 
 
 def _connections(job: Job) -> Connections:
-    launch = job.settings
-    python, folder = launch.ssh.python or sys.executable, launch.ssh.folder or str(Path.cwd())
+    ssh = job.settings.group(SshSettings)
+    python, folder = ssh.python or sys.executable, ssh.folder or str(Path.cwd())
     line = f"cd {shlex.quote(folder)} && exec {shlex.quote(python)} -u -m gpt2train.launch.ssh_agent"
-    template = shlex.split(launch.ssh.command)
-    commands = {host: [*(word.replace("{host}", host) for word in template), line] for host in launch.hosts}
-    return Connections(commands, launch.ssh.peer_timeout)
+    template = shlex.split(ssh.command)
+    commands = {host: [*(word.replace("{host}", host) for word in template), line] for host in job.settings.hosts}
+    return Connections(commands, ssh.peer_timeout)
 
 
 def _request(job: Job, host: str, token: str) -> RemoteJobRequest:
-    launch = job.settings
-    variables = {name: value for name, value in os.environ.items() if _matches(name, launch.ssh.variables)}
+    launch, ssh = job.settings, job.settings.group(SshSettings)
+    variables = {name: value for name, value in os.environ.items() if _matches(name, ssh.variables)}
     return RemoteJobRequest(
         release=release(),
         run=str(job.run),
@@ -101,7 +103,7 @@ def _request(job: Job, host: str, token: str) -> RemoteJobRequest:
         arguments=tuple(torchrun_arguments(job)),
         endpoint=(launch.rdzv_endpoint or "").rpartition(":")[0] or None,
         environment={**variables, "OMP_NUM_THREADS": str(launch.threads), "PYTHONUNBUFFERED": "1"},
-        peer_timeout=launch.ssh.peer_timeout,
+        peer_timeout=ssh.peer_timeout,
         shutdown_timeout=launch.shutdown_timeout,
     )
 
@@ -117,7 +119,7 @@ def _handshake(hosts: Connections, job: Job, token: str, on_line: LogLineSink) -
         RefusedError: A host cannot run the job.
         HostLostError: A host does not answer.
     """
-    timeout = job.settings.ssh.peer_timeout
+    timeout = job.settings.group(SshSettings).peer_timeout
     for host in hosts:
         host.send(_request(job, host.name, token).model_dump_json())
     due = {host: time.monotonic() + timeout for host in hosts}
@@ -146,7 +148,7 @@ def _handshake(hosts: Connections, job: Job, token: str, on_line: LogLineSink) -
 def _raise_not_ready(host: Connection, reason: str, job: Job) -> None:
     """Raise the error of a host that ended before it was ready; `reason` is its last line."""
     reason = reason.removeprefix("error: ")
-    ssh = job.settings.ssh
+    ssh = job.settings.group(SshSettings)
     if host.lost:
         shell = shlex.split(ssh.command.replace("{host}", host.name))
         hint = f"`{shlex.join([*shell, 'true'])}` must work without a password"
@@ -212,3 +214,6 @@ def _token(run: Path) -> Iterator[str]:
         yield name
     finally:
         (run / name).unlink(missing_ok=True)
+
+
+register_launcher("ssh", Launcher(run_ssh, check_ssh, SshSettings, on_hosts=True))

@@ -19,16 +19,13 @@ import flows
 from prefect import flow
 from flows.orchestration import gpu_slots
 from flows.ui.artifact_publisher import ArtifactPublisher
-from gpt2train.config import TrainSettings
-from tasks.train.launch.settings import LaunchSettings
 
 gpu_slots.STALE_SECONDS = float(sys.argv[2])
 
 @flow(name="trains", flow_run_name=sys.argv[1])
 def trains():
-    train, launch = TrainSettings(device="cpu"), LaunchSettings(max_jobs_per_gpu=int(sys.argv[3]))
     publisher = ArtifactPublisher()
-    with gpu_slots.prefect_slot(train, launch, "out/runs/" + sys.argv[1], publisher):
+    with gpu_slots.prefect_slot(["cores"], int(sys.argv[3]), "out/runs/" + sys.argv[1], publisher):
         print("holds a slot", flush=True)
         sys.stdin.read()
     publisher.close()

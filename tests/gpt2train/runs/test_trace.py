@@ -22,12 +22,13 @@ from tasks.core.shards import CLEAN, commit_rows, read_rows, write_rows
 from tasks.core.step import Outcome, Step
 from tasks.core.storage import Folder
 from tasks.download.ledger import LEDGER
-from tasks.download.warc import Page, read_pages, write_pages
+from tasks.download.warc import Page, read_pages
 from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenize.step import tokenize
 from tasks.tokenizer.settings import TokenizerSettings
 from tasks.tokenizer.step import tokenizer
 from tests.tasks.corpus import Inline, documents_of, row
+from tests.tasks.warc_pages import write_pages
 
 CONTEXT = 16
 ROWS = [

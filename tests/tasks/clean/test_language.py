@@ -28,7 +28,6 @@ from tasks.clean.language import (
     detect,
     detect_by_windows,
     detect_with_langdetect,
-    guess,
     join_windows,
     ranking,
     sample_text,
@@ -63,30 +62,35 @@ def test_a_text_without_letters_has_no_language(text: str, settings: LanguageSet
 
 
 def test_line_ends_capitals_and_control_characters_do_not_matter() -> None:
-    plain = guess(ENGLISH)
+    plain = ranking(ENGLISH)[0]
     assert plain.language == "en"
     assert plain.probability > 0.9
     for text in (ENGLISH.replace(" ", "\n"), ENGLISH.replace(" ", "\0"), ENGLISH.replace(" ", "\u00a0\ud800")):
-        assert guess(text) == plain
-    assert guess(ENGLISH.upper()) == guess(ENGLISH.lower())
+        assert ranking(text)[0] == plain
+    assert ranking(ENGLISH.upper())[0] == ranking(ENGLISH.lower())[0]
 
 
 @given(st.text(max_size=300) | st.text(st.sampled_from("aÉ \n\0\ud800\u2028中"), max_size=60))
 def test_any_text_is_classified(text: str) -> None:
-    found = guess(text)
+    found = ranking(text)[0]
     assert (found.language is None) == (not any(map(str.isalpha, text)))
     assert 0 <= found.probability <= 1
-    assert found == guess(text)
+    assert found == ranking(text)[0]
 
 
 def test_langdetect_is_asked_where_the_fast_detector_is_unsure() -> None:
     hard = "Hotel Restaurant Bar"  # en 0.19, de 0.16, fr 0.13; langdetect says ca
     assert detect_with_langdetect(hard, LanguageSettings()) == "ca"
-    assert detect(hard, LanguageSettings(surely_not=0, surely=1)) == "ca"
-    assert detect(hard, LanguageSettings(surely_not=0, surely=0.1)) == "en"
-    assert detect(hard, LanguageSettings(surely_not=0.3, surely=1)) == "ca"  # English comes first, if only just
-    assert detect(hard, LanguageSettings(faint=0.3, surely=1)) == "de"  # too faint to be English, then rather German
-    assert detect(hard, LanguageSettings(keep=("gd", "ga"), surely_not=0, surely=1)) == "en"  # langdetect knows neither
+    assert detect(hard, LanguageSettings(drop_max_prob=0, keep_min_prob=1)) == "ca"
+    assert detect(hard, LanguageSettings(drop_max_prob=0, keep_min_prob=0.1)) == "en"
+    assert (
+        detect(hard, LanguageSettings(drop_max_prob=0.3, keep_min_prob=1)) == "ca"
+    )  # English comes first, if only just
+    # English is too improbable, then rather German.
+    assert detect(hard, LanguageSettings(drop_max_prob_final=0.3, keep_min_prob=1)) == "de"
+    assert (
+        detect(hard, LanguageSettings(keep=("gd", "ga"), drop_max_prob=0, keep_min_prob=1)) == "en"
+    )  # langdetect knows neither
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,7 @@ def test_langdetect_is_asked_where_the_fast_detector_is_unsure() -> None:
 def test_each_margin_decides_at_both_sides(
     first: tuple[str, float], second: tuple[str, float], stands: str | None
 ) -> None:
-    settings = LanguageSettings(keep=("en", "de"), surely_not=0.2, surely=0.5)
+    settings = LanguageSettings(keep=("en", "de"), drop_max_prob=0.2, keep_min_prob=0.5)
     found = decide([Guess(*first), Guess(*second)], settings)
     assert (found.language if found else None) == stands
 
@@ -130,8 +134,8 @@ def test_english_with_much_code_is_kept() -> None:
     [
         ({"keep": ["zh-cn"]}, r"'zh-cn' in keep is not an ISO 639 code; write en, de, zh \(not zh-cn\)"),
         ({"keep": ["gd"], "detector": "langdetect"}, "langdetect does not know 'gd'; use detector = 'fast'"),
-        ({"surely_not": 0.7}, "surely_not 0.7 is more than surely 0.5"),
-        ({"faint": 0.7}, "faint 0.7 is more than surely 0.5"),
+        ({"drop_max_prob": 0.7}, "drop_max_prob 0.7 is more than keep_min_prob 0.5"),
+        ({"drop_max_prob_final": 0.7}, "drop_max_prob_final 0.7 is more than keep_min_prob 0.5"),
     ],
 )
 def test_contradicting_settings_are_refused(given: dict[str, Any], message: str) -> None:

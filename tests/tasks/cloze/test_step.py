@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.cloze.settings import ClozeSettings
-from tasks.cloze.step import cloze, cloze_file, missing_words, passages, prose_runs
+from tasks.cloze.step import cloze, cloze_file, no_passages_message, passages, prose_runs
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, read_rows, write_rows
 from tasks.core.step import Manifest, Outcome, Step
@@ -144,7 +144,7 @@ def test_a_corpus_without_passages_gives_no_set_and_a_reason(
     manifest = cloze(root, clean, ClozeSettings(), runner)
     assert cloze_file(root, manifest) is None and manifest.outputs == ()
     assert "cloze.jsonl" not in (root / manifest.folder).files()
-    words = missing_words(manifest)
+    words = no_passages_message(manifest)
     assert words.startswith(reason) and "--lambada FILE" in words and "\n" not in words
     assert manifest.outcome.seen == sum(manifest.outcome.reasons.values())
     assert cloze(root, clean, ClozeSettings(), runner) == manifest

@@ -56,8 +56,11 @@ def test_any_fsspec_file_system_is_read() -> None:
     fs = fsspec.filesystem("memory")
     fs.pipe({"/lists/b.txt": b"b", "/lists/a.txt": b"a"})
     found = find_inputs(["memory://lists"], "--urls", [".txt"])
-    assert [(file.place, file.bytes) for file in found] == [("memory:///lists/a.txt", 1), ("memory:///lists/b.txt", 1)]
-    with open_input(found[1].place) as stream:
+    assert [(file.location, file.bytes) for file in found] == [
+        ("memory:///lists/a.txt", 1),
+        ("memory:///lists/b.txt", 1),
+    ]
+    with open_input(found[1].location) as stream:
         assert stream.read() == b"b"
 
 

@@ -28,7 +28,7 @@ def test_lines_have_their_numbers(tmp_path: Path) -> None:
     (tmp_path / "list.txt.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + LINES + b"x" * 9000))
     (found,) = find_url_lists([str(tmp_path / "list.txt.gz")])
     assert found.name == "list.txt.gz"
-    assert list(read_urls(found.place)) == [*zip((2, 4, 5), EXPECTED, strict=True), (6, None)]
+    assert list(read_urls(found.location)) == [*zip((2, 4, 5), EXPECTED, strict=True), (6, None)]
 
 
 def test_parquet_is_read_by_its_url_column(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_list_is_read_over_http(tmp_path: Path) -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         base = f"http://127.0.0.1:{server.server_port}"
         (found,) = find_url_lists([f"{base}/urls.txt?month=2005"])
-        assert (found.name, tuple(urls_of(found.place))) == ("urls.txt", EXPECTED)
+        assert (found.name, tuple(urls_of(found.location))) == ("urls.txt", EXPECTED)
         with pytest.raises(UserError, match=r"gone\.txt"):
             find_url_lists([f"{base}/gone.txt"])
         server.shutdown()

@@ -74,7 +74,7 @@ TEXTS = st.lists(WORDS, min_size=1, max_size=40).map(" ".join)
 
 @given(st.lists(TEXTS, min_size=1, max_size=4), TEXTS, st.integers(0, 6), st.integers(0, 6))
 def test_no_ngram_of_an_evaluation_set_survives(texts: list[str], text: str, margin: int, min_piece: int) -> None:
-    settings = DecontaminateSettings(longest=4, shortest=2, margin=margin, min_piece=min_piece)
+    settings = DecontaminateSettings(ngram=4, min_ngram=2, margin=margin, min_piece=min_piece)
     index = NgramIndex(texts, 4, 2)
     left, cuts = remove(text, index, settings)
     assert survivors(texts, left, 4, 2) == 0
@@ -163,7 +163,7 @@ def test_same_bytes_for_one_and_two_workers(tmp_path: Path, runner: Runner) -> N
 
 def cut_once(text: str, passage: str, **settings: int) -> str:
     chosen = DecontaminateSettings(**{"margin": 0, "min_piece": 0, **settings})
-    return remove(text, NgramIndex([passage], chosen.longest, chosen.shortest), chosen)[0]
+    return remove(text, NgramIndex([passage], chosen.ngram, chosen.min_ngram), chosen)[0]
 
 
 def test_cut_positions_refer_to_the_original_text() -> None:
@@ -308,8 +308,8 @@ def test_evaluation_sets_of_the_user_are_searched(tmp_path: Path, runner: Runner
 
 
 def test_contradicting_lengths_are_refused() -> None:
-    with pytest.raises(UserError, match="shortest 9 is more than longest 8; give at most that value"):
-        build(DecontaminateSettings, {"longest": 8, "shortest": 9})
+    with pytest.raises(UserError, match="min_ngram 9 is more than ngram 8; give at most that value"):
+        build(DecontaminateSettings, {"ngram": 8, "min_ngram": 9})
 
 
 def test_a_missing_evaluation_file_is_named(tmp_path: Path, runner: Runner) -> None:

@@ -43,7 +43,7 @@ def compiled() -> None:
 
 @given(st.lists(TEXTS, max_size=6), TEXTS, st.integers(1, 4), st.integers(0, 4))
 def test_matches_equal_the_reference_implementation(texts: list[str], text: str, shortest: int, more: int) -> None:
-    index = NgramIndex(texts, longest=shortest + more, shortest=shortest)
+    index = NgramIndex(texts, ngram=shortest + more, min_ngram=shortest)
     matches = index.matches(text)
     found = {(match.start, match.length): index.sources(match.gram) for match in matches}
     assert found == plain_matches(texts, text, shortest + more, shortest)
@@ -53,7 +53,7 @@ def test_matches_equal_the_reference_implementation(texts: list[str], text: str,
 
 @given(st.text(min_size=1) | TEXTS, st.text(), st.text())
 def test_any_text_is_found_in_any_context(text: str, before: str, behind: str) -> None:
-    found = NgramIndex([text], longest=3, shortest=2).matches(f"{before} {text} {behind}")
+    found = NgramIndex([text], ngram=3, min_ngram=2).matches(f"{before} {text} {behind}")
     assert bool(found) == (len(words_of(text)) >= 2)
 
 
@@ -142,7 +142,7 @@ def test_brackets_that_are_no_reference_marks_are_read() -> None:
 
 def test_equal_hashes_alone_are_no_match() -> None:
     texts = ["one two three four", "five six seven eight"]
-    index = NgramIndex(texts, longest=2, shortest=2)
+    index = NgramIndex(texts, ngram=2, min_ngram=2)
     words = words_of("two three one two six five six eight seven eight")
     numbers = np.array([index._vocabulary[word] for word in words], dtype=np.uint32)
     index._keys[:] = 7  # as if every window had the same hash

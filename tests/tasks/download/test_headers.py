@@ -25,12 +25,13 @@ from tasks.download.mime import parse_content_type, sniff_html
 from tasks.download.response_body import Decoder, FetchRejectedError
 from tasks.download.robots import RobotsRules
 from tasks.download.ssrf_guard import refuse
-from tasks.download.warc import Page, encode_head, encode_record, read_pages, write_pages
+from tasks.download.warc import Page, encode_head, encode_record, read_pages
 from tasks.extract.settings import ExtractSettings
 from tasks.extract.step import extract
 from tests.tasks.corpus import Inline, rejected_of
 from tests.tasks.download.fetch_helpers import make_settings
 from tests.tasks.download.malformed_responses import ANSWERS, answering
+from tests.tasks.warc_pages import write_pages
 
 
 def words(text: str) -> list[str]:

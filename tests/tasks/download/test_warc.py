@@ -16,7 +16,8 @@ from warcio.warcwriter import WARCWriter
 
 from gpt2train.errors import RunError
 from tasks.core.storage import Folder
-from tasks.download.warc import Page, encode_head, encode_record, parse_content_type, read_pages, write_pages
+from tasks.download.warc import Page, encode_head, encode_record, parse_content_type, read_pages
+from tests.tasks.warc_pages import write_pages
 
 
 def make_page(body: bytes, number: int = 0) -> Page:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.extract.decode import codec_name, count_undecodable, decode, strip_unstorable
+from tasks.core.document import strip_unstorable
+from tasks.extract.decode import codec_name, count_undecodable, decode
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,17 @@ import pytest
 
 from gpt2train.errors import RunError
 from tasks.clean.settings import CleanSettings
+from tasks.core.document import document_id
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool
-from tasks.download.warc import Page, write_pages
+from tasks.download.warc import Page
 from tasks.extract.page import ExtractOptions, ExtractResult, extract_pages
 from tasks.extract.settings import ExtractSettings
-from tasks.extract.step import document_id, extract, extracted
+from tasks.extract.step import extract, extracted
+from tests.tasks.warc_pages import write_pages
 
 GROWN: list[bytearray] = []
 PARAGRAPH = "The library waits for the reply of the server, and it gives up when the reply does not come in time. "

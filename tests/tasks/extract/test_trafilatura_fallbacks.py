@@ -18,8 +18,9 @@ from gpt2train.data.tokenizer import build_tokenizer, read_tables
 from tasks.clean.repair import repair
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import check_text
+from tasks.core.document import strip_unstorable
 from tasks.download.warc import Page
-from tasks.extract.decode import decode, strip_unstorable
+from tasks.extract.decode import decode
 from tasks.extract.page import Compare, ExtractOptions, extract_page
 from tasks.extract.trafilatura_fallbacks import TextBounds, bounds, is_sound, page_text, text_bound
 

@@ -19,8 +19,9 @@ from trafilatura.settings import Extractor
 from trafilatura.utils import load_html
 
 from benchmarks.gold_pages import documentation_pages, gold_pages
+from tasks.core.document import strip_unstorable
 from tasks.extract import trafilatura_patches as module
-from tasks.extract.decode import decode, strip_unstorable
+from tasks.extract.decode import decode
 from tasks.extract.trafilatura_patches import GROUPS, Parsed, apply_patches, clear_caches, revise
 
 ARTICLE = "<p>It waits for the reply of the server, and gives up when none comes in time, as the manual says.</p>" * 9

@@ -10,6 +10,7 @@ from tasks.train.launch.slurm import controller
 from tasks.train.launch.slurm.controller import OUT_OF_MEMORY, State
 from tasks.train.launch.slurm.output import Output
 from tasks.train.launch.slurm.script import output_of
+from tasks.train.launch.slurm.settings import SlurmSettings
 
 LogLineSink = Callable[[str], None]
 
@@ -31,7 +32,7 @@ def follow(job: Job, number: int, fresh: bool, on_line: LogLineSink) -> State:
     Raises:
         UserError: The job requests resources that Slurm can never grant.
     """
-    output = Output(output_of(job, number), fresh)
+    output, poll = Output(output_of(job, number), fresh), job.settings.group(SlurmSettings).poll
     reported = ""
     while True:
         state = controller.query_state(number)
@@ -47,7 +48,7 @@ def follow(job: Job, number: int, fresh: bool, on_line: LogLineSink) -> State:
         while True:
             for line in output.lines(last=ended):
                 on_line(line)
-            left = queried + job.settings.slurm.poll - time.monotonic()
+            left = queried + poll - time.monotonic()
             if ended or left <= 0:
                 break
             time.sleep(min(POLL_SECONDS, left))

@@ -16,12 +16,15 @@ from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.io.files import write_atomic
 from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.launch.rank_logs import quietly
+from tasks.train.launch.common_settings import CommonLaunchSettings
 from tasks.train.launch.job import Job
+from tasks.train.launch.registry import Launcher, register_launcher
 from tasks.train.launch.slurm import controller
 from tasks.train.launch.slurm.controller import State
 from tasks.train.launch.slurm.follow import POLL_SECONDS, STOPPED_EARLY, LogLineSink, follow, wait
 from tasks.train.launch.slurm.output import Output
 from tasks.train.launch.slurm.script import SCRIPT, output_of, write_script
+from tasks.train.launch.slurm.settings import SlurmSettings
 
 RECORD = "slurm.json"
 FILE_VISIBLE_SECONDS = 30.0  # until a network file system shows a file that another machine created
@@ -49,7 +52,7 @@ MORE_TIMES = "submitted {} times, the limit of launch.slurm.resubmit; the same c
 
 
 def run_slurm(job: Job, on_line: LogLineSink) -> int:
-    """Run a job under Slurm to its end and return its exit code. See `launchers.Launcher`.
+    """Run a job under Slurm to its end and return its exit code. See `registry.RunJob`.
 
     Raises:
         UserError: Slurm is not installed here, sbatch rejects the job, or its run folder is not on a shared disk.
@@ -82,6 +85,10 @@ def check_slurm(folder: Path) -> None:
         )
 
 
+def _check(settings: CommonLaunchSettings, output: str) -> None:
+    check_slurm(Path(output))
+
+
 def _is_machine_local(folder: Path) -> bool:
     if any(folder.is_relative_to(local) for local in LOCAL_FOLDERS):
         return True
@@ -91,7 +98,7 @@ def _is_machine_local(folder: Path) -> bool:
 
 
 def _run_to_end(job: Job, on_line: LogLineSink) -> int:
-    slurm = job.settings.slurm
+    slurm = job.settings.group(SlurmSettings)
     number = running_job(job)
     if number is not None:
         on_line(f"Slurm job {number} of this run exists already: following it, with the settings of its submission")
@@ -213,3 +220,6 @@ def _reason(state: State) -> str:
     if state.code:
         return f" (signal {-state.code})" if state.code < 0 else f" (exit code {state.code})"
     return ""
+
+
+register_launcher("slurm", Launcher(run_slurm, _check, SlurmSettings))

@@ -7,6 +7,7 @@ from pathlib import Path
 from gpt2train.errors import UserError
 from gpt2train.io.files import write_atomic
 from tasks.train.launch.job import LOST, Job, rank_arguments
+from tasks.train.launch.slurm.settings import SlurmSettings
 
 SCRIPT = "slurm.sh"
 
@@ -59,7 +60,7 @@ def write_script(job: Job) -> Path:
 
 def script(job: Job) -> str:
     """Return the batch script of a job."""
-    launch, slurm = job.settings, job.settings.slurm
+    launch, slurm = job.settings, job.settings.group(SlurmSettings)
     cpus = slurm.cpus or launch.processes * launch.threads
     command = [
         slurm.python or sys.executable,
@@ -76,7 +77,7 @@ def script(job: Job) -> str:
 
 
 def _directives(job: Job) -> list[str]:
-    launch, slurm = job.settings, job.settings.slurm
+    launch, slurm = job.settings, job.settings.group(SlurmSettings)
     options: dict[str, object] = {
         "job-name": f"gpt2train-{job.run.name}",
         "nodes": launch.nodes,

@@ -6,17 +6,18 @@ from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
 from gpt2train.settings import build
-from tasks.clean.filters import FilterSettings, Rejection, apply
 from tasks.clean.filters.c4 import C4Settings, c4
 from tasks.clean.filters.cleanup import CleanupSettings, cleanup
+from tasks.clean.filters.filter_chain import FilterSettings, apply
 from tasks.clean.filters.fineweb import FineWebSettings, fineweb
 from tasks.clean.filters.gopher import GopherSettings, gopher
+from tasks.clean.filters.registry import Replacement
 from tasks.clean.filters.repetition import RepetitionSettings, repeated_characters, repetition, top_characters
-from tasks.clean.filters.verdict import repeated
+from tasks.clean.filters.verdict import Rejection, repeated
 
 
-def reason(found: Rejection | None) -> str | None:
-    return found.reason if found else None
+def reason(found: Rejection | Replacement | None) -> str | None:
+    return found.reason if isinstance(found, Rejection) else None
 
 
 def words(count: int, word: str = "story", stops: str = "the and") -> str:
@@ -144,8 +145,8 @@ SENTENCES = "\n".join(f"This is the sentence number {n}." for n in range(5))
     ],
 )  # fmt: skip
 def test_each_c4_rule_has_its_threshold(passes: str, fails: str, code: str) -> None:
-    assert c4(passes, C4Settings(enabled=True)) == (passes, None)
-    assert reason(c4(fails, C4Settings(enabled=True))[1]) == code
+    assert c4(passes, C4Settings(enabled=True)) == Replacement(passes)
+    assert reason(c4(fails, C4Settings(enabled=True))) == code
 
 
 @pytest.mark.parametrize(
@@ -164,18 +165,15 @@ def test_each_c4_rule_has_its_threshold(passes: str, fails: str, code: str) -> N
     ],
 )
 def test_c4_keeps_or_drops_each_line(line: str, stays: bool) -> None:
-    text, found = c4(f"{SENTENCES}\n{line}", C4Settings(enabled=True))
-    assert found is None
-    assert text == (f"{SENTENCES}\n{line}" if stays else SENTENCES)
+    found = c4(f"{SENTENCES}\n{line}", C4Settings(enabled=True))
+    assert found == Replacement(f"{SENTENCES}\n{line}" if stays else SENTENCES)
 
 
 def test_each_c4_rule_can_be_switched_off() -> None:
     text = SENTENCES + "\nSee it there[1][edit]. {\nthere is no end"
     settings = C4Settings(curly_bracket=False, terminal_punctuation=False, citations=False)
-    assert c4(text, settings) == (text, None)
-    kept, found = c4(text.replace(" {", ""), C4Settings())
-    assert kept == SENTENCES + "\nSee it there."
-    assert found is None
+    assert c4(text, settings) == Replacement(text)
+    assert c4(text.replace(" {", ""), C4Settings()) == Replacement(SENTENCES + "\nSee it there.")
 
 
 def prose(count: int, end: str, start: int = 0) -> list[str]:
@@ -225,16 +223,17 @@ def test_fineweb_accepts_an_empty_text() -> None:
     ],
 )
 def test_each_cleanup_task_drops_its_texts(tasks: list[str], text: str, language: str | None, code: str | None) -> None:
-    left, found = cleanup(text, language, build(CleanupSettings, {"tasks": tasks}))
-    assert (left, reason(found)) == (text, code)
+    found = cleanup(text, build(CleanupSettings, {"tasks": tasks}), language)
+    assert (found is None, reason(found)) == (code is None, code)
 
 
 def test_every_task_of_the_cleanup_applies_in_turn() -> None:
     """In Megatron-LM the tasks behind ftfy_fix_text never ran, nor those behind the first that applied."""
     tasks = ["general_cleaning", "ftfy_fix_text", "remove_512"]
     settings = build(CleanupSettings, {"tasks": tasks})
-    assert cleanup("one  two\nthree.\n four" + " x" * 300, "en", settings)[0] == "one two three.\n four" + " x" * 300
-    assert reason(cleanup("short  text", "en", settings)[1]) == "short_text"
+    text = "one  two\nthree.\n four" + " x" * 300
+    assert cleanup(text, settings, "en") == Replacement("one two three.\n four" + " x" * 300)
+    assert reason(cleanup("short  text", settings, "en")) == "short_text"
 
 
 def test_unknown_tasks_are_refused() -> None:
@@ -244,7 +243,7 @@ def test_unknown_tasks_are_refused() -> None:
 
 def test_all_rules_are_off_by_default() -> None:
     for text in ("", "{ # … lorem ipsum", "a b\n" * 50, "mail me@example.org at 8.8.8.8"):
-        assert apply(text, None, FilterSettings()) == (text, None, 0)
+        assert apply(text, None, FilterSettings()) == (text, None, {})
 
 
 def test_rules_run_in_order_and_the_first_one_ends() -> None:
@@ -259,4 +258,4 @@ def test_rules_run_in_order_and_the_first_one_ends() -> None:
     )
     assert reason(apply(good, "en", build(FilterSettings, {"c4": {"enabled": True}})).found) is None
     left = apply(good + " Ask me@there.example.", "en", build(FilterSettings, {"pii": {"emails": True}}))
-    assert left == (good + " Ask email@example.com.", None, 1)
+    assert left == (good + " Ask email@example.com.", None, {"masked": 1})

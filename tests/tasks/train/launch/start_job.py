@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from tasks.train.launch.job import Job
-from tasks.train.launch.launchers import LAUNCHERS
+from tasks.train.launch.registry import launchers
 from tasks.train.launch.settings import LaunchSettings
 
 
@@ -25,7 +25,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, cancel)
     launch = LaunchSettings.model_validate_json(Path(sys.argv[2]).read_text())
     try:
-        sys.exit(LAUNCHERS[launch.launcher](Job(sys.argv[1], launch), lambda line: print(line, flush=True)))
+        sys.exit(launchers()[launch.launcher].run(Job(sys.argv[1], launch), lambda line: print(line, flush=True)))
     except Cancelled:
         print("cancelled", flush=True)
         sys.exit(99)

@@ -13,16 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.config import TrainSettings
 from gpt2train.errors import RunError
-from tasks.train import gpu_queue
-from tasks.train.launch.settings import LaunchSettings
+from tasks.core import gpu_queue
 from tests.processes import wait_for
 
 HOLDS = """
 import sys
 from pathlib import Path
-from tasks.train.gpu_queue import gpu_slot
+from tasks.core.gpu_queue import gpu_slot
 folder, who, share, *devices = sys.argv[1:]
 with gpu_slot(devices, int(share), who, lambda what: print("waits:", what, flush=True), Path(folder)) as held:
     print("holds beside", held.others, flush=True)
@@ -89,7 +87,7 @@ def test_the_lease_of_a_killed_training_is_passed_on(tmp_path: Path) -> None:
     holder = f"""
 import os
 from pathlib import Path
-from tasks.train.gpu_queue import gpu_slot
+from tasks.core.gpu_queue import gpu_slot
 with gpu_slot(["GPU 0", "GPU 1"], 1, "me", print, Path({str(tmp_path)!r})) as held:
     held.note({lease!r})
     os._exit(9)
@@ -109,7 +107,7 @@ def test_a_job_keeps_the_gpus_of_a_killed_flow(tmp_path: Path) -> None:
     flow = f"""
 import os, subprocess, sys
 from pathlib import Path
-from tasks.train.gpu_queue import gpu_slot
+from tasks.core.gpu_queue import gpu_slot
 with gpu_slot(["cores"], 1, "me", print, Path({str(tmp_path)!r})):
     subprocess.Popen([sys.executable, "-c", "input()"], stdout=subprocess.DEVNULL, close_fds=False)
     os.kill(os.getpid(), 9)
@@ -232,15 +230,3 @@ def test_the_folder_is_writable_for_all_users(tmp_path: Path, monkeypatch: pytes
         gpu_queue.gpu_slot(["cores"], 1, "me", print),
     ):
         pass
-
-
-def test_devices_follow_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpt2train.plan.devices import parse
-
-    gpus = parse("\n".join(f"{n}, GPU-{n}abc, NVIDIA H200, 143771" for n in range(4)))
-    monkeypatch.setattr(gpu_queue, "find_gpus", lambda: gpus)
-    train = TrainSettings()
-    assert gpu_queue.devices_of(train, LaunchSettings(processes=2)) == ("GPU 0", "GPU 1")
-    assert gpu_queue.devices_of(train.model_copy(update={"device": "cpu"}), LaunchSettings()) == ("cores",)
-    # As the engine does: with fewer GPUs than processes all train on the CPU.
-    assert gpu_queue.devices_of(train, LaunchSettings(processes=8)) == ("cores",)

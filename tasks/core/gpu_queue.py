@@ -17,14 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpt2train.config import TrainSettings
 from gpt2train.errors import RunError
-from gpt2train.plan.devices import find_gpus
-
-if TYPE_CHECKING:
-    from tasks.train.launch.settings import LaunchSettings
 
 try:
     import fcntl
@@ -59,18 +54,6 @@ class Slot:
             _write_note(file, self._who, lease)
 
 
-def devices_of(train: TrainSettings, launch: "LaunchSettings") -> tuple[str, ...]:
-    """Return the devices of this machine that a training job occupies: `GPU 0`, `GPU 1`, … or `cores`.
-
-    Empty if another program schedules the job (Slurm) or the processes run on other machines (ssh).
-    """
-    if launch.launcher != "torchrun":
-        return ()
-    gpus = find_gpus() if train.device != "cpu" else ()
-    enough = len(gpus) >= launch.processes  # otherwise the engine trains on the CPU
-    return tuple(f"GPU {gpu.index}" for gpu in gpus[: launch.processes]) if enough else ("cores",)
-
-
 @contextlib.contextmanager
 def gpu_slot(
     devices: Sequence[str], max_jobs: int, who: str, waiting: QueueMessage, folder: Path | None = None
@@ -78,7 +61,7 @@ def gpu_slot(
     """Wait for a free slot on each device and hold these slots.
 
     Args:
-        devices: Names of the devices, as returned by `devices_of`.
+        devices: Names of the devices, as returned by `tasks.train.launch.launchers.devices_of`.
         max_jobs: Slots per device.
         who: Description of this job for those that wait for it; one line.
         waiting: Called with a message before the wait begins, and again whenever the reason changes.

@@ -1,0 +1,87 @@
+"""Registry of the text filters, built-in ones and those of plug-ins (docs/develop/add-a-filter.md).
+
+The module of a filter registers it when it is imported. This module imports no filter and no settings of a step, so
+that a plug-in can be imported first.
+"""
+
+import functools
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gpt2train.errors import UserError
+from gpt2train.plugins import GROUP, Registry
+from gpt2train.settings import Settings
+from tasks.clean.filters.verdict import Rejection
+
+
+class Replacement(NamedTuple):
+    """Another text in place of the one that a filter got."""
+
+    text: str
+    facts: Mapping[str, int] = {}
+    """Counts that the manifest of the step adds up over the kept documents, by name."""
+
+
+@dataclass(frozen=True)
+class TextFilter:
+    """A filter of the cleaning.
+
+    Attributes:
+        settings: Settings model, the group `clean.filters.NAME`. The filter is applied if its `enabled`, a field or a
+            property, is True; by default it is False.
+        function: Called with the text and the settings, in a worker process. Returns a rejection, a replacement, or
+            None, which keeps the text as it is. The result depends on the arguments alone.
+        order: Position in the chain, ascending; filters of equal order are sorted by name. The built-in ones have 100
+            to 600.
+        uses_language: Returns True for settings with which the filter asks for the language of the text. `function`
+            then has a third parameter, the ISO 639 code (None if the text has no letters).
+    """
+
+    settings: type[Settings]
+    function: Callable[..., Rejection | Replacement | None]
+    order: int
+    uses_language: Callable[[Any], bool] | None = None
+
+    def run(self, text: str, language: str | None, settings: Settings) -> Rejection | Replacement | None:
+        """Apply the filter to a text."""
+        return self.function(text, settings, language) if self.uses_language else self.function(text, settings)
+
+    def asks_for_language(self, settings: Settings) -> bool:
+        """Return True if the filter asks for the language of a text under these settings."""
+        return self.uses_language is not None and self.uses_language(settings)
+
+    @functools.cached_property
+    def distributions(self) -> tuple[str, ...]:
+        """Names of the distributions of a plug-in filter, by the package of its function; empty for a built-in one."""
+        package = self.function.__module__.partition(".")[0]
+        points = importlib.metadata.entry_points(group=GROUP)
+        return tuple(sorted({p.dist.name for p in points if p.dist and p.module.partition(".")[0] == package}))
+
+
+_FILTERS: Registry[TextFilter] = Registry("text filter")
+
+
+def register_filter(name: str, text_filter: TextFilter) -> None:
+    """Add a filter under the name of its settings group.
+
+    Raises:
+        UserError: The name is taken or is not one of a setting, the filter is not off by default, or the settings of
+            the cleaning exist already.
+    """
+    if not name.isidentifier() or name != name.lower():
+        raise UserError(f"text filter {name!r}: a name has lower-case letters, digits and _; rename it")
+    if getattr(text_filter.settings(), "enabled", None) is not False:
+        raise UserError(f"text filter {name} is not off by default; give its settings `enabled: bool = False`")
+    if filters.cache_info().currsize:
+        raise UserError(
+            f"text filter {name} comes after the settings of the cleaning were made; its module must not import them"
+        )
+    _FILTERS.register(name, text_filter)
+
+
+@functools.cache
+def filters() -> dict[str, TextFilter]:
+    """All filters by name, in the order in which they are applied. No more can be registered afterwards."""
+    return dict(sorted(_FILTERS.items(), key=lambda item: (item[1].order, item[0])))

@@ -1,0 +1,40 @@
+"""Plug-ins of the pages `docs/develop/add-a-*.md`, installed beside the package."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def files_of(page: str) -> dict[str, str]:
+    """Code blocks of a page that have a title: the name of the file."""
+    text = (ROOT / "docs/develop" / page).read_text(encoding="utf-8")
+    return dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', text, re.S | re.M))
+
+
+def install(page: str, folder: Path, version: str | None = None) -> None:
+    """Write the modules and the metadata of a page's distribution, as `pip install --target` leaves them."""
+    files = files_of(page)
+    project = tomllib.loads(files["pyproject.toml"])["project"]
+    for name, text in files.items():
+        if name.endswith(".py"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+    info = folder / f"{project['name'].replace('-', '_')}.dist-info"
+    info.mkdir(exist_ok=True)
+    version = version or project["version"]
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\n")
+    points = "".join(f"{name} = {module}\n" for name, module in project["entry-points"]["gpt2train"].items())
+    (info / "entry_points.txt").write_text(f"[gpt2train]\n{points}")
+
+
+def run(code: str, *arguments: str, plugins: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """Run a Python program that sees the plug-ins of a folder, and so do its worker processes."""
+    paths = [str(path) for path in (plugins, ROOT) if path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -1,0 +1,51 @@
+"""Packages of `tasks`: which may import which, at the top of a module or inside of a function."""
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import tasks
+
+ROOT = Path(tasks.__file__).parent
+
+
+def table(text: str) -> dict[str, set[str]]:
+    """Read the table of the package's docstring: each package with those that it imports besides core."""
+    found = {}
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            package, others = (cell.strip() for cell in line.strip("|").split("|"))
+            found[package.strip("`")] = {name.strip(" `") for name in others.split(",") if name.strip()}
+    return found
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Names of the modules of `tasks` that a file imports."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tasks":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("tasks."))
+
+
+def test_packages_import_only_what_the_table_allows() -> None:
+    allowed = table(tasks.__doc__ or "")
+    packages = {file.parent.name for file in ROOT.glob("*/__init__.py")}
+    assert packages == {*allowed, "core"}
+    for file in ROOT.rglob("*.py"):
+        package = file.relative_to(ROOT).parts[0]
+        for name in imports(file):
+            other = name.split(".")[1]
+            assert other in {package, "core"} | allowed.get(package, set()), f"{file} imports {name}"
+
+
+def test_no_package_or_file_imports_itself_through_another() -> None:
+    graphlib.TopologicalSorter(table(tasks.__doc__ or "")).prepare()
+    files = {".".join(file.relative_to(ROOT.parent).with_suffix("").parts): file for file in ROOT.rglob("*.py")}
+    files = {name.removesuffix(".__init__"): file for name, file in files.items()}
+    modules = {
+        name: {other if other in files else other.rpartition(".")[0] for other in imports(file)}
+        for name, file in files.items()
+    }
+    graphlib.TopologicalSorter(modules).prepare()
