@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 import cyclopts
 
+from flows.dry_run.plan import dry_run
 from flows.orchestration.flow import SettingsFlow
 from flows.orchestration.server import key_file, prefect_server
 from flows.settings import resolve
@@ -55,12 +56,11 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
             return
         flags: dict[str, Any] = {} if settings is None else settings.model_dump(exclude_unset=True)
         resolved = resolve(flow.model, config, flags)
+        run = flow.planned(resolved)
         if getattr(resolved, "dry_run", False):
-            from flows.dry_run.plan import dry_run  # here: it imports the flows, which import this module
-
-            dry_run(resolved, flow.check, print)
+            dry_run(run, flow.check, print)
             return
-        flow.check(resolved)
+        flow.check(run)
         with prefect_server(console.print) as address:
             if address:
                 console.print(f"while it runs: {address} (the password is in {key_file()})")
@@ -71,7 +71,7 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
             gc.freeze()
             gc.enable()
             with cancellable():
-                path = flow(config=None, **resolved.model_dump(mode="json"))
+                path = flow.start(run)
         print(f"{result}: {path}")
 
     return app

@@ -8,7 +8,7 @@ import importlib.resources
 import ipaddress
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, PositiveInt, field_validator
@@ -20,6 +20,7 @@ from tasks.blacklist.settings import BlacklistSettings
 from tasks.clean.settings import CleanSettings
 from tasks.cloze.settings import ClozeSettings
 from tasks.core.reject_limits import LimitSettings
+from tasks.core.storage import Folder
 from tasks.decontaminate.settings import DecontaminateSettings
 from tasks.dedup.settings import DedupSettings
 from tasks.download.settings import DownloadSettings
@@ -173,6 +174,11 @@ class EvaluateFlowSettings(MergeAndScoreSettings):
     """Compare the hashes of finished outputs too."""
     dry_run: bool = False
     """Show the steps that would run; run nothing."""
+
+    @property
+    def output(self) -> str:
+        """Output folder that holds the run folder."""
+        return str(PurePosixPath(Folder(self.run).path()).parent.parent)
 
 
 class PipelineSettings(DataprepSettings, PretrainSettings, MergeAndScoreSettings):

@@ -79,7 +79,10 @@ def train(
         log.warning(reason)
     config = write_config(data, tokens, tokenizer, settings, step.folder)
     note_flow(step.folder.path(), name, identities, launch.model_dump(mode="json"))
-    with runner.turn(settings, launch, step.folder.url), tail_metrics(Path(step.folder.path()), settings.steps, runner):
+    with (
+        runner.gpu_slot(settings, launch, step.folder.url),
+        tail_metrics(Path(step.folder.path()), settings.steps, runner),
+    ):
         run_job(Job(config, launch))
     from gpt2train.checkpoint import store  # imports torch (1-2 s), which a fully cached run never needs
 
