@@ -47,6 +47,7 @@ FLUSH_SECONDS = 10.0
 ANSWER_SECONDS = 10.0
 HOSTS = ("127.0.0.1", "localhost")
 KEY_FILE = "gpt2train-api-key"
+START_LOCK = "gpt2train-server-start.lock"
 CLIENT_KEY, SERVER_KEY = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
 
 
@@ -276,10 +277,19 @@ def serve(port: int) -> None:
     os.environ["PREFECT_UI_API_URL"] = f"http://127.0.0.1:{port}/api"
     os.environ["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = ",".join(f"http://{host}:{port}" for host in HOSTS)
     import uvicorn
+    from filelock import FileLock
     from prefect.server.api.server import create_app
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    uvicorn.run(
+    class Server(uvicorn.Server):
+        """Server that creates or migrates its tables while no other one of this Prefect home does."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            # Two servers that create the same tables at once both run the same statements, and the second one ends.
+            with FileLock(_prefect_home() / START_LOCK):
+                await super().startup(sockets)
+
+    config = uvicorn.Config(
         TrustedHostMiddleware(create_app(), allowed_hosts=HOSTS, www_redirect=False),
         host="127.0.0.1",
         port=port,
@@ -287,6 +297,10 @@ def serve(port: int) -> None:
         lifespan="on",  # it runs the migrations
         timeout_graceful_shutdown=3,
     )
+    server = Server(config)
+    server.run()
+    if not server.started:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
