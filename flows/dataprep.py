@@ -1,6 +1,7 @@
 """Data preparation flow: URLs, web archives or texts -> token shards. Run it with `python -m flows.dataprep`."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from flows.command import command
@@ -18,6 +19,8 @@ from tasks.cloze.step import cloze, cloze_file, missing_words
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest
 from tasks.core.storage import Folder, read_any
+from tasks.data_steps.registry import After, steps_after
+from tasks.data_steps.step import function_of
 from tasks.decontaminate.eval_sets import check_sets
 from tasks.decontaminate.step import decontaminate
 from tasks.dedup.step import check_earlier, dedup
@@ -42,13 +45,19 @@ class DataManifests:
     shuffle: Manifest
     tokenizer: Manifest
     tokenize: Manifest
+    added: Mapping[str, Sequence[Manifest]]
+    """Manifests of the steps that plug-ins add, by the built-in step that they follow."""
     lambada: str | None
     """Path of the evaluation set: the given file or the drawn cloze set. None if no cloze passage was found."""
 
     def manifests(self) -> list[Manifest]:
         """Return all manifests in the order of the recipe."""
-        values = [getattr(self, field.name) for field in fields(self)]
-        return [*self.sources, *(value for value in values if isinstance(value, Manifest))]
+        found = [*self.sources]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            found += [value] if isinstance(value, Manifest) else []
+            found += self.added.get(field.name, ())
+        return found
 
 
 def check(run: PlannedRun[DataprepSettings]) -> None:
@@ -92,18 +101,29 @@ def prepare(root: Folder, settings: DataprepSettings, sources: Sources, runner: 
     # not exist yet. The published one is loaded first, so that a failure shows before a crawl of days.
     published = settings.tokenizer.name != "train"
     bpe = runner.run_step(tokenizer, root, None, settings.tokenizer) if published else None
+    added: dict[str, list[Manifest]] = {}
+
+    def added_after(name: After, documents: Manifest) -> Manifest:
+        """Run the steps of plug-ins that follow a built-in one, and return the manifest of their documents."""
+        for step in steps_after(name):
+            group = getattr(settings, step.name)
+            documents = runner.run_step(function_of(step), root, documents, group, tokenizer=bpe)
+            added.setdefault(name, []).append(documents)
+        return documents
+
     documents, source_steps = documents_of(root, settings, sources, runner)
     cleaned = runner.run_step(clean, root, documents, settings.clean, tokenizer=bpe)
+    filtered = added_after("clean", cleaned)
     lambada, drawn = settings.lambada, None
     if lambada is None:
-        drawn = runner.run_step(cloze, root, cleaned, settings.cloze)
+        drawn = runner.run_step(cloze, root, filtered, settings.cloze)
         lambada = cloze_file(root, drawn)
         if lambada is None and not runner.is_dry_run:
             log.warning(missing_words(drawn))
     evaluation = [("lambada", lambada)] if lambada else []
-    decontaminated = runner.run_step(decontaminate, root, cleaned, evaluation, settings.decontaminate, tokenizer=bpe)
-    unique = runner.run_step(dedup, root, decontaminated, settings.dedup)
-    shuffled = runner.run_step(shuffle, root, unique, settings.shuffle)
+    decontaminated = runner.run_step(decontaminate, root, filtered, evaluation, settings.decontaminate, tokenizer=bpe)
+    unique = runner.run_step(dedup, root, added_after("decontaminate", decontaminated), settings.dedup)
+    shuffled = runner.run_step(shuffle, root, added_after("dedup", unique), settings.shuffle)
     bpe = bpe or runner.run_step(tokenizer, root, shuffled, settings.tokenizer)
     tokens = runner.run_step(tokenize, root, shuffled, bpe, settings.tokenize)
     return DataManifests(
@@ -115,6 +135,7 @@ def prepare(root: Folder, settings: DataprepSettings, sources: Sources, runner: 
         shuffle=shuffled,
         tokenizer=bpe,
         tokenize=tokens,
+        added=added,
         lambada=lambada,
     )
 

@@ -122,8 +122,8 @@ class Stage:
 
 
 def step_name(function: Callable[..., Manifest]) -> str:
-    """Return the name of a step from that of its function: `clean`, `data-report`."""
-    return function.__name__.strip("_").replace("_", "-")
+    """Return the name of a step: that of its function."""
+    return function.__name__.strip("_")
 
 
 class Runner:
