@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 import cyclopts
 
+from flows.compat.prefect import refresh_settings
 from flows.dry_run.plan import dry_run
 from flows.orchestration.flow import SettingsFlow
 from flows.orchestration.server import key_file, prefect_server
@@ -79,9 +80,7 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
 
 def refresh_prefect_settings() -> None:
     """Make Prefect read the server address from the environment, and keep worker processes from importing __main__."""
-    from prefect.context import refresh_global_settings_context
-
-    refresh_global_settings_context()
+    refresh_settings()
     # Spawned worker processes would import the main module, and with it Prefect (1-3 s each).
     main = sys.modules["__main__"]
     main.__spec__ = None

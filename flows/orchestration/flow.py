@@ -15,15 +15,14 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any, Generic, TypeVar, get_args
 
 import httpx
-from prefect import Flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
-from prefect.states import Failed, State
+from prefect.states import State
 from pydantic import BaseModel, WithJsonSchema
-from pydantic_core import to_jsonable_python
 
+from flows.compat.prefect import ParametersFlow, failed_state, set_signature
 from flows.dry_run.plan import dry_run
 from flows.recipe import PlannedRun, Recipe
 from flows.settings import SOURCES, DataprepSettings, EvaluateFlowSettings, PretrainSettings, resolve
@@ -57,7 +56,7 @@ NOT_GIVEN = _NotGiven()
 warnings.filterwarnings("ignore", message="Default value not given is not JSON serializable")
 
 
-class SettingsFlow(Flow[..., str], Generic[S]):
+class SettingsFlow(ParametersFlow, Generic[S]):
     """A Prefect flow whose parameters are the fields of a settings model, and `config`.
 
     Attributes:
@@ -82,17 +81,10 @@ class SettingsFlow(Flow[..., str], Generic[S]):
         finally:
             _checked_run.reset(token)
 
-    def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters unchanged; the flow itself validates them and reports errors in one line."""
-        return parameters
-
-    def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Return the given settings as JSON values for the run page and the database, without secrets of URLs.
-
-        Prefect's own implementation imports FastAPI, which costs 0.1 s at start-up.
-        """
+    def stored_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the given settings, without secrets of URLs."""
         given = {name: value for name, value in parameters.items() if value is not NOT_GIVEN}
-        plain: dict[str, Any] = redact_values(to_jsonable_python(given, fallback=str))
+        plain: dict[str, Any] = redact_values(super().stored_parameters(given))
         return plain
 
 
@@ -130,14 +122,13 @@ def settings_flow(
                     check(planned)
                 return function(planned)
             except (UserError, RunError) as error:
-                # Returned, not raised: Prefect's engine would prefix the message with text of its own.
-                return Failed(message=str(error), data=error)
+                return failed_state(error)
             except Exception as error:
                 if (redacted := redact_error(error)) is not error:
                     raise redacted from None  # its message becomes the message of the run's state
                 raise
 
-        run.__signature__ = signature_of(model)  # type: ignore[attr-defined]
+        set_signature(run, signature_of(model))
         flow: SettingsFlow[S] = SettingsFlow(run, name=name)  # type: ignore[arg-type]  # Prefect accepts a returned state
         flow.model, flow.recipe, flow.check = model, recipe, check
         return flow

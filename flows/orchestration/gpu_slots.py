@@ -19,10 +19,10 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
-from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import flow_run
 
+from flows.compat.prefect import acquire_lease, release_lease, renew_lease
 from flows.orchestration.server import is_embedded
 from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.progress import format_duration
@@ -104,7 +104,7 @@ def server_slots(
                 _ensure_limit(client, name, max_jobs)
             for stale_lease in local_slot.left:
                 with contextlib.suppress(ValueError):  # any user of the machine can write these files
-                    client.release_concurrency_slots_with_lease(UUID(stale_lease))
+                    release_lease(client, UUID(stale_lease))
             lease = _acquire(client, names, local_slot.others, run, on_wait)
             local_slot.note(str(lease))
         except SERVER_ERRORS as error:
@@ -129,15 +129,10 @@ def _acquire(
     client: SyncPrefectClient, names: list[str], others: int, run: UUID | None, on_wait: QueueMessage
 ) -> UUID | None:
     """Wait for one slot of every limit and return their common lease."""
-    holder = ConcurrencyLeaseHolder(type="flow_run", id=run) if run else None
     since, notified = time.monotonic(), False
     while True:
-        try:
-            answer = client.increment_concurrency_slots_with_lease(names, 1, "concurrency", LEASE_SECONDS, holder)
-            return UUID(answer.json()["lease_id"])
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code not in (422, 423):  # 422: more than the limit; 423: no slot is free
-                raise
+        if lease := acquire_lease(client, names, LEASE_SECONDS, run):
+            return lease
         if not notified:
             on_wait(f"the server's concurrency limit {' and '.join(names)} has no free slot")
             notified = True
@@ -163,14 +158,10 @@ def _renew_lease(stack: contextlib.ExitStack, lease: UUID) -> threading.Event:
     def renew() -> None:
         with get_client(sync_client=True) as client:
             while not stop.wait(RENEW_SECONDS):
-                try:
-                    client.renew_concurrency_lease(lease, LEASE_SECONDS)
-                except httpx.HTTPStatusError as error:
-                    if error.response.status_code == 410:
+                with contextlib.suppress(*SERVER_ERRORS):  # the server may be restarting
+                    if not renew_lease(client, lease, LEASE_SECONDS):
                         lost.set()
                         return
-                except SERVER_ERRORS:
-                    continue  # the server may be restarting
 
     thread = threading.Thread(target=renew, name="gpu-slot-lease", daemon=True)
     thread.start()
@@ -185,4 +176,4 @@ def _release(client: SyncPrefectClient, names: list[str], lease: UUID, lost: thr
         if lost.is_set():
             client.release_concurrency_slots(names, 1, 1.0)
         else:
-            client.release_concurrency_slots_with_lease(lease)
+            release_lease(client, lease)

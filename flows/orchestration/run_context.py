@@ -1,9 +1,9 @@
 """Context of a flow run: the locked output folder, the runner of its batches, and the watchdogs."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 
+from flows.compat.prefect import started_flow_run
 from flows.orchestration import stale_runs, worker_watchdog
 from flows.orchestration.cancellation import watch_cancellation
 from flows.orchestration.cluster_runner import ClusterRunner, check_cluster
@@ -31,7 +31,7 @@ def run_context(
     """
     launch = getattr(settings, "launch", None) or LaunchSettings()
     worker_watchdog.watch_worker(launch.shutdown_timeout)
-    watch_cancellation(has_worker=worker_watchdog.FLOW_RUN_ID in os.environ)
+    watch_cancellation(has_worker=started_flow_run() is not None)
     root = Folder(settings.output)
     root.check_writable()
     runner = runner_of(settings)
