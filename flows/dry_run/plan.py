@@ -132,7 +132,7 @@ def _training_rows(settings: PretrainSettings, fit: ResourceEstimate, trained: b
         epochs += f"; {few}" if tokens and (few := too_few_to_validate(tokens.outcome.facts, train)) else ""
     devices = f"{usable_cores()} CPU cores"
     if fit.on_gpu:
-        devices = " + ".join(sorted({gpu.name for gpu in fit.found[: fit.wanted]}))
+        devices = " + ".join(sorted({gpu.name for gpu in fit.gpus[: fit.gpus_needed]}))
     launcher = settings.launch.launcher
     launcher_note = "" if launcher == "torchrun" else f" (by {launcher}; estimated for this machine)"
     return [
@@ -148,7 +148,8 @@ def _training_rows(settings: PretrainSettings, fit: ResourceEstimate, trained: b
         ),
         (
             "memory",
-            f"{fit.memory:.2f} of {fit.room:.1f} GB per process ({fit.wanted} on {devices}){launcher_note}",
+            f"{fit.memory:.2f} of {fit.available_memory:.1f} GB per process "
+            f"({fit.gpus_needed} on {devices}){launcher_note}",
         ),
         ("tokens", f"{fit.tokens:,} to train on in {train.steps:,} steps; {epochs}"),
         ("time", "none: already trained" if trained else f"about {duration(fit.hours)} of training, by {fit.basis}"),

@@ -102,11 +102,11 @@ def server_slots(
         try:
             for name in names:
                 _ensure_limit(client, name, max_jobs)
-            for stale_lease in local_slot.left:
+            for stale_lease in local_slot.stale_leases:
                 with contextlib.suppress(ValueError):  # any user of the machine can write these files
                     release_lease(client, UUID(stale_lease))
-            lease = _acquire(client, names, local_slot.others, run, on_wait)
-            local_slot.note(str(lease))
+            lease = _acquire(client, names, local_slot.other_jobs, run, on_wait)
+            local_slot.record_lease(str(lease))
         except SERVER_ERRORS as error:
             log.warning("the Prefect server keeps no GPU slots (%s); the lock files of this machine still do", error)
         if lease is not None:
@@ -126,7 +126,7 @@ def _ensure_limit(client: SyncPrefectClient, name: str, max_jobs: int) -> None:
 
 
 def _acquire(
-    client: SyncPrefectClient, names: list[str], others: int, run: UUID | None, on_wait: QueueMessage
+    client: SyncPrefectClient, names: list[str], other_jobs: int, run: UUID | None, on_wait: QueueMessage
 ) -> UUID | None:
     """Wait for one slot of every limit and return their common lease."""
     since, notified = time.monotonic(), False
@@ -137,18 +137,18 @@ def _acquire(
             on_wait(f"the server's concurrency limit {' and '.join(names)} has no free slot")
             notified = True
         if time.monotonic() - since > STALE_SECONDS:
-            _free_stale_slots(client, names, others)
+            _free_stale_slots(client, names, other_jobs)
             since = time.monotonic()
         time.sleep(POLL_SECONDS)
 
 
-def _free_stale_slots(client: SyncPrefectClient, names: list[str], others: int) -> None:
-    """Free the slots beyond `others`, the number of other live trainings on this machine."""
+def _free_stale_slots(client: SyncPrefectClient, names: list[str], other_jobs: int) -> None:
+    """Free the slots beyond `other_jobs`, the number of other live trainings on this machine."""
     for name in names:
         limit: Any = client.read_global_concurrency_limit_by_name(name)
-        if limit.active_slots > others:
-            client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=others))
-            log.warning("%s: freed %d slots of runs that ended", name, limit.active_slots - others)
+        if limit.active_slots > other_jobs:
+            client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=other_jobs))
+            log.warning("%s: freed %d slots of runs that ended", name, limit.active_slots - other_jobs)
 
 
 def _renew_lease(stack: contextlib.ExitStack, lease: UUID) -> threading.Event:

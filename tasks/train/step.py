@@ -15,7 +15,7 @@ from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.errors import RunError, UserError
 from gpt2train.monitoring.metrics import FILE, read_metrics
-from gpt2train.monitoring.run_record import note_flow
+from gpt2train.monitoring.run_record import record_flow
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest, Outcome, Step, digest, fingerprint
 from tasks.core.storage import Folder
@@ -78,7 +78,7 @@ def train(
     if reason := too_few_to_validate(tokens.outcome.facts, settings):
         log.warning(reason)
     config = write_config(data, tokens, tokenizer, settings, step.folder)
-    note_flow(step.folder.path(), name, identities, launch.model_dump(mode="json"))
+    record_flow(step.folder.path(), name, identities, launch.model_dump(mode="json"))
     with (
         runner.gpu_slot(settings, launch, step.folder.url),
         tail_metrics(Path(step.folder.path()), settings.steps, runner),
