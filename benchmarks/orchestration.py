@@ -35,10 +35,8 @@ from benchmarks.pairs import machine
 from benchmarks.runner import direct, in_flow, measure
 from flows.orchestration.server import prefect_server
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest
 
 PARTS = ("job", "batches", "start")
-WITH_STEPS = ("flows.dataprep", "flows.evaluate", "flows.pipeline", "flows.pretrain", "flows.sources")
 WORDS = "the a of to and in that was it for on with as at by from this but not we they had were been which house river "
 WORDS += "morning letter people road small old found made went long water work year little great time side country"
 
@@ -99,11 +97,9 @@ def run_job(kind: str, config: str | None, output: str) -> dict[str, float]:
     settings = resolve(PipelineSettings, config, {"output": output})
     call: Callable[[], Any] = functools.partial(pipeline, config=None, **settings.model_dump(mode="json"))
     if kind == "plain":
-        for name in WITH_STEPS:
-            vars(importlib.import_module(name))["run_step"] = plain_step
         workplaces = importlib.import_module("flows.orchestration.run_context")
         vars(workplaces)["runner_of"] = lambda settings: PlainRunner(settings.workers, limits=settings.limits)
-        call = functools.partial(inspect.unwrap(pipeline.fn), settings)
+        call = functools.partial(inspect.unwrap(pipeline.fn), pipeline.planned(settings))
     before, began = _cpu(), time.perf_counter()
     call()
     return {"wall": time.perf_counter() - began, "cpu": _cpu() - before}
@@ -120,13 +116,6 @@ class PlainRunner(Runner):
     """Plain runner with the publisher that the flows expect."""
 
     publisher = NullPublisher()
-
-
-def plain_step(
-    function: Callable[..., Manifest], *arguments: Any, runner: Runner, retries: object = None, **options: Any
-) -> Manifest:
-    """A step, called."""
-    return function(*arguments, runner=runner, **options)
 
 
 def batches(place: Path, rounds: int, count: int) -> None:

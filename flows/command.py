@@ -6,6 +6,8 @@ from typing import Annotated, Any, TypeVar
 
 import cyclopts
 
+from flows.compat.prefect import refresh_settings
+from flows.dry_run.plan import dry_run
 from flows.orchestration.flow import SettingsFlow
 from flows.orchestration.server import key_file, prefect_server
 from flows.settings import resolve
@@ -57,12 +59,11 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
             return
         flags: dict[str, Any] = {} if settings is None else settings.model_dump(exclude_unset=True)
         resolved = resolve(flow.model, config, flags)
+        run = flow.planned(resolved)
         if getattr(resolved, "dry_run", False):
-            from flows.dry_run.plan import dry_run  # here: it imports the flows, which import this module
-
-            dry_run(resolved, flow.check, print)
+            dry_run(run, flow.check, print)
             return
-        flow.check(resolved)
+        flow.check(run)
         with prefect_server(console.print) as address:
             if address:
                 console.print(f"while it runs: {address} (the password is in {key_file()})")
@@ -73,7 +74,7 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
             gc.freeze()
             gc.enable()
             with cancellable():
-                path = flow(config=None, **resolved.model_dump(mode="json"))
+                path = flow.start(run)
         print(f"{result}: {path}")
 
     return app
@@ -81,9 +82,7 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
 
 def refresh_prefect_settings() -> None:
     """Make Prefect read the server address from the environment, and keep worker processes from importing __main__."""
-    from prefect.context import refresh_global_settings_context
-
-    refresh_global_settings_context()
+    refresh_settings()
     # Spawned worker processes would import the main module, and with it Prefect (1-3 s each).
     main = sys.modules["__main__"]
     main.__spec__ = None

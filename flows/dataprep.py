@@ -1,23 +1,26 @@
 """Data preparation flow: URLs, web archives or texts -> token shards. Run it with `python -m flows.dataprep`."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from flows.command import command
+from flows.dry_run.plan import plan_page
 from flows.orchestration.flow import settings_flow
 from flows.orchestration.run_context import check_output, run_context
-from flows.orchestration.task_runner import run_step
+from flows.recipe import PlannedRun
 from flows.settings import DataprepSettings
-from flows.sources import check_sources, documents_of
+from flows.sources import Sources, documents_of
 from flows.ui.result import show_result
 from gpt2train.evaluate.passages import read_passages
 from tasks.blacklist.blocklists import check_blocklists
 from tasks.clean.step import clean
 from tasks.cloze.step import cloze, cloze_file, no_passages_message
-from tasks.core.dry_runner import DryRunner
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest
 from tasks.core.storage import Folder, read_any
+from tasks.data_steps.registry import After, steps_after
+from tasks.data_steps.step import function_of
 from tasks.decontaminate.eval_sets import check_sets
 from tasks.decontaminate.step import decontaminate
 from tasks.dedup.step import check_previous, dedup
@@ -42,23 +45,30 @@ class DataManifests:
     shuffle: Manifest
     tokenizer: Manifest
     tokenize: Manifest
+    added: Mapping[str, Sequence[Manifest]]
+    """Manifests of the steps that plug-ins add, by the built-in step that they follow."""
     lambada: str | None
     """Path of the evaluation set: the given file or the drawn cloze set. None if no cloze passage was found."""
 
     def manifests(self) -> list[Manifest]:
         """Return all manifests in the order of the recipe."""
-        values = [getattr(self, field.name) for field in fields(self)]
-        return [*self.sources, *(value for value in values if isinstance(value, Manifest))]
+        found = [*self.sources]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            found += [value] if isinstance(value, Manifest) else []
+            found += self.added.get(field.name, ())
+        return found
 
 
-def check(settings: DataprepSettings) -> None:
+def check(run: PlannedRun[DataprepSettings]) -> None:
     """Check inputs and output before the flow starts.
 
     Raises:
         UserError: the output cannot be written, or an input is missing.
     """
+    settings = run.settings
     check_output(settings)
-    check_sources(settings)
+    run.sources.check()
     check_blocklists(settings.blacklist.domain_lists)
     check_previous(settings.dedup)
     check_sets(settings.decontaminate.against, settings.decontaminate.key)
@@ -67,42 +77,57 @@ def check(settings: DataprepSettings) -> None:
         read_passages(read_any(settings.lambada), settings.lambada)
 
 
-@settings_flow("dataprep", DataprepSettings, check)
-def dataprep(settings: DataprepSettings) -> str:
+def recipe(run: PlannedRun[DataprepSettings], runner: Runner) -> tuple[DataManifests, Manifest]:
+    """Run all steps of the flow: from the sources to the token shards and their report."""
+    data = prepare(run.root, run.settings, run.sources, runner)
+    # In a folder of its own: the report of a training on the same data uses the default folder.
+    page = runner.run_step(report, run.root, data.manifests(), run.settings.report, "data-report")
+    return data, page
+
+
+@settings_flow("dataprep", DataprepSettings, recipe, check)
+def dataprep(run: PlannedRun[DataprepSettings]) -> str:
     """Prepare token shards from lists of URLs, web archives or texts. Returns the folder of the tokens."""
-    with run_context(settings) as (root, runner):
-        prepared = prepare(root, settings, runner)
-        # In a folder of its own: the report of a training on the same data uses the default folder.
-        report_manifest = run_step(report, root, prepared.manifests(), settings.report, "data-report", runner=runner)
-        show_result(runner.publisher, root, [*prepared.manifests(), report_manifest])
-        log.info("report: %s", (root / report_manifest.folder).path(REPORT))
-        return (root / prepared.tokenize.folder).url
+    with run_context(run.settings, plan=lambda: plan_page(run)) as (root, runner):
+        data, page = recipe(run, runner)
+        show_result(runner.publisher, root, [*data.manifests(), page])
+        log.info("report: %s", (root / page.folder).path(REPORT))
+        return (root / data.tokenize.folder).url
 
 
-def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> DataManifests:
-    """Run the data recipe: all steps from the sources to the token shards."""
+def prepare(root: Folder, settings: DataprepSettings, sources: Sources, runner: Runner) -> DataManifests:
+    """Run the steps from the sources to the token shards."""
     # Cleaning and decontamination count tokens with the published tokenizer; one to be trained on these documents does
     # not exist yet. The published one is loaded first, so that a failure shows before a crawl of days.
     published = settings.tokenizer.name != "train"
-    bpe = run_step(tokenizer, root, None, settings.tokenizer, runner=runner) if published else None
-    documents, sources = documents_of(root, settings, runner)
-    cleaned = run_step(clean, root, documents, settings.clean, runner=runner, tokenizer=bpe)
+    bpe = runner.run_step(tokenizer, root, None, settings.tokenizer) if published else None
+    added: dict[str, list[Manifest]] = {}
+
+    def added_after(name: After, documents: Manifest) -> Manifest:
+        """Run the steps of plug-ins that follow a built-in one, and return the manifest of their documents."""
+        for step in steps_after(name):
+            group = getattr(settings, step.name)
+            documents = runner.run_step(function_of(step), root, documents, group, tokenizer=bpe)
+            added.setdefault(name, []).append(documents)
+        return documents
+
+    documents, source_steps = documents_of(root, settings, sources, runner)
+    cleaned = runner.run_step(clean, root, documents, settings.clean, tokenizer=bpe)
+    filtered = added_after("clean", cleaned)
     lambada, drawn = settings.lambada, None
     if lambada is None:
-        drawn = run_step(cloze, root, cleaned, settings.cloze, runner=runner)
+        drawn = runner.run_step(cloze, root, filtered, settings.cloze)
         lambada = cloze_file(root, drawn)
-        if lambada is None and not isinstance(runner, DryRunner):
+        if lambada is None and not runner.is_dry_run:
             log.warning(no_passages_message(drawn))
     evaluation = [("lambada", lambada)] if lambada else []
-    decontaminated = run_step(
-        decontaminate, root, cleaned, evaluation, settings.decontaminate, runner=runner, tokenizer=bpe
-    )
-    unique = run_step(dedup, root, decontaminated, settings.dedup, runner=runner)
-    shuffled = run_step(shuffle, root, unique, settings.shuffle, runner=runner)
-    bpe = bpe or run_step(tokenizer, root, shuffled, settings.tokenizer, runner=runner)
-    tokens = run_step(tokenize, root, shuffled, bpe, settings.tokenize, runner=runner)
+    decontaminated = runner.run_step(decontaminate, root, filtered, evaluation, settings.decontaminate, tokenizer=bpe)
+    unique = runner.run_step(dedup, root, added_after("decontaminate", decontaminated), settings.dedup)
+    shuffled = runner.run_step(shuffle, root, added_after("dedup", unique), settings.shuffle)
+    bpe = bpe or runner.run_step(tokenizer, root, shuffled, settings.tokenizer)
+    tokens = runner.run_step(tokenize, root, shuffled, bpe, settings.tokenize)
     return DataManifests(
-        sources=tuple(sources),
+        sources=tuple(source_steps),
         clean=cleaned,
         cloze=drawn,
         decontaminate=decontaminated,
@@ -110,6 +135,7 @@ def prepare(root: Folder, settings: DataprepSettings, runner: Runner) -> DataMan
         shuffle=shuffled,
         tokenizer=bpe,
         tokenize=tokens,
+        added=added,
         lambada=lambada,
     )
 

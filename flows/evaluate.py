@@ -1,17 +1,15 @@
 """Evaluation flow: checkpoint -> merged model and scores. Run it with `python -m flows.evaluate --run RUN_FOLDER`."""
 
 import logging
-from pathlib import PurePosixPath
 
 from flows.command import command
 from flows.orchestration.flow import settings_flow
 from flows.orchestration.run_context import run_context
-from flows.orchestration.task_runner import run_step
+from flows.recipe import PlannedRun
 from flows.settings import EvaluateFlowSettings, MergeAndScoreSettings, OutputSettings
 from flows.ui.result import show_result
 from gpt2train.errors import UserError
 from tasks.cloze.step import cloze_file, no_passages_message
-from tasks.core.dry_runner import DryRunner
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest, need_manifest, read_manifest
 from tasks.core.storage import Folder
@@ -22,46 +20,52 @@ from tasks.merge.step import merge, write_card
 log = logging.getLogger("gpt2train")
 
 
-def check(settings: EvaluateFlowSettings) -> None:
+def check(run: PlannedRun[EvaluateFlowSettings]) -> None:
     """Check inputs and output before the flow starts.
 
     Raises:
         RunError: the run is missing or unfinished.
         UserError: an input is missing or malformed, or the output cannot be written.
     """
-    root, *_ = inputs_of(settings)
-    root.check_writable(leave=not settings.dry_run)
+    settings = run.settings
+    inputs_of(settings)
+    run.root.check_writable(leave=not settings.dry_run)
     if settings.lambada:
         read_data("lambada", settings.lambada)
     check_data(settings)
 
 
-@settings_flow("evaluate", EvaluateFlowSettings, check)
-def evaluate(settings: EvaluateFlowSettings) -> str:
+def recipe(run: PlannedRun[EvaluateFlowSettings], runner: Runner) -> tuple[Manifest, Manifest, Manifest]:
+    """Run all steps of the flow. Returns the manifests of the training, of the merge and of the scores."""
+    training, bpe, documents, lambada = inputs_of(run.settings)
+    return training, *merge_and_score(run.root, training, bpe, lambada, documents, run.settings, runner)
+
+
+@settings_flow("evaluate", EvaluateFlowSettings, recipe, check)
+def evaluate(run: PlannedRun[EvaluateFlowSettings]) -> str:
     """Merge the last checkpoint of a run and score the model. Returns the folder of the scores."""
-    root, training, bpe, documents, lambada = inputs_of(settings)
-    output = OutputSettings(output=root.url, workers=settings.workers, verify=settings.verify)
+    settings = run.settings
+    output = OutputSettings(output=settings.output, workers=settings.workers, verify=settings.verify)
     with run_context(output) as (root, runner):
-        model, scores = merge_and_score(root, training, bpe, lambada, documents, settings, runner)
-        show_result(runner.publisher, root, [training, model, scores])
+        *earlier, scores = recipe(run, runner)
+        show_result(runner.publisher, root, [*earlier, scores])
         return (root / scores.folder).url
 
 
-def inputs_of(settings: EvaluateFlowSettings) -> tuple[Folder, Manifest, Manifest, Manifest, str | None]:
+def inputs_of(settings: EvaluateFlowSettings) -> tuple[Manifest, Manifest, Manifest, str | None]:
     """Find the inputs of an evaluation from a run folder.
 
     Returns:
-        The output folder that holds the run, the manifests of training, tokenizer and shuffled documents, and the path
-        of the evaluation set; None if the data flow found no cloze passage.
+        The manifests of training, tokenizer and shuffled documents, and the path of the evaluation set; None if the
+        data flow found no cloze passage.
 
     Raises:
         RunError: the run is not finished.
         UserError: there is no evaluation set.
     """
-    run = Folder(settings.run)
-    root = Folder(str(PurePosixPath(run.path()).parent.parent))
+    run, root = Folder(settings.run), Folder(settings.output)
     training, bpe, documents = (need_manifest(folder) for folder in (run, root / "tokenizer", root / "shuffled"))
-    return root, training, bpe, documents, settings.lambada or _cloze_file(root)
+    return training, bpe, documents, settings.lambada or _cloze_file(root)
 
 
 def merge_and_score(
@@ -87,15 +91,14 @@ def merge_and_score(
     Returns:
         The manifests of the merge and of the scores.
     """
-    model = run_step(merge, root, training, bpe, settings.merge, runner=runner)
-    scores = run_step(
+    model = runner.run_step(merge, root, training, bpe, settings.merge)
+    scores = runner.run_step(
         evaluate_model,
         *(root, model, lambada, documents, settings.evaluate),
-        runner=runner,
         wikitext=settings.wikitext,
         evals=settings.evals,
     )
-    if not isinstance(runner, DryRunner):
+    if not runner.is_dry_run:
         write_card(root, training, settings.merge, scores)
     return model, scores
 

@@ -6,48 +6,58 @@ Run it with `python -m flows.pipeline`; without any source it runs the embedded 
 from flows import dataprep
 from flows.command import command
 from flows.dataprep import prepare
+from flows.dry_run.plan import plan_page
 from flows.dry_run.resources import check_resources
 from flows.evaluate import check_data, merge_and_score
 from flows.orchestration.flow import settings_flow
 from flows.orchestration.run_context import run_context
-from flows.orchestration.task_runner import run_step
 from flows.pretrain import check_local, train_on_tokens
+from flows.recipe import PlannedRun
 from flows.settings import PipelineSettings
 from flows.ui.result import show_result
 from gpt2train.parallel.layout import Layout
+from tasks.core.runner import Runner
+from tasks.core.step import Manifest
 from tasks.core.storage import Folder
 from tasks.report.step import REPORT, report
 from tasks.train.launch.launchers import check_launcher
 from tasks.train.step import check_corpora
 
 
-def check(settings: PipelineSettings) -> None:
+def check(run: PlannedRun[PipelineSettings]) -> None:
     """Check inputs, output, parallel layout and this machine's resources before the flow starts.
 
     Raises:
         UserError: an input is missing, the output cannot be written, the batch does not divide over the processes, or
             this machine lacks resources for the run.
     """
+    settings = run.settings
     check_local(settings.output)
-    dataprep.check(settings)
+    dataprep.check(run)
     check_data(settings)
     Layout.of(settings.train, settings.launch.world)
     check_launcher(settings.launch, Folder(settings.output).path())
     check_corpora(settings.train)
-    check_resources(settings)
+    check_resources(run)
 
 
-@settings_flow("pipeline", PipelineSettings, check)
-def pipeline(settings: PipelineSettings) -> str:
+def recipe(run: PlannedRun[PipelineSettings], runner: Runner) -> list[Manifest]:
+    """Run all steps of the flow. Returns their manifests; that of the report is the last."""
+    root, settings = run.root, run.settings
+    data = prepare(root, settings, run.sources, runner)
+    training = train_on_tokens(root, root, data.tokenize, data.tokenizer, settings, runner)
+    model, scores = merge_and_score(root, training, data.tokenizer, data.lambada, data.shuffle, settings, runner)
+    manifests = [*data.manifests(), training, model, scores]
+    return [*manifests, runner.run_step(report, root, manifests, settings.report)]
+
+
+@settings_flow("pipeline", PipelineSettings, recipe, check)
+def pipeline(run: PlannedRun[PipelineSettings]) -> str:
     """Prepare data, train, merge, score and report. Returns the path of the report."""
-    with run_context(settings) as (root, runner):
-        data = prepare(root, settings, runner)
-        training = train_on_tokens(root, root, data.tokenize, data.tokenizer, settings, runner)
-        model, scores = merge_and_score(root, training, data.tokenizer, data.lambada, data.shuffle, settings, runner)
-        manifests = [*data.manifests(), training, model, scores]
-        report_manifest = run_step(report, root, manifests, settings.report, runner=runner)
-        show_result(runner.publisher, root, [*manifests, report_manifest])
-        return (root / report_manifest.folder).path(REPORT)
+    with run_context(run.settings, plan=lambda: plan_page(run)) as (root, runner):
+        manifests = recipe(run, runner)
+        show_result(runner.publisher, root, manifests)
+        return (root / manifests[-1].folder).path(REPORT)
 
 
 if __name__ == "__main__":

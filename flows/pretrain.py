@@ -1,16 +1,16 @@
 """Pretraining flow: token shards -> checkpoints, in one torchrun job. Run it with `python -m flows.pretrain`."""
 
 from flows.command import command
+from flows.dry_run.plan import plan_page
 from flows.dry_run.resources import check_resources
 from flows.orchestration.flow import settings_flow
-from flows.orchestration.retries import Retries
 from flows.orchestration.run_context import check_output, run_context
-from flows.orchestration.task_runner import run_step
+from flows.recipe import PlannedRun
 from flows.settings import PretrainSettings
 from flows.ui.result import show_result
 from gpt2train.errors import UserError
 from gpt2train.parallel.layout import Layout
-from tasks.core.runner import Runner
+from tasks.core.runner import Retries, Runner
 from tasks.core.stage_inputs import on_local_disk
 from tasks.core.step import Manifest, need_manifest
 from tasks.core.storage import Folder
@@ -18,7 +18,7 @@ from tasks.train.launch.launchers import check_launcher
 from tasks.train.step import check_corpora, train
 
 
-def check(settings: PretrainSettings) -> None:
+def check(run: PlannedRun[PretrainSettings]) -> None:
     """Check inputs, output, parallel layout and this machine's resources before the flow starts.
 
     Raises:
@@ -26,24 +26,33 @@ def check(settings: PretrainSettings) -> None:
             corpus of the mixture is missing, or this machine lacks resources for the run.
         RunError: there are no tokens.
     """
+    settings = run.settings
     check_local(settings.output)
     Layout.of(settings.train, settings.launch.world)
     check_launcher(settings.launch, Folder(settings.output).path())
     check_corpora(settings.train)
-    check_resources(settings)
+    check_resources(run)
     check_output(settings)
     for step in ("tokens", "tokenizer"):
         need_manifest(Folder(settings.data or settings.output) / step)
 
 
-@settings_flow("pretrain", PretrainSettings, check)
-def pretrain(settings: PretrainSettings) -> str:
+def recipe(run: PlannedRun[PretrainSettings], runner: Runner) -> Manifest:
+    """Run all steps of the flow: the training."""
+    data = Folder(run.settings.data or run.settings.output)
+    tokens, bpe = runner.input_manifest(data / "tokens"), runner.input_manifest(data / "tokenizer")
+    if runner.is_dry_run:
+        data = data if data.is_local else run.root  # nothing is copied
+    else:
+        data = on_local_disk(data, [tokens, bpe], run.root)
+    return train_on_tokens(run.root, data, tokens, bpe, run.settings, runner)
+
+
+@settings_flow("pretrain", PretrainSettings, recipe, check)
+def pretrain(run: PlannedRun[PretrainSettings]) -> str:
     """Train on token shards and write checkpoints. Returns the run folder."""
-    data = Folder(settings.data or settings.output)
-    tokens, bpe = need_manifest(data / "tokens"), need_manifest(data / "tokenizer")
-    with run_context(settings) as (root, runner):
-        data = on_local_disk(data, [tokens, bpe], root)
-        training = train_on_tokens(root, data, tokens, bpe, settings, runner)
+    with run_context(run.settings, plan=lambda: plan_page(run)) as (root, runner):
+        training = recipe(run, runner)
         show_result(runner.publisher, root, [training])
         return (root / training.folder).url
 
@@ -66,9 +75,7 @@ def train_on_tokens(
     """
     launch = settings.launch
     retries = Retries(launch.retries, launch.retry_delay)
-    return run_step(
-        train, root, data, tokens, bpe, settings.train, launch, settings.preset, runner=runner, retries=retries
-    )
+    return runner.run_step(train, root, data, tokens, bpe, settings.train, launch, settings.preset, retries=retries)
 
 
 def check_local(output: str) -> None:

@@ -8,8 +8,8 @@ import importlib.resources
 import ipaddress
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -19,7 +19,8 @@ from gpt2train.settings import Settings, build, layer, nearest, read_toml
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.clean.settings import CleanSettings
 from tasks.cloze.settings import ClozeSettings
-from tasks.core.reject_limits import LimitSettings
+from tasks.core.storage import Folder
+from tasks.data_steps.registry import DATA_STEPS, limit_settings, settings_groups
 from tasks.decontaminate.settings import DecontaminateSettings
 from tasks.dedup.settings import DedupSettings
 from tasks.download.settings import DownloadSettings
@@ -34,6 +35,12 @@ from tasks.sources.webpages import WebpagesSettings
 from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenizer.settings import TokenizerSettings
 from tasks.train.launch.settings import LaunchSettings
+
+if TYPE_CHECKING:  # the fields that plug-ins add are known at run time alone
+    from gpt2train.settings import Settings as DataStepSettings
+    from tasks.core.reject_limits import LimitSettings
+else:
+    DataStepSettings, LimitSettings = settings_groups(__name__), limit_settings(__name__)
 
 S = TypeVar("S", bound=Settings)
 SOURCES = ("urls", "warcs", "documents")
@@ -64,7 +71,7 @@ class OutputSettings(Settings):
     """Show the steps that would run and the resources they need; run nothing."""
 
 
-class DataprepSettings(OutputSettings):
+class DataprepSettings(OutputSettings, DataStepSettings):
     """Settings of data preparation: from lists of URLs, web archives or texts to token shards."""
 
     urls: tuple[str, ...] = ()
@@ -184,9 +191,19 @@ class EvaluateFlowSettings(MergeAndScoreSettings):
     dry_run: bool = False
     """Show the steps that would run; run nothing."""
 
+    @property
+    def output(self) -> str:
+        """Output folder that holds the run folder."""
+        return str(PurePosixPath(Folder(self.run).path()).parent.parent)
+
 
 class PipelineSettings(DataprepSettings, PretrainSettings, MergeAndScoreSettings):
     """Settings of the main flow: from lists of URLs, web archives or texts to an evaluated model and a report."""
+
+
+for _name, _step in DATA_STEPS.items():
+    if PipelineSettings.model_fields[_name].annotation is not _step.settings:
+        raise UserError(f"the data step {_name} of a plug-in has the name of a setting; rename it")
 
 
 def demo_layer() -> dict[str, Any]:

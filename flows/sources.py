@@ -3,16 +3,18 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from flows.demo import demo_site
-from flows.orchestration.task_runner import run_step
 from flows.settings import DataprepSettings
+from gpt2train.settings import Settings
 from tasks.blacklist.step import blacklist
+from tasks.core.input_files import InputFile
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest
 from tasks.core.storage import Folder
-from tasks.core.url_lists import find_url_lists
+from tasks.core.url_lists import find_url_lists, read_urls
 from tasks.download.step import download
 from tasks.extract.step import extract
 from tasks.sources.documents import Documents, find_documents
@@ -21,8 +23,69 @@ from tasks.sources.texts import texts
 from tasks.sources.warcs import find_warcs, warcs
 from tasks.sources.webpages import webpages
 
+MAX_COUNTED_BYTES = 2**26  # URL lists of more bytes are not counted
 
-def documents_of(root: Folder, settings: DataprepSettings, runner: Runner) -> tuple[Manifest, list[Manifest]]:
+
+class Sources:
+    """Input files of a data flow, each kind found and checked once, when it is first used.
+
+    Args:
+        settings: settings of the flow; a flow without sources has no files.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings if isinstance(settings, DataprepSettings) else DataprepSettings()
+
+    @cached_property
+    def urls(self) -> tuple[InputFile, ...]:
+        """Files of `--urls`.
+
+        Raises:
+            UserError: a file is missing or is no list of URLs.
+        """
+        return tuple(find_url_lists(self._settings.urls)) if self._settings.urls else ()
+
+    @cached_property
+    def url_count(self) -> int | None:
+        """Number of URLs in the lists; None without lists, or if they are larger than `MAX_COUNTED_BYTES`."""
+        if not self.urls or sum(item.bytes or MAX_COUNTED_BYTES for item in self.urls) > MAX_COUNTED_BYTES:
+            return None
+        return sum(1 for item in self.urls for _ in read_urls(item.location))
+
+    @cached_property
+    def warcs(self) -> tuple[InputFile, ...]:
+        """Files of `--warcs`.
+
+        Raises:
+            UserError: a file is missing or is no web archive.
+        """
+        return tuple(find_warcs(self._settings.warcs)) if self._settings.warcs else ()
+
+    @cached_property
+    def documents(self) -> Documents:
+        """Files of `--documents`.
+
+        Raises:
+            UserError: a file is missing, or its content does not match its name.
+        """
+        settings = self._settings
+        if not settings.documents:
+            return Documents((), ())
+        return find_documents(settings.documents, settings.json_key, settings.texts.max_bytes)
+
+    def check(self) -> None:
+        """Find all files.
+
+        Raises:
+            UserError: a file is missing, or its content does not match its name.
+        """
+        for _ in (self.urls, self.warcs, self.documents):
+            pass
+
+
+def documents_of(
+    root: Folder, settings: DataprepSettings, sources: Sources, runner: Runner
+) -> tuple[Manifest, list[Manifest]]:
     """Run the source steps of every given source, in a fixed order that does not depend on the order of the flags.
 
     Returns:
@@ -30,51 +93,25 @@ def documents_of(root: Folder, settings: DataprepSettings, runner: Runner) -> tu
     """
     steps: list[Manifest] = []
     pages: list[Manifest] = []
-    files = find_document_files(settings)
+    files = sources.documents
     if settings.urls or not settings.has_source:
-        with url_source(settings) as source:
-            urls = run_step(blacklist, root, find_url_lists(source.urls), settings.blacklist, runner=runner)
+        with url_source(settings, sources) as source:
+            urls = runner.run_step(blacklist, root, source.lists, settings.blacklist)
             options: dict[str, Any] = {"connect_to": source.connect_to, "retry_failed": settings.retry_failed}
-            fetched = run_step(download, root, urls, settings.download, runner=runner, **options)
+            fetched = runner.run_step(download, root, urls, settings.download, **options)
         steps.append(urls)
         pages.append(fetched)
     if settings.warcs:
-        archives = find_warcs(settings.warcs)
-        pages.append(run_step(warcs, root, archives, settings.warc, runner=runner, blacklist=settings.blacklist))
+        pages.append(runner.run_step(warcs, root, sources.warcs, settings.warc, blacklist=settings.blacklist))
     if files.pages:
-        pages.append(run_step(webpages, root, files.pages, settings.webpages, runner=runner))
+        pages.append(runner.run_step(webpages, root, files.pages, settings.webpages))
     documents: list[Manifest] = []
     if pages:
-        documents.append(
-            run_step(extract, root, merge_manifests(pages), settings.extract, runner=runner, clean=settings.clean)
-        )
+        merged = merge_manifests(pages)
+        documents.append(runner.run_step(extract, root, merged, settings.extract, clean=settings.clean))
     if files.texts:
-        documents.append(run_step(texts, root, files.texts, settings.json_key, settings.texts, runner=runner))
+        documents.append(runner.run_step(texts, root, files.texts, settings.json_key, settings.texts))
     return merge_manifests(documents), [*steps, *pages, *documents]
-
-
-def find_document_files(settings: DataprepSettings) -> Documents:
-    """Files that `--documents` names; none if it is not given.
-
-    Raises:
-        UserError: a file is missing, or its content does not match its name.
-    """
-    if not settings.documents:
-        return Documents((), ())
-    return find_documents(settings.documents, settings.json_key, settings.texts.max_bytes)
-
-
-def check_sources(settings: DataprepSettings) -> None:
-    """Check the sources before the flow starts.
-
-    Raises:
-        UserError: a file is missing, or its content does not match its name.
-    """
-    if settings.urls:
-        find_url_lists(settings.urls)
-    if settings.warcs:
-        find_warcs(settings.warcs)
-    find_document_files(settings)
 
 
 @dataclass(frozen=True)
@@ -82,19 +119,19 @@ class UrlSource:
     """Lists of URLs, and the hosts that are reached at other addresses than DNS gives.
 
     Attributes:
-        urls: files or addresses of the lists.
+        lists: files of the lists.
         connect_to: host pattern -> `address:port`.
     """
 
-    urls: Sequence[str]
+    lists: Sequence[InputFile]
     connect_to: Mapping[str, str]
 
 
 @contextlib.contextmanager
-def url_source(settings: DataprepSettings) -> Iterator[UrlSource]:
+def url_source(settings: DataprepSettings, sources: Sources) -> Iterator[UrlSource]:
     """Yield the user's URL lists, or those of the embedded demo site, which is served until the block ends."""
     if settings.urls:
-        yield UrlSource(settings.urls, settings.connect_to)
+        yield UrlSource(sources.urls, settings.connect_to)
         return
     with demo_site() as site:
-        yield UrlSource([site.url_list], site.connect_to)
+        yield UrlSource(find_url_lists([site.url_list]), site.connect_to)

@@ -7,14 +7,10 @@ from the arithmetic of `gpt2train plan`; each figure states its basis.
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from flows.dry_run.cached_steps import cached_steps
 from flows.dry_run.resources import MissingResourcesError, RunEstimate, estimate_run, vocabulary_note, vocabulary_of
-from flows.settings import (
-    DataprepSettings,
-    OutputSettings,
-    PretrainSettings,
-    usable_cores,
-)
+from flows.recipe import PlannedRun
+from flows.settings import DataprepSettings, OutputSettings, PretrainSettings, usable_cores
+from flows.sources import Sources
 from gpt2train.errors import RunError, UserError, redact
 from gpt2train.io.files import format_bytes
 from gpt2train.plan.fit import ResourceEstimate, duration
@@ -30,11 +26,11 @@ Rows = list[tuple[str, str]]
 S = TypeVar("S", bound=Settings)
 
 
-def dry_run(settings: S, check: Callable[[S], None], show: Callable[[str], object]) -> str:
+def dry_run(run: PlannedRun[S], check: Callable[[PlannedRun[S]], object], show: Callable[[str], object]) -> str:
     """Show the plan of a run, and raise the error with which the run would refuse to start.
 
     Args:
-        settings: settings of the run.
+        run: the run.
         check: check of the flow.
         show: callback that gets the plan. It is also called if this machine lacks resources or if an earlier step is
             not finished.
@@ -48,11 +44,11 @@ def dry_run(settings: S, check: Callable[[S], None], show: Callable[[str], objec
     """
     problem: UserError | RunError | None = None
     try:
-        check(settings)
+        check(run)
     except (MissingResourcesError, RunError) as error:
         problem = error
     try:
-        text = redact(show_dry_run(settings, estimate_run(settings)))
+        text = redact(show_dry_run(run))
     except (UserError, RunError) as error:
         raise problem or error from None
     show(text)
@@ -61,21 +57,23 @@ def dry_run(settings: S, check: Callable[[S], None], show: Callable[[str], objec
     return text
 
 
-def show_dry_run(settings: Settings, estimate: RunEstimate) -> str:
+def show_dry_run(run: PlannedRun[Settings]) -> str:
     """Format the whole plan as text: steps, sources, training, disk."""
-    rows = [*_step_rows(settings), *plan_rows(settings, estimate)]
+    estimate = estimate_run(run)
+    rows = [*_step_rows(run), *plan_rows(run, estimate)]
     return "\n".join(f"{name:<12}{text}".rstrip() for name, text in rows)
 
 
-def plan_page(settings: Settings) -> str:
+def plan_page(run: PlannedRun[Settings]) -> str:
     """Format the plan as Markdown, without the steps: the run page has an artifact of its own for them."""
-    rows = "".join(f"| {name} | {text} |\n" for name, text in plan_rows(settings, estimate_run(settings)))
+    rows = "".join(f"| {name} | {text} |\n" for name, text in plan_rows(run, estimate_run(run)))
     return f"| | |\n|---|---|\n{rows}"
 
 
-def plan_rows(settings: Settings, estimate: RunEstimate) -> Rows:
+def plan_rows(run: PlannedRun[Settings], estimate: RunEstimate) -> Rows:
     """Return the rows of the plan without the steps: sources, needed resources, missing resources."""
-    rows: Rows = _source_rows(settings, estimate) if isinstance(settings, DataprepSettings) else []
+    settings = run.settings
+    rows: Rows = _source_rows(settings, run.sources) if isinstance(settings, DataprepSettings) else []
     if isinstance(settings, PretrainSettings) and estimate.fit is not None:
         rows += _training_rows(settings, estimate.fit, estimate.trained)
         if note := vocabulary_note(settings):
@@ -85,10 +83,11 @@ def plan_rows(settings: Settings, estimate: RunEstimate) -> Rows:
     return [*rows, ("missing", "; ".join(estimate.missing) or "nothing")]
 
 
-def _step_rows(settings: Settings) -> Rows:
+def _step_rows(run: PlannedRun[Settings]) -> Rows:
+    settings = run.settings
     rows: Rows = []
     any_pending = False
-    for name, done in cached_steps(settings, verify=getattr(settings, "verify", False)):
+    for name, done in run.cached_steps(verify=getattr(settings, "verify", False)):
         text = "to run"
         if done is not None:
             outcome = done.outcome
@@ -104,20 +103,17 @@ def _step_rows(settings: Settings) -> Rows:
     return rows
 
 
-def _source_rows(settings: DataprepSettings, estimate: RunEstimate) -> Rows:
+def _source_rows(settings: DataprepSettings, sources: Sources) -> Rows:
     rows: Rows = []
     if not settings.has_source:
         return [("sources", "the embedded demo: some hundred pages of Python's documentation")]
     if settings.urls:
-        count = f", {estimate.urls:,} URLs" if estimate.urls is not None else ""
-        rows.append(("sources", _files_text(estimate.lists, "URL list") + count))
+        count = f", {sources.url_count:,} URLs" if sources.url_count is not None else ""
+        rows.append(("sources", _files_text(sources.urls, "URL list") + count))
     if settings.warcs:
-        rows.append(("sources", _files_text(estimate.archives, "web archive")))
+        rows.append(("sources", _files_text(sources.warcs, "web archive")))
     if settings.documents:
-        from flows.sources import find_document_files
-
-        files = find_document_files(settings)
-        kinds = ((files.pages, "page"), (files.texts, "text file"))
+        kinds = ((sources.documents.pages, "page"), (sources.documents.texts, "text file"))
         rows += [("sources", _files_text(found, kind)) for found, kind in kinds if found]
     return [(name if not number else "", text) for number, (name, text) in enumerate(rows)]
 
@@ -137,7 +133,7 @@ def _training_rows(settings: PretrainSettings, fit: ResourceEstimate, trained: b
         epochs += f"; {few}" if tokens and (few := validation_warning(tokens.outcome.facts, train)) else ""
     devices = f"{usable_cores()} CPU cores"
     if fit.on_gpu:
-        devices = " + ".join(sorted({gpu.name for gpu in fit.found[: fit.wanted]}))
+        devices = " + ".join(sorted({gpu.name for gpu in fit.gpus[: fit.gpus_needed]}))
     by = f" (by {settings.launch.launcher}; estimated for this machine)"
     launcher_note = "" if runs_here(settings.launch) else by
     return [
@@ -153,7 +149,8 @@ def _training_rows(settings: PretrainSettings, fit: ResourceEstimate, trained: b
         ),
         (
             "memory",
-            f"{fit.memory:.2f} of {fit.room:.1f} GB per process ({fit.wanted} on {devices}){launcher_note}",
+            f"{fit.memory:.2f} of {fit.available_memory:.1f} GB per process "
+            f"({fit.gpus_needed} on {devices}){launcher_note}",
         ),
         ("tokens", f"{fit.tokens:,} to train on in {train.steps:,} steps; {epochs}"),
         ("time", "none: already trained" if trained else f"about {duration(fit.hours)} of training, by {fit.basis}"),

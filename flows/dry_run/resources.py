@@ -3,12 +3,12 @@
 import logging
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.dry_run.cached_steps import cached_steps
+from flows.recipe import PlannedRun
 from flows.settings import DataprepSettings, OutputSettings, PipelineSettings, PretrainSettings, usable_cores
+from flows.sources import Sources
 from gpt2train.errors import UserError
 from gpt2train.io.files import format_bytes
 from gpt2train.model.shape import Shape
@@ -16,11 +16,8 @@ from gpt2train.monitoring.metrics import parameter_count
 from gpt2train.plan.devices import find_gpus
 from gpt2train.plan.fit import ResourceEstimate, estimate_resources, missing_resources
 from gpt2train.settings import Settings
-from tasks.core.input_files import InputFile
 from tasks.core.step import read_manifest
 from tasks.core.storage import Folder
-from tasks.core.url_lists import find_url_lists, read_urls
-from tasks.sources.warcs import find_warcs
 from tasks.tokenizer.step import own_files
 from tasks.train.launch.launchers import runs_here
 from tasks.train.step import run_folder
@@ -29,20 +26,16 @@ log = logging.getLogger("gpt2train")
 
 GPT2_VOCAB = 50257
 PUBLISHED_SIZE = re.compile(r"\d+m")  # presets named after the published models
-MAX_COUNTED_BYTES = 2**26  # URL lists of more bytes are not counted
 BYTES_PER_PAGE = 110_000  # a fetched page and all data derived from it
 
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """Estimate of a run before it starts. Sources are listed and GPUs queried once, when it is created.
+    """Estimate of a run before it starts. GPUs are queried once, when it is created.
 
     Attributes:
         fit: resources of the training; None if the flow has none.
         trained: whether the training on the data of this run is already finished and needs nothing more.
-        lists: files of the URL lists.
-        urls: number of URLs in the lists; None if there are no lists or they are too long to count.
-        archives: files of the web archives.
         needed: estimated bytes that the run still has to write.
         free: free bytes of the output; None if unknown.
         lacks: resources that this machine lacks for the training. Machines of a scheduler are not checked.
@@ -51,9 +44,6 @@ class RunEstimate:
 
     fit: ResourceEstimate | None
     trained: bool
-    lists: tuple[InputFile, ...]
-    urls: int | None
-    archives: tuple[InputFile, ...]
     needed: int
     free: int | None
     lacks: tuple[str, ...]
@@ -69,23 +59,18 @@ class MissingResourcesError(UserError):
     """This machine lacks resources for the run; the plan of the run lists them."""
 
 
-def estimate_run(settings: Settings) -> RunEstimate:
-    """Estimate the resources that a run with these settings needs, and find those that are missing."""
+def estimate_run(planned: PlannedRun[Settings]) -> RunEstimate:
+    """Estimate the resources that a run needs, and find those that are missing."""
+    settings = planned.settings
     fit = resource_estimate(settings) if isinstance(settings, PretrainSettings) else None
     run = _existing_run(settings) if isinstance(settings, PretrainSettings) else None
     # With finished data that other settings would recreate, the training counts as done only if every step is cached.
     trained = run is not None and read_manifest(run) is not None
     if trained and isinstance(settings, DataprepSettings):
-        trained = dict(cached_steps(settings))["train"] is not None
-    lists: tuple[InputFile, ...] = ()
-    archives: tuple[InputFile, ...] = ()
-    if isinstance(settings, DataprepSettings):
-        lists = tuple(find_url_lists(settings.urls)) if settings.urls else ()
-        archives = tuple(find_warcs(settings.warcs)) if settings.warcs else ()
-    urls = count_urls(lists) if lists else None
+        trained = dict(planned.cached_steps())["train"] is not None
     needed, free = 0, None
     if isinstance(settings, OutputSettings):
-        needed = _needed_bytes(settings, urls, archives, None if trained else fit, run)
+        needed = _needed_bytes(settings, planned.sources, None if trained else fit, run)
         free = _free_bytes(Folder(settings.output))
     lacks: list[str] = []
     if fit is not None and not trained and isinstance(settings, PretrainSettings):
@@ -98,7 +83,7 @@ def estimate_run(settings: Settings) -> RunEstimate:
         data = settings.data or settings.output
         if any(read_manifest(Folder(data) / step) is None for step in ("tokens", "tokenizer")):
             no_tokens = f"tokens (none in {data}; run flows.dataprep first)"
-    return RunEstimate(fit, trained, lists, urls, archives, needed, free, tuple(lacks), no_tokens)
+    return RunEstimate(fit, trained, needed, free, tuple(lacks), no_tokens)
 
 
 def resource_estimate(settings: PretrainSettings) -> ResourceEstimate:
@@ -115,13 +100,14 @@ def resource_estimate(settings: PretrainSettings) -> ResourceEstimate:
     )
 
 
-def check_resources(settings: PretrainSettings) -> None:
+def check_resources(run: PlannedRun[PretrainSettings]) -> None:
     """Check that this machine has the resources for the training, and log a note about the vocabulary size.
 
     Raises:
         MissingResourcesError: the machine lacks resources; the message lists them and the remedies.
     """
-    if not settings.launch.skip_resource_check and (estimate := estimate_run(settings)).lacks:
+    settings = run.settings
+    if not settings.launch.skip_resource_check and (estimate := estimate_run(run)).lacks:
         remedy = "" if settings.preset == "tiny" else "use --preset tiny (the deployment pretrain/tiny), or "
         raise MissingResourcesError(
             f"{settings.preset} cannot be trained on this machine, which lacks {', '.join(estimate.missing)}; {remedy}"
@@ -131,25 +117,12 @@ def check_resources(settings: PretrainSettings) -> None:
         log.warning("%s", note)
 
 
-def count_urls(lists: Sequence[InputFile]) -> int | None:
-    """Count the URLs in the lists; None if the lists are larger than `MAX_COUNTED_BYTES`."""
-    if sum(item.bytes or MAX_COUNTED_BYTES for item in lists) > MAX_COUNTED_BYTES:
-        return None
-    return sum(1 for item in lists for _ in read_urls(item.location))
-
-
-def _needed_bytes(
-    settings: OutputSettings,
-    urls: int | None,
-    archives: Sequence[InputFile],
-    fit: ResourceEstimate | None,
-    run: Folder | None,
-) -> int:
+def _needed_bytes(settings: OutputSettings, sources: Sources, fit: ResourceEstimate | None, run: Folder | None) -> int:
     """Estimated bytes that the run still has to write."""
     needed = 0
     if isinstance(settings, DataprepSettings) and read_manifest(Folder(settings.output) / "tokens") is None:
         # The output of archives and texts is about as large as they are, with the same compression.
-        needed += BYTES_PER_PAGE * (urls or 0) + sum(item.bytes or 0 for item in archives)
+        needed += BYTES_PER_PAGE * (sources.url_count or 0) + sum(item.bytes or 0 for item in sources.warcs)
     if fit is not None:
         needed += fit.checkpoints + (fit.model if isinstance(settings, PipelineSettings) else 0)
         needed = max(0, needed - (_checkpoint_bytes(run) if run is not None else 0))

@@ -6,6 +6,7 @@ filled-in default would count as given and override the preset. The help texts n
 """
 
 import contextlib
+import contextvars
 import functools
 import inspect
 import warnings
@@ -14,15 +15,16 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any, Generic, TypeVar, get_args
 
 import httpx
-from prefect import Flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
-from prefect.states import Failed, State
+from prefect.states import State
 from pydantic import BaseModel, WithJsonSchema
-from pydantic_core import to_jsonable_python
 
+from flows.compat.prefect import ParametersFlow, failed_state, set_signature
+from flows.dry_run.plan import dry_run
+from flows.recipe import PlannedRun, Recipe
 from flows.settings import SOURCES, DataprepSettings, EvaluateFlowSettings, PretrainSettings, resolve
 from flows.ui import log_filter
 from gpt2train.errors import RunError, UserError, redact, redact_error, redact_values
@@ -38,6 +40,10 @@ CONFIG_HELP = (
 DEFAULT_HELP = "Default, unless preset or config sets it: {}."
 
 
+# The run that a command has checked before it starts the flow; the flow takes it over with its inputs.
+_checked_run: contextvars.ContextVar[PlannedRun[Any] | None] = contextvars.ContextVar("checked_run", default=None)
+
+
 class _NotGiven:
     """Default of every parameter. It is not JSON serializable, so the form of the UI neither shows nor sends it."""
 
@@ -50,39 +56,47 @@ NOT_GIVEN = _NotGiven()
 warnings.filterwarnings("ignore", message="Default value not given is not JSON serializable")
 
 
-class SettingsFlow(Flow[..., str], Generic[S]):
+class SettingsFlow(ParametersFlow, Generic[S]):
     """A Prefect flow whose parameters are the fields of a settings model, and `config`.
 
     Attributes:
         model: settings model of the flow.
+        recipe: function that runs the steps of the flow.
         check: function that raises `UserError` for problems that can be found before the flow starts.
     """
 
     model: type[S]
-    check: Callable[[S], None]
+    recipe: Recipe
+    check: Callable[[PlannedRun[S]], object]
 
-    def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters unchanged; the flow itself validates them and reports errors in one line."""
-        return parameters
+    def planned(self, settings: S) -> PlannedRun[S]:
+        """Return a run of this flow that has not started."""
+        return PlannedRun(settings, self.recipe)
 
-    def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Return the given settings as JSON values for the run page and the database, without secrets of URLs.
+    def start(self, run: PlannedRun[S]) -> str:
+        """Run the flow in this process, with the inputs that the check of `run` has found."""
+        token = _checked_run.set(run)
+        try:
+            return self(config=None, **run.settings.model_dump(mode="json"))
+        finally:
+            _checked_run.reset(token)
 
-        Prefect's own implementation imports FastAPI, which costs 0.1 s at start-up.
-        """
+    def stored_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the given settings, without secrets of URLs."""
         given = {name: value for name, value in parameters.items() if value is not NOT_GIVEN}
-        plain: dict[str, Any] = redact_values(to_jsonable_python(given, fallback=str))
+        plain: dict[str, Any] = redact_values(super().stored_parameters(given))
         return plain
 
 
 def settings_flow(
-    name: str, model: type[S], check: Callable[[S], None]
-) -> Callable[[Callable[[S], str]], SettingsFlow[S]]:
-    """Turn a function of settings into a flow.
+    name: str, model: type[S], recipe: Recipe, check: Callable[[PlannedRun[S]], object]
+) -> Callable[[Callable[[PlannedRun[S]], str]], SettingsFlow[S]]:
+    """Turn a function of a planned run into a flow.
 
     Args:
         name: name of the flow, the first half of its deployments' names.
         model: settings model of the flow.
+        recipe: function that runs the steps of the flow; a dry run executes it with the dry runner.
         check: function that raises `UserError` for problems that can be found before the flow starts. A command calls
             it before it starts the flow; a run of a deployment calls it first.
 
@@ -92,31 +106,31 @@ def settings_flow(
     """
     log_filter.install()
 
-    def decorate(function: Callable[[S], str]) -> SettingsFlow[S]:
+    def decorate(function: Callable[[PlannedRun[S]], str]) -> SettingsFlow[S]:
         @functools.wraps(function)
         def run(**parameters: Any) -> "str | State[Any]":
             try:
                 config, given = split_parameters(model, parameters)
                 settings = resolve(model, config, given)
                 rename_run(run_name(name, settings))
+                planned = _checked_run.get()
+                if planned is None or planned.settings != settings:
+                    planned = flow.planned(settings)
                 if getattr(settings, "dry_run", False):
-                    from flows.dry_run.plan import dry_run  # here: it imports the flows, which import this module
-
-                    return dry_run(settings, check, show_plan)
+                    return dry_run(planned, check, show_plan)
                 if _is_deployment_run():
-                    check(settings)
-                return function(settings)
+                    check(planned)
+                return function(planned)
             except (UserError, RunError) as error:
-                # Returned, not raised: Prefect's engine would prefix the message with text of its own.
-                return Failed(message=str(error), data=error)
+                return failed_state(error)
             except Exception as error:
                 if (redacted := redact_error(error)) is not error:
                     raise redacted from None  # its message becomes the message of the run's state
                 raise
 
-        run.__signature__ = signature_of(model)  # type: ignore[attr-defined]
+        set_signature(run, signature_of(model))
         flow: SettingsFlow[S] = SettingsFlow(run, name=name)  # type: ignore[arg-type]  # Prefect accepts a returned state
-        flow.model, flow.check = model, check
+        flow.model, flow.recipe, flow.check = model, recipe, check
         return flow
 
     return decorate

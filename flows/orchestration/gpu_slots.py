@@ -19,10 +19,10 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
-from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import flow_run
 
+from flows.compat.prefect import acquire_lease, release_lease, renew_lease
 from flows.orchestration.server import is_embedded
 from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.progress import format_duration
@@ -97,11 +97,11 @@ def server_slots(
         try:
             for name in names:
                 _ensure_limit(client, name, max_jobs)
-            for stale_lease in local_slot.left:
+            for stale_lease in local_slot.stale_leases:
                 with contextlib.suppress(ValueError):  # any user of the machine can write these files
-                    client.release_concurrency_slots_with_lease(UUID(stale_lease))
-            lease = _acquire(client, names, local_slot.others, run, on_wait)
-            local_slot.note(str(lease))
+                    release_lease(client, UUID(stale_lease))
+            lease = _acquire(client, names, local_slot.other_jobs, run, on_wait)
+            local_slot.record_lease(str(lease))
         except SERVER_ERRORS as error:
             log.warning("the Prefect server keeps no GPU slots (%s); the lock files of this machine still do", error)
         if lease is not None:
@@ -121,34 +121,29 @@ def _ensure_limit(client: SyncPrefectClient, name: str, max_jobs: int) -> None:
 
 
 def _acquire(
-    client: SyncPrefectClient, names: list[str], others: int, run: UUID | None, on_wait: QueueMessage
+    client: SyncPrefectClient, names: list[str], other_jobs: int, run: UUID | None, on_wait: QueueMessage
 ) -> UUID | None:
     """Wait for one slot of every limit and return their common lease."""
-    holder = ConcurrencyLeaseHolder(type="flow_run", id=run) if run else None
     since, notified = time.monotonic(), False
     while True:
-        try:
-            answer = client.increment_concurrency_slots_with_lease(names, 1, "concurrency", LEASE_SECONDS, holder)
-            return UUID(answer.json()["lease_id"])
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code not in (422, 423):  # 422: more than the limit; 423: no slot is free
-                raise
+        if lease := acquire_lease(client, names, LEASE_SECONDS, run):
+            return lease
         if not notified:
             on_wait(f"the server's concurrency limit {' and '.join(names)} has no free slot")
             notified = True
         if time.monotonic() - since > STALE_SECONDS:
-            _free_stale_slots(client, names, others)
+            _free_stale_slots(client, names, other_jobs)
             since = time.monotonic()
         time.sleep(POLL_SECONDS)
 
 
-def _free_stale_slots(client: SyncPrefectClient, names: list[str], others: int) -> None:
-    """Free the slots beyond `others`, the number of other live trainings on this machine."""
+def _free_stale_slots(client: SyncPrefectClient, names: list[str], other_jobs: int) -> None:
+    """Free the slots beyond `other_jobs`, the number of other live trainings on this machine."""
     for name in names:
         limit: Any = client.read_global_concurrency_limit_by_name(name)
-        if limit.active_slots > others:
-            client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=others))
-            log.warning("%s: freed %d slots of runs that ended", name, limit.active_slots - others)
+        if limit.active_slots > other_jobs:
+            client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=other_jobs))
+            log.warning("%s: freed %d slots of runs that ended", name, limit.active_slots - other_jobs)
 
 
 def _renew_lease(stack: contextlib.ExitStack, lease: UUID) -> threading.Event:
@@ -158,14 +153,10 @@ def _renew_lease(stack: contextlib.ExitStack, lease: UUID) -> threading.Event:
     def renew() -> None:
         with get_client(sync_client=True) as client:
             while not stop.wait(RENEW_SECONDS):
-                try:
-                    client.renew_concurrency_lease(lease, LEASE_SECONDS)
-                except httpx.HTTPStatusError as error:
-                    if error.response.status_code == 410:
+                with contextlib.suppress(*SERVER_ERRORS):  # the server may be restarting
+                    if not renew_lease(client, lease, LEASE_SECONDS):
                         lost.set()
                         return
-                except SERVER_ERRORS:
-                    continue  # the server may be restarting
 
     thread = threading.Thread(target=renew, name="gpu-slot-lease", daemon=True)
     thread.start()
@@ -180,4 +171,4 @@ def _release(client: SyncPrefectClient, names: list[str], lease: UUID, lost: thr
         if lost.is_set():
             client.release_concurrency_slots(names, 1, 1.0)
         else:
-            client.release_concurrency_slots_with_lease(lease)
+            release_lease(client, lease)

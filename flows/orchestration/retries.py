@@ -6,35 +6,19 @@ way, hours later.
 
 import logging
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
 from gpt2train.errors import RunError, TransientError, UserError
+from tasks.core.runner import Retries
 from tasks.core.worker_pool import WorkerLostError
 
 log = logging.getLogger("gpt2train")
 
+MAX_DELAYS = 50  # that Prefect accepts for a task
 TRANSIENT = (TransientError, WorkerLostError, ConnectionError, TimeoutError)
-
-
-@dataclass(frozen=True)
-class Retries:
-    """Number and delays of a step's retries.
-
-    Attributes:
-        times: number of attempts after the first.
-        delay: seconds before the second attempt; doubled before each further one.
-    """
-
-    times: int = 2
-    delay: float = 5.0
-
-    def delays(self) -> list[float]:
-        """Return the seconds before each retry; Prefect accepts at most 50 values."""
-        return [self.delay * 2**index for index in range(min(self.times, 50))]
 
 
 def is_transient(state: State[Any]) -> bool:
@@ -75,4 +59,5 @@ def retry_options(step: str, retries: Retries) -> dict[str, Any]:
         log.warning("%s: %s; retrying", step, error)
         return True
 
-    return {"retries": retries.times, "retry_delay_seconds": retries.delays(), "retry_condition_fn": is_retryable}
+    delays = [retries.delay * 2**index for index in range(min(retries.times, MAX_DELAYS))]
+    return {"retries": retries.times, "retry_delay_seconds": delays, "retry_condition_fn": is_retryable}

@@ -47,6 +47,7 @@ FLUSH_SECONDS = 10.0
 ANSWER_SECONDS = 10.0
 HOSTS = ("127.0.0.1", "localhost")
 KEY_FILE = "gpt2train-api-key"
+START_LOCK = "gpt2train-server-start.lock"
 CLIENT_KEY, SERVER_KEY = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
 
 
@@ -206,11 +207,9 @@ def _flush_prefect() -> None:
     """Send Prefect's queued logs and events while the server answers; later Prefect would retry for a minute."""
     if "prefect" not in sys.modules:
         return
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
+    from flows.compat.prefect import flush  # imports Prefect, which a server alone does not need
 
-    for service in (APILogWorker, EventsWorker):
-        service.drain_all(timeout=FLUSH_SECONDS, at_exit=False)
+    flush(FLUSH_SECONDS)
 
 
 def _free_port() -> int:
@@ -272,14 +271,26 @@ def serve(port: int) -> None:
     # The page of the work pools makes the API fetch a list of worker types from the internet; if that fails it uses a
     # bundled copy. Nothing answers on port 9 (discard) of this machine, so the fetch fails at once.
     os.environ.update(dict.fromkeys(("https_proxy", "HTTPS_PROXY"), NO_SERVER), no_proxy="", NO_PROXY="")
-    os.environ["PREFECT__SERVER_FINAL"] = "1"
     os.environ["PREFECT_UI_API_URL"] = f"http://127.0.0.1:{port}/api"
     os.environ["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = ",".join(f"http://{host}:{port}" for host in HOSTS)
-    import uvicorn
+    import uvicorn  # here, with Prefect (1-3 s): the commands import this module too
+    from filelock import FileLock
     from prefect.server.api.server import create_app
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    uvicorn.run(
+    from flows.compat.prefect import SERVER_FINAL
+
+    os.environ[SERVER_FINAL] = "1"
+
+    class Server(uvicorn.Server):
+        """Server that creates or migrates its tables while no other one of this Prefect home does."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            # Two servers that create the same tables at once both run the same statements, and the second one ends.
+            with FileLock(_prefect_home() / START_LOCK):
+                await super().startup(sockets)
+
+    config = uvicorn.Config(
         TrustedHostMiddleware(create_app(), allowed_hosts=HOSTS, www_redirect=False),
         host="127.0.0.1",
         port=port,
@@ -287,6 +298,10 @@ def serve(port: int) -> None:
         lifespan="on",  # it runs the migrations
         timeout_graceful_shutdown=3,
     )
+    server = Server(config)
+    server.run()
+    if not server.started:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

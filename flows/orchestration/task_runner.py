@@ -19,16 +19,15 @@ from prefect.states import Completed
 from prefect.tasks import Task
 
 from flows.orchestration.gpu_slots import prefect_slot
-from flows.orchestration.retries import Retries, RetryCondition, retry_options
+from flows.orchestration.retries import RetryCondition, retry_options
 from flows.ui import artifacts
 from flows.ui.artifact_publisher import UPDATE_SECONDS, ArtifactPublisher
 from flows.ui.console import StepProgress, step_line
 from flows.ui.progress import UNITS, StageProgress
 from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
 from gpt2train.errors import redact_error
-from tasks.core.dry_runner import DryRunner
 from tasks.core.reject_limits import LimitSettings
-from tasks.core.runner import Outcomes, Runner, Stage, Work
+from tasks.core.runner import Outcomes, Retries, Runner, Stage, Work, step_name
 from tasks.core.step import Manifest
 
 log = logging.getLogger("gpt2train")
@@ -60,6 +59,58 @@ class PrefectRunner(Runner):
         finally:
             log.removeHandler(self._warnings)
             self.publisher.close()
+
+    def run_step(
+        self,
+        function: Callable[..., Manifest],
+        *arguments: Any,
+        retries: Retries = Retries(),  # noqa: B008 - frozen
+        **options: Any,
+    ) -> Manifest:
+        """Run a step function as a Prefect task of the same name; a finished step ends in the state `Cached`.
+
+        Logs one line about the step and publishes its counts on the run page. Transient failures are retried; each
+        attempt resumes from the batches that are committed.
+
+        Args:
+            function: step function; it takes `runner` and returns a manifest.
+            *arguments: positional arguments of the function.
+            retries: number and delays of the retries.
+            **options: keyword arguments of the function.
+
+        Returns:
+            The manifest of the step.
+        """
+        name = step_name(function)
+
+        def step() -> Any:  # a manifest, or a state that holds one
+            started = time.monotonic()
+            row = self.step_started(name)
+            try:
+                manifest = function(*arguments, runner=self, **options)
+            except BaseException as error:
+                state = "failed" if isinstance(error, Exception) else "stopped"
+                self.step_failed(row, time.monotonic() - started, state)
+                if isinstance(error, Exception) and (redacted := redact_error(error)) is not error:
+                    raise redacted from None  # its message becomes the message of the task run's state
+                raise
+            cached = manifest.step in self.skipped
+            seconds = None if cached else time.monotonic() - started
+            log.info(step_line(manifest, seconds))
+            self.step_finished(row, manifest, seconds)
+            if cached:
+                message = f"done before: fingerprint {manifest.fingerprint}"
+                return Completed(name="Cached", message=message, data=manifest)
+            return manifest
+
+        # `return_state`: without it the call would return the `Completed` state itself instead of the manifest.
+        call = LocalCall(step)
+        options_of_task = retry_options(name, retries)
+        state = task(name=name, task_run_name=name, cache_policy=NO_CACHE, **options_of_task)(lambda: call.call())(
+            return_state=True
+        )
+        manifest: Manifest = state.result()
+        return manifest
 
     def dispatch(self, stage: Stage, todo: Sequence[tuple[str, Work]], at_once: int) -> None:
         """Run named work items as task runs, at most `at_once` at a time."""
@@ -117,12 +168,12 @@ class PrefectRunner(Runner):
             self.publisher.publish(key, lambda: percent, text, kind="progress")
 
     @contextmanager
-    def turn(self, devices: Sequence[str], max_jobs: int, run: str) -> Iterator[None]:
+    def gpu_slot(self, devices: Sequence[str], max_jobs: int, run: str) -> Iterator[None]:
         """Hold slots on this machine's GPUs, in its lock files and in the server's concurrency limits."""
         with prefect_slot(devices, max_jobs, run, self.publisher):
             yield
 
-    def training(self, records: Sequence[dict[str, Any]], steps: int) -> None:
+    def report_metrics(self, records: Sequence[dict[str, Any]], steps: int) -> None:
         """Publish the progress, loss curve and last metrics of the training."""
         if not records:
             return
@@ -184,62 +235,3 @@ class LocalCall:
 
     def __reduce__(self) -> tuple[type["LocalCall"], tuple[None]]:
         return LocalCall, (None,)
-
-
-def run_step(
-    function: Callable[..., Manifest],
-    *arguments: Any,
-    runner: Runner,
-    retries: Retries = Retries(),  # noqa: B008 - frozen
-    **options: Any,
-) -> Manifest:
-    """Run a step function as a Prefect task of the same name; a finished step ends in the state `Cached`.
-
-    Logs one line about the step and publishes its counts on the run page. Transient failures are retried; each attempt
-    resumes from the batches that are committed.
-
-    Args:
-        function: step function; it takes `runner` and returns a manifest.
-        *arguments: positional arguments of the function.
-        runner: runner of the step's batches. A `DryRunner` records the step instead of running it.
-        retries: number and delays of the retries.
-        **options: keyword arguments of the function.
-
-    Returns:
-        The manifest of the step.
-    """
-    name = function.__name__.strip("_").replace("_", "-")
-    if isinstance(runner, DryRunner):
-        return runner.look(name, function, arguments, options)
-    display = runner if isinstance(runner, PrefectRunner) else None
-
-    def step() -> Any:  # a manifest, or a state that holds one
-        started = time.monotonic()
-        row = display.step_started(name) if display else None
-        try:
-            manifest = function(*arguments, runner=runner, **options)
-        except BaseException as error:
-            if display and row:
-                display.step_failed(
-                    row, time.monotonic() - started, "failed" if isinstance(error, Exception) else "stopped"
-                )
-            if isinstance(error, Exception) and (redacted := redact_error(error)) is not error:
-                raise redacted from None  # its message becomes the message of the task run's state
-            raise
-        cached = manifest.step in runner.skipped
-        seconds = None if cached else time.monotonic() - started
-        log.info(step_line(manifest, seconds))
-        if display and row:
-            display.step_finished(row, manifest, seconds)
-        if cached:
-            return Completed(name="Cached", message=f"done before: fingerprint {manifest.fingerprint}", data=manifest)
-        return manifest
-
-    # `return_state`: without it the call would return the `Completed` state itself instead of the manifest.
-    call = LocalCall(step)
-    options_of_task = retry_options(name, retries)
-    state = task(name=name, task_run_name=name, cache_policy=NO_CACHE, **options_of_task)(lambda: call.call())(
-        return_state=True
-    )
-    manifest: Manifest = state.result()
-    return manifest

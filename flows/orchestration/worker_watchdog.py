@@ -18,6 +18,7 @@ import psutil
 import rich.console
 from prefect.context import FlowRunContext
 
+from flows.compat.prefect import started_flow_run
 from flows.orchestration.crash_reporter import start_crash_reporter
 from gpt2train.errors import RunError
 from gpt2train.launch.rank_logs import quietly
@@ -26,7 +27,6 @@ log = logging.getLogger("gpt2train")
 
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 15.0  # to report the end of the run to the server, in addition to the time for the checkpoint
-FLOW_RUN_ID = "PREFECT__FLOW_RUN_ID"  # environment variable of a process that was started for one flow run
 
 
 def watch_worker(grace: float) -> None:
@@ -39,7 +39,7 @@ def watch_worker(grace: float) -> None:
         RunError: the worker is already gone.
     """
     context = FlowRunContext.get()
-    if context is None or context.flow_run is None or str(context.flow_run.id) != os.environ.get(FLOW_RUN_ID):
+    if context is None or context.flow_run is None or str(context.flow_run.id) != started_flow_run():
         return
     watched = supervisors()
     if not watched:

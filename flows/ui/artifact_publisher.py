@@ -18,10 +18,11 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.actions import ArtifactCreate
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run, task_run
 
+from flows.compat.prefect import update_artifact
 from gpt2train.errors import redact, redact_values
 
 if TYPE_CHECKING:
@@ -147,6 +148,4 @@ class ArtifactPublisher:
             )
             entry.id = client.create_artifact(created).id
             return
-        update = ArtifactUpdate(data=data, description=description).model_dump(mode="json", exclude_unset=True)
-        # Not `update_artifact`: it also sends an event that contains the data.
-        client.request("PATCH", "/artifacts/{id}", json=update, path_params={"id": entry.id})
+        update_artifact(client, entry.id, data, description)

@@ -6,6 +6,7 @@ import cyclopts
 from pydantic import BaseModel
 
 from gpt2train.settings import Settings
+from tasks.data_steps.registry import DATA_STEPS
 
 # Settings on the page of `--help`, in this order; a command shows those that its flow has.
 USUAL = (
@@ -15,7 +16,7 @@ USUAL = (
 )
 STEPS = (
     *("limits", "blacklist", "download", "warc", "webpages", "texts", "extract", "clean", "cloze", "decontaminate"),
-    *("dedup", "shuffle", "tokenizer", "tokenize", "train", "launch", "merge", "evaluate", "report"),
+    *("dedup", *DATA_STEPS, "shuffle", "tokenizer", "tokenize", "train", "launch", "merge", "evaluate", "report"),
 )
 ALL_FLAG = "--help-all"
 

@@ -17,7 +17,7 @@ from gpt2train.data.training_data import TrainingData
 from gpt2train.io.files import write_atomic
 from gpt2train.monitoring.memory_report import peak_resident
 from gpt2train.monitoring.metrics import MetricsWriter, mfu, parameter_count
-from gpt2train.monitoring.run_record import note_start
+from gpt2train.monitoring.run_record import record_start
 from gpt2train.monitoring.trackers import open_trackers
 from gpt2train.monitoring.training_warnings import overfitting_warning, warn_before_start
 from gpt2train.parallel.layout import Layout
@@ -79,7 +79,7 @@ class RunLogger:
     def _open(self, state: TrainState, layout: Layout, corpora: Sequence[StoredCorpus]) -> MetricsWriter:
         run, device = Path(self._config.output), self._ctx.device
         write_atomic(run / CONFIG_FILE, to_toml(self._config).encode())
-        note_start(
+        record_start(
             self._config,
             state.step,
             world=self._ctx.world,

@@ -135,7 +135,7 @@ def read_record(run: str | Path) -> RunRecord | None:
         ) from error
 
 
-def note_flow(run: str | Path, preset: str, inputs: Mapping[str, str], launch: Mapping[str, Any]) -> None:
+def record_flow(run: str | Path, preset: str, inputs: Mapping[str, str], launch: Mapping[str, Any]) -> None:
     """Record the inputs and launch settings of a run that a flow is about to start; earlier starts are kept.
 
     Args:
@@ -150,7 +150,7 @@ def note_flow(run: str | Path, preset: str, inputs: Mapping[str, str], launch: M
     _write(run, _before(run).model_copy(update={"preset": preset, "inputs": dict(inputs), "launch": dict(launch)}))
 
 
-def note_start(
+def record_start(
     config: RunConfig, step: int, *, world: int, layout: str, device: str, corpora: Sequence[tuple[str, int, float]]
 ) -> None:
     """Record a start; rank 0 calls it before `metrics.jsonl` is truncated to the step from which the run resumes.

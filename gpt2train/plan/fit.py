@@ -29,11 +29,11 @@ class ResourceEstimate:
     Attributes:
         layout: layout of all processes.
         on_gpu: True if each process on this machine can have its own GPU, as the engine decides.
-        found: GPUs of this machine that this process may use.
-        wanted: number of GPUs that the processes on this machine would use.
+        gpus: GPUs of this machine that this process may use.
+        gpus_needed: number of GPUs that the processes on this machine would use.
         parameters: parameters of the model.
         memory: peak memory in GB of the rank that needs most.
-        room: memory in GB available to a rank.
+        available_memory: memory in GB available to a rank.
         tokens: tokens of all steps.
         hours: time of all steps, without validation and saving.
         basis: assumptions of the hours.
@@ -43,11 +43,11 @@ class ResourceEstimate:
 
     layout: Layout
     on_gpu: bool
-    found: tuple[Gpu, ...]
-    wanted: int
+    gpus: tuple[Gpu, ...]
+    gpus_needed: int
     parameters: int
     memory: float
-    room: float
+    available_memory: float
     tokens: int
     hours: float
     basis: str
@@ -97,7 +97,7 @@ def estimate_resources(
         )
         step = step_time(settings, shape, layout, parts, hardware).total
         seconds = tokens / (layout.global_batch * shape.context) * step
-        room = hardware.memory * (1 - hardware.reserve)
+        available = hardware.memory * (1 - hardware.reserve)
         guess = "" if len(known) == len(used) else ", a guess for this GPU"
         speed = f"{hardware.tflops:g} TFLOP/s per GPU at {hardware.efficiency:.0%}"
         basis = f"a roofline of {speed}{guess} (docs/train/plan.md)"
@@ -105,7 +105,7 @@ def estimate_resources(
         busy = min(processes * threads, cores) * nodes
         flops = tokens * flops_per_token(shape) * (1 + RECOMPUTE_FACTOR[settings.parallel.activation_checkpointing])
         rate = CORE_FLOPS / CPU_SLOWDOWN[settings.precision]
-        seconds, room = flops / (busy * rate), memory_of_cpu() / processes
+        seconds, available = flops / (busy * rate), memory_of_cpu() / processes
         basis = f"{rate / 1e9:.0f} GFLOP/s per core in {settings.precision} on {busy} cores (docs/operate/budget.md)"
     count = parameter_count(shape)
     kept = settings.checkpoints.keep + settings.checkpoints.keep_best + 1  # + 1 for the one being written
@@ -113,11 +113,11 @@ def estimate_resources(
     return ResourceEstimate(
         layout=layout,
         on_gpu=on_gpu,
-        found=tuple(gpus),
-        wanted=processes,
+        gpus=tuple(gpus),
+        gpus_needed=processes,
         parameters=count,
         memory=memory,
-        room=room,
+        available_memory=available,
         tokens=tokens,
         hours=seconds / 3600,
         basis=basis,
@@ -134,13 +134,13 @@ def missing_resources(fit: ResourceEstimate, settings: TrainSettings) -> list[st
     missing = []
     slow = fit.hours > MAX_CPU_HOURS and not fit.on_gpu
     if not fit.on_gpu and (settings.device == "cuda" or (settings.device == "auto" and slow)):
-        found = f"{len(fit.found)} found" if fit.found else "none found"
-        missing.append(f"{fit.wanted} GPU{'s' * (fit.wanted > 1)} ({found})")
+        found = f"{len(fit.gpus)} found" if fit.gpus else "none found"
+        missing.append(f"{fit.gpus_needed} GPU{'s' * (fit.gpus_needed > 1)} ({found})")
         if slow:
             missing.append(f"time (about {duration(fit.hours)} on this CPU)")
-    if fit.memory > fit.room and settings.device != "cpu":
+    if fit.memory > fit.available_memory and settings.device != "cpu":
         kind = "GPU memory" if fit.on_gpu else "memory"
-        missing.append(f"{kind} ({fit.memory:.1f} GB per process, {fit.room:.1f} GB available)")
+        missing.append(f"{kind} ({fit.memory:.1f} GB per process, {fit.available_memory:.1f} GB available)")
     return missing
 
 

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gpt2train.errors import RunError, UserError
-from tasks.core.runner import Runner
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.runner import Retries, Runner, step_name
+from tasks.core.step import Manifest, Outcome, Step, read_manifest
+from tasks.core.storage import Folder
 
 PENDING = "to come"  # fingerprint of a step that has not run yet
 
@@ -26,44 +27,65 @@ class DryRunner(Runner):
             counts as not done, although it is skipped in the end if the outputs of the earlier step do not change.
     """
 
+    is_dry_run = True
+
     def __init__(self, *, verify: bool = False) -> None:
         super().__init__(1, verify=verify)
         self.steps: list[tuple[str, Manifest | None]] = []
+        self._lacks_inputs = False  # a step that is not done has been handed on as a placeholder
+
+    def input_manifest(self, folder: Folder) -> Manifest:
+        """Return the manifest of a step of an earlier flow, or a placeholder if it is not done."""
+        return read_manifest(folder) or self._placeholder(folder.url.rpartition("/")[2])
 
     def finished(self, step: Step) -> Manifest | None:
         """End the step's function before it does any work."""
         step.verify = self.verify
         raise _FinishedCalledError(step, step.finished())
 
-    def look(self, name: str, function: Callable[..., Manifest], arguments: tuple[Any, ...], options: Any) -> Manifest:
-        """Call a step's function up to `finished`.
+    def run_step(
+        self,
+        function: Callable[..., Manifest],
+        *arguments: Any,
+        retries: Retries = Retries(),  # noqa: B008 - frozen
+        **options: Any,
+    ) -> Manifest:
+        """Call a step's function up to `finished`, and record the step.
 
         Args:
-            name: Name of the step.
-            function: The step's function.
-            arguments: Its positional arguments.
-            options: Its keyword arguments, without `runner`.
+            function: Function of the step; it takes `runner` and returns a manifest.
+            *arguments: Its positional arguments.
+            retries: Number and delays of the retries; not used.
+            **options: Its keyword arguments, without `runner`.
 
         Returns:
             The manifest of a step that is done, or a placeholder for one that has to run.
+
+        Raises:
+            UserError: The step refuses its inputs.
         """
-        folder = name
+        folder = name = step_name(function)
         try:
             function(*arguments, runner=self, **options)
             raise AssertionError(f"{name} did not call `finished`")
         except _FinishedCalledError as call:
             found, folder = call.manifest, call.step.folder_name
         except (UserError, RunError, OSError, LookupError, ValueError):
-            if all(manifest for _, manifest in self.steps):
+            if not self._lacks_inputs:
                 raise  # a user's mistake; otherwise, an earlier step has not written its files yet
             found = None
         self.steps.append((name, found))
-        return found or Manifest(
+        return found or self._placeholder(name, folder)
+
+    def _placeholder(self, name: str, folder: str | None = None) -> Manifest:
+        """Return a manifest in place of that of a step that has to run."""
+        self._lacks_inputs = True
+        return Manifest(
             step=name,
             version=0,
             fingerprint=PENDING,
             content=PENDING,
-            folder=folder,
+            folder=folder or name,
             parameters={},
             inputs={},
             outcome=Outcome(),

@@ -39,16 +39,16 @@ class Slot:
     """Slots that are held, one on each device.
 
     Attributes:
-        others: Number of other jobs on the most occupied of the devices.
-        left: Leases that killed holders of these slots did not release.
+        other_jobs: Number of other jobs on the most occupied of the devices.
+        stale_leases: Leases that killed holders of these slots did not release.
     """
 
-    others: int
-    left: frozenset[str]
+    other_jobs: int
+    stale_leases: frozenset[str]
     _who: str = ""
     _files: tuple[int, ...] = ()
 
-    def note(self, lease: str) -> None:
+    def record_lease(self, lease: str) -> None:
         """Record the Prefect lease of this slot in its lock files."""
         for file in self._files:
             _write_note(file, self._who, lease)
@@ -87,11 +87,11 @@ def gpu_slot(
                 reported = files
                 waiting(reported)
             time.sleep(POLL_SECONDS * random.uniform(0.5, 1.5))  # jitter, so that two jobs do not collide for ever
-        left = frozenset(str(lease) for file in files if (lease := _read_note(file).get("lease")))
+        stale_leases = frozenset(str(lease) for file in files if (lease := _read_note(file).get("lease")))
         for file in files:
             held.callback(_erase_note, file)
             _write_note(file, who)
-        yield Slot(max(_count_others(folder, device, max_jobs) for device in devices), left, who, files)
+        yield Slot(max(_count_others(folder, device, max_jobs) for device in devices), stale_leases, who, files)
 
 
 def queue_folder() -> Path:

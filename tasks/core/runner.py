@@ -1,7 +1,7 @@
-"""Execution of a step's batches: skip the committed ones, run the others, commit each as it ends.
+"""Execution of steps and of their batches: skip the committed batches, run the others, commit each as it ends.
 
-`Runner` needs no orchestrator; the flows use a subclass that shows batches as Prefect task runs. The choice of runner
-and its number of workers never change a byte of the outputs.
+`Runner` needs no orchestrator; the flows use a subclass that shows steps and batches as Prefect task runs. The choice
+of runner and its number of workers never change a byte of the outputs.
 """
 
 import concurrent.futures
@@ -17,7 +17,8 @@ from gpt2train.errors import RunError
 from gpt2train.io.files import DISK_FULL_ERRNOS, write_error
 from tasks.core.gpu_queue import gpu_slot
 from tasks.core.reject_limits import LimitSettings, Tally
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Manifest, Outcome, Step, need_manifest
+from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool, adopt
 
 log = logging.getLogger("gpt2train")
@@ -27,6 +28,19 @@ Work = Callable[[], Outcomes]
 Where = Literal["process", "node", "thread"]
 
 MAX_GROUPS = 300  # groups of batches per stage: thousands of task runs overload an orchestrator
+
+
+@dataclass(frozen=True)
+class Retries:
+    """Number and delays of a step's retries, for runners that retry.
+
+    Attributes:
+        times: Number of attempts after the first.
+        delay: Seconds before the second attempt; doubled before each further one.
+    """
+
+    times: int = 2
+    delay: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -103,6 +117,11 @@ class Stage:
     rows: Mapping[str, int] = field(default_factory=dict)
 
 
+def step_name(function: Callable[..., Manifest]) -> str:
+    """Return the name of a step: that of its function."""
+    return function.__name__.strip("_")
+
+
 class Runner:
     """Runner on this machine: dispatching threads and a warm pool of worker processes.
 
@@ -112,9 +131,12 @@ class Runner:
         limits: Maximum share of rejected rows for each step; None disables the check.
 
     Attributes:
+        is_dry_run: True for a runner that runs no step and writes nothing.
         skipped: Names of the steps that were already done.
         stopping: Set when a batch fails or the command is interrupted; long batches in threads poll it.
     """
+
+    is_dry_run = False
 
     def __init__(self, workers: int = 2, *, verify: bool = False, limits: LimitSettings | None = None) -> None:
         self.workers = workers
@@ -139,6 +161,34 @@ class Runner:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+    def run_step(
+        self,
+        function: Callable[..., Manifest],
+        *arguments: Any,
+        retries: Retries = Retries(),
+        **options: Any,
+    ) -> Manifest:
+        """Call a step's function with this runner; this runner does not retry.
+
+        Args:
+            function: Function of the step; it takes `runner` and returns a manifest.
+            *arguments: Its positional arguments.
+            retries: Number and delays of the retries.
+            **options: Its keyword arguments, without `runner`.
+
+        Returns:
+            The manifest of the step.
+        """
+        return function(*arguments, runner=self, **options)
+
+    def input_manifest(self, folder: Folder) -> Manifest:
+        """Return the manifest of a step of an earlier flow.
+
+        Raises:
+            RunError: The step is not finished.
+        """
+        return need_manifest(folder)
 
     def finished(self, step: Step) -> Manifest | None:
         """Return the manifest of a step that is already done; otherwise prepare the step's folder and return None."""
@@ -262,7 +312,7 @@ class Runner:
         """
 
     @contextlib.contextmanager
-    def turn(self, devices: Sequence[str], max_jobs: int, run: str) -> Iterator[None]:
+    def gpu_slot(self, devices: Sequence[str], max_jobs: int, run: str) -> Iterator[None]:
         """Wait for a slot on devices of this machine and hold it during a training run.
 
         Args:
@@ -273,5 +323,5 @@ class Runner:
         with gpu_slot(devices, max_jobs, run, functools.partial(log.info, "waiting: %s")):
             yield
 
-    def training(self, records: Sequence[dict[str, Any]], steps: int) -> None:
+    def report_metrics(self, records: Sequence[dict[str, Any]], steps: int) -> None:
         """Report a training run's metrics so far, every few seconds (hook); this runner ignores them."""

@@ -86,4 +86,4 @@ class MetricsTail:
         if lines:
             self._read += len(lines)
             self._records += [row for row in read_json_lines(lines)[0] if type(row.get("step")) is int]
-            self.runner.training(self._records, self.steps)
+            self.runner.report_metrics(self._records, self.steps)

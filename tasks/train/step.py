@@ -16,7 +16,7 @@ from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import FILE, read_metrics
-from gpt2train.monitoring.run_record import note_flow
+from gpt2train.monitoring.run_record import record_flow
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest, Outcome, Step, digest, fingerprint
 from tasks.core.storage import Folder
@@ -79,9 +79,11 @@ def train(
     if reason := validation_warning(tokens.outcome.facts, settings):
         log.warning(reason)
     config = write_config(data, tokens, tokenizer, settings, step.folder)
-    note_flow(step.folder.path(), name, identities, launch.model_dump(mode="json"))
-    turn = runner.turn(devices_of(settings, launch), launch.max_jobs_per_gpu, step.folder.url)
-    with turn, tail_metrics(Path(step.folder.path()), settings.steps, runner):
+    record_flow(step.folder.path(), name, identities, launch.model_dump(mode="json"))
+    with (
+        runner.gpu_slot(devices_of(settings, launch), launch.max_jobs_per_gpu, step.folder.url),
+        tail_metrics(Path(step.folder.path()), settings.steps, runner),
+    ):
         run_job(Job(config, launch))
     from gpt2train.checkpoint import store  # imports torch (1-2 s), which a fully cached run never needs
 

@@ -6,7 +6,6 @@ from typing import Any
 from prefect import flow
 
 from flows.orchestration.run_context import run_context
-from flows.orchestration.task_runner import run_step
 from flows.settings import OutputSettings
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest, Outcome, Step
@@ -34,4 +33,4 @@ def nap(folder: Folder, name: str, seconds: float) -> Outcome:
 def slow_batches(settings: dict[str, Any], seconds: float) -> str:
     """Nap in two processes."""
     with run_context(OutputSettings(**settings)) as (root, runner):
-        return run_step(naps, root, seconds, runner=runner).folder
+        return runner.run_step(naps, root, seconds).folder

@@ -11,18 +11,14 @@ from typing import Any
 
 import pytest
 
-import flows.dataprep
-import flows.evaluate
-import flows.pretrain
-import flows.sources
 from flows.dataprep import DataManifests, prepare
 from flows.dry_run.plan import show_dry_run
-from flows.dry_run.resources import estimate_run
 from flows.evaluate import merge_and_score
+from flows.pipeline import pipeline
 from flows.pretrain import train_on_tokens
 from flows.settings import PipelineSettings, resolve
+from flows.sources import Sources
 from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
-from tasks.core.dry_runner import DryRunner
 from tasks.core.storage import Folder
 from tasks.report.step import REPORT, report
 from tasks.train.step import validation_warning
@@ -87,28 +83,20 @@ def settings_for(kind: str, folder: Path) -> PipelineSettings:
 
 
 @pytest.fixture
-def direct(monkeypatch: pytest.MonkeyPatch) -> Iterator[Inline]:
+def direct() -> Iterator[Inline]:
     """A runner for the recipes of the flows; each step is called without a Prefect task around it."""
-
-    def call(function: Callable[..., Any], *arguments: Any, runner: Any, retries: Any = None, **options: Any) -> Any:
-        if isinstance(runner, DryRunner):
-            return runner.look(function.__name__, function, arguments, options)
-        return function(*arguments, runner=runner, **options)
-
-    for module in (flows.dataprep, flows.sources, flows.pretrain, flows.evaluate):
-        monkeypatch.setattr(module, "run_step", call)
     with Inline(workers=1) as runner:
         yield runner
 
 
 def prepared(settings: PipelineSettings, runner: Inline, caplog: pytest.LogCaptureFixture) -> DataManifests:
     """Run the data recipe twice, and check that the second run repeats nothing."""
-    data = prepare(Folder(settings.output), settings, runner)
+    data = prepare(Folder(settings.output), settings, Sources(settings), runner)
     assert data.lambada is None
     assert "no cloze passage in the" in caplog.text and "--lambada FILE" in caplog.text
     assert data.tokenize.outcome.facts["train_tokens"] > 0
     assert data.decontaminate.outcome.kept == data.clean.outcome.kept
-    assert prepare(Folder(settings.output), settings, runner) == data
+    assert prepare(Folder(settings.output), settings, Sources(settings), runner) == data
     return data
 
 
@@ -131,7 +119,7 @@ def test_a_model_of_two_lines_is_trained_and_scored(
     settings = settings_for("two lines", tmp_path)
     data = prepared(settings, direct, caplog)
     root = Folder(settings.output)
-    assert "finds" not in (plan := show_dry_run(settings, estimate_run(settings))) and "no cloze passage" in plan
+    assert "finds" not in (plan := show_dry_run(pipeline.planned(settings))) and "no cloze passage" in plan
     assert "no validation: the valid split holds 0 tokens, fewer than one sample of 9" in plan
     training = train_on_tokens(root, root, data.tokenize, data.tokenizer, settings, direct)
     assert "no validation: the valid split" in caplog.text

@@ -15,11 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import flows.dataprep
-import flows.sources
 import tasks.core.step
 from flows.dataprep import prepare
 from flows.settings import DataprepSettings
+from flows.sources import Sources
 from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.core.storage import Folder
@@ -80,7 +79,6 @@ def run(order: dict[str, Any]) -> None:
     settings = DataprepSettings.model_validate(order["settings"])
     root = Folder(settings.output)
     stop_clocks()
-    flows.dataprep.run_step = flows.sources.run_step = call_step
     with contextlib.ExitStack() as stack:
         adopt(InlinePool(1))  # until a runner brings a real one
         if "record" in order:
@@ -88,7 +86,7 @@ def run(order: dict[str, Any]) -> None:
         if "folder" in order:
             kill_at(root, order["folder"], order["write"], order["instant"])
         runner = stack.enter_context(runner_of(order))
-        prepared = prepare(root, settings, runner)
+        prepared = prepare(root, settings, Sources(settings), runner)
         report(root, prepared.manifests(), settings.report, runner=runner)
 
 
@@ -97,11 +95,6 @@ def runner_of(order: dict[str, Any]) -> Runner:
     if "marks" in order:
         return LossyRunner(order["workers"], order["marks"])
     return Runner(order["workers"]) if "workers" in order else InlineRunner(1)
-
-
-def call_step(function: Callable[..., Any], *arguments: Any, runner: Runner, **options: Any) -> Any:
-    """Call a step without a Prefect task run."""
-    return function(*arguments, runner=runner, **options)
 
 
 def stop_clocks() -> None:

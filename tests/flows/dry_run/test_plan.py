@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import flows.dry_run.resources
+from flows.pipeline import pipeline
 from flows.settings import PipelineSettings, resolve
 from tests.flows.commands import run
 from tests.flows.conftest import Finished
@@ -77,7 +78,7 @@ def test_a_published_preset_with_another_vocabulary_warns_with_size_and_option(
     given = {"preset": "117m", "launch": {"skip_resource_check": True}, "output": str(tmp_path / "out"), "urls": ["a"]}
     logged: list[str] = []
     monkeypatch.setattr(flows.dry_run.resources.log, "warning", lambda text, *values: logged.append(text % values))
-    flows.dry_run.resources.check_resources(resolve(PipelineSettings, flags=given))
+    flows.dry_run.resources.check_resources(pipeline.planned(resolve(PipelineSettings, flags=given)))
     assert len(logged) == 1 and all(part in logged[0] for part in words)
 
 
@@ -100,7 +101,7 @@ def test_finished_steps_are_listed_as_cached(
     before = hashes(finished.output)
     assert run("pipeline", *config) == 0
     steps = [line for line in capsys.readouterr().out.splitlines() if "cached" in line or "to run" in line]
-    assert len(steps) == 13
+    assert len(steps) == 14
     # What another test scored with other settings is to be scored again.
     assert [line for line in steps if "cached" not in line and line.split()[0] not in ("evaluate", "report")] == []
     assert run("pipeline", *config, "--dedup.threshold", "0.7") == 0

@@ -22,6 +22,7 @@ from flows.evaluate import evaluate
 from flows.orchestration.flow import NOT_GIVEN, SettingsFlow, run_name, settings_flow, settings_schema, split_parameters
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
+from flows.recipe import PlannedRun
 from flows.settings import (
     DataprepSettings,
     EvaluateFlowSettings,
@@ -33,6 +34,7 @@ from flows.settings import (
 from gpt2train.config import preset
 from gpt2train.errors import UserError
 from gpt2train.settings import Settings
+from tasks.core.runner import Runner
 
 # Pytest undoes the filter that flows/orchestration/flow.py sets.
 pytestmark = pytest.mark.filterwarnings("ignore:Default value not given is not JSON serializable")
@@ -179,10 +181,13 @@ def test_the_flow_checks_settings_only_in_deployed_runs() -> None:
     """A command has done so before it started a server."""
     seen: list[str] = []
 
-    @settings_flow("probe", DataprepSettings, lambda settings: seen.append(f"check {settings.output}"))
-    def probe(settings: DataprepSettings) -> str:
-        seen.append(f"run {settings.output}")
-        return json.dumps(settings.model_dump(mode="json"))
+    def recipe(run: PlannedRun[DataprepSettings], runner: Runner) -> None:
+        """No step."""
+
+    @settings_flow("probe", DataprepSettings, recipe, lambda run: seen.append(f"check {run.settings.output}"))
+    def probe(run: PlannedRun[DataprepSettings]) -> str:
+        seen.append(f"run {run.settings.output}")
+        return json.dumps(run.settings.model_dump(mode="json"))
 
     given = json.loads(probe.fn(config=None, **resolve(DataprepSettings, "dataprep/demo").model_dump(mode="json")))
     assert resolve(DataprepSettings, "dataprep/demo") == DataprepSettings.model_validate(given)

@@ -19,12 +19,11 @@ import tomli_w
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.orchestration.retries import Retries
 from flows.orchestration.stale_runs import HOLDER_FILE
-from flows.orchestration.task_runner import PrefectRunner, run_step
+from flows.orchestration.task_runner import PrefectRunner
 from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.monitoring.metrics import read_metrics
-from tasks.core.runner import Runner
+from tasks.core.runner import Retries, Runner
 from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
 from tests.flows.deployed_run import ENDLESS, SECONDS, Deployed, deploy, only_worker_left, uninterrupted_losses
@@ -278,10 +277,10 @@ def test_only_transient_errors_of_a_step_are_retried(prefect_server: PrefectServ
 
     @flow(name="steps")
     def steps() -> list[Any]:
-        ends: list[Any] = [run_step(passes, runner=PrefectRunner(1), retries=Retries(2, 0.01))]
+        ends: list[Any] = [PrefectRunner(1).run_step(passes, retries=Retries(2, 0.01))]
         for step in (mistaken, hungry):
             with pytest.raises((RunError, UserError)) as caught:
-                run_step(step, runner=PrefectRunner(1), retries=Retries(2, 0.01))
+                PrefectRunner(1).run_step(step, retries=Retries(2, 0.01))
             ends.append(str(caught.value))
         return ends
 

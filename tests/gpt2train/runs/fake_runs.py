@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2train.config import TrainSettings, run_config, to_toml
-from gpt2train.monitoring.run_record import note_start
+from gpt2train.monitoring.run_record import record_start
 from gpt2train.settings import build, layer
 
 VOCAB = 300
@@ -58,7 +58,7 @@ def begin(folder: Path, step: int = 0) -> None:
     from gpt2train.config import read_run_config
 
     config = read_run_config(folder / "config.toml")
-    note_start(config, step, world=2, layout="tp 1 x pp 1 x dp 2", device="cpu", corpora=[("cd34", 1_000_000, 1.0)])
+    record_start(config, step, world=2, layout="tp 1 x pp 1 x dp 2", device="cpu", corpora=[("cd34", 1_000_000, 1.0)])
 
 
 def a_row(step: int, level: float = 3.0, seconds: float = 36.0) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 import gpt2train
 from gpt2train.errors import RunError
-from gpt2train.monitoring.run_record import note_flow, read_record
+from gpt2train.monitoring.run_record import read_record, record_flow
 from gpt2train.runs.reading import read_run
 from tests.gpt2train.runs.fake_runs import a_row, begin, make_run, write_rows
 from tests.trained_run import train_small_run
@@ -26,7 +26,7 @@ def cut_back(run: Path, step: int) -> None:
 
 def test_a_flow_and_the_engine_write_into_one_record(tmp_path: Path) -> None:
     run = make_run(tmp_path / "out/runs/a", done=20)
-    note_flow(run, "345m", {"tokenize": "ab:cd"}, {"processes": 8})
+    record_flow(run, "345m", {"tokenize": "ab:cd"}, {"processes": 8})
     begin(run, step=20)
     record = read_record(run)
     assert record is not None
@@ -82,8 +82,8 @@ def test_fields_of_a_later_release_are_kept(tmp_path: Path) -> None:
 def test_a_killed_writer_leaves_a_readable_record(tmp_path: Path) -> None:
     run = make_run(tmp_path / "out/runs/a")
     code = (
-        "import sys; from gpt2train.monitoring.run_record import note_flow\n"
-        "while True: note_flow(sys.argv[1], 'x' * 999, {}, {})"
+        "import sys; from gpt2train.monitoring.run_record import record_flow\n"
+        "while True: record_flow(sys.argv[1], 'x' * 999, {}, {})"
     )
     for turn in range(4):
         writer = subprocess.Popen([sys.executable, "-c", code, str(run)], stderr=subprocess.DEVNULL)

@@ -23,7 +23,7 @@ from pathlib import Path
 from tasks.core.gpu_queue import gpu_slot
 folder, who, share, *devices = sys.argv[1:]
 with gpu_slot(devices, int(share), who, lambda what: print("waits:", what, flush=True), Path(folder)) as held:
-    print("holds beside", held.others, flush=True)
+    print("holds beside", held.other_jobs, flush=True)
     sys.stdin.read()
 """
 
@@ -89,18 +89,18 @@ import os
 from pathlib import Path
 from tasks.core.gpu_queue import gpu_slot
 with gpu_slot(["GPU 0", "GPU 1"], 1, "me", print, Path({str(tmp_path)!r})) as held:
-    held.note({lease!r})
+    held.record_lease({lease!r})
     os._exit(9)
 """
     assert subprocess.run([sys.executable, "-c", holder], check=False).returncode == 9
     with gpu_queue.gpu_slot(["GPU 2"], 1, "elsewhere", print, tmp_path) as held:
-        assert held.left == frozenset()
+        assert held.stale_leases == frozenset()
     with gpu_queue.gpu_slot(["GPU 1"], 1, "next", print, tmp_path) as held:
-        assert held.left == {lease}
-        held.note("mine")
+        assert held.stale_leases == {lease}
+        held.record_lease("mine")
         assert json.loads((tmp_path / "gpu-1.0").read_text())["lease"] == "mine"
     with gpu_queue.gpu_slot(["GPU 1"], 1, "after it", print, tmp_path) as held:
-        assert held.left == frozenset()
+        assert held.stale_leases == frozenset()
 
 
 def test_a_job_keeps_the_gpus_of_a_killed_flow(tmp_path: Path) -> None:

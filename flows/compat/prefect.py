@@ -1,0 +1,169 @@
+"""Parts of Prefect that it does not document as stable, all of them.
+
+Tested with Prefect 3.8.8; `pyproject.toml` admits 3.6 to 3.8. For a new release run
+`tests/flows/compat/test_prefect.py`, which compares each part with Prefect's own way. Every entry says what would break
+it.
+
+This module imports Prefect (1-3 s). `flows/orchestration/server.py`, which runs before Prefect is needed, imports it
+inside functions.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from inspect import Signature
+from typing import Any
+from uuid import UUID
+
+from httpx import HTTPStatusError
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.client.schemas.objects import ConcurrencyLeaseHolder
+from prefect.context import refresh_global_settings_context
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
+from prefect.states import Failed, State
+from pydantic_core import to_jsonable_python
+
+# Environment variable of a process that a worker started for one flow run: the id of the run.
+# Breaks when: workers hand the id on in another way. Then no run watches its worker.
+FLOW_RUN_ID = "PREFECT__FLOW_RUN_ID"
+# Environment variable that makes `create_app` build an app that is not built again.
+# Breaks when: it is renamed. Then a change of settings builds the app twice.
+SERVER_FINAL = "PREFECT__SERVER_FINAL"
+
+
+class ParametersFlow(Flow[..., str]):
+    """Flow that gets its parameters as they are given, and stores them in a form of its own.
+
+    Breaks when: the engine validates or serializes parameters by other methods.
+    """
+
+    def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters unchanged; the function of the flow validates them."""
+        return parameters
+
+    def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters as JSON values for the run page and the database.
+
+        Prefect's own implementation imports FastAPI, which costs 0.1 s at start-up.
+        """
+        return self.stored_parameters(parameters)
+
+    def stored_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters that the server stores, as JSON values (hook)."""
+        plain: dict[str, Any] = to_jsonable_python(parameters, fallback=str)
+        return plain
+
+
+def set_signature(function: Callable[..., Any], signature: Signature) -> None:
+    """Give a function the signature from which Prefect builds the parameters of its flow and their form.
+
+    Breaks when: Prefect reads the parameters from the code object instead of `inspect.signature`.
+    """
+    function.__signature__ = signature  # type: ignore[attr-defined]
+
+
+def failed_state(error: Exception) -> State[Any]:
+    """Return a state that ends a flow as failed with the error's own line as its message.
+
+    A raised error would get a prefix of Prefect's engine.
+
+    Breaks when: the engine does not take over a state that the function of a flow returns.
+    """
+    return Failed(message=str(error), data=error)
+
+
+def update_artifact(client: SyncPrefectClient, artifact: UUID, data: Any, description: str) -> None:
+    """Replace the content of an artifact without an event.
+
+    `client.update_artifact` sends an event with the data too, and the server keeps every event: a loss curve of 100 kB
+    each time.
+
+    Breaks when: the route or the fields of an artifact change.
+    """
+    update = ArtifactUpdate(data=data, description=description).model_dump(mode="json", exclude_unset=True)
+    client.request("PATCH", "/artifacts/{id}", json=update, path_params={"id": artifact})
+
+
+def flush(seconds: float) -> None:
+    """Send the queued log lines and events now; both services start again with the next line or event.
+
+    Args:
+        seconds: maximum time for each service.
+
+    Breaks when: the services get other names, or `drain_all` becomes asynchronous.
+    """
+    for service in (APILogWorker, EventsWorker):
+        service.drain_all(timeout=seconds, at_exit=False)
+
+
+def refresh_settings() -> None:
+    """Make Prefect read its settings from the environment again, after it was imported.
+
+    Breaks when: Prefect keeps the address of its API elsewhere than in the settings context.
+    """
+    refresh_global_settings_context()
+
+
+def started_flow_run() -> str | None:
+    """Return the id of the flow run for which a worker started this process; None for a command."""
+    return os.environ.get(FLOW_RUN_ID)
+
+
+def acquire_lease(
+    client: SyncPrefectClient, limits: Sequence[str], seconds: float, flow_run: UUID | None
+) -> UUID | None:
+    """Take one slot of every concurrency limit, under one lease.
+
+    Args:
+        client: client of the server.
+        limits: names of the limits.
+        seconds: time after which the server frees the slots unless the lease is renewed.
+        flow_run: id of the flow run that the server shows as holder.
+
+    Returns:
+        The lease; None if a limit has no free slot.
+
+    Raises:
+        httpx.HTTPError: the server did not answer, or refused.
+
+    Breaks when: the answer has no `lease_id`, or another status than 422 (more slots than the limit) and 423 (none is
+    free) says that there is no slot.
+    """
+    holder = ConcurrencyLeaseHolder(type="flow_run", id=flow_run) if flow_run else None
+    try:
+        answer = client.increment_concurrency_slots_with_lease(list(limits), 1, "concurrency", seconds, holder)
+    except HTTPStatusError as error:
+        if error.response.status_code not in (422, 423):
+            raise
+        return None
+    return UUID(answer.json()["lease_id"])
+
+
+def renew_lease(client: SyncPrefectClient, lease: UUID, seconds: float) -> bool:
+    """Renew a lease. Returns False if the server does not know it any more.
+
+    Raises:
+        httpx.HTTPError: the server did not answer, or refused.
+
+    Breaks when: another status than 410 says that the lease is gone.
+    """
+    try:
+        client.renew_concurrency_lease(lease, seconds)
+    except HTTPStatusError as error:
+        if error.response.status_code != 410:
+            raise
+        return False
+    return True
+
+
+def release_lease(client: SyncPrefectClient, lease: UUID) -> None:
+    """Free the slots of a lease.
+
+    Raises:
+        httpx.HTTPError: the server did not answer, or refused.
+
+    Breaks when: the client's method changes.
+    """
+    client.release_concurrency_slots_with_lease(lease)

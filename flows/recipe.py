@@ -1,0 +1,56 @@
+"""Recipe of a flow: the only composition of its steps, for runs and dry runs alike.
+
+A recipe is a function of a `PlannedRun` and a runner. A run of the flow is the recipe with the Prefect runner. A dry
+run is the same recipe with the dry runner, which runs no step and records which of them are finished.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+from flows.settings import EvaluateFlowSettings, OutputSettings
+from flows.sources import Sources
+from gpt2train.settings import Settings
+from tasks.core.dry_runner import DryRunner
+from tasks.core.runner import Runner
+from tasks.core.step import Manifest
+from tasks.core.storage import Folder
+
+S = TypeVar("S", bound=Settings, covariant=True)
+
+Recipe = Callable[["PlannedRun[Any]", Runner], object]
+
+
+@dataclass(frozen=True)
+class PlannedRun(Generic[S]):
+    """A run of a flow before its first step. Checks, dry run and run share one, so that inputs are read once.
+
+    Attributes:
+        settings: settings of the run.
+        recipe: function that runs the steps of the flow.
+    """
+
+    settings: S
+    recipe: Recipe
+
+    @cached_property
+    def sources(self) -> Sources:
+        """Input files of the run, found when they are first used."""
+        return Sources(self.settings)
+
+    @property
+    def root(self) -> Folder:
+        """Output folder of the run."""
+        assert isinstance(self.settings, OutputSettings | EvaluateFlowSettings)
+        return Folder(self.settings.output)
+
+    def cached_steps(self, *, verify: bool = False) -> list[tuple[str, Manifest | None]]:
+        """Return name and manifest of each step in order; the manifest is None for a step that has to run.
+
+        Args:
+            verify: compare the hashes of finished outputs too.
+        """
+        runner = DryRunner(verify=verify)
+        self.recipe(self, runner)
+        return runner.steps

@@ -1,0 +1,91 @@
+"""Registry of data steps that plug-ins add to the chain from documents to tokens.
+
+A step is described by a `DataStep`. From it follow its settings group and flags, its limit of rejected rows, its
+fingerprint, its place in the recipe, and with them its dry run, its Prefect task and its line in the report.
+"""
+
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field, create_model
+
+from gpt2train.plugins import GROUP, Registry
+from gpt2train.settings import Settings
+from tasks.clean.filters.verdict import Rejection
+from tasks.core.reject_limits import LimitSettings
+
+After = Literal["clean", "decontaminate", "dedup"]
+
+
+@dataclass(frozen=True)
+class DataStep:
+    """A step that changes or rejects documents one by one.
+
+    Attributes:
+        name: name of the step, of its settings group and of its limit: lower-case letters, digits, underscores.
+        settings: settings model; its docstring is the help text of the group. Every field has a default.
+        process: module-level function of a document (a row of schema `shards.CLEAN` as a dict) and the settings. It
+            returns the text to keep, or a `Rejection`. Equal arguments give equal results.
+        after: built-in step that it follows. Steps that follow the same one run in the order of their registration.
+        version: version of the output, raised when a code change alters it. The version of the plug-in's distribution
+            is part of the fingerprint too.
+        limit: maximum share of rejected documents above which the run stops; `limits.NAME` overrides it.
+        libraries: names of the distributions that the output depends on, besides the plug-in's own.
+    """
+
+    name: str
+    settings: type[Settings]
+    process: Callable[[dict[str, Any], Any], str | Rejection]
+    after: After = "clean"
+    version: int = 1
+    limit: float = 0.95
+    libraries: tuple[str, ...] = ()
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Distributions whose versions are part of the fingerprint: the plug-in's own, and `libraries`."""
+        top = self.process.__module__.partition(".")[0]
+        points = importlib.metadata.entry_points(group=GROUP)
+        own = {point.dist.name for point in points if point.dist and point.module.partition(".")[0] == top}
+        return (*sorted(own), *self.libraries)
+
+
+DATA_STEPS: Registry[DataStep] = Registry("data step")
+
+
+def steps_after(name: After) -> list[DataStep]:
+    """Return the registered steps that follow a built-in one, in their order."""
+    return [step for _, step in DATA_STEPS.items() if step.after == name]
+
+
+def settings_groups(module: str) -> type[Settings]:
+    """Return a model with a settings group for each registered step; the base class if there is none.
+
+    Args:
+        module: module that binds the model to the name `DataStepSettings`, for pickle.
+    """
+    groups: dict[str, Any] = {
+        name: (step.settings, Field(step.settings(), description=step.settings.__doc__))
+        for name, step in DATA_STEPS.items()
+    }
+    if not groups:
+        return Settings
+    return create_model("DataStepSettings", __base__=Settings, __module__=module, **groups)
+
+
+def limit_settings(module: str) -> type[LimitSettings]:
+    """Return the model of the limits, with a further one for each registered step; the base class if there is none.
+
+    Args:
+        module: module that binds the model to the name `LimitSettings`, for pickle.
+    """
+    limits: dict[str, Any] = {
+        name: (float, Field(step.limit, ge=0, le=1, description=f"Documents of the plug-in's step {name}."))
+        for name, step in DATA_STEPS.items()
+    }
+    about = LimitSettings.__doc__
+    if not limits:
+        return LimitSettings
+    return create_model("LimitSettings", __base__=LimitSettings, __module__=module, __doc__=about, **limits)

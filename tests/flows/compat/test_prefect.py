@@ -1,0 +1,159 @@
+"""Parts of Prefect that it does not document, compared with Prefect's own way."""
+
+import inspect
+import subprocess
+import sys
+import uuid
+from typing import Any
+
+import httpx
+import pytest
+from prefect import Flow, flow
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL
+
+import flows.compat.prefect as compat
+
+FLOW_RUN, LEASE = uuid.uuid4(), uuid.uuid4()
+
+
+class Client(SyncPrefectClient):
+    """Client that records its requests and answers them itself."""
+
+    def __init__(self, status: int = 200) -> None:
+        super().__init__("http://127.0.0.1:9/api")
+        self.status = status
+        self.sent: list[tuple[str, str, Any]] = []
+
+    def request(self, method: Any, path: Any, params: Any = None, path_params: Any = None, **more: Any) -> Any:
+        self.sent.append((method, path.format(**(path_params or {})), more.get("json")))
+        request = httpx.Request(method, "http://127.0.0.1:9")
+        answer = httpx.Response(self.status, json={"lease_id": str(LEASE)}, request=request)
+        answer.raise_for_status()
+        return answer
+
+
+def doubled(**parameters: int) -> int:
+    return 2 * parameters["number"]
+
+
+def test_the_signature_becomes_the_parameters() -> None:
+    function = lambda **parameters: doubled(**parameters)  # noqa: E731 - each test needs its own
+    number = inspect.Parameter("number", inspect.Parameter.KEYWORD_ONLY, annotation=int)
+    compat.set_signature(function, inspect.Signature([number]))
+    own = compat.ParametersFlow(function, name="doubled")
+
+    @flow(name="plain")
+    def plain(*, number: int) -> int:
+        return 2 * number
+
+    assert own.parameters.properties == plain.parameters.properties
+    assert own.parameters.required == plain.parameters.required == ["number"]
+
+
+def test_parameters_are_stored_as_prefect_stores_them() -> None:
+    own = compat.ParametersFlow(doubled, name="doubled")
+    parameters = {"number": 1, "names": ("a", "b"), "path": uuid.UUID(int=1), "nested": {"x": [1.5, None]}}
+    assert own.serialize_parameters(parameters) == Flow(doubled, name="plain").serialize_parameters(parameters)
+    assert own.validate_parameters({"number": "no number"}) == {"number": "no number"}
+    for name in ("validate_parameters", "serialize_parameters"):
+        assert list(inspect.signature(getattr(own, name)).parameters) == ["parameters"]
+        assert callable(getattr(Flow, name))  # overridden, not added
+
+
+ENGINE = """
+import os
+from prefect.testing.utilities import prefect_test_harness
+import flows.compat.prefect as compat
+seen = []
+class Recording(compat.ParametersFlow):
+    def validate_parameters(self, parameters):
+        seen.append("validated")
+        return super().validate_parameters(parameters)
+    def stored_parameters(self, parameters):
+        seen.append("stored")
+        return super().stored_parameters(parameters)
+def fail(number):
+    return compat.failed_state(ValueError(f"number {number} is odd"))
+with prefect_test_harness(server_startup_timeout=200):
+    state = Recording(fail, name="fails")(number="three", return_state=True)
+    compat.flush(5.0)
+print(state.type.value, state.message, sorted(set(seen)))
+"""
+
+
+@pytest.mark.slow
+def test_the_engine_uses_the_methods_and_the_returned_state() -> None:
+    """With a server of its own, so in another process."""
+    done = subprocess.run([sys.executable, "-c", ENGINE], capture_output=True, text=True, timeout=280)
+    assert done.stdout.splitlines()[-1:] == ["FAILED number three is odd ['stored', 'validated']"], done.stderr
+
+
+def test_an_artifact_is_updated_by_the_same_request_without_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Any] = []
+    monkeypatch.setattr("prefect.events.utilities.emit_event", lambda **event: events.append(event))
+    own, plain, artifact = Client(), Client(), uuid.uuid4()
+    compat.update_artifact(own, artifact, "text", "about")
+    assert events == []
+    plain.update_artifact(artifact, ArtifactUpdate(data="text", description="about"))
+    assert own.sent == plain.sent and len(events) == 1
+
+
+def test_queues_are_drained_at_once() -> None:
+    for service in (compat.APILogWorker, compat.EventsWorker):
+        parameters = inspect.signature(service.drain_all).parameters
+        assert {"timeout", "at_exit"} <= parameters.keys()
+        assert not inspect.iscoroutinefunction(service.drain_all)
+    compat.flush(0.1)  # nothing is queued
+
+
+def test_settings_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = PREFECT_API_URL.value()
+    with monkeypatch.context() as patch:
+        patch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+        compat.refresh_settings()
+        assert PREFECT_API_URL.value() == "http://127.0.0.1:9/api"
+    compat.refresh_settings()
+    assert PREFECT_API_URL.value() == before
+
+
+def test_a_worker_names_the_flow_run_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(compat.FLOW_RUN_ID, raising=False)
+    assert compat.started_flow_run() is None and flow_run.id is None
+    monkeypatch.setenv(compat.FLOW_RUN_ID, str(FLOW_RUN))
+    assert compat.started_flow_run() == flow_run.id == str(FLOW_RUN)
+
+
+def test_a_final_server_app_is_not_built_again() -> None:
+    from prefect.server.api import server
+
+    assert f'os.getenv("{compat.SERVER_FINAL}")' in inspect.getsource(server.create_app)
+
+
+def test_a_lease_is_taken_renewed_and_released() -> None:
+    client = Client()
+    assert compat.acquire_lease(client, ["GPU 0", "GPU 1"], 60.0, FLOW_RUN) == LEASE
+    assert compat.renew_lease(client, LEASE, 60.0)
+    compat.release_lease(client, LEASE)
+    [(_, taken, slots), (_, renewed, _), (_, released, lease)] = client.sent
+    assert taken == "/v2/concurrency_limits/increment-with-lease"
+    assert slots["names"] == ["GPU 0", "GPU 1"] and slots["holder"]["id"] == str(FLOW_RUN)
+    assert renewed == f"/v2/concurrency_limits/leases/{LEASE}/renew"
+    assert released == "/v2/concurrency_limits/decrement-with-lease" and lease == {"lease_id": str(LEASE)}
+
+
+@pytest.mark.parametrize("status", [422, 423])
+def test_a_limit_without_a_free_slot_gives_no_lease(status: int) -> None:
+    assert compat.acquire_lease(Client(status), ["GPU 0"], 60.0, None) is None
+
+
+def test_a_lease_that_the_server_lost_is_not_renewed() -> None:
+    assert not compat.renew_lease(Client(410), LEASE, 60.0)
+    for call in (
+        lambda: compat.acquire_lease(Client(500), ["GPU 0"], 60.0, None),
+        lambda: compat.renew_lease(Client(500), LEASE, 60.0),
+    ):
+        with pytest.raises(httpx.HTTPStatusError):
+            call()

@@ -1,0 +1,119 @@
+"""A flow has one recipe: a dry run shows the steps of a run, inputs are read once, and no import goes in a circle."""
+
+import ast
+from collections.abc import Callable
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flows
+import flows.sources
+from flows.dataprep import dataprep, recipe
+from flows.dry_run.plan import plan_page
+from flows.orchestration.flow import settings_flow
+from flows.pipeline import pipeline
+from flows.pretrain import pretrain
+from flows.recipe import PlannedRun
+from flows.settings import DataprepSettings, PipelineSettings, PretrainSettings, resolve
+from tasks.core.runner import Runner, step_name
+from tasks.core.step import Manifest
+from tests.tasks.corpus import Inline
+
+SMALL: dict[str, Any] = {
+    "clean": {"min_tokens": 0, "language": {"keep": ["any"]}},
+    "tokenizer": {"name": "train", "vocab_size": 300},
+}
+
+
+class Recording(Inline):
+    """Records the names of the steps that run."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.names: list[str] = []
+
+    def run_step(self, function: Callable[..., Manifest], *arguments: Any, **options: Any) -> Manifest:
+        self.names.append(step_name(function))
+        return super().run_step(function, *arguments, **options)
+
+
+def test_a_dry_run_shows_the_steps_of_the_run(tmp_path: Path) -> None:
+    for number in range(10):
+        text = f"The quick brown fox number {number} jumps over {number} lazy dogs. " * 4
+        (tmp_path / f"{number}.txt").write_text(text)
+    given = {"documents": [f"{tmp_path}/*.txt"], "output": str(tmp_path / "out"), **SMALL}
+    run = dataprep.planned(resolve(DataprepSettings, flags=given))
+    before = run.cached_steps()
+    assert not (tmp_path / "out").exists()
+    with Recording() as runner:
+        data, page = recipe(run, runner)
+    assert [name for name, _ in before] == runner.names and runner.names[-1] == "report"
+    assert all(manifest is None for _, manifest in before)
+    assert [manifest for _, manifest in run.cached_steps()] == [*data.manifests(), page]
+    whole = pipeline.planned(resolve(PipelineSettings, flags=given)).cached_steps()
+    # The report of the pipeline lies in another folder, and is about more.
+    assert [name for name, done in whole if done is None] == ["train", "merge", "evaluate", "report"]
+
+
+def test_the_steps_of_a_training_without_tokens(tmp_path: Path) -> None:
+    run = pretrain.planned(resolve(PretrainSettings, flags={"output": str(tmp_path)}))
+    assert run.cached_steps() == [("train", None)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_input_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of a command finds and counts them; the flow takes them over, and the page of the plan too."""
+    found: list[str] = []
+    finder, counter = flows.sources.find_url_lists, flows.sources.read_urls
+    monkeypatch.setattr(flows.sources, "find_url_lists", lambda urls: (found.append("found"), finder(urls))[1])
+    monkeypatch.setattr(flows.sources, "read_urls", lambda place: (found.append("counted"), counter(place))[1])
+    (tmp_path / "urls.txt").write_text("http://a.example/1\n")
+    run = pipeline.planned(
+        resolve(PipelineSettings, flags={"urls": [str(tmp_path / "urls.txt")], "output": str(tmp_path / "out")})
+    )
+    run.sources.check()
+    plan_page(run)
+    run.cached_steps()
+    assert found == ["found", "counted"]
+
+
+def test_a_command_hands_its_inputs_to_the_flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[PlannedRun[DataprepSettings]] = []
+
+    def no_steps(run: PlannedRun[DataprepSettings], runner: Runner) -> None:
+        """Do nothing."""
+
+    @settings_flow("probe", DataprepSettings, no_steps, seen.append)
+    def probe(run: PlannedRun[DataprepSettings]) -> str:
+        seen.append(run)
+        return "end"
+
+    # Without Prefect's engine: the function of the flow, called as the engine calls it.
+    monkeypatch.setattr(type(probe), "__call__", lambda self, **parameters: self.fn(**parameters))
+    settings = resolve(DataprepSettings, flags={"output": str(tmp_path), "connect_to": {"a.test": "127.0.0.1:80"}})
+    run = probe.planned(settings)
+    assert probe.start(run) == "end" and seen == [run] and seen[0] is run
+    # Another run, as of a deployment in the same process, finds its own.
+    assert probe.fn(output=str(tmp_path / "other")) == "end" and seen[1] is not run
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    """Imports inside functions count too."""
+    root = Path(flows.__file__).parents[1]
+    files = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (root / "flows").rglob("*.py")
+    }
+    graph: dict[str, set[str]] = {}
+    for name, path in files.items():
+        imported: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        graph[name] = (imported & files.keys()) - {name, "flows"}
+    assert {"flows.recipe"} <= graph["flows.dataprep"]
+    list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle

@@ -1,0 +1,64 @@
+"""A data step of a plug-in: changed texts, rejections, place, fingerprint."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2train.settings import Settings
+from tasks.clean.filters.verdict import Rejection
+from tasks.core.reject_limits import LimitSettings
+from tasks.core.storage import Folder
+from tasks.data_steps.registry import DATA_STEPS, DataStep, limit_settings, settings_groups, steps_after
+from tasks.data_steps.step import function_of
+from tests.tasks.corpus import Inline, documents_of, rejected_of, row, rows_of
+
+
+class CutSettings(Settings):
+    """Word from which on texts are cut."""
+
+    word: str = "STOP"
+    """The word."""
+
+
+def cut(document: dict[str, Any], settings: CutSettings) -> str | Rejection:
+    if document["text"].startswith("bad"):
+        return Rejection("bad_start", "bad, another word expected")
+    return str(document["text"].partition(settings.word)[0])
+
+
+STEP = DataStep("cut_texts", CutSettings, cut, after="dedup", limit=0.25)
+TEXTS = ["one two three", "one two STOP three", "bad one", "STOP", "four five"]
+
+
+def test_texts_are_changed_and_rejected(tmp_path: Path) -> None:
+    root, function = Folder(tmp_path), function_of(STEP)
+    documents = documents_of(root, [row(text) for text in TEXTS], per_shard=2)
+    with Inline(1) as runner:
+        done = runner.run_step(function, root, documents, CutSettings())
+        assert runner.run_step(function, root, documents, CutSettings()) == done and runner.skipped == {"cut_texts"}
+        other = runner.run_step(function, root, documents, CutSettings(word="two"))
+    assert done.folder == "data_steps/cut_texts" and done.fingerprint != other.fingerprint
+    assert done.outcome.reasons == {"bad_start": 1, "too_short": 1} and done.outcome.facts == {"changed": 2}
+
+
+def test_rows_keep_their_identity(tmp_path: Path) -> None:
+    root = Folder(tmp_path)
+    rows = [row(text) for text in TEXTS]
+    with Inline(1) as runner:
+        done = runner.run_step(function_of(STEP), root, documents_of(root, rows, per_shard=2), CutSettings())
+    kept = rows_of(root, done)
+    assert [found["text"] for found in kept] == ["one two three", "one two ", "four five"]
+    assert [found["id"] for found in kept] == [rows[number]["id"] for number in (0, 1, 4)]
+    assert [found["tokens"] for found in kept] == [3, 3, 2]  # the space at the end is a piece
+    assert [found["reason"] for found in rejected_of(root, done)] == ["bad_start", "too_short"]
+
+
+def test_registration_adds_settings_and_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings_groups(__name__) is Settings and limit_settings(__name__) is LimitSettings
+    monkeypatch.setattr(DATA_STEPS, "_entries", {})
+    DATA_STEPS.register("cut_texts", STEP)
+    assert steps_after("dedup") == [STEP] and steps_after("clean") == []
+    assert settings_groups(__name__)().model_dump() == {"cut_texts": {"word": "STOP"}}
+    limits = limit_settings(__name__)()
+    assert limits.share("cut_texts") == 0.25 and limits.share("clean") == 0.95
