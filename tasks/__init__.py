@@ -13,6 +13,7 @@ of its row, so that there is no cycle:
 | `decontaminate` | `clean`                        |
 | `cloze`         | `decontaminate`                |
 | `dedup`         |                                |
+| `data_steps`    | `clean`                        |
 | `shuffle`       |                                |
 | `tokenizer`     |                                |
 | `tokenize`      |                                |
@@ -23,5 +24,5 @@ of its row, so that there is no cycle:
 
 `sources` reads archives with the rules of `blacklist` and the page format of `download`; `extract` reads pages of any
 source, and its prefilter applies the limits of `clean`; `decontaminate` counts tokens, and `cloze` finds n-grams, with
-the code of the step before; `report` shows the results of `cloze` and `dedup`.
+the code of the step before; `data_steps` rejects documents as the filters of `clean` do; `report` shows the results of `cloze` and `dedup`.
 """

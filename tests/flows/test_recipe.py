@@ -1,8 +1,6 @@
-"""A flow has one recipe: a dry run shows the steps of a run, inputs are read once, and no import goes in a circle."""
+"""A flow has one recipe: a dry run shows the steps of a run, and inputs are read once."""
 
-import ast
 from collections.abc import Callable
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -97,23 +95,3 @@ def test_a_command_hands_its_inputs_to_the_flow(tmp_path: Path, monkeypatch: pyt
     assert probe.start(run) == "end" and seen == [run] and seen[0] is run
     # Another run, as of a deployment in the same process, finds its own.
     assert probe.fn(output=str(tmp_path / "other")) == "end" and seen[1] is not run
-
-
-def test_no_import_goes_in_a_circle() -> None:
-    """Imports inside functions count too."""
-    root = Path(flows.__file__).parents[1]
-    files = {
-        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in (root / "flows").rglob("*.py")
-    }
-    graph: dict[str, set[str]] = {}
-    for name, path in files.items():
-        imported: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                imported |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        graph[name] = (imported & files.keys()) - {name, "flows"}
-    assert {"flows.recipe"} <= graph["flows.dataprep"]
-    list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
