@@ -20,9 +20,10 @@ of its row, so that there is no cycle:
 | `train`         |                                |
 | `merge`         |                                |
 | `evaluate`      |                                |
-| `report`        | `cloze`, `dedup`               |
+| `report`        | `cloze`, `dedup`, `evaluate`   |
 
 `sources` reads archives with the rules of `blacklist` and the page format of `download`; `extract` reads pages of any
 source, and its prefilter applies the limits of `clean`; `decontaminate` counts tokens, and `cloze` finds n-grams, with
-the code of the step before; `data_steps` rejects documents as the filters of `clean` do; `report` shows the results of `cloze` and `dedup`.
+the code of the step before; `data_steps` rejects documents as the filters of `clean` do; `report` shows the results of
+`cloze`, `dedup` and `evaluate`.
 """
