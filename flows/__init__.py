@@ -9,9 +9,15 @@ import os
 import sys
 from pathlib import Path
 
+from gpt2train.errors import UserError
+from gpt2train.io.command_line import fail
+from gpt2train.plugins import load_plugins
+
 COMMANDS = ("flows.dataprep", "flows.evaluate", "flows.pipeline", "flows.pretrain")
 
-if sys.argv[:1] == ["-m"] and any(name in sys.orig_argv for name in COMMANDS):  # argv[0] is `-m` during this import
+IS_COMMAND = sys.argv[:1] == ["-m"] and any(name in sys.orig_argv for name in COMMANDS)  # `-m` during this import
+
+if IS_COMMAND:
     # Imports create a million objects and no garbage; collection takes 10 % of their time. The command re-enables it.
     gc.disable()
 
@@ -22,3 +28,10 @@ os.environ.setdefault("PREFECT_LOGGING_SETTINGS_PATH", str(Path(__file__).with_n
 # The Prefect UI shows the log lines of the steps and of the training ranks with the run that wrote them.
 os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "gpt2train")
 os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
+
+if IS_COMMAND:
+    # The settings of the flows contain those of plug-ins, so they are read before a command can report their errors.
+    try:
+        load_plugins()
+    except UserError as error:
+        sys.exit(fail(str(error), 2, "--debug" in sys.orig_argv))

@@ -85,7 +85,10 @@ def load_plugins() -> dict[str, str]:
         name = point.dist.name if point.dist else point.name
         try:
             importlib.import_module(point.module)
-        except ImportError as error:
-            raise UserError(f"plug-in {name} cannot be imported ({error}); repair or uninstall it") from error
+        except UserError as error:
+            raise UserError(f"plug-in {name}: {error}") from error
+        except Exception as error:  # code of others, which may fail in any way
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"plug-in {name} cannot be imported ({reason}); repair or uninstall it") from error
         versions[name] = point.dist.version if point.dist else ""
     return dict(sorted(versions.items()))

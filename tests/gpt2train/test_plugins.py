@@ -1,5 +1,6 @@
 """Registries, and plug-ins that are installed beside the package."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,4 +55,19 @@ def test_installed_plug_ins_are_imported_before_a_registry_is_read(tmp_path: Pat
 def test_a_broken_plug_in_is_named(tmp_path: Path) -> None:
     install(tmp_path, "broken", "import a_module_that_is_not_there")
     done = python(tmp_path, "from gpt2train import plugins; plugins.load_plugins()")
-    assert "UserError: plug-in broken cannot be imported (No module named 'a_module" in done.stderr, done.stderr
+    reason = "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"
+    assert f"UserError: plug-in broken cannot be imported ({reason}); repair" in done.stderr, done.stderr
+
+
+def test_a_broken_plug_in_is_one_line_of_a_flow(tmp_path: Path) -> None:
+    install(tmp_path, "broken", "1 / 0")
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.dataprep", "--help"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    line = "error: plug-in broken cannot be imported (ZeroDivisionError: division by zero); repair or uninstall it\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
