@@ -31,7 +31,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 
 # Trainings on one machine wait for each other; those of two test workers need not.
 QUEUE_FOLDER = tempfile.mkdtemp(prefix="gpt2train-test-gpu-queue-")
-os.environ["GPT2TRAIN_TURNS"] = QUEUE_FOLDER
+os.environ["GPT2TRAIN_GPU_QUEUE"] = QUEUE_FOLDER
 atexit.register(shutil.rmtree, QUEUE_FOLDER, ignore_errors=True)
 
 # Every file that a step writes is forced to the disk, and so is each record of Prefect's database. A disk that takes

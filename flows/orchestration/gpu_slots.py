@@ -35,7 +35,7 @@ RENEW_SECONDS = 20.0
 POLL_SECONDS = 2.0
 STALE_SECONDS = 90.0  # lease time plus the server's interval of checks for expired leases
 SERVER_ERRORS = (httpx.HTTPError, OSError)
-ARTIFACT = "turn"  # key of the artifact that shows the wait on the run page
+ARTIFACT = "gpu-queue"  # key of the artifact that shows the wait on the run page
 
 
 def limit_name(device: str) -> str:

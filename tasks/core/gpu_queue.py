@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows, where torchrun does not train either
     fcntl = None  # type: ignore[assignment]
 
-FOLDER_VARIABLE = "GPT2TRAIN_TURNS"  # environment variable that replaces the machine's default folder
+FOLDER_VARIABLE = "GPT2TRAIN_GPU_QUEUE"  # environment variable that replaces the machine's default folder
 POLL_SECONDS = 1.0  # mean interval between two attempts to lock
 MAX_HOLDER_CHARS = 300  # shown of a holder's description: any user of the machine can write it
 MAX_NOTE_BYTES = 4 * MAX_HOLDER_CHARS
@@ -103,7 +103,7 @@ def queue_folder() -> Path:
     Raises:
         RunError: The folder cannot be created, or users cannot share it safely.
     """
-    folder = Path(os.environ.get(FOLDER_VARIABLE) or Path(tempfile.gettempdir()) / "gpt2train-turns")
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or Path(tempfile.gettempdir()) / "gpt2train-gpu-queue")
     try:
         created = True
         try:

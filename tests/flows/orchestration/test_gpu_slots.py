@@ -50,7 +50,7 @@ class Trainings:
     def start(self, name: str, locks: str, stale: float = 3, share: int = 1) -> Path:
         """Start one; its log. Those with the same folder of lock files are on one machine."""
         log = self.folder / f"{name}.log"
-        environment = {**self.prefect_server.environment, "GPT2TRAIN_TURNS": str(self.folder / locks)}
+        environment = {**self.prefect_server.environment, "GPT2TRAIN_GPU_QUEUE": str(self.folder / locks)}
         command = [sys.executable, "-c", TRAINS, name, str(stale), str(share)]
         with log.open("w") as file:
             self.running.append(
@@ -69,7 +69,7 @@ class Trainings:
     def shows(self, words: str) -> bool:
         """True if an artifact of a run contains this text."""
         pages = self.prefect_server.ask("POST", "artifacts/filter")
-        return any(words in found["data"] for found in pages if found["key"] == "turn")
+        return any(words in found["data"] for found in pages if found["key"] == "gpu-queue")
 
 
 def has_slot(log: Path) -> bool:

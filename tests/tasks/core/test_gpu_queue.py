@@ -172,11 +172,11 @@ def test_a_pipe_in_place_of_a_file_blocks_nobody(tmp_path: Path) -> None:
 
 def test_a_symbolic_link_instead_of_the_folder_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir(mode=0o700)
-    (tmp_path / "gpt2train-turns").symlink_to(tmp_path / "mine")
+    (tmp_path / "gpt2train-gpu-queue").symlink_to(tmp_path / "mine")
     monkeypatch.delenv(gpu_queue.FOLDER_VARIABLE)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with (
-        pytest.raises(RunError, match=r"it is a link.*set GPT2TRAIN_TURNS"),
+        pytest.raises(RunError, match=r"it is a link.*set GPT2TRAIN_GPU_QUEUE"),
         gpu_queue.gpu_slot(["cores"], 1, "me", print),
     ):
         pass
@@ -226,7 +226,7 @@ def test_the_folder_is_writable_for_all_users(tmp_path: Path, monkeypatch: pytes
         os.umask(umask)
     monkeypatch.setenv(gpu_queue.FOLDER_VARIABLE, "/proc/none")
     with (
-        pytest.raises(RunError, match="set GPT2TRAIN_TURNS to another folder"),
+        pytest.raises(RunError, match="set GPT2TRAIN_GPU_QUEUE to another folder"),
         gpu_queue.gpu_slot(["cores"], 1, "me", print),
     ):
         pass
