@@ -14,7 +14,8 @@ from types import ModuleType
 import psutil
 import pytest
 
-from flows.orchestration.cluster_runner import _require_modules, bytecode_cache, check_cluster, is_remote, start_ray
+from flows.compat.ray import bytecode_cache, start_ray
+from flows.orchestration.cluster_runner import _require_modules, check_cluster, is_remote
 from gpt2train.errors import UserError
 from tests.flows.conftest import Finished
 from tests.flows.mini_pipeline import Mini, hashes
@@ -82,7 +83,7 @@ STARTED = "import time; time.sleep(600)"
 
 def test_a_failed_start_of_ray_is_retried(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ray")
-    monkeypatch.setattr("flows.orchestration.cluster_runner.STATUS_SECONDS", 0.2)
+    monkeypatch.setattr("flows.compat.ray.STATUS_SECONDS", 0.2)
     children: list[subprocess.Popen[bytes]] = []
 
     def enter() -> str:
