@@ -1,7 +1,7 @@
 """Start of a Ray of this machine's own, on loopback, within limits that suit a busy machine.
 
 Ray documents none of this: the variables below, `_node_ip_address`, and the processes that a failed start leaves.
-Tested with Ray 2.60; the tests of `flows/orchestration/cluster_runner.py` start a real one and look at its ports. Breaks
+Tested with Ray 2.60; tests of `flows/orchestration/cluster_runner.py` start a real one and look at its ports. Breaks
 when: a variable is renamed (then starts fail on a busy machine, or Ray listens on every interface), or `ray.init` no
 longer takes `_node_ip_address`.
 """
