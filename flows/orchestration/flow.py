@@ -44,6 +44,16 @@ DEFAULT_HELP = "Default, unless preset or config sets it: {}."
 _checked_run: contextvars.ContextVar[PlannedRun[Any] | None] = contextvars.ContextVar("checked_run", default=None)
 
 
+def checked_run(settings: Settings) -> PlannedRun[Any] | None:
+    """Return the run with these settings that a command has checked; None in a run of a deployment.
+
+    A function of the module: Ray and Dask pickle a flow's own function with the variables that it uses, and a context
+    variable cannot be pickled.
+    """
+    run = _checked_run.get()
+    return run if run is not None and run.settings == settings else None
+
+
 class _NotGiven:
     """Default of every parameter. It is not JSON serializable, so the form of the UI neither shows nor sends it."""
 
@@ -113,9 +123,7 @@ def settings_flow(
                 config, given = split_parameters(model, parameters)
                 settings = resolve(model, config, given)
                 rename_run(run_name(name, settings))
-                planned = _checked_run.get()
-                if planned is None or planned.settings != settings:
-                    planned = flow.planned(settings)
+                planned = checked_run(settings) or flow.planned(settings)
                 if getattr(settings, "dry_run", False):
                     return dry_run(planned, check, show_plan)
                 if _is_deployment_run():

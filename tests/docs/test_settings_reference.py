@@ -33,7 +33,14 @@ NOT_SETTINGS = {
 # Models without "Settings" in their name that a user sets too.
 MORE = {Corpus, RampUp, RunConfig, ServingLayout, Hardware}
 # Base classes, of which the reference shows the models that inherit from them.
-COMPOSED = {"Settings", "OutputSettings", "MergeAndScoreSettings", "PipelineSettings", "LenientSettings"}
+COMPOSED = {
+    "Settings",
+    "OutputSettings",
+    "MergeAndScoreSettings",
+    "PipelineSettings",
+    "LenientSettings",
+    "CommonLaunchSettings",
+}
 
 
 @pytest.fixture(scope="module")

@@ -220,3 +220,14 @@ def test_the_name_of_a_run_shows_its_subject(
     flow: str, model: type[Settings], given: dict[str, Any], name: str
 ) -> None:
     assert run_name(flow, resolve(model, flags=given)) == name
+
+
+def test_a_flow_can_be_sent_to_the_workers_of_a_cluster() -> None:
+    """Ray and Dask pickle it with the context of its run; in a command it belongs to `__main__`."""
+    code = (
+        "import runpy, sys, cloudpickle; sys.argv = ['flows.dataprep']; "
+        "found = runpy.run_module('flows.dataprep', run_name='flow_of_a_command'); "
+        "print(len(cloudpickle.dumps(found['dataprep'])) > 1000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\n", done.stderr[-2000:]

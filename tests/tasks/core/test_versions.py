@@ -50,11 +50,18 @@ MODULES = {
     "merge": ["tasks/merge/step.py", "gpt2train/convert/huggingface.py", "gpt2train/convert/tensor_files.py"],
     "evaluate": [
         "tasks/evaluate/*.py",
-        *(f"gpt2train/evaluate/{name}.py" for name in ("lambada", "perplexity", "scoring_request")),
+        *(f"gpt2train/evaluate/{name}.py" for name in ("lambada", "perplexity", "scoring_request", "wikitext")),
     ],
     "report": ["tasks/report/*.py"],
 }
-RUNS_AND_STORES = ("core", "launch", "slurm", "sources", "train")  # folders of modules that run or store steps
+RUNS_AND_STORES = (
+    "core",
+    "data_steps",
+    "launch",
+    "slurm",
+    "sources",
+    "train",
+)  # folders of modules that run or store steps
 # Module -> why its version shapes no byte of any step.
 NOT_SHAPING = {
     "awkward": "carries the token ids of gigatoken",

@@ -14,6 +14,7 @@ import pytest
 from gpt2train.checkpoint import store
 from gpt2train.config import to_toml
 from gpt2train.errors import UserError
+from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import build
 from tasks.train.launch.registry import Launcher, launchers, register_launcher
@@ -51,7 +52,7 @@ def test_the_launcher_of_the_page_runs_a_job_and_lets_it_save(tmp_path: Path) ->
     finally:
         process.kill()
     assert process.returncode == 130, printed
-    assert store.read_manifest(store.newest(tmp_path / "run")).position.step > 0
+    assert store.read_manifest(newest_checkpoint(tmp_path / "run")).position.step > 0
     wait_until_ended(ranks)
 
 
