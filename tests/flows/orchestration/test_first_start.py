@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 COMMAND = """
 import os, sys
 from flows.orchestration.server import prefect_server

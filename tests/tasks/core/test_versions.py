@@ -54,14 +54,8 @@ MODULES = {
     ],
     "report": ["tasks/report/*.py"],
 }
-RUNS_AND_STORES = (
-    "core",
-    "data_steps",
-    "launch",
-    "slurm",
-    "sources",
-    "train",
-)  # folders of modules that run or store steps
+# Folders of modules that run or store steps.
+RUNS_AND_STORES = ("core", "data_steps", "launch", "slurm", "sources", "train")
 # Module -> why its version shapes no byte of any step.
 NOT_SHAPING = {
     "awkward": "carries the token ids of gigatoken",
