@@ -1,4 +1,4 @@
-"""Plug-ins of the pages `docs/develop/add-a-*.md`, installed beside the package."""
+"""Plug-ins of the pages under *Extend*, installed beside the package."""
 
 import os
 import re
