@@ -1,6 +1,7 @@
 """Run a job by its launcher, as a flow does: `python -m tests.tasks.train.launch.submit_job CONFIG JSON`."""
 
 import logging
+import signal
 import sys
 
 from gpt2train.errors import RunError, UserError
@@ -12,6 +13,7 @@ from tasks.train.launch.settings import LaunchSettings
 
 def main() -> int:
     """Run the job; the exit code of a command."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     config, settings = sys.argv[1:]
     try:
