@@ -21,7 +21,7 @@ PROSE = "The library waits for the reply of the server, and gives up when the re
 LINKS = PROSE * 10 + "https://a.example/page " * 30
 
 CLEANS = """
-import json, sys
+import json, os, sys
 from gpt2train.settings import build
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
@@ -35,7 +35,8 @@ with Runner(workers=2) as runner:
     manifest = clean(root, read_manifest(root / "documents"), build(CleanSettings, json.loads(sys.argv[2])), runner)
     rows = [row for file in manifest.outcome.rejected for row in read_rows(root / "clean", file.name)]
     rejected = [(row["id"], row["reason"], row["detail"]) for row in rows]
-print(json.dumps([manifest.model_dump(mode="json"), rejected, sorted(runner.skipped)]))
+print(json.dumps([manifest.model_dump(mode="json"), rejected, sorted(runner.skipped)]), flush=True)
+os._exit(0)  # pyarrow's threads can outlive a program as short as this one and abort its teardown
 """
 
 
