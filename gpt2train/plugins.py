@@ -10,6 +10,7 @@ One `Registry` for each kind of extension holds the built-in ones and those of p
 
 import importlib
 import importlib.metadata
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Generic, TypeVar
@@ -17,6 +18,7 @@ from typing import Generic, TypeVar
 from gpt2train.errors import UserError
 
 GROUP = "gpt2train"
+NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 T = TypeVar("T")
 
@@ -36,12 +38,22 @@ class Registry(Generic[T]):
         """Add an entry and return it.
 
         Raises:
-            UserError: the name is taken.
+            UserError: the name is taken or malformed.
         """
+        self.check_name(name)
         if name in self._entries:
             raise UserError(f"two {self.kind}s are named {name}; rename the one of your plug-in")
         self._entries[name] = entry
         return entry
+
+    def check_name(self, name: str) -> None:
+        """Check that a name can be that of a setting, a command and a folder.
+
+        Raises:
+            UserError: it cannot.
+        """
+        if not NAME.fullmatch(name):
+            raise UserError(f"{self.kind} {name!r}: a name has lower-case letters, digits and _; rename it")
 
     def __getitem__(self, name: str) -> T:
         """Return an entry.

@@ -1,6 +1,5 @@
 """Registry of evaluations: the built-in ones and those of plug-ins; does not import torch."""
 
-import re
 from collections.abc import Iterable
 
 from gpt2train.errors import UserError
@@ -9,7 +8,6 @@ from gpt2train.evaluate.lambada import LAMBADA_EVALUATION
 from gpt2train.evaluate.wikitext import WIKITEXT_EVALUATION
 from gpt2train.plugins import Registry, load_plugins
 
-NAME = re.compile(r"[a-z][a-z0-9_]*")  # of a command, of a setting's key and of a file
 # Another command; other files in `eval/`; other inputs of the step that writes them.
 RESERVED = ("curve", "perplexity", "samples", "merge", "held_out")
 
@@ -21,13 +19,10 @@ class EvaluationRegistry(Registry[Evaluation]):
         """Add an evaluation and return it.
 
         Raises:
-            UserError: the name is taken or reserved, or has other characters than lower-case letters, digits and `_`.
+            UserError: the name is taken, reserved or malformed.
         """
-        if name in RESERVED or not NAME.fullmatch(name):
-            raise UserError(
-                f"an evaluation cannot be named {name!r}; take lower-case letters, digits and _, and none of "
-                f"{', '.join(RESERVED)}"
-            )
+        if name in RESERVED:
+            raise UserError(f"evaluation {name!r}: {', '.join(RESERVED)} have another meaning; rename it")
         return super().register(name, entry)
 
 

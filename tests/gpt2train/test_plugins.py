@@ -39,6 +39,9 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
         registry["other"]
     with pytest.raises(UserError, match="two launchers are named ssh"):
         registry.register("ssh", 3)
+    for name in ("", "Upper", "with-hyphen", "../folder", "1st", "two words"):
+        with pytest.raises(UserError, match="a name has lower-case letters, digits and _; rename it"):
+            registry.register(name, 4)
 
 
 def test_installed_plug_ins_are_imported_before_a_registry_is_read(tmp_path: Path) -> None:

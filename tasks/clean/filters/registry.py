@@ -70,8 +70,7 @@ def register_filter(name: str, text_filter: TextFilter) -> None:
         UserError: The name is taken or is not one of a setting, the filter is not off by default, or the settings of
             the cleaning exist already.
     """
-    if not name.isidentifier() or name != name.lower():
-        raise UserError(f"text filter {name!r}: a name has lower-case letters, digits and _; rename it")
+    _FILTERS.check_name(name)
     if getattr(text_filter.settings(), "enabled", None) is not False:
         raise UserError(f"text filter {name} is not off by default; give its settings `enabled: bool = False`")
     if filters.cache_info().currsize:

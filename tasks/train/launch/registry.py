@@ -84,8 +84,8 @@ def register_launcher(name: str, launcher: Launcher) -> None:
     Raises:
         UserError: The name is taken or is not one of a setting, or the launch settings exist already.
     """
-    if not name.isidentifier() or name != name.lower() or name in CommonLaunchSettings.model_fields:
-        raise UserError(f"launcher {name!r}: a name has lower-case letters, digits and _, and is no setting; rename it")
+    if name in CommonLaunchSettings.model_fields:
+        raise UserError(f"launcher {name!r}: a launcher has a name that is no setting of `launch`; rename it")
     if launchers.cache_info().currsize:
         raise UserError(f"launcher {name} comes after the launch settings were made; its module must not import them")
     _LAUNCHERS.register(name, launcher)

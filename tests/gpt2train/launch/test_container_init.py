@@ -25,20 +25,14 @@ while True:
 """
 
 
+INIT = [sys.executable, "-m", "gpt2train.launch.container_init"]
+
+
 @pytest.mark.parametrize("container", [False, True], ids=["plain", "container"])
 def test_the_init_process_stays_until_all_children_have_ended(tmp_path: Path, container: bool) -> None:
     if container and os.geteuid() != 0:
         pytest.skip("process namespaces need root")
-    command = [
-        sys.executable,
-        "-m",
-        "gpt2train.launch.container_init",
-        sys.executable,
-        "-c",
-        COMMAND,
-        str(tmp_path),
-        "1",
-    ]
+    command = [*INIT, sys.executable, "-c", COMMAND, str(tmp_path), "1"]
     process = subprocess.Popen([*CONTAINER * container, *command])
     try:
         wait_for(lambda: (tmp_path / "ready").exists(), 60, "the command")
@@ -55,16 +49,7 @@ def test_the_init_process_stays_until_all_children_have_ended(tmp_path: Path, co
 
 
 def test_the_init_process_repeats_sigterm(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "gpt2train.launch.container_init",
-        sys.executable,
-        "-c",
-        COMMAND,
-        str(tmp_path),
-        "2",
-    ]
+    command = [*INIT, sys.executable, "-c", COMMAND, str(tmp_path), "2"]
     process = subprocess.Popen(command)
     try:
         wait_for(lambda: (tmp_path / "ready").exists(), 60, "the command")
