@@ -11,8 +11,7 @@ from flows.settings import DataprepSettings, OutputSettings, PipelineSettings, P
 from flows.sources import Sources
 from gpt2train.errors import UserError
 from gpt2train.io.files import format_bytes
-from gpt2train.model.shape import Shape
-from gpt2train.monitoring.metrics import parameter_count
+from gpt2train.model.families import parameter_count
 from gpt2train.plan.devices import find_gpus
 from gpt2train.plan.fit import ResourceEstimate, estimate_resources, missing_resources
 from gpt2train.settings import Settings
@@ -159,10 +158,7 @@ def vocabulary_note(settings: PretrainSettings) -> str | None:
     if not PUBLISHED_SIZE.fullmatch(settings.preset) or vocabulary == GPT2_VOCAB or own:
         return None
     model = settings.train.model
-    actual, published = (
-        parameter_count(Shape(size, model.layers, model.heads, model.hidden, model.context))
-        for size in (vocabulary, GPT2_VOCAB)
-    )
+    actual, published = (parameter_count(model.shape(size)) for size in (vocabulary, GPT2_VOCAB))
     if isinstance(settings, DataprepSettings):
         remedy = "give --tokenizer.name gpt2"
     else:

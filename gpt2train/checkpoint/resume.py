@@ -24,7 +24,16 @@ from gpt2train.training.train_state import TrainState
 log = logging.getLogger("gpt2train")
 
 # Settings that determine the weights: another value is another model.
-SHAPE = ("model.layers", "model.heads", "model.hidden", "model.context", "vocab", "tokenizer_hash")
+SHAPE = (
+    "model.family",
+    "model.options",
+    "model.layers",
+    "model.heads",
+    "model.hidden",
+    "model.context",
+    "vocab",
+    "tokenizer_hash",
+)
 # Settings that a run cannot change: with another seed or other samples, its sample index would have another meaning.
 # All others may change: layout, batch, precision, learning rate, steps, dropout, intervals of saving and validation.
 FIXED = (*SHAPE, "seed", "documents")
@@ -181,8 +190,9 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
     Raises:
         UserError: a setting differs.
     """
-    current, stored = flatten(config.model_dump(mode="json")), flatten(manifest.config)
-    for key in [key for key in current if key in keys or key.split(".")[0] in keys]:
+    family = {"model.family": "gpt2"}  # not written for a GPT-2
+    current, stored = family | flatten(config.model_dump(mode="json")), family | flatten(manifest.config)
+    for key in [key for key in current if f"{key}.".startswith(tuple(f"{name}." for name in keys))]:
         if current[key] != stored.get(key):
             raise UserError(f"{holder} another {key} ({stored.get(key)} there, {current[key]} now); {remedy}")
 

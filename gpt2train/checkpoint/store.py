@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from gpt2train.checkpoint.safe_reader import SafeReader
+from gpt2train.config import ModelSettings
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import MANIFEST
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
@@ -155,9 +156,8 @@ def stored_shape(manifest: CheckpointManifest, checkpoint: str | Path) -> Shape:
         RunError: the manifest lacks them.
     """
     try:
-        model = manifest.config["model"]
-        return Shape(manifest.config["vocab"], model["layers"], model["heads"], model["hidden"], model["context"])
-    except (KeyError, TypeError) as error:
+        return ModelSettings.model_validate(manifest.config["model"]).shape(manifest.config["vocab"])
+    except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{Path(checkpoint) / MANIFEST} lacks the sizes of the model ({error})") from error
 
 

@@ -48,7 +48,7 @@ def _lines(settings: Settings, path: tuple[str, ...]) -> list[str]:
             nested += ["", *_comment(field.description), f"[{'.'.join(inner)}]", *_lines(value, inner)]
             continue
         plain += _comment(_described(field))
-        stored = settings.model_dump(mode="json", include={name})[name]
+        stored = settings.model_dump(mode="json", include={name}).get(name, value)  # defaults can be left out
         plain.append(f"# {name} is not set" if value is None else _assignment(name, stored))
     return [*plain, *nested]
 
@@ -65,7 +65,7 @@ def _comment(text: str | None) -> list[str]:
 
 
 def _assignment(name: str, value: Any) -> str:
-    return tomli_w.dumps({name: value}).strip() if not isinstance(value, list) else f"{name} = {_array(value)}"
+    return f"{name} = {_inline(value)}" if isinstance(value, list | dict) else tomli_w.dumps({name: value}).strip()
 
 
 def _array(values: list[Any]) -> str:

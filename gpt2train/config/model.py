@@ -1,13 +1,23 @@
 """Model shape settings."""
 
-from pydantic import Field, model_validator
+from typing import Any
 
-from gpt2train.settings import Settings
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from gpt2train.errors import UserError
+from gpt2train.model.families import MODELS
+from gpt2train.model.shape import Option, Shape
+from gpt2train.settings import Settings, explain
 
 
 class ModelSettings(Settings):
-    """Shape of the GPT-2 model. The vocabulary size comes from the tokenizer of the data."""
+    """Shape of the model. The vocabulary size comes from the tokenizer of the data."""
 
+    # Left out of a run's files for a GPT-2, so that files and fingerprints of older runs stay the same.
+    family: str = Field("gpt2", exclude_if=lambda family: family == "gpt2")
+    """Model family: gpt2, or one that a plug-in adds."""
+    options: dict[str, Option] = Field({}, exclude_if=lambda options: not options)
+    """Settings that only the family has; gpt2 has none."""
     layers: int = Field(12, ge=1, le=10_000)
     """Transformer blocks."""
     heads: int = Field(12, ge=1, le=2**16)
@@ -18,6 +28,32 @@ class ModelSettings(Settings):
     """Context length in tokens, which is also the length of a training sample."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on embeddings, attention and both residual branches, as published; 0 is best for few epochs."""
+
+    @field_validator("family")
+    @classmethod
+    def _known(cls, family: str) -> str:
+        try:
+            MODELS[family]
+        except UserError as error:
+            raise ValueError(str(error)) from error
+        return family
+
+    @field_validator("options")
+    @classmethod
+    def _complete(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Check the options against the family's own settings model, and add its defaults."""
+        if "family" not in info.data:  # unknown, which is reported
+            return options
+        model = MODELS[info.data["family"]].options
+        try:
+            return model.model_validate(options).model_dump(mode="json")
+        except ValidationError as error:
+            raise ValueError(explain(error, model, f"family {info.data['family']}")) from error
+
+    def shape(self, vocab: int) -> Shape:
+        """Sizes that determine the parameters of a model with a vocabulary of `vocab` tokens."""
+        options = tuple(self.options.items())
+        return Shape(vocab, self.layers, self.heads, self.hidden, self.context, self.family, options)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelSettings":

@@ -90,8 +90,7 @@ class RunConfig(TrainSettings):
     @property
     def shape(self) -> Shape:
         """Sizes that determine the model's parameters."""
-        model = self.model
-        return Shape(self.vocab, model.layers, model.heads, model.hidden, model.context)
+        return self.model.shape(self.vocab)
 
 
 def read_run_config(path: str | Path, preset_name: str | None = None) -> RunConfig:

@@ -7,11 +7,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from gpt2train.checkpoint.store import FORMAT, CheckpointManifest, StoredFile, sha256
+from gpt2train.config import ModelSettings
 from gpt2train.data.tokenizer import load_tokenizer, read_tables, save_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_folder
 from gpt2train.io.run_folder import MANIFEST
-from gpt2train.model.lazy_weights import LazyWeights, check_sizes, sizes
+from gpt2train.model.families import sizes
+from gpt2train.model.lazy_weights import LazyWeights, check_sizes
 from gpt2train.training.train_state import START
 
 
@@ -42,7 +44,10 @@ def write_checkpoint(folder: Path, weights: LazyWeights, tokenizer: Path | None 
         files = {
             file.name: StoredFile(bytes=file.stat().st_size, sha256=sha256(file)) for file in sorted(draft.iterdir())
         }
-        model = {"layers": shape.layers, "heads": shape.heads, "hidden": shape.hidden, "context": shape.context}
+        sizes_only = {"layers": shape.layers, "heads": shape.heads, "hidden": shape.hidden, "context": shape.context}
+        model = ModelSettings(family=shape.family, options=dict(shape.options), **sizes_only).model_dump(
+            include={"family", "options", *sizes_only}
+        )
         identity = tokenizer_hash(tokenizer) if tokenizer is not None else None
         manifest = CheckpointManifest(
             format=FORMAT,

@@ -4,37 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gpt2train.convert.hf_layout import layout_of, layout_of_config
 from gpt2train.convert.settings import Dtype
 from gpt2train.data.tokenizer import END_OF_TEXT
 from gpt2train.errors import UserError
 from gpt2train.io.files import check_folder
 from gpt2train.model.shape import Shape
-
-# Settings of Hugging Face's GPT-2 that this project's model does not have, with the values that it implements.
-FIXED: dict[str, tuple[Any, ...]] = {
-    "model_type": ("gpt2",),
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-    "layer_norm_epsilon": (1e-5,),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "add_cross_attention": (False,),
-    "tie_word_embeddings": (True,),
-}
-
-MAX_LAYERS, MAX_SIZE = 10_000, 2**24  # larger than any GPT-2; a file with more is damaged
-# Further fields in the config of OpenAI's published GPT-2 (also `n_ctx`, which llama.cpp's converter needs). The values
-# are transformers' defaults, so they have no effect there.
-PUBLISHED: dict[str, Any] = {
-    "attn_pdrop": 0.1,
-    "embd_pdrop": 0.1,
-    "resid_pdrop": 0.1,
-    "initializer_range": 0.02,
-    "summary_activation": None,
-    "summary_first_dropout": 0.1,
-    "summary_proj_to_labels": True,
-    "summary_type": "cls_index",
-    "summary_use_proj": True,
-}
 
 
 def write_config(folder: Path, shape: Shape, end: int, dtype: Dtype) -> None:
@@ -47,16 +22,7 @@ def write_config(folder: Path, shape: Shape, end: int, dtype: Dtype) -> None:
         dtype: data type of the stored weights.
     """
     config = {
-        **{key: values[0] for key, values in FIXED.items()},
-        **PUBLISHED,
-        "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": shape.vocab,
-        "n_positions": shape.context,
-        "n_ctx": shape.context,
-        "n_embd": shape.hidden,
-        "n_layer": shape.layers,
-        "n_head": shape.heads,
-        "n_inner": None,
+        **layout_of(shape.family).config(shape),
         "bos_token_id": end,
         "eos_token_id": end,
         "torch_dtype": dtype,
@@ -79,35 +45,10 @@ def read_shape(folder: Path) -> Shape:
     """Read the model's shape from `config.json`.
 
     Raises:
-        UserError: the file is missing or damaged, or describes another architecture than GPT-2.
+        UserError: the file is missing or damaged, or describes an architecture that no model family has.
     """
-    config = _read_config(folder)
-    for key, allowed in FIXED.items():
-        if config.get(key, allowed[0]) not in allowed:
-            raise UserError(f"{folder / 'config.json'}: {key} is {config[key]!r}, but only {allowed[0]!r} is supported")
-    shape = Shape(
-        vocab=_size(folder, config, "vocab_size"),
-        layers=_size(folder, config, "n_layer", MAX_LAYERS),
-        heads=_size(folder, config, "n_head"),
-        hidden=_size(folder, config, "n_embd"),
-        context=_size(folder, config, "n_positions" if "n_positions" in config else "n_ctx"),
-    )
-    if shape.hidden % shape.heads:
-        raise UserError(f"{folder / 'config.json'}: n_embd {shape.hidden} is not divisible by n_head {shape.heads}")
-    if config.get("n_inner") not in (None, 4 * shape.hidden):
-        raise UserError(f"{folder / 'config.json'}: n_inner is {config['n_inner']}, only 4 x n_embd is supported")
-    return shape
-
-
-def _size(folder: Path, config: dict[str, Any], key: str, maximum: int = MAX_SIZE) -> int:
-    """Read a size from `config.json`, a whole number from 1 to `maximum`."""
-    value = config.get(key)
-    if type(value) is not int or not 1 <= value <= maximum:
-        problem = "is missing" if key not in config else f"is {str(value)[:40]}"
-        raise UserError(
-            f"{folder / 'config.json'}: the size {key} {problem}; expected a whole number from 1 to {maximum:,}"
-        )
-    return value
+    config, file = _read_config(folder), folder / "config.json"
+    return layout_of_config(config, file).shape(config, file)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

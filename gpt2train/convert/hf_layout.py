@@ -1,75 +1,143 @@
-"""Differences between this project's tensors and those of Hugging Face's GPT-2.
+"""Form of a saved model: the fields of `config.json`, and names and layouts of the tensors in the weights file.
 
-* The names differ.
-* Hugging Face's `Conv1D` stores matrices as [in, out].
-* The columns of its fused projection are [(q, k, v), head, head_dim], our rows are [head, (q, k, v), head_dim].
-* Our vocabulary is padded to a multiple of 128, theirs is not.
-
-The output embedding is tied and stored once in both.
+Each model family has a layout. The one of this module, the default, keeps this project's names. The layout of a family
+that `transformers` knows translates to its names (`gpt2train.convert.hf_gpt2`).
 """
 
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import ValidationError
 from torch import Tensor
 
-from gpt2train.model.lazy_weights import pad_vocabulary, sizes
+from gpt2train.config import ModelSettings
+from gpt2train.errors import UserError
+from gpt2train.model.families import EMBEDDING, HEAD, MODELS, load, sizes
+from gpt2train.model.lazy_weights import LazyTensor, pad_vocabulary
 from gpt2train.model.shape import Shape
+from gpt2train.settings import explain
 
-TOP = ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias")  # same names in both
-BLOCK = {"ln_1": "ln_1", "attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj", "ln_2": "ln_2"} | {
-    "up": "mlp.c_fc",
-    "down": "mlp.c_proj",
-}
+MAX_LAYERS, MAX_SIZE = 10_000, 2**24  # larger than any model; a file with more is damaged
+PADDED = (EMBEDDING, HEAD)  # parameters with a row per token; saved without the padding of the vocabulary
 
 
-def names(shape: Shape) -> dict[str, str]:
-    """Map our name of every parameter to Hugging Face's, without the prefix `transformer.`."""
-    pairs = {name: name for name in TOP}
-    for layer in range(shape.layers):
-        for ours, theirs in BLOCK.items():
-            for part in ("weight", "bias"):
-                pairs[f"blocks.{layer}.{ours}.{part}"] = f"h.{layer}.{theirs}.{part}"
-    return pairs
-
-
-def hf_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Map our name of every parameter to its size in a Hugging Face folder."""
-    found = {name: size[::-1] if is_matrix(name) else size for name, size in sizes(shape).items()}
-    return found | {"wte.weight": (shape.vocab, shape.hidden)}
-
-
-def exported(name: str, tensor: Tensor, shape: Shape) -> Tensor:
-    """Convert one of our tensors to Hugging Face's layout, without the padding of the vocabulary."""
-    if name == "wte.weight":
-        return tensor[: shape.vocab]
-    if ".qkv." in name:
-        tensor = split_heads(tensor, shape.heads)
-    return tensor.t().contiguous() if is_matrix(name) else tensor
-
-
-def imported(name: str, tensor: Tensor, shape: Shape) -> Tensor:
-    """Convert one of Hugging Face's tensors to our layout, with padded vocabulary.
+class HFLayout:
+    """Layout of a family that only this project knows.
 
     Args:
-        name: our name of the parameter.
-        tensor: tensor in Hugging Face's layout.
-        shape: shape of the model.
+        family: name of the family.
+
+    Attributes:
+        model_types: values of `model_type` in a `config.json` of this family, the one that is written first; by default
+            the name of the family.
+        in_transformers: True if the package `transformers` loads the folder.
+        description: architecture in a few words, for the model card.
     """
-    if name == "wte.weight":
-        return pad_vocabulary(tensor, shape.padded_vocab)
-    if is_matrix(name):
-        tensor = tensor.t()
-    return join_heads(tensor, shape.heads) if ".qkv." in name else tensor.contiguous()
+
+    model_types: ClassVar[tuple[str, ...]] = ()
+    in_transformers: ClassVar[bool] = False
+    description: ClassVar[str] = "a decoder"
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+
+    def config(self, shape: Shape) -> dict[str, Any]:
+        """Return the fields of `config.json` that describe the architecture."""
+        return {
+            "model_type": self.family,
+            "architectures": [load(MODELS[self.family].model).__name__],
+            "vocab_size": shape.vocab,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "hidden_size": shape.hidden,
+            "max_position_embeddings": shape.context,
+            "family_options": dict(shape.options),
+        }
+
+    def shape(self, config: dict[str, Any], file: Path) -> Shape:
+        """Read the shape from the fields of `config.json`.
+
+        Raises:
+            UserError: a field is missing or wrong.
+        """
+        fields = {
+            "layers": size_of(file, config, "num_hidden_layers", MAX_LAYERS),
+            "heads": size_of(file, config, "num_attention_heads"),
+            "hidden": size_of(file, config, "hidden_size"),
+            "context": size_of(file, config, "max_position_embeddings"),
+            "family": self.family,
+            "options": config.get("family_options", {}),
+        }
+        try:
+            return ModelSettings.model_validate(fields).shape(size_of(file, config, "vocab_size"))
+        except ValidationError as error:
+            raise UserError(explain(error, ModelSettings, str(file))) from error
+
+    def names(self, shape: Shape) -> dict[str, str]:
+        """Map our name of every parameter to its name in the weights file."""
+        return {name: name for name in sizes(shape)}
+
+    def sizes(self, shape: Shape) -> dict[str, tuple[int, ...]]:
+        """Map our name of every parameter to its size in the weights file."""
+        return {name: (shape.vocab, *size[1:]) if name in PADDED else size for name, size in sizes(shape).items()}
+
+    def exported(self, name: str, tensor: Tensor, shape: Shape) -> Tensor:
+        """Convert one of our tensors to the layout of the weights file, without the padding of the vocabulary.
+
+        Args:
+            name: our name of the parameter.
+            tensor: tensor in our layout.
+            shape: shape of the model.
+        """
+        return tensor[: shape.vocab] if name in PADDED else tensor
+
+    def imported(self, name: str, tensor: Tensor, shape: Shape) -> Tensor:
+        """Convert one tensor of the weights file to our layout, with padded vocabulary; the inverse of `exported`."""
+        return pad_vocabulary(tensor, shape.padded_vocab) if name in PADDED else tensor
+
+    def found(self, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+        """Rename and select the tensors of a weights file, of any version of its writer, to those of `names`.
+
+        Raises:
+            UserError: a tensor shows that the model is not of this family.
+        """
+        return dict(tensors)
 
 
-def split_heads(rows: Tensor, heads: int) -> Tensor:
-    """Reorder fused projection rows [head, (q, k, v), head_dim] -> [(q, k, v), head, head_dim] in dimension 0."""
-    return rows.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+def size_of(file: Path, config: dict[str, Any], key: str, maximum: int = MAX_SIZE) -> int:
+    """Read a size from `config.json`, a whole number from 1 to `maximum`.
+
+    Raises:
+        UserError: it is missing or out of bounds.
+    """
+    value = config.get(key)
+    if type(value) is not int or not 1 <= value <= maximum:
+        problem = "is missing" if key not in config else f"is {str(value)[:40]}"
+        raise UserError(f"{file}: the size {key} {problem}; expected a whole number from 1 to {maximum:,}")
+    return value
 
 
-def join_heads(rows: Tensor, heads: int) -> Tensor:
-    """Reorder fused projection rows [(q, k, v), head, head_dim] -> [head, (q, k, v), head_dim] in dimension 0."""
-    return rows.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
+@cache
+def layout_of(family: str) -> HFLayout:
+    """Return the layout of a family."""
+    layout: HFLayout = load(MODELS[family].layout)(family)
+    return layout
 
 
-def is_matrix(name: str) -> bool:
-    """Return True if Hugging Face stores this parameter transposed (`Conv1D`)."""
-    return name.startswith("blocks.") and name.endswith(".weight") and ".ln_" not in name
+def layout_of_config(config: dict[str, Any], file: Path) -> HFLayout:
+    """Return the layout of the family that a `config.json` names.
+
+    Raises:
+        UserError: there is no such family.
+    """
+    # Files without a model type are those of OpenAI's published GPT-2.
+    wanted = config.get("model_type", "gpt2")
+    known: list[str] = []
+    for layout in map(layout_of, MODELS):
+        model_types = layout.model_types or (layout.family,)
+        if wanted in model_types:
+            return layout
+        known += model_types
+    raise UserError(f"{file}: model_type is {wanted!r}, but only {' or '.join(map(repr, known))} is supported")

@@ -1,13 +1,12 @@
-"""Reading and writing of Hugging Face GPT-2 folders.
+"""Reading and writing of Hugging Face model folders.
 
 A model folder has `model.safetensors`, `config.json`, `generation_config.json`, `tokenizer.json`, `vocab.json`,
-`merges.txt`, `tokenizer_config.json` and `special_tokens_map.json`, which `AutoModelForCausalLM` and `AutoTokenizer`
-load without a network, and the model card `README.md`. Sharded folders, the older `pytorch_model.bin` and OpenAI's
-published names can be read too.
+`merges.txt`, `tokenizer_config.json` and `special_tokens_map.json`, and the model card `README.md`. If `transformers`
+knows the model family, `AutoModelForCausalLM` and `AutoTokenizer` load it without a network. Sharded folders, the older
+`pytorch_model.bin` and OpenAI's published names can be read too.
 """
 
 import math
-import re
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -16,15 +15,17 @@ import torch
 from torch import Tensor
 
 from gpt2train.convert.hf_config import read_shape, write_config
-from gpt2train.convert.hf_layout import exported, hf_sizes, imported, join_heads, names, split_heads
+from gpt2train.convert.hf_gpt2 import join_heads, split_heads
+from gpt2train.convert.hf_layout import HFLayout, layout_of
 from gpt2train.convert.model_card import NO_FACTS, CardFacts, model_card
 from gpt2train.convert.settings import CARD, Device, Dtype
 from gpt2train.convert.tensor_files import DTYPES, SAFETENSORS, open_tensors, write_tensors
 from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer, read_tables, save_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_folder
-from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, empty_model, in_memory, sizes
+from gpt2train.model.causal_lm import CausalLM
+from gpt2train.model.families import sizes
+from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, empty_model, in_memory
 from gpt2train.model.shape import Shape
 
 __all__ = [
@@ -40,8 +41,6 @@ __all__ = [
     "write_model",
 ]
 
-MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # causal masks in old files
-
 
 def to_huggingface(weights: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
     """Convert weights to Hugging Face's names and layouts, without the padding of the vocabulary.
@@ -50,8 +49,9 @@ def to_huggingface(weights: Mapping[str, Tensor], shape: Shape) -> dict[str, Ten
         UserError: a tensor is missing or unexpected, or does not fit `shape`.
     """
     check_sizes({name: tuple(tensor.shape) for name, tensor in weights.items()}, sizes(shape), "the checkpoint")
-    pairs = names(shape).items()
-    return {f"transformer.{theirs}": exported(ours, weights[ours], shape).contiguous() for ours, theirs in pairs}
+    layout = layout_of(shape.family)
+    pairs = layout.names(shape).items()
+    return {theirs: layout.exported(ours, weights[ours], shape).contiguous() for ours, theirs in pairs}
 
 
 def from_huggingface(tensors: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
@@ -121,13 +121,13 @@ def fill_folder(
     shape, tensors, target = weights.shape, weights.tensors, DTYPES[dtype]
     end = _check_tokenizer(tokenizer, shape)
     check_sizes({name: stored.size for name, stored in tensors.items()}, sizes(shape), "the checkpoint")
-    ours = {f"transformer.{theirs}": name for name, theirs in names(shape).items()}
-    theirs = hf_sizes(shape)
+    layout = layout_of(shape.family)
+    ours, theirs = {theirs: name for name, theirs in layout.names(shape).items()}, layout.sizes(shape)
     write_tensors(
         folder / SAFETENSORS,
         ((name, theirs[ours[name]]) for name in sorted(ours)),
         target,
-        lambda name: exported(ours[name], tensors[ours[name]].read(target), shape),
+        lambda name: layout.exported(ours[name], tensors[ours[name]].read(target), shape),
     )
     write_config(folder, shape, end, dtype)
     save_tokenizer(folder, *read_tables(tokenizer))
@@ -136,29 +136,30 @@ def fill_folder(
 
 def card_text(shape: Shape, dtype: Dtype, facts: CardFacts) -> str:
     """Return the model card of a model folder."""
-    return model_card(shape, sum(math.prod(size) for size in hf_sizes(shape).values()), dtype, facts)
+    count = sum(math.prod(size) for size in layout_of(shape.family).sizes(shape).values())
+    return model_card(shape, count, dtype, facts)
 
 
 def open_model(folder: Path) -> LazyWeights:
     """Open a model folder, to be read tensor by tensor.
 
     Raises:
-        UserError: the folder is not a model folder, a file is damaged, or the architecture is not GPT-2.
+        UserError: the folder is not a model folder, a file is damaged, or no model family has the architecture.
     """
     shape = read_shape(folder)
     return _imported(open_tensors(folder), shape)
 
 
-def read_model(folder: str | PathLike[str], device: Device = "cpu") -> GPT2:
-    """Read a model folder into a GPT2 in float32, in evaluation mode.
+def read_model(folder: str | PathLike[str], device: Device = "cpu") -> CausalLM:
+    """Read a model folder into memory in float32, in evaluation mode.
 
     Args:
         folder: model folder.
         device: device of the model; auto uses a GPU if there is one.
 
     Raises:
-        UserError: the folder is not a model folder, a file is damaged, the architecture is not GPT-2, or `device` is
-            cuda and there is no GPU.
+        UserError: the folder is not a model folder, a file is damaged, no model family has the architecture, or
+            `device` is cuda and there is no GPU.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu")
@@ -170,39 +171,26 @@ def read_model(folder: str | PathLike[str], device: Device = "cpu") -> GPT2:
 
 
 def _imported(tensors: Mapping[str, LazyTensor], shape: Shape) -> LazyWeights:
-    """Convert lazy tensors from Hugging Face's names and layouts to ours.
-
-    Names may have the prefix `transformer.` or not (the published files have none). Causal masks are skipped. An
-    `lm_head.weight` must equal the token embedding.
-    """
-    found = {name.removeprefix("transformer."): stored for name, stored in tensors.items()}
-    found = {name: stored for name, stored in found.items() if not MASKS.fullmatch(name)}
-    head, embedding = found.pop("lm_head.weight", None), found.get("wte.weight")
-    if head is not None and not (embedding is not None and _equal(head, embedding)):
-        raise UserError(
-            "the output embedding lm_head.weight differs from wte.weight; only tied embeddings are supported"
-        )
-    expected, theirs = hf_sizes(shape), names(shape)
+    """Convert lazy tensors from the names and layouts of a weights file to ours."""
+    layout = layout_of(shape.family)
+    found, expected, theirs = layout.found(tensors), layout.sizes(shape), layout.names(shape)
     check_sizes(
         {name: stored.size for name, stored in found.items()},
         {theirs[name]: size for name, size in expected.items()},
         "the model file",
     )
     return LazyWeights(
-        shape, {name: _imported_one(name, found[theirs[name]], size, shape) for name, size in sizes(shape).items()}
+        shape,
+        {name: _imported_one(layout, name, found[theirs[name]], size, shape) for name, size in sizes(shape).items()},
     )
 
 
-def _imported_one(name: str, stored: LazyTensor, size: tuple[int, ...], shape: Shape) -> LazyTensor:
-    return LazyTensor(size, lambda dtype: imported(name, stored.read(dtype), shape))
-
-
-def _equal(one: LazyTensor, other: LazyTensor) -> bool:
-    return one.size == other.size and torch.equal(one.read(torch.float32), other.read(torch.float32))
+def _imported_one(layout: HFLayout, name: str, stored: LazyTensor, size: tuple[int, ...], shape: Shape) -> LazyTensor:
+    return LazyTensor(size, lambda dtype: layout.imported(name, stored.read(dtype), shape))
 
 
 def _is_model_folder(folder: Path) -> bool:
-    """Return True if the folder has a supported GPT-2; a folder with any other `config.json` is not overwritten."""
+    """Return True if the folder has a supported model; a folder with any other `config.json` is not overwritten."""
     try:
         read_shape(folder)
     except UserError:

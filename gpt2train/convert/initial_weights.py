@@ -31,7 +31,7 @@ def open_initial_weights(config: RunConfig, path: Path) -> LazyWeights:
 
 def _check_fits(config: RunConfig, opened: OpenedSource, path: Path) -> None:
     stored, current = opened.weights.shape, config.shape
-    for key in ("layers", "heads", "hidden", "context", "vocab"):
+    for key in ("family", "options", "layers", "heads", "hidden", "context", "vocab"):
         a, b = getattr(stored, key), getattr(current, key)
         if a != b:
             name = key if key == "vocab" else f"model.{key}"

@@ -34,7 +34,8 @@ from gpt2train.convert.megatron_names import (
 )
 from gpt2train.convert.safe_pickle import PickleStub, read_pickle
 from gpt2train.errors import UserError
-from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, pad_vocabulary, sizes
+from gpt2train.model.families import sizes
+from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, pad_vocabulary
 from gpt2train.model.shape import Shape
 from gpt2train.settings import flatten
 

@@ -12,7 +12,8 @@ from gpt2train.convert.megatron_names import FINAL, HEAD, TOP, layer_names, old_
 from gpt2train.convert.settings import Names, Version
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_folder
-from gpt2train.model.lazy_weights import LazyWeights, check_sizes, pad_vocabulary, sizes
+from gpt2train.model.families import sizes
+from gpt2train.model.lazy_weights import LazyWeights, check_sizes, pad_vocabulary
 from gpt2train.model.shape import PADDING, Shape
 
 
@@ -44,6 +45,8 @@ def write_megatron(
         UserError: the layout does not divide the model, or the folder is not empty.
     """
     shape = weights.shape
+    if shape.family != "gpt2":
+        raise UserError(f"Megatron-LM's format is written for gpt2 only, not {shape.family}; use --to huggingface")
     if tp < 1 or pp < 1 or shape.heads % tp or shape.layers % pp:
         raise UserError(
             f"{tp} x {pp} ranks do not divide the model: --tp must divide {shape.heads} heads, "

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpt2train.checkpoint.store import CheckpointManifest
 from gpt2train.config import CONFIG_FILE, read_run_config
+from gpt2train.convert.hf_layout import layout_of
 from gpt2train.convert.settings import Dtype
 from gpt2train.errors import RunError, UserError
 from gpt2train.model.shape import Shape
@@ -55,8 +56,10 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
     front = [f"license: {facts.license or 'unknown'}"]
     if facts.languages:
         front += ["language:", *(f"- {code}" for code in facts.languages)]
-    front += ["library_name: transformers", "pipeline_tag: text-generation", "tags:"]
-    front += [f"- {tag}" for tag in ("gpt2", "text-generation", "gpt2train")]
+    layout = layout_of(shape.family)
+    front += ["library_name: transformers"] if layout.in_transformers else []
+    front += ["pipeline_tag: text-generation", "tags:"]
+    front += [f"- {tag}" for tag in (shape.family, "text-generation", "gpt2train")]
     sizes = [
         ("parameters", f"{parameters:,}"),
         ("layers", f"{shape.layers}"),
@@ -64,6 +67,7 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
         ("width", f"{shape.hidden:,}"),
         ("context", f"{shape.context:,} tokens"),
         ("vocabulary", f"{shape.vocab:,} tokens, byte-level BPE"),
+        *((name.replace("_", " "), str(value)) for name, value in shape.options),
         ("stored as", dtype),
     ]
     licence = "The licence of the weights is not stated; ask the publisher before you use them."
@@ -71,8 +75,8 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
         licence = f"The weights are published under the licence `{facts.license}`."
     parts = [
         "---\n" + "\n".join(front) + "\n---",
-        "# GPT-2 trained with gpt2train",
-        "A GPT-2 language model: a decoder with learned positions, trained to predict the next token.",
+        f"# {'GPT-2' if shape.family == 'gpt2' else shape.family} trained with gpt2train",
+        f"A language model: {layout.description}, trained to predict the next token.",
         "## Model\n\n" + _table(("property", "value"), sizes),
     ]
     if facts.training:
@@ -85,7 +89,7 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
     parts.append("## Training data\n\n" + data)
     if facts.scores:
         parts.append("## Evaluation\n\n" + _table(("measure", "value"), facts.scores))
-    parts.append(USE)
+    parts.append("## Use\n\n" + (WITH_TRANSFORMERS if layout.in_transformers else "") + WITH_GPT2TRAIN)
     limits = (
         "A base model: it continues text and does not follow instructions. It can reproduce errors, prejudice and "
         f"personal data of its training text. It reads at most {shape.context:,} tokens at a time."
@@ -94,9 +98,7 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
     return "\n\n".join(parts) + "\n"
 
 
-USE = """## Use
-
-```python
+WITH_TRANSFORMERS = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model, tokenizer = AutoModelForCausalLM.from_pretrained("MODEL"), AutoTokenizer.from_pretrained("MODEL")
@@ -104,8 +106,10 @@ ids = tokenizer("The first thing to know", return_tensors="pt")
 print(tokenizer.decode(model.generate(**ids, max_new_tokens=40)[0]))
 ```
 
-`MODEL` is this folder. With gpt2train: `gpt2train generate --model MODEL --prompt "The first thing to know"`, or
-`gpt2train serve --model MODEL`."""
+"""
+WITH_GPT2TRAIN = """\
+`MODEL` is this folder. With gpt2train: `gpt2train generate --model MODEL --prompt "The first thing to know"`,
+or `gpt2train serve --model MODEL`."""
 
 
 def training_facts(manifest: CheckpointManifest, run: Path | None) -> CardFacts:

@@ -19,7 +19,7 @@ from gpt2train.inference.open_model import open_model
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.io.files import check_folder
 from gpt2train.io.run_folder import FOLDER
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.causal_lm import CausalLM
 from gpt2train.model.lazy_weights import empty_model
 
 SCORES = "scores"  # next to a run's `checkpoints/`; `eval/` belongs to the flow
@@ -29,7 +29,7 @@ SCORES = "scores"  # next to a run's `checkpoints/`; `eval/` belongs to the flow
 class EvalModel:
     """Model, its tokenizer, and the default folder of its scores."""
 
-    model: GPT2 | DistributedScorer
+    model: CausalLM | DistributedScorer
     tokenizer: Tokenizer
     scores: Path
 
@@ -88,7 +88,7 @@ def read_eval_model(path: Path, device: Device = "cpu", tokenizer: Path | None =
     return EvalModel(read_checkpoint(checkpoint, device), found_tokenizer, scores)
 
 
-def read_checkpoint(checkpoint: Path, device: Device = "cpu") -> GPT2:
+def read_checkpoint(checkpoint: Path, device: Device = "cpu") -> CausalLM:
     """Read the model of a checkpoint in float32, in evaluation mode.
 
     Raises:

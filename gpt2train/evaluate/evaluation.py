@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from tokenizers import Tokenizer
 
-    from gpt2train.model.gpt2 import GPT2
+    from gpt2train.model.causal_lm import CausalLM
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Scorer:
         group: processes that share the work (`gpt2train.evaluate.scoring.score`).
     """
 
-    model: "GPT2 | DistributedScorer"
+    model: "CausalLM | DistributedScorer"
     tokenizer: "Tokenizer"
     batch_tokens: int = BATCH_TOKENS
     report: Report | None = None

@@ -16,14 +16,14 @@ from torch import Tensor
 from gpt2train.errors import RunError
 from gpt2train.evaluate.distributed_scoring import check_same, gather, share
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS, DistributedScorer, Report, Score, ScoringRequest
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.causal_lm import CausalLM
 from gpt2train.parallel.mesh import all_or_raise
 
 LOGIT_ROWS = 1024  # rows of logits in memory at a time: 206 MB in float32 at a vocabulary of 50,257
 
 
 def score(
-    model: GPT2 | DistributedScorer,
+    model: CausalLM | DistributedScorer,
     requests: Sequence[ScoringRequest],
     batch_tokens: int = BATCH_TOKENS,
     report: Report | None = None,
@@ -65,7 +65,7 @@ def _in_order(scores: dict[int, Score], count: int) -> list[Score]:
 
 
 def _score_batches(
-    model: GPT2 | DistributedScorer,
+    model: CausalLM | DistributedScorer,
     requests: Sequence[ScoringRequest],
     index_batches: Sequence[Sequence[int]],
     report: Report | None,
@@ -81,7 +81,7 @@ def _score_batches(
     return scores
 
 
-def _score_batch(model: GPT2 | DistributedScorer, requests: Sequence[ScoringRequest]) -> list[Score]:
+def _score_batch(model: CausalLM | DistributedScorer, requests: Sequence[ScoringRequest]) -> list[Score]:
     sequences = [request.tokens[:-1] for request in requests]
     # Position p predicts token p + 1, so the last `scored` tokens are predicted by the last `scored` inputs.
     rows = [row for row, request in enumerate(requests) for _ in range(request.scored)]
@@ -91,7 +91,7 @@ def _score_batch(model: GPT2 | DistributedScorer, requests: Sequence[ScoringRequ
         for position in range(len(request.tokens) - 1 - request.scored, len(request.tokens) - 1)
     ]
     targets = [token for request in requests for token in request.tokens[-request.scored :]]
-    scorer = functools.partial(score_local, model) if isinstance(model, GPT2) else model.score
+    scorer = functools.partial(score_local, model) if isinstance(model, CausalLM) else model.score
     log_probs, greedy = scorer(sequences, rows, positions, targets)
     if not torch.isfinite(log_probs).all():
         raise RunError("the model gives numbers that are not finite: its weights are damaged or its training diverged")
@@ -105,7 +105,7 @@ def _score_batch(model: GPT2 | DistributedScorer, requests: Sequence[ScoringRequ
 
 @torch.inference_mode()
 def score_local(
-    model: GPT2,
+    model: CausalLM,
     sequences: Sequence[Sequence[int]],
     rows: Sequence[int],
     positions: Sequence[int],
@@ -118,7 +118,7 @@ def score_local(
         tokens[row, : len(sequence)] = torch.tensor(sequence)
     hidden = model.hidden(tokens.to(device))[rows, positions]
     target_ids = torch.tensor(targets, device=device)
-    matrix = model.wte.weight[: model.shape.vocab]
+    matrix = model.output_weight[: model.shape.vocab]
     log_probs, greedy = [], []
     for start in range(0, len(target_ids), LOGIT_ROWS):
         logits = F.linear(hidden[start : start + LOGIT_ROWS], matrix).float()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from gpt2train.inference.decoder import OpenedModel
-    from gpt2train.model.gpt2 import GPT2
+    from gpt2train.model.causal_lm import CausalLM
 
 DEFAULT, DEFAULT_LAYOUT = SamplingSettings(), ServingLayout()
 BEAM_FIELDS = {"max_new_tokens", "stop_tokens"}  # the sampling settings that beam search also uses
@@ -65,9 +65,9 @@ def generate(
     with open_model(model, layout, device) as opened:
         from gpt2train.convert.tensor_files import DTYPES
         from gpt2train.data.tokenizer import load_tokenizer
-        from gpt2train.model.gpt2 import GPT2
+        from gpt2train.model.causal_lm import CausalLM
 
-        if isinstance(opened, GPT2):
+        if isinstance(opened, CausalLM):
             opened.to(dtype=DTYPES[dtype])
         tokenizer = load_tokenizer(model)
         if beam_settings is None:
@@ -115,7 +115,7 @@ def _beam_settings(sampling: SamplingSettings, beams: int, penalty: float, early
 
 
 def _sampled(
-    model: "GPT2 | OpenedModel", tokenizer: "Tokenizer", prompts: list[str], settings: SamplingSettings
+    model: "CausalLM | OpenedModel", tokenizer: "Tokenizer", prompts: list[str], settings: SamplingSettings
 ) -> Iterator[dict[str, Any]]:
     from gpt2train.inference.generate import generate as continue_prompts
     from gpt2train.inference.sequence import TokenScore
@@ -143,7 +143,7 @@ def _sampled(
 
 
 def _searched(
-    model: "GPT2 | OpenedModel", tokenizer: "Tokenizer", prompts: list[str], settings: BeamSettings
+    model: "CausalLM | OpenedModel", tokenizer: "Tokenizer", prompts: list[str], settings: BeamSettings
 ) -> Iterator[dict[str, Any]]:
     from gpt2train.inference.beam_search import beam_search
     from gpt2train.inference.decoder import decoder_of

@@ -4,17 +4,19 @@ A `Decoder` takes tokens and returns logits. It does not sample, has no tokenize
 ends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2train.inference.fast_decode_step import FastDecodeStep
 from gpt2train.model.cache import Cache
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.causal_lm import CausalLM
+from gpt2train.model.families import MODELS, load
 from gpt2train.model.shape import Shape
+
+DecodeStep = Callable[[Sequence[int]], Tensor]
 
 
 class Decoder(Protocol):
@@ -52,9 +54,9 @@ class OpenedModel(Protocol):
         """Create an empty decoder for `rows` sequences of up to `context` tokens."""
 
 
-def decoder_of(model: GPT2 | OpenedModel, rows: int, context: int | None = None) -> Decoder:
+def decoder_of(model: CausalLM | OpenedModel, rows: int, context: int | None = None) -> Decoder:
     """Create an empty decoder for `rows` sequences of up to `context` tokens, for a local or a distributed model."""
-    return LocalDecoder(model, rows, context) if isinstance(model, GPT2) else model.decoder(rows, context)
+    return LocalDecoder(model, rows, context) if isinstance(model, CausalLM) else model.decoder(rows, context)
 
 
 class LocalDecoder:
@@ -66,13 +68,17 @@ class LocalDecoder:
         context: maximum number of tokens per sequence; None for the model's context.
     """
 
-    def __init__(self, model: GPT2, rows: int, context: int | None = None) -> None:
+    def __init__(self, model: CausalLM, rows: int, context: int | None = None) -> None:
         self.model, self.shape, self.rows = model, model.shape, rows
         self.context = min(context or model.shape.context, model.shape.context)
-        weight = model.wte.weight
-        shape = model.shape
-        self.cache = Cache(shape.layers, shape.heads, shape.head_dim, rows, self.context, weight.dtype, weight.device)
-        self.fast_step = FastDecodeStep(model, self.cache)
+        weight, shape = model.wte.weight, model.shape
+        family = MODELS[shape.family]
+        self.cache = Cache(
+            shape.layers, family.kv_heads(shape), shape.head_dim, rows, self.context, weight.dtype, weight.device
+        )
+        self.decode_step: DecodeStep = (
+            load(family.decode_step)(model, self.cache) if family.decode_step else self._plain_step
+        )
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -89,7 +95,7 @@ class LocalDecoder:
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
-        return self.fast_step(tokens).float().cpu()
+        return self.decode_step(tokens).float().cpu()
 
     def select(self, sources: Sequence[int]) -> None:
         self.cache.select(sources)
@@ -98,6 +104,13 @@ class LocalDecoder:
     def logits(self, tokens: Sequence[int]) -> Tensor:
         return self._logits(self.model.hidden(torch.tensor([tokens], device=self.cache.device))[0])
 
+    def _plain_step(self, tokens: Sequence[int]) -> Tensor:
+        """Append one token to every row through the modules, and return the logits after it, [rows, vocab]."""
+        device = self.cache.device
+        positions = torch.tensor(self.cache.lengths, device=device)[:, None]
+        hidden = self.model.hidden(torch.tensor(tokens, device=device)[:, None], self.cache.step(), positions)
+        return self._logits(hidden[:, 0])
+
     def _logits(self, hidden: Tensor) -> Tensor:
-        matrix = self.model.wte.weight[: self.shape.vocab]  # without the padding rows of the vocabulary
+        matrix = self.model.output_weight[: self.shape.vocab]  # without the padding rows of the vocabulary
         return F.linear(hidden, matrix).float().cpu()

@@ -33,7 +33,7 @@ class FastDecodeStep:
         shape, self.dtype = model.shape, model.wte.weight.dtype
         self.blocks = [_Block(block, packed) for block in model.blocks.values()]
         self.head = bind(model.wte.weight[: shape.vocab], None, packed)  # without the padding rows of the vocabulary
-        self.norm = (shape.hidden,), model.ln_f.weight, model.ln_f.bias, model.ln_f.eps
+        self.norm = _norm(model.ln_f)
 
     @torch.inference_mode()
     def __call__(self, tokens: Sequence[int]) -> Tensor:
@@ -83,7 +83,8 @@ class _Block:
         self.down = bind(block.down.weight, block.down.bias, packed)
 
 
-def _norm(layer: nn.LayerNorm) -> tuple[Any, ...]:
+def _norm(layer: nn.Module) -> tuple[Any, ...]:
+    assert isinstance(layer, nn.LayerNorm)
     return layer.normalized_shape, layer.weight, layer.bias, layer.eps
 
 

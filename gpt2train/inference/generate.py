@@ -15,7 +15,7 @@ from gpt2train.inference.batch import Batch
 from gpt2train.inference.decoder import OpenedModel, decoder_of
 from gpt2train.inference.sequence import Stop, TokenScore, TokenSequence, check_prompt
 from gpt2train.inference.settings import SamplingSettings
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.causal_lm import CausalLM
 
 BATCH = 8  # sequences per batch
 
@@ -40,7 +40,7 @@ class Generation:
 
 
 def generate(
-    model: GPT2 | OpenedModel,
+    model: CausalLM | OpenedModel,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     settings: SamplingSettings | None = None,
@@ -86,7 +86,7 @@ def generation(prompt: str, sequence: TokenSequence) -> Generation:
 
 
 def continue_tokens(
-    model: GPT2 | OpenedModel,
+    model: CausalLM | OpenedModel,
     prompts: Sequence[Sequence[int]],
     settings: SamplingSettings,
     tokenizer: Tokenizer | None = None,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gpt2train.inference.shard_loader import read_shard
 from gpt2train.model.cache import Cache, Prefill, Step
+from gpt2train.model.families import MODELS
 from gpt2train.model.lazy_weights import LazyWeights, empty_model
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
@@ -107,8 +108,8 @@ class ModelShard:
         local = None
         if hidden is not None:
             hidden, targets = hidden[rows.to(self.device), positions.to(self.device)], targets.to(self.device)
-            first = self.last.index(self.rank) * self.model.wte.weight.shape[0]
-            own = self.model.wte.weight[: max(0, self.shape.vocab - first)]
+            first = self.last.index(self.rank) * self.model.output_weight.shape[0]
+            own = self.model.output_weight[: max(0, self.shape.vocab - first)]
             pieces = zip(hidden.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
             local = torch.cat([_scored(F.linear(x, own).float(), target - first, first) for x, target in pieces]).cpu()
         found = self._gather(local, (len(targets), 4), torch.float64)
@@ -137,7 +138,7 @@ class ModelShard:
 
     def _gather_logits(self, hidden: Tensor | None, rows: int) -> Tensor | None:
         """Gather logits [rows, vocab] on rank 0 from the last stage's hidden states [rows, hidden]; None elsewhere."""
-        local = None if hidden is None else F.linear(hidden, self.model.wte.weight).float().cpu()
+        local = None if hidden is None else F.linear(hidden, self.model.output_weight).float().cpu()
         found = self._gather(local, (rows, self.shape.padded_vocab // self.layout.tp), torch.float32)
         return None if found is None else torch.cat(found, 1)[:, : self.shape.vocab]
 
@@ -156,7 +157,7 @@ class ModelShard:
         return parts
 
     def _cache(self, rows: int, context: int) -> Cache:
-        heads = self.shape.heads // self.layout.tp
+        heads = MODELS[self.shape.family].kv_heads(self.shape) // self.layout.tp
         layers = len(self.model.blocks)
         return Cache(layers, heads, self.shape.head_dim, rows, context, torch.float32, self.device)
 

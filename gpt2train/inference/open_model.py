@@ -12,11 +12,11 @@ from gpt2train.inference.settings import ServingLayout
 
 if TYPE_CHECKING:
     from gpt2train.inference.distributed_decoder import DistributedModel
-    from gpt2train.model.gpt2 import GPT2
+    from gpt2train.model.causal_lm import CausalLM
 
 
 @contextlib.contextmanager
-def open_model(model: Path, layout: ServingLayout, device: Device = "auto") -> "Iterator[GPT2 | DistributedModel]":
+def open_model(model: Path, layout: ServingLayout, device: Device = "auto") -> "Iterator[CausalLM | DistributedModel]":
     """Open a model folder for the duration of a `with` block.
 
     If the layout has several processes and this one is not part of a job, it is replaced by one: see `exec_torchrun`.

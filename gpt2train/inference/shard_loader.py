@@ -8,10 +8,8 @@ kernel can reclaim them.
 import torch
 from torch import Tensor
 
-from gpt2train.model.lazy_weights import LazyWeights, check_sizes, empty_model, sizes
-
-ROWS = ("wte.weight", "attn.qkv.weight", "attn.qkv.bias", "up.weight", "up.bias")
-COLUMNS = ("attn.proj.weight", "down.weight")
+from gpt2train.model.families import shard_dim, sizes
+from gpt2train.model.lazy_weights import LazyWeights, check_sizes, empty_model
 
 
 def read_shard(weights: LazyWeights, layers: range, tp: int, rank: int) -> dict[str, Tensor]:
@@ -28,16 +26,12 @@ def read_shard(weights: LazyWeights, layers: range, tp: int, rank: int) -> dict[
     """
     check_sizes({name: stored.size for name, stored in weights.tensors.items()}, sizes(weights.shape), "the model")
     local = empty_model(weights.shape).keep_layers(layers)
-    return {
-        name: _split(name, weights.tensors[name].read(torch.float32), tp, rank) for name, _ in local.named_parameters()
-    }
 
+    def own_part(name: str) -> Tensor:
+        whole, dim = weights.tensors[name].read(torch.float32), shard_dim(name, weights.shape)
+        if tp == 1 or dim is None:
+            return whole
+        # A clone, since a view would keep the whole tensor in memory.
+        return whole.chunk(tp, dim)[rank].clone(memory_format=torch.contiguous_format)
 
-def _split(name: str, whole: Tensor, tp: int, rank: int) -> Tensor:
-    if tp == 1:
-        return whole
-    if name.endswith(ROWS):
-        return whole.chunk(tp)[rank].clone()  # a view would keep the whole tensor in memory
-    if name.endswith(COLUMNS):
-        return whole.chunk(tp, 1)[rank].contiguous()
-    return whole
+    return {name: own_part(name) for name, _ in local.named_parameters()}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpt2train.errors import UserError
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.causal_lm import CausalLM, build_model
 from gpt2train.model.shape import Shape
 
 
@@ -37,15 +37,10 @@ class LazyWeights:
         return {name: stored.read(dtype) for name, stored in self.tensors.items()}
 
 
-def empty_model(shape: Shape) -> GPT2:
+def empty_model(shape: Shape) -> CausalLM:
     """Create a model on the meta device, without memory for its parameters."""
     with torch.device("meta"):
-        return GPT2(shape)
-
-
-def sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Map the name of every parameter to its size; the token embedding includes its padding."""
-    return {name: tuple(parameter.shape) for name, parameter in empty_model(shape).named_parameters()}
+        return build_model(shape)
 
 
 def in_memory(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
@@ -78,7 +73,7 @@ def check_sizes(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tup
         raise UserError(f"{what} has no tensor {name}; it belongs to another model or is incomplete")
     for name in sorted(found.keys() - expected.keys()):
         raise UserError(
-            f"{what} has a tensor {name} that a GPT-2 of this size does not have; it belongs to another model"
+            f"{what} has a tensor {name} that a model of this size does not have; it belongs to another model"
         )
     for name, size in expected.items():
         if found[name] != size:

@@ -1,16 +1,22 @@
-"""Sizes of a GPT-2, separate from the model so that settings and commands need not import torch (1-2 s)."""
+"""Sizes of a model, separate from the model so that settings and commands need not import torch (1-2 s)."""
 
 from dataclasses import dataclass
 
 PADDING = 128  # fast for matrix kernels, and the same sizes on all layouts of up to 128 tensor-parallel ranks
 
+Option = bool | int | float | str
+
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes that determine the parameters of a GPT-2.
+    """Sizes that determine the parameters of a model.
 
     `padded_vocab` is `vocab` rounded up to a multiple of 128, for matrix kernels and tensor-parallel shards. The rows
     above `vocab` are never a target, are excluded from the loss, and are cut off on export.
+
+    Attributes:
+        family: name in the registry of model families (`gpt2train.model.families`).
+        options: settings that only this family has, as pairs of name and value.
     """
 
     vocab: int
@@ -18,6 +24,8 @@ class Shape:
     heads: int
     hidden: int
     context: int
+    family: str = "gpt2"
+    options: tuple[tuple[str, Option], ...] = ()
 
     @property
     def padded_vocab(self) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2train.errors import RunError
 from gpt2train.io.files import DISK_FULL_ERRNOS, read_json_lines, write_atomic
+from gpt2train.model.families import is_lookup, sizes
 from gpt2train.model.shape import Shape
 
 if TYPE_CHECKING:
@@ -25,18 +26,13 @@ NOT_CURVES = ("step", "tokens")  # columns that are not sent to trackers
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10G": 70e12}
 
 
-def parameter_count(shape: Shape) -> int:
-    """Number of parameters of a GPT-2, including the padded vocabulary; the tied embedding counts once."""
-    width = shape.hidden
-    return (shape.padded_vocab + shape.context) * width + shape.layers * (12 * width**2 + 13 * width) + 2 * width
-
-
 def flops_per_token(shape: Shape) -> int:
     """FLOPs of forward and backward per token: 6N + 12LHQT (PaLM, Chowdhery et al. 2022, appendix B).
 
-    N is the number of parameters without the position embedding, L layers, H heads, Q head size, T context length.
+    N is the number of parameters without embeddings that are only looked up, L layers, H heads, Q head size, T context
+    length.
     """
-    counted = parameter_count(shape) - shape.context * shape.hidden
+    counted = sum(math.prod(size) for name, size in sizes(shape).items() if not is_lookup(name, shape))
     return 6 * counted + 12 * shape.layers * shape.heads * shape.head_dim * shape.context
 
 

@@ -15,8 +15,9 @@ from gpt2train.checkpoint.store import StoredCorpus
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.training_data import TrainingData
 from gpt2train.io.files import write_atomic
+from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.memory_report import peak_resident
-from gpt2train.monitoring.metrics import MetricsWriter, mfu, parameter_count
+from gpt2train.monitoring.metrics import MetricsWriter, mfu
 from gpt2train.monitoring.run_record import record_start
 from gpt2train.monitoring.trackers import open_trackers
 from gpt2train.monitoring.training_warnings import overfitting_warning, warn_before_start

@@ -28,7 +28,8 @@ import gpt2train
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError
 from gpt2train.io.files import write_atomic
-from gpt2train.monitoring.metrics import parameter_count, read_metrics
+from gpt2train.model.families import parameter_count
+from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import Settings
 
 log = logging.getLogger("gpt2train")

@@ -16,17 +16,17 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gpt2train.config import ParallelSettings
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.causal_lm import CausalLM
 from gpt2train.model.init import initial_value
 from gpt2train.parallel.mesh import REPLICATE, SHARD
 
 
-def shard(part: GPT2, mesh: DeviceMesh, settings: ParallelSettings) -> None:
+def shard(part: CausalLM, mesh: DeviceMesh, settings: ParallelSettings) -> None:
     """Apply FSDP2 to every block and the root, in place; no effect on a single process without CPU offload.
 
     ZeRO 1 and 2 keep the gathered parameters between forward and backward; ZeRO 3 gathers them twice. So does CPU
     offload, at every ZeRO stage: the device holds the root group and one block at a time. The root group holds the
-    tied embedding: with its two uses in different groups the tie would be lost.
+    token embedding: with the two uses of a tied one in different groups the tie would be lost.
     """
     if mesh.size() == 1 and not settings.cpu_offload:
         return
@@ -48,7 +48,7 @@ def modules(part: nn.Module) -> list[FSDPModule]:
 
 
 @torch.no_grad()
-def init_weights(part: GPT2, device: torch.device, seed: int) -> None:
+def init_weights(part: CausalLM, device: torch.device, seed: int) -> None:
     """Allocate a meta model and fill it with initial values, which depend only on (seed, name), not on the layout."""
     part.to_empty(device=device)
     for name, parameter in part.named_parameters():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gpt2train.config import RampUp, TrainSettings
 from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.errors import UserError
+from gpt2train.model.families import MODELS
 from gpt2train.model.shape import PADDING, Shape
 
 
@@ -94,6 +95,8 @@ class Layout:
             )
         if model.heads % p.tp:
             raise UserError(f"parallel.tp {p.tp} does not divide model.heads {model.heads}")
+        if (kv_heads := MODELS[model.family].kv_heads(model.shape(PADDING))) % p.tp:
+            raise UserError(f"parallel.tp {p.tp} does not divide the {kv_heads} heads of keys and values")
         if PADDING % p.tp:
             raise UserError(f"parallel.tp {p.tp} does not divide {PADDING}, to which the vocabulary is padded")
         if p.tp > 1 and p.sequence_parallel and model.context % p.tp:
@@ -121,6 +124,8 @@ class Layout:
             raise UserError(f"--tp {tp} x --pp {pp} = {tp * pp} processes, but there are {world}; start {tp * pp}")
         if shape.heads % tp:
             raise UserError(f"--tp {tp} does not divide the model's {shape.heads} heads")
+        if (kv_heads := MODELS[shape.family].kv_heads(shape)) % tp:
+            raise UserError(f"--tp {tp} does not divide the model's {kv_heads} heads of keys and values")
         if PADDING % tp:
             raise UserError(f"--tp {tp} does not divide {PADDING}, to which the vocabulary is padded")
         if pp > shape.layers:

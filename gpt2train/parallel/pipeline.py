@@ -22,7 +22,7 @@ from torch.distributed.pipelining import (
 )
 
 from gpt2train.data.batch import Batch
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.causal_lm import CausalLM
 from gpt2train.parallel.mesh import PIPELINE
 
 # When a peer is lost, torch's schedules print the plan of all ranks; the launcher reports the lost rank in one line.
@@ -45,7 +45,7 @@ class Pipeline:
 
     def __init__(
         self,
-        parts: Sequence[GPT2],
+        parts: Sequence[CausalLM],
         mesh: DeviceMesh,
         device: torch.device,
         schedule: str,
@@ -118,7 +118,7 @@ class Pipeline:
                 transfer.wait()
         return total
 
-    def _task(self, plan: list[tuple[GPT2, int]], tick: int, batches: int) -> tuple[GPT2, int] | None:
+    def _task(self, plan: list[tuple[CausalLM, int]], tick: int, batches: int) -> tuple[CausalLM, int] | None:
         """Model part and micro-batch of this process in a tick; each process is one tick behind the previous one."""
         index = tick - self.rank
         return plan[index] if 0 <= index < len(plan) and plan[index][1] < batches else None
@@ -157,7 +157,7 @@ class Pipeline:
         self._total += loss.detach()
         return loss * factor.squeeze()
 
-    def _checked(self, part: GPT2, autocast: Callable[[], AbstractContextManager[object]]) -> Callable[..., Tensor]:
+    def _checked(self, part: CausalLM, autocast: Callable[[], AbstractContextManager[object]]) -> Callable[..., Tensor]:
         """Wrap a part's forward with a check of its output, since gloo accepts a wrong dtype or size silently."""
         inner = part.forward
 

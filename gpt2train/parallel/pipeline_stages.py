@@ -4,7 +4,10 @@ A stage is a contiguous range of layers; the first one also has the embeddings, 
 slow as its most expensive stage, so the cost of that stage is minimised.
 """
 
+import math
+
 from gpt2train.errors import UserError
+from gpt2train.model.families import block_sizes
 from gpt2train.model.shape import Shape
 
 # Cost of the embedding as a fraction of that of the head. The lookup is almost free, but backward fills a gradient as
@@ -16,11 +19,11 @@ EMBEDDING = 1 / 40
 def head_weight(shape: Shape) -> float:
     """FLOPs of the output projection in units of a layer; about 5 at 117m (hidden 768, vocabulary 50,304).
 
-    A layer has 12 H^2 weights and attends to half the context on average, by two products of H per token: 24 H^2 +
-    2 T H FLOPs per token in the forward. The head has V H weights: 2 V H FLOPs. Backward doubles both.
+    A layer has W weights in matrices, 12 H^2 in GPT-2, and attends to half the context on average, by two products of H
+    per token: 2 W + 2 T H FLOPs per token in the forward. The head has V H weights: 2 V H FLOPs. Backward doubles both.
     """
-    width = shape.hidden
-    return 2 * shape.padded_vocab * width / (24 * width**2 + 2 * shape.context * width)
+    weights = sum(math.prod(size) for size in block_sizes(shape).values() if len(size) > 1)
+    return 2 * shape.padded_vocab * shape.hidden / (2 * weights + 2 * shape.context * shape.hidden)
 
 
 def stage_layers(shape: Shape, stages: int) -> list[range]:

@@ -4,9 +4,10 @@ Parameters become DTensors on the tensor-parallel mesh, so that FSDP and checkpo
 computes on the local parts with plain operators, which takes a third less CPU time per step than DTensor's own
 dispatch. Modules keep their identity and names; their class is replaced by a subclass with another `forward`.
 
-    wte, attn.qkv, up       sharded by rows: part of the vocabulary, whole heads, part of the inner width
-    attn.proj, down         sharded by columns; the bias is replicated and added once, to the sum
-    wpe, norms              replicated
+    embedding, lm_head                          sharded by rows: part of the vocabulary
+    linear layers (GPT-2: qkv, up)              sharded by rows: whole heads, part of the inner width
+    projections to the residual (proj, down)    sharded by columns; the bias is replicated and added once, to the sum
+    other embeddings, norms                     replicated
 
 Two collectives per block and direction, at the norms and after `proj` and `down`:
 `gpt2train.parallel.tp_collectives`.
@@ -20,25 +21,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from gpt2train.model.gpt2 import GPT2, Attention
+from gpt2train.errors import UserError
+from gpt2train.model.causal_lm import CausalLM, SelfAttention
+from gpt2train.model.families import shard_dim
 from gpt2train.parallel import vocab_parallel
 from gpt2train.parallel.rng import per_rank_rng
 from gpt2train.parallel.tp_collectives import Region
 
-ROWS, COLUMNS, REPLICATED = Shard(0), Shard(1), Replicate()
 
-
-def apply_tensor_parallel(model: GPT2, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Shard a model, or one pipeline stage, over a tensor-parallel mesh, in place; it may be on the meta device.
 
     A mesh of size 1 changes nothing.
 
     Args:
         model: unsharded model, equal on all processes, before FSDP, compilation and activation checkpointing.
-        mesh: one-dimensional mesh, whose size divides the heads and the padded vocabulary, and under sequence
-            parallelism the context (checked by `gpt2train.parallel.layout`).
+        mesh: one-dimensional mesh, whose size divides the heads, also those of keys and values, the padded vocabulary,
+            and under sequence parallelism the context (checked by `gpt2train.parallel.layout`).
         sequence_parallel: slice the activations outside attention and MLP along the sequence. This saves memory at no
             cost; the processes then need different seeds (`gpt2train.parallel.rng`).
     """
@@ -46,20 +47,17 @@ def apply_tensor_parallel(model: GPT2, mesh: DeviceMesh, sequence_parallel: bool
         return
     region = Region(mesh, sequence_parallel)
     for name, module in model.named_modules():
-        if isinstance(module, nn.LayerNorm):
-            _parallelize(module, _ParallelNorm, region, REPLICATED, REPLICATED)
-        elif isinstance(module, nn.Linear):
-            row_parallel = name.endswith((".proj", ".down"))
-            _parallelize(module, _RowLinear, region, COLUMNS, REPLICATED) if row_parallel else _parallelize(
-                module, _ColumnLinear, region, ROWS, ROWS
-            )
-        elif isinstance(module, nn.Embedding):
-            kind, placement = (
-                (_ParallelTokenEmbedding, ROWS) if name == "wte" else (_ParallelPositionEmbedding, REPLICATED)
-            )
-            _parallelize(module, kind, region, placement)
-        elif isinstance(module, Attention) and module.dropout:
-            module.forward = functools.partial(_attend, module, module.forward, region)  # type: ignore[method-assign]
+        if isinstance(module, SelfAttention) and module.dropout:
+            module.forward = functools.partial(_attend, module, module.forward, region)
+        if (kind := _parallel_class(model, name, module)) is None:
+            continue
+        for last, parameter in list(module.named_parameters(recurse=False)):
+            dim = shard_dim(f"{name}.{last}", model.shape)
+            placement = Replicate() if dim is None else Shard(dim)
+            sharded = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
+            setattr(module, last, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+        module.__class__ = kind
+        module.region = region
     model.project = lambda x, weight: vocab_parallel.logits(x, region.local(weight), region)
     vocab = model.shape.vocab
     model.cross_entropy = lambda x, weight, targets: vocab_parallel.cross_entropy(
@@ -67,16 +65,31 @@ def apply_tensor_parallel(model: GPT2, mesh: DeviceMesh, sequence_parallel: bool
     )
 
 
-def _parallelize(module: nn.Module, kind: type[nn.Module], region: Region, *placements: Placement) -> None:
-    """Replace the class of a module by its parallel subclass, and shard its parameters (weight, bias)."""
-    for (name, parameter), placement in zip(list(module.named_parameters()), placements, strict=True):
-        sharded = distribute_tensor(parameter, region.mesh, [placement], src_data_rank=None)
-        setattr(module, name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
-    module.__class__ = kind
-    module.region = region  # type: ignore[assignment]
+def _parallel_class(model: CausalLM, name: str, module: nn.Module) -> type[nn.Module] | None:
+    """Parallel subclass of a module's class; None for modules without parameters of their own.
+
+    Raises:
+        UserError: there is no parallel implementation of this class.
+    """
+    match module:
+        case nn.Linear():
+            return _RowLinear if shard_dim(f"{name}.weight", model.shape) == 1 else _ColumnLinear
+        case nn.Embedding():
+            return _ParallelTokenEmbedding if name == "wte" else _ParallelPositionEmbedding
+        case nn.LayerNorm():
+            return _ParallelLayerNorm
+        case nn.RMSNorm():
+            in_attention = isinstance(model.get_submodule(name.rpartition(".")[0]), SelfAttention)
+            return _HeadRMSNorm if in_attention else _ParallelRMSNorm
+    if next(module.parameters(recurse=False), None) is not None:
+        raise UserError(
+            f"parallel.tp: {name} of the model family {model.shape.family} is a {type(module).__name__}, which has no "
+            "tensor-parallel form; use nn.Linear, nn.Embedding, nn.LayerNorm or nn.RMSNorm, or parallel.tp = 1"
+        )
+    return None
 
 
-class _ParallelNorm(nn.LayerNorm):
+class _ParallelLayerNorm(nn.LayerNorm):
     """LayerNorm before a tensor-parallel region (attention, MLP or output projection)."""
 
     region: Region
@@ -86,13 +99,35 @@ class _ParallelNorm(nn.LayerNorm):
         return self.region.enter(F.layer_norm(x, self.normalized_shape, weight, bias, self.eps))
 
 
+class _ParallelRMSNorm(nn.RMSNorm):
+    """RMSNorm before a tensor-parallel region."""
+
+    region: Region
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.region.enter(F.rms_norm(x, self.normalized_shape, self.region.local(self.weight), self.eps))
+
+
+class _HeadRMSNorm(nn.RMSNorm):
+    """RMSNorm of queries or keys, inside a tensor-parallel region.
+
+    Each process applies the replicated weight to its own heads, so that its gradient is partial.
+    """
+
+    region: Region
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.region.partial(self.weight), self.eps)
+
+
 class _ColumnLinear(nn.Linear):
     """Column-parallel linear layer: computes a part of the outputs, without a collective."""
 
     region: Region
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.region.local(self.weight), self.region.local(self.bias))
+        bias = None if self.bias is None else self.region.local(self.bias)
+        return F.linear(x, self.region.local(self.weight), bias)
 
 
 class _RowLinear(nn.Linear):
@@ -102,7 +137,7 @@ class _RowLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.region.leave(F.linear(x, self.region.local(self.weight)))
-        return x + self.region.local(self.bias).to(x.dtype)
+        return x if self.bias is None else x + self.region.local(self.bias).to(x.dtype)
 
 
 class _ParallelTokenEmbedding(nn.Embedding):
@@ -124,7 +159,7 @@ class _ParallelPositionEmbedding(nn.Embedding):
 
 
 def _attend(
-    module: Attention, forward: Callable[..., Tensor], region: Region, x: Tensor, *rest: Any, **more: Any
+    module: SelfAttention, forward: Callable[..., Tensor], region: Region, x: Tensor, *rest: Any, **more: Any
 ) -> Tensor:
     """Attention with a different dropout mask on each process, since each has different heads.
 

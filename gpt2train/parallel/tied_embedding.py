@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpt2train.errors import RunError
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.causal_lm import CausalLM
 from gpt2train.parallel.grad_norm import local
 from gpt2train.parallel.mesh import all_or_raise
 
@@ -35,7 +35,7 @@ class TiedEmbedding:
         second: the copy of the last stage, which is excluded from the gradient norm and the parameter count.
     """
 
-    def __init__(self, parts: Sequence[GPT2], mesh: DeviceMesh, timeout: timedelta) -> None:
+    def __init__(self, parts: Sequence[CausalLM], mesh: DeviceMesh, timeout: timedelta) -> None:
         ends = mesh.mesh[[0, -1]].flatten(1)
         # Every process creates every group, in the same order.
         self.group, _ = dist.new_subgroups_by_enumeration(ends.T.tolist(), timeout=timeout)

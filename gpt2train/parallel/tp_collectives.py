@@ -64,11 +64,13 @@ class Region:
         FSDP sums it before it shards, once per step under ZeRO 0 and 1; without FSDP
         `gpt2train.parallel.grad_norm.align_grad_placements` sums it.
         """
-        if not isinstance(parameter, DTensor):
-            return parameter
-        if self.sequence and parameter.placements[0].is_replicate():
-            return parameter.to_local(grad_placements=[Partial()])
-        return parameter.to_local()
+        if self.sequence and isinstance(parameter, DTensor) and parameter.placements[0].is_replicate():
+            return self.partial(parameter)
+        return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+    def partial(self, parameter: Tensor) -> Tensor:
+        """Local part of a replicated parameter that each process applies to a part of the activations."""
+        return parameter.to_local(grad_placements=[Partial()]) if isinstance(parameter, DTensor) else parameter
 
 
 def _gather(x: Tensor, region: Region) -> Tensor:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpt2train.config import TrainSettings
+from gpt2train.model.families import parameter_count
 from gpt2train.model.shape import Shape
-from gpt2train.monitoring.metrics import flops_per_token, parameter_count
+from gpt2train.monitoring.metrics import flops_per_token
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.devices import Gpu, memory_of_cpu
 from gpt2train.plan.duration import RECOMPUTE_FACTOR, step_time

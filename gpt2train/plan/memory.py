@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gpt2train.config import TrainSettings
+from gpt2train.model.families import block_sizes, is_residual, shard_dim, sizes
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.parameters import Piece, block_parameters, parameters
@@ -10,15 +11,6 @@ from gpt2train.plan.parameters import Piece, block_parameters, parameters
 FP32 = 4
 HALF = 2
 CHUNK = {"cpu": 256, "cuda": 2048}  # rows of logits at a time, as in gpt2train.model.loss, which imports torch
-# Bytes saved per token and block for the backward pass, in units of the hidden size H, without dropout: residual
-# stream, inputs of qkv and up (replicated on every tensor-parallel rank), activations that tensor parallelism splits.
-SAVED = {
-    "fp32": (8, 8, 48),  # x 4, x 4 | ln_1 4, ln_2 4 | q, k, v 12, attention 4, up 16, gelu 16
-    "half": (8, 4, 24),  # x 4, x 4 | ln_1 2, ln_2 2 | q, k, v 6, attention 2, up 8, gelu 8
-}
-# The same with activation checkpointing; recomputed activations exist for one block at a time.
-SELECTIVE = {"fp32": (8, 0, 32), "half": (8, 0, 16)}  # without the norms' outputs and gelu
-FULL = {"fp32": (4, 0, 0), "half": (4, 0, 0)}  # the input of the block
 EDGE = 3  # fp32 residual streams outside the blocks: after the embedding, before and after the last LayerNorm
 
 
@@ -75,6 +67,33 @@ def in_flight(settings: TrainSettings, layout: Layout, rank: int) -> float:
     return min(warmup, micro_batches * stages) / stages
 
 
+def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str) -> float:
+    """Return the bytes that a block saves per token for the backward pass, without dropout.
+
+    The residual stream in float32 is a slice under sequence parallelism; the outputs of both norms are on every
+    tensor-parallel rank; the outputs of column-parallel and the inputs of row-parallel layers are split (in a GPT-2 of
+    width H: q, k, v 3 H, up 4 H; attention H, GELU 4 H).
+
+    Args:
+        shape: shape of the model.
+        layout: layout of all ranks.
+        settings: settings of the run.
+        mode: activation checkpointing: "none", "selective" (without the norms' outputs and the input of the last layer;
+            without biases only the output of attention) or "full" (the input of the block).
+    """
+    p, width, item = settings.parallel, shape.hidden, FP32 if settings.precision == "fp32" else HALF
+    stream = FP32 * width / (layout.tp if layout.tp > 1 and p.sequence_parallel else 1)
+    if mode == "full":
+        return stream
+    matrices = {f"blocks.0.{name}": size for name, size in block_sizes(shape).items() if len(size) > 1}
+    outputs = sum(size[0] for name, size in matrices.items() if not is_residual(name, shape))
+    inputs = sum(size[1] for name, size in matrices.items() if is_residual(name, shape))
+    if mode == "selective":
+        has_bias = any(name.endswith(".bias") and shard_dim(name, shape) == 0 for name in sizes(shape))
+        return 2 * stream + item * (outputs * has_bias + width) / layout.tp
+    return 2 * stream + 2 * item * width + item * (outputs + inputs) / layout.tp
+
+
 def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, rank: int) -> Memory:
     """Return the peak memory of a rank in a step.
 
@@ -103,14 +122,9 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
 
     tokens = layout.micro_batch * shape.context
     sequence_shards = layout.tp if layout.tp > 1 and p.sequence_parallel else 1
-    saved = {"none": SAVED, "selective": SELECTIVE, "full": FULL}[p.activation_checkpointing][kind]
-
-    def block_bytes(parts: tuple[int, int, int]) -> float:
-        stream, inputs, inside = parts
-        return shape.hidden * (stream / sequence_shards + inputs + inside / layout.tp)
-
-    blocks = piece.layers * block_bytes(saved) * in_flight(settings, layout, rank)
-    blocks += block_bytes(SAVED[kind]) - block_bytes(saved)  # the block in its backward pass
+    saved = saved_bytes(shape, layout, settings, p.activation_checkpointing)
+    blocks = piece.layers * saved * in_flight(settings, layout, rank)
+    blocks += saved_bytes(shape, layout, settings, "none") - saved  # recomputed, for the block in its backward pass
     edge = EDGE * FP32 * shape.hidden / sequence_shards * (piece.first or piece.last)
     chunk = min(tokens, CHUNK["cpu" if settings.device == "cpu" else "cuda"]) * shape.padded_vocab // layout.tp
     head = (2 * FP32 * chunk + FP32 * table) if piece.last else 0

@@ -1,8 +1,10 @@
 """Number of parameters of a rank; does not import torch."""
 
+import math
 from dataclasses import dataclass
 
 from gpt2train.config import TrainSettings
+from gpt2train.model.families import block_sizes, on_stage, shard_dim, sizes
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.pipeline_stages import stage_layers
 
@@ -32,13 +34,8 @@ def pieces(settings: TrainSettings, shape: Shape) -> list[Piece]:
 
 
 def block_parameters(shape: Shape, tp: int) -> int:
-    """Return the parameters of one block on one tensor-parallel rank.
-
-    Matrices and the biases of column-parallel layers (7 H) are split. LayerNorms and the biases of row-parallel layers
-    (6 H) are replicated.
-    """
-    width = shape.hidden
-    return (12 * width**2 + 7 * width) // tp + 6 * width
+    """Return the parameters of one block on one tensor-parallel rank."""
+    return sum(_on_rank(f"blocks.0.{name}", size, shape, tp) for name, size in block_sizes(shape).items())
 
 
 def parameters(piece: Piece, shape: Shape, tp: int, padding: int | None = None) -> int:
@@ -53,10 +50,12 @@ def parameters(piece: Piece, shape: Shape, tp: int, padding: int | None = None) 
     """
     vocab = shape.padded_vocab if padding is None else -(-shape.vocab // padding) * padding
     count = piece.layers * block_parameters(shape, tp)
-    if piece.first or piece.last:
-        count += vocab // tp * shape.hidden
-    if piece.first:
-        count += shape.context * shape.hidden
-    if piece.last:
-        count += 2 * shape.hidden
+    for name, size in sizes(shape).items():
+        if not name.startswith("blocks.") and on_stage(name, shape, first=piece.first, last=piece.last):
+            padded = (vocab, *size[1:]) if shard_dim(name, shape) == 0 else size
+            count += _on_rank(name, padded, shape, tp)
     return count
+
+
+def _on_rank(name: str, size: tuple[int, ...], shape: Shape, tp: int) -> int:
+    return math.prod(size) // (1 if shard_dim(name, shape) is None else tp)

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from gpt2train.model.families import parameter_count
 from gpt2train.model.shape import Shape
-from gpt2train.monitoring.metrics import flops_per_token, parameter_count
+from gpt2train.monitoring.metrics import flops_per_token
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.search import Candidate, Plan
 

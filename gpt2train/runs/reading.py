@@ -17,7 +17,8 @@ from typing import Any
 from gpt2train.config import CONFIG_FILE, RunConfig
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import FOLDER, LATEST, checkpoint_name
-from gpt2train.monitoring.metrics import FILE, parameter_count, read_metrics, unreadable_lines
+from gpt2train.model.families import parameter_count
+from gpt2train.monitoring.metrics import FILE, read_metrics, unreadable_lines
 from gpt2train.monitoring.run_record import MANIFEST, RECORD, RunRecord, read_record, token_fingerprint
 from gpt2train.settings import build, flatten, read_toml
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from gpt2train.config import OptimizerSettings
+from gpt2train.model.families import is_embedding
 from gpt2train.parallel.grad_norm import local
 
-EMBEDDINGS = ("wte.weight", "wpe.weight")
 STATE = ("exp_avg", "exp_avg_sq")
 
 
@@ -79,4 +79,4 @@ class AdamW:
 
 def is_decayed(name: str, parameter: Tensor, settings: OptimizerSettings) -> bool:
     """Return True if weight decay applies to a parameter: a matrix, or an embedding if `decay_embeddings` is set."""
-    return parameter.dim() >= 2 and (settings.decay_embeddings or not name.endswith(EMBEDDINGS))
+    return parameter.dim() >= 2 and (settings.decay_embeddings or not is_embedding(name))

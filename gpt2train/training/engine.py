@@ -17,7 +17,8 @@ from torch import Tensor
 
 from gpt2train.config import RunConfig
 from gpt2train.data.batch import Batch
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.causal_lm import build_model
+from gpt2train.model.families import is_tied
 from gpt2train.parallel.activation_checkpointing import apply_activation_checkpointing
 from gpt2train.parallel.fsdp import accumulate, init_weights, reshard, shard
 from gpt2train.parallel.grad_norm import align_grad_placements, local, norm_weights, norms, squared_norm
@@ -81,7 +82,7 @@ class Engine:
         stages = stage_layers(config.shape, layout.pp * config.parallel.virtual_pipeline_stages)
         with torch.device("meta"):
             self.model_parts = [
-                GPT2(config.shape, config.model.dropout).keep_layers(mine) for mine in stages[at.pp :: layout.pp]
+                build_model(config.shape, config.model.dropout).keep_layers(mine) for mine in stages[at.pp :: layout.pp]
             ]
         for part in self.model_parts:
             apply_tensor_parallel(part, self.mesh[TENSOR], config.parallel.sequence_parallel)
@@ -97,7 +98,8 @@ class Engine:
             self.pipeline = Pipeline(
                 self.model_parts, self.mesh, ctx.device, config.parallel.schedule, sent, self._autocast
             )
-            self.tied = TiedEmbedding(self.model_parts, self.mesh, ctx.timeout)
+            if is_tied(config.shape):
+                self.tied = TiedEmbedding(self.model_parts, self.mesh, ctx.timeout)
         named = [pair for part in self.model_parts for pair in part.named_parameters()]
         self.optimizer = AdamW(named, config.optimizer)
         copies = [self.tied.second] if self.tied is not None and self.tied.second is not None else []

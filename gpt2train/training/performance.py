@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt2train.config import PerformanceSettings, RunConfig
 from gpt2train.io.files import private_folder
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.causal_lm import CausalLM
 
 # Attention kernels on a GPU; the first one that supports the input is used. torch prefers flash. cuDNN's is faster on
 # Hopper (1.7 to 2.3 times in published measurements, not our own) but does not support arbitrary masks: document
@@ -23,7 +23,7 @@ KERNELS = {
 }
 
 
-def compile_module(part: GPT2, settings: PerformanceSettings, device: torch.device, whole: bool) -> None:
+def compile_module(part: CausalLM, settings: PerformanceSettings, device: torch.device, whole: bool) -> None:
     """Compile the forward of a model part in place, after activation checkpointing and before FSDP.
 
     Parameter names do not change.

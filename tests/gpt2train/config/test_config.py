@@ -23,9 +23,9 @@ from gpt2train.config import (
 from gpt2train.config.commented import commented
 from gpt2train.errors import UserError
 from gpt2train.io.command_line import run_command
+from gpt2train.model.families import parameter_count
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
-from gpt2train.monitoring.metrics import parameter_count
 from gpt2train.parallel.layout import Layout
 from gpt2train.settings import build
 

@@ -129,7 +129,8 @@ print((peak - before) / size)
 def test_merging_needs_less_memory_than_one_and_a_half_models(tmp_path: Path, dtype: str) -> None:
     """117m in proportion: a third of the weights is the embedding, in one piece, as one process saves it."""
     from gpt2train.convert.from_weights import write_checkpoint
-    from gpt2train.model.lazy_weights import LazyWeights, in_memory, sizes
+    from gpt2train.model.families import sizes
+    from gpt2train.model.lazy_weights import LazyWeights, in_memory
     from gpt2train.model.shape import Shape
 
     entries = 40_000

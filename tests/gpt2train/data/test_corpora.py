@@ -14,7 +14,7 @@ from gpt2train.data.indexed import IndexedWriter
 from gpt2train.data.samples import Samples
 from gpt2train.data.training_data import TrainingData
 from gpt2train.errors import UserError
-from gpt2train.model.gpt2 import document_mask
+from gpt2train.model.causal_lm import document_mask
 from gpt2train.model.loss import IGNORE
 
 END = 99

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gpt2train.data.training_data import positions_within
-from gpt2train.model.gpt2 import GPT2, document_mask
+from gpt2train.model.causal_lm import document_mask
+from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.loss import IGNORE
 from gpt2train.model.shape import Shape

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from gpt2train.cli import app
 from gpt2train.config import ParallelSettings, TrainSettings, preset
 from gpt2train.io.command_line import run_command
+from gpt2train.model.families import parameter_count
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
-from gpt2train.monitoring.metrics import parameter_count
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.parameters import Piece, parameters, pieces

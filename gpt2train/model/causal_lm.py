@@ -1,0 +1,180 @@
+"""Decoder-only language model: what all families of the registry have in common.
+
+This module contains no distributed code: parallelism is applied from outside, by the names of the parameters
+(`gpt2train.model.families`).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ClassVar, Self
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt2train.model.cache import Prefill, Step
+from gpt2train.model.families import MODELS, is_tied, load
+from gpt2train.model.loss import chunked_cross_entropy
+from gpt2train.model.shape import Shape
+
+
+def document_mask(documents: Tensor) -> Tensor:
+    """Attention mask, bool [batch, 1, length, length], true for earlier tokens of the same document.
+
+    Args:
+        documents: [batch, length] document number of each token.
+    """
+    return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+
+
+class SelfAttention(nn.Module):
+    """Base class of causal self-attention; a family adds the projections.
+
+    The number of heads follows from the tensors, so that a shard of the heads needs no change in a family.
+    """
+
+    def __init__(self, head_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.head_dim, self.dropout = head_dim, dropout
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Prefill | Step | None, mask: Tensor | None
+    ) -> Tensor:
+        """Attend over the given tokens and, with a cache, over all earlier ones.
+
+        Args:
+            query: [batch, heads, length, head_dim].
+            key: [batch, kv_heads, length, head_dim]; `kv_heads` divides `heads`.
+            value: like `key`.
+            cache: KV cache of the layer, which is extended.
+            mask: bool mask; None for causal attention.
+
+        Returns:
+            [batch, length, heads * head_dim].
+        """
+        length = query.shape[2]
+        if cache is not None:
+            key, value, mask = cache.extend(key, value)
+        y = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=mask is None and length > 1,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return y.transpose(1, 2).flatten(2)
+
+
+class CausalLM(nn.Module):
+    """Decoder-only language model, or one pipeline stage of it.
+
+    `has_embeddings` and `has_head` are True if the model holds the embeddings and the head, as a whole model does. A
+    pipeline stage (`keep_layers`) without the embeddings takes hidden states as input, and one without the head returns
+    hidden states.
+
+    A family creates, after `super().__init__(shape)`:
+
+        wte        nn.Embedding [padded_vocab, hidden], the token embedding
+        blocks     nn.ModuleDict of blocks, keyed by the layer number, so that a pipeline stage keeps the names;
+                   block(x, cache, mask, positions) maps hidden states to hidden states
+        ln_f       last norm, nn.LayerNorm or nn.RMSNorm
+        lm_head    nn.Linear [padded_vocab, hidden] without bias, unless the output projection is `wte` itself (tied)
+
+    and may have further modules for the embeddings, whose names it lists in `embedding_modules`.
+    """
+
+    embedding_modules: ClassVar[tuple[str, ...]] = ()
+    wte: nn.Embedding
+    blocks: nn.ModuleDict
+    ln_f: nn.Module
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape, self.tied = shape, is_tied(shape)
+        self.has_embeddings = self.has_head = True
+        # Functions of (hidden states, output weight) and (hidden states, output weight, targets). Vocabulary
+        # parallelism replaces them.
+        self.project: Callable[[Tensor, Tensor], Tensor] = F.linear
+        self.cross_entropy: Callable[[Tensor, Tensor, Tensor], Tensor] = partial(
+            chunked_cross_entropy, vocab=shape.vocab
+        )
+
+    @property
+    def output_weight(self) -> Tensor:
+        """Weight of the output projection, [padded_vocab, hidden]."""
+        return self.wte.weight if self.tied else self.get_parameter("lm_head.weight")
+
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        cache: Sequence[Prefill | Step] | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the logits of every position, or with `targets` the summed loss.
+
+        Args:
+            tokens: int64 [batch, length], length <= context; hidden states [batch, length, hidden] in a pipeline stage
+                without the embeddings.
+            targets: int64 [batch, length]; positions with -100 are ignored.
+            cache: KV cache of each layer (`gpt2train.model.cache`).
+            positions: int64 [batch or 1, length]; by default 0, 1, 2 …
+            documents: int64 [batch, length] document number of each token, to restrict attention to earlier tokens of
+                the same document; not together with a cache.
+
+        Returns:
+            Logits [batch, length, padded_vocab], or the float32 sum over the targets of -log p (not the mean: sums
+            add up over micro-batches and ranks, means do not). Hidden states in a pipeline stage without the head.
+        """
+        x = self.hidden(tokens, cache, positions, documents)
+        if not self.has_head:
+            return x
+        if targets is None:
+            return self.project(x, self.output_weight)
+        return self.cross_entropy(x, self.output_weight, targets)
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        cache: Sequence[Prefill | Step] | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the last hidden states [batch, length, hidden], for callers that need the logits of few positions."""
+        x = self.embed(tokens, positions) if self.has_embeddings else tokens
+        mask = None if documents is None else document_mask(documents)
+        for i, block in enumerate(self.blocks.values()):
+            x = block(x, cache[i] if cache else None, mask, positions)
+        return self.ln_f(x) if self.has_head else x
+
+    def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Compute the input of the first block: by default the token embedding."""
+        return self.wte(tokens)
+
+    def keep_layers(self, layers: range) -> Self:
+        """Reduce the model, in place, to the pipeline stage of some layers.
+
+        The stage of the first layer keeps the embeddings, that of the last layer the head. Parameters keep their names.
+        The whole model has one tied `wte`; the first and the last stage have a copy each.
+        """
+        self.has_embeddings, self.has_head = layers.start == 0, layers.stop == self.shape.layers
+        for name in [name for name in self.blocks if int(name) not in layers]:
+            del self.blocks[name]
+        if not self.has_embeddings:
+            for name in self.embedding_modules:
+                delattr(self, name)
+        if not (self.has_embeddings or (self.has_head and self.tied)):
+            del self.wte
+        if not self.has_head:
+            del self.ln_f
+            if not self.tied:
+                del self.lm_head
+        return self
+
+
+def build_model(shape: Shape, dropout: float = 0.0) -> CausalLM:
+    """Create the model of a shape's family, on torch's default device, with undefined weights."""
+    model: CausalLM = load(MODELS[shape.family].model)(shape, dropout)
+    return model

@@ -1,0 +1,163 @@
+"""Registry of model families, and the sizes of their parameters; does not import torch.
+
+A family is a class of models, such as GPT-2. Its specification names the class and gives the size of every parameter.
+All else follows from the names of the parameters: tensor parallelism, initial values, weight decay, pipeline stages,
+FLOPs and memory. The names are those of `gpt2train.model.causal_lm.CausalLM`.
+"""
+
+import math
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gpt2train.model.shape import Shape
+from gpt2train.plugins import Registry
+from gpt2train.settings import Settings
+
+Sizes = Mapping[str, tuple[int, ...]]
+
+EMBEDDING, HEAD = "wte.weight", "lm_head.weight"
+LAST_STAGE = ("ln_f.", "lm_head.")  # the other parameters outside the blocks are on the first pipeline stage
+
+
+class NoOptions(Settings):
+    """Options of a family that has none."""
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """Specification of a model family.
+
+    Classes are named as "module:Class" and imported on first use, since torch takes 1-2 s.
+
+    Attributes:
+        model: subclass of `gpt2train.model.causal_lm.CausalLM`, created with shape and dropout.
+        sizes: function from the shape to the unsharded size of every parameter by name, in the model's order.
+        residual: ends of the names of the linear layers that write to the residual stream. They are row-parallel, and
+            their initial values are divided by sqrt(2 * layers); all other linear layers are column-parallel.
+        options: settings model of the settings that only this family has.
+        kv_heads: function from the shape to the number of heads of keys and values; by default all heads.
+        layout: subclass of `gpt2train.convert.hf_layout.HFLayout`, the form of saved models; by default `config.json`
+            and tensors under this project's names.
+        decode_step: faster implementation of a decoding step, created with model and KV cache.
+    """
+
+    model: str
+    sizes: Callable[[Shape], Sizes]
+    residual: tuple[str, ...]
+    options: type[Settings] = NoOptions
+    kv_heads: Callable[[Shape], int] = lambda shape: shape.heads
+    layout: str = "gpt2train.convert.hf_layout:HFLayout"
+    decode_step: str | None = None
+
+
+def gpt2_sizes(shape: Shape) -> Sizes:
+    """Sizes of the parameters of a GPT-2."""
+    width = shape.hidden
+    block: Sizes = {
+        "ln_1.weight": (width,),
+        "ln_1.bias": (width,),
+        "attn.qkv.weight": (3 * width, width),
+        "attn.qkv.bias": (3 * width,),
+        "attn.proj.weight": (width, width),
+        "attn.proj.bias": (width,),
+        "ln_2.weight": (width,),
+        "ln_2.bias": (width,),
+        "up.weight": (4 * width, width),
+        "up.bias": (4 * width,),
+        "down.weight": (width, 4 * width),
+        "down.bias": (width,),
+    }
+    return {
+        "wte.weight": (shape.padded_vocab, width),
+        "wpe.weight": (shape.context, width),
+        **all_blocks(block, shape.layers),
+        "ln_f.weight": (width,),
+        "ln_f.bias": (width,),
+    }
+
+
+MODELS: Registry[ModelFamily] = Registry("model family")
+MODELS.register(
+    "gpt2",
+    ModelFamily(
+        model="gpt2train.model.gpt2:GPT2",
+        sizes=gpt2_sizes,
+        residual=("attn.proj", "down"),
+        layout="gpt2train.convert.hf_gpt2:GPT2Layout",
+        decode_step="gpt2train.inference.fast_decode_step:FastDecodeStep",
+    ),
+)
+
+
+def all_blocks(block: Sizes, layers: int) -> Sizes:
+    """Sizes of the parameters of all blocks, which are equal, from those of one."""
+    return {f"blocks.{layer}.{name}": size for layer in range(layers) for name, size in block.items()}
+
+
+def load(name: str) -> Any:
+    """Import a class that a specification names."""
+    return pkgutil.resolve_name(name)
+
+
+@cache
+def sizes(shape: Shape) -> Sizes:
+    """Map the name of every parameter to its unsharded size; the token embedding includes its padding."""
+    return MODELS[shape.family].sizes(shape)
+
+
+def block_sizes(shape: Shape) -> Sizes:
+    """Sizes of the parameters of one block, by their names in it."""
+    return {name.removeprefix("blocks.0."): s for name, s in sizes(shape).items() if name.startswith("blocks.0.")}
+
+
+def parameter_count(shape: Shape) -> int:
+    """Number of parameters, including the padded vocabulary; a tied embedding counts once."""
+    return sum(map(math.prod, sizes(shape).values()))
+
+
+def is_tied(shape: Shape) -> bool:
+    """Return True if the output projection is the token embedding itself."""
+    return HEAD not in sizes(shape)
+
+
+def is_residual(name: str, shape: Shape) -> bool:
+    """Return True if a parameter belongs to a linear layer that writes to the residual stream."""
+    return name.rpartition(".")[0].endswith(MODELS[shape.family].residual)
+
+
+def is_embedding(name: str) -> bool:
+    """Return True if a matrix is only looked up, or looked up and tied to the output: all those outside the blocks."""
+    return not name.startswith(("blocks.", HEAD))
+
+
+def is_lookup(name: str, shape: Shape) -> bool:
+    """Return True if a parameter is an embedding that no matrix product reads."""
+    return len(sizes(shape)[name]) > 1 and is_embedding(name) and not (name == EMBEDDING and is_tied(shape))
+
+
+def on_stage(name: str, shape: Shape, *, first: bool, last: bool) -> bool:
+    """Return True if a parameter outside the blocks is on the first, or last, pipeline stage.
+
+    A tied token embedding is on both.
+    """
+    if name == EMBEDDING and is_tied(shape):
+        return first or last
+    return last if name.startswith(LAST_STAGE) else first
+
+
+def shard_dim(name: str, shape: Shape) -> int | None:
+    """Dimension of a parameter that tensor parallelism splits; None if it is replicated.
+
+    Vocabulary and column-parallel layers are split by rows (0), row-parallel layers by columns (1).
+    """
+    if name in (EMBEDDING, HEAD):
+        return 0
+    module, _, kind = name.rpartition(".")
+    if not name.startswith("blocks.") or len(sizes(shape)[f"{module}.weight"]) == 1:
+        return None
+    if is_residual(name, shape):
+        return 1 if kind == "weight" else None
+    return 0
