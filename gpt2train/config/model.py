@@ -6,7 +6,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 
 from gpt2train.errors import UserError
 from gpt2train.model.families import MODELS
-from gpt2train.model.shape import Option, Shape
+from gpt2train.model.shape import PADDING, Option, Shape
 from gpt2train.settings import Settings, explain
 
 
@@ -59,4 +59,6 @@ class ModelSettings(Settings):
     def _heads_divide(self) -> "ModelSettings":
         if self.hidden % self.heads:
             raise ValueError(f"hidden {self.hidden} is not a multiple of heads {self.heads}")
+        if self.heads % (kv_heads := MODELS[self.family].kv_heads(self.shape(PADDING))):
+            raise ValueError(f"kv_heads {kv_heads} does not divide heads {self.heads}")
         return self

@@ -17,13 +17,7 @@ SHAPE = Shape(vocab=280, layers=4, heads=4, hidden=32, context=128)
 
 def write_folder(root: Path) -> Path:
     """Write the model, with weights large enough that continuations differ."""
-    letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
-    merges = [("e", "r"), ("t", "h"), ("i", "n"), ("o", "n"), ("a", "n"), ("r", "e"), ("s", "t"), ("e", "n")]
-    tokenizer = root / "tokenizer"
-    tokenizer.mkdir()
-    entries = letters | {a + b: len(letters) + n for n, (a, b) in enumerate(merges)}
-    rest = {f"unused{n}": n for n in range(len(entries), SHAPE.vocab - 1)}
-    save_tokenizer(tokenizer, entries | rest | {END_OF_TEXT: SHAPE.vocab - 1}, merges)
+    tokenizer = write_tokenizer(root / "tokenizer", SHAPE.vocab)
     model = initialise(GPT2(SHAPE), 3)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -31,3 +25,14 @@ def write_folder(root: Path) -> Path:
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
     write_model(root / "model", dict(model.state_dict()), SHAPE, tokenizer)
     return root / "model"
+
+
+def write_tokenizer(folder: Path, vocab: int) -> Path:
+    """Write a byte-level tokenizer with eight merges and unused entries up to `vocab`."""
+    letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    merges = [("e", "r"), ("t", "h"), ("i", "n"), ("o", "n"), ("a", "n"), ("r", "e"), ("s", "t"), ("e", "n")]
+    folder.mkdir()
+    entries = letters | {a + b: len(letters) + n for n, (a, b) in enumerate(merges)}
+    rest = {f"unused{n}": n for n in range(len(entries), vocab - 1)}
+    save_tokenizer(folder, entries | rest | {END_OF_TEXT: vocab - 1}, merges)
+    return folder
