@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Extensions of one kind by name. Reading imports the installed plug-ins first.
+    """Extensions of one kind by name. Reading imports the installed plug-ins first, if it can depend on them.
 
     Args:
         kind: what is registered, in the singular, for messages: "launcher".
@@ -56,12 +56,13 @@ class Registry(Generic[T]):
             raise UserError(f"{self.kind} {name!r}: a name has lower-case letters, digits and _; rename it")
 
     def __getitem__(self, name: str) -> T:
-        """Return an entry.
+        """Return an entry; the plug-ins are imported only for a name that is not built in.
 
         Raises:
             UserError: there is none of this name.
         """
-        load_plugins()
+        if name not in self._entries:
+            load_plugins()
         if name not in self._entries:
             raise UserError(f"there is no {self.kind} {name!r}; choose from {', '.join(self)}")
         return self._entries[name]
