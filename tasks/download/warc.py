@@ -46,7 +46,6 @@ class Page:
         fetched_at: Time of the fetch, UTC, ISO 8601. Depends on the clock: keep it out of every hash.
         sha256: Hash of the body, hex.
         source: Name of the list or archive that the page comes from.
-        truncated: True if the body was cut at the reader's limit.
         ip: Address of the server; empty if unknown.
         content_language: Content-Language of the HTTP header; empty if there is none.
         fault: Description of an invalid record; empty for a valid one. A page with a fault has no body.
@@ -60,7 +59,6 @@ class Page:
     fetched_at: str
     sha256: str
     source: str
-    truncated: bool = False
     ip: str = ""
     content_language: str = ""
     fault: str = ""
@@ -196,7 +194,6 @@ def _page(record: ArcWarcRecord, name: str, max_bytes: int, location: str) -> Pa
         fetched_at=fields.get("WARC-Date", "") or "",
         sha256=sha256,
         source=fields.get("X-List-Source") or name,
-        truncated=truncated,
         ip=fields.get("WARC-IP-Address", "") or "",
         content_language=record.http_headers.get_header("Content-Language") or "",
         fault=fault,

@@ -55,7 +55,6 @@ def page_of(record: Record, source: str, max_bytes: int, max_ratio: float) -> Pa
         fetched_at=record.date,
         sha256=hashlib.sha256(body).hexdigest(),
         source=record.head.get_header("X-List-Source") or source,
-        truncated=bool(record.head.get_header("WARC-Truncated")),
     )
 
 
