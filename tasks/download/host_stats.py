@@ -6,12 +6,12 @@ Memory is bounded: of more than `MAX_HOSTS` hosts, those with the fewest failure
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from tasks.core.shards import read_rows
 from tasks.core.storage import FileRecord, Folder
+from tasks.download.urls import host_of
 
 HOSTS_FILE = "hosts"  # followed by the round of the retry and .parquet
 HOSTS = pa.schema(
@@ -60,7 +60,7 @@ def tally_hosts(folder: Folder, ledgers: Iterable[FileRecord], max_hosts: int = 
     others = Host()
     for record in ledgers:
         for row in read_rows(folder, record.name, ["url", "reason", "elapsed_ms"]):
-            host = hosts.setdefault(_host_of(row["url"]), Host())
+            host = hosts.setdefault(host_of(row["url"]), Host())
             host.urls += 1
             host.milliseconds += row["elapsed_ms"] or 0
             if row["reason"]:
@@ -92,10 +92,3 @@ def hosts_file(audit: Iterable[FileRecord]) -> FileRecord | None:
 
 def _ranked(hosts: dict[str, Host]) -> list[str]:
     return sorted(hosts, key=lambda name: (-hosts[name].failed, -hosts[name].urls, name))
-
-
-def _host_of(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
