@@ -12,6 +12,7 @@ import uuid
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 from warcio.archiveiterator import ArchiveIterator
@@ -92,50 +93,40 @@ def encode_record(page: Page) -> bytes:
     headers = [("Content-Type", _content_type(page)), ("Content-Length", str(len(page.body)))]
     if page.content_language and _PRINTABLE.fullmatch(page.content_language):
         headers.insert(1, ("Content-Language", page.content_language))
+    fields = {
+        "WARC-Date": page.fetched_at,
+        "WARC-IP-Address": page.ip,
+        "WARC-Payload-Digest": f"sha256:{page.sha256}",
+        "X-List-URL": page.url,
+        "X-List-Source": page.source,
+    }
+    if not page.ip:
+        del fields["WARC-IP-Address"]
+    http_headers = StatusAndHeaders("200 OK", headers, protocol="HTTP/1.1")
     name = f"{escaped(page.url)} {page.sha256}"
-    buffer = io.BytesIO()
-    writer = WARCWriter(buffer, gzip=False, warc_version="1.1")
-    record = writer.create_warc_record(
-        escaped(page.final_url),
-        "response",
-        payload=io.BytesIO(page.body),
-        length=len(page.body),
-        http_headers=StatusAndHeaders("200 OK", headers, protocol="HTTP/1.1"),
-        warc_headers_dict={
-            field: escaped(value)
-            for field, value in {
-                "WARC-Record-ID": f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, name)}>",
-                "WARC-Date": page.fetched_at,
-                "WARC-IP-Address": page.ip,
-                "WARC-Payload-Digest": f"sha256:{page.sha256}",
-                "X-List-URL": page.url,
-                "X-List-Source": page.source,
-            }.items()
-            if value or field != "WARC-IP-Address"
-        },
-    )
-    writer.write_record(record)
-    return _member(buffer.getvalue())
+    return _encode("response", page.final_url, page.body, name, fields, http_headers=http_headers)
 
 
 def encode_head(name: str, date: str) -> bytes:
     """Encode the first record of an archive (warcinfo): software and format."""
     name, date = escaped(name), escaped(date)
     software = f"software: gpt2train/{__version__}\r\nformat: WARC File Format 1.1\r\nisPartOf: {name}\r\n"
+    fields = {"WARC-Date": date, "WARC-Filename": name}
+    id_name = f"warcinfo {name} {date}"
+    return _encode("warcinfo", "", software.encode(), id_name, fields, warc_content_type="application/warc-fields")
+
+
+def _encode(kind: str, uri: str, payload: bytes, id_name: str, fields: Mapping[str, str], **options: Any) -> bytes:
+    """Encode a record as a gzip member; its id is the hash of `id_name`, so that equal pages give equal bytes."""
     buffer = io.BytesIO()
     writer = WARCWriter(buffer, gzip=False, warc_version="1.1")
-    record = writer.create_warc_record(
-        "",
-        "warcinfo",
-        payload=io.BytesIO(software.encode()),
-        warc_content_type="application/warc-fields",
-        warc_headers_dict={
-            "WARC-Record-ID": f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'warcinfo {name} {date}')}>",
-            "WARC-Date": date,
-            "WARC-Filename": name,
-        },
+    record_id = {"WARC-Record-ID": f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, id_name)}>"}
+    headers = record_id | {field: escaped(value) for field, value in fields.items()}
+    writer.write_record(
+        writer.create_warc_record(
+            escaped(uri), kind, io.BytesIO(payload), length=len(payload), warc_headers_dict=headers, **options
+        )
     )
-    writer.write_record(record)
     return _member(buffer.getvalue())
 
 
