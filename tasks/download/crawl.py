@@ -11,7 +11,6 @@ import dataclasses
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from gpt2train.errors import RunError
@@ -62,7 +61,7 @@ class Crawler:
         self._fetcher, self._tasks = asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

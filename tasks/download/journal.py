@@ -9,7 +9,6 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from gpt2train.io.files import private_folder
@@ -50,7 +49,10 @@ class Journal:
         self._head = canonical({"key": key, "urls": digest(list(urls))}) + b"\n"
         self.done: set[int] = set()
         with contextlib.ExitStack() as stack, translate_write_errors(str(stem)):
-            valid = self._recover()
+            valid = 0  # bytes of the rows file up to its last complete entry
+            for index, *_, end in self._entries(check=True):
+                self.done.add(index)
+                valid = end
             self._rows: IO[bytes] = stack.enter_context(self.rows_path.open("r+b" if valid else "w+b"))
             self._pages: IO[bytes] = stack.enter_context(self.pages_path.open("r+b" if valid else "w+b"))
             if not valid:
@@ -65,7 +67,7 @@ class Journal:
     def __enter__(self) -> "Journal":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         with translate_write_errors(str(self.pages_path)):  # closing flushes what a failed write left in the buffer
             self._files.close()
 
@@ -98,14 +100,6 @@ class Journal:
         with self.pages_path.open("rb") as file:
             file.seek(offset)
             return file.read(length)
-
-    def _recover(self) -> int:
-        """Read the journal of an earlier run with this key; return the number of valid bytes of its rows file."""
-        valid = 0
-        for index, *_, end in self._entries(check=True):
-            self.done.add(index)
-            valid = end
-        return valid
 
     def _entries(self, check: bool) -> Iterator[tuple[int, int, int, Row, int]]:
         """Yield (index, offset, length, row, end of its line) up to the first incomplete entry."""
