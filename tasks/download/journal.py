@@ -132,10 +132,12 @@ def _whole(record: bytes, length: int) -> bool:
         return False
 
 
-def remove_journal(folder: Path, name: str) -> None:
-    """Remove the journal of a committed shard."""
-    for suffix in (".pages", ".rows"):
-        (folder / name).with_suffix(suffix).unlink(missing_ok=True)
+def remove_committed_journals(folder: Folder) -> None:
+    """Remove the journals of committed shards."""
+    for rows in journal_folder(folder).glob("*.rows"):
+        if folder.size(f"_batches/{rows.stem}.json") is not None:
+            rows.with_suffix(".pages").unlink(missing_ok=True)
+            rows.unlink(missing_ok=True)
 
 
 def clear_journals(folder: Folder, pattern: str = "*") -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.core.shards import read_rows, rejected_row
+from tasks.core.shards import read_rows
 from tasks.core.step import Outcome, canonical
 from tasks.core.storage import FileRecord, Folder
 
@@ -107,8 +107,3 @@ def counts_of(rows: Iterable[Row]) -> Outcome:
         reasons=dict(sorted(reasons.items())),
         facts={"bytes": size, "retryable": retryable},
     )
-
-
-def rejected_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows without a page in the schema of rejected rows."""
-    return [rejected_row(row, row["reason"], row["detail"]) for row in rows if row["reason"]]
