@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from tasks.clean.language import ranking
-from tasks.extract.options import PrefilterRules
+from tasks.extract.settings import PrefilterRules
 
 HIDDEN_ELEMENTS = re.compile(r"<(script|style)\b|<!--", re.IGNORECASE)
 END_TAGS = {
