@@ -17,7 +17,8 @@ from urllib.parse import SplitResult, urlsplit
 import idna
 from tld import get_tld
 
-from tasks.blacklist.blocklists import Blocklists
+from tasks.blacklist.blocklists import Blocklists, read_blocklists
+from tasks.blacklist.settings import BlacklistSettings
 
 _ENDINGS = """
 3gp 7z ai aif apk app avi bin bmp bz2 css csv dat deb dmg doc docx exe gif gifv gz iso jar jpeg jpg js log mid midi mkv
@@ -53,6 +54,17 @@ class Rules:
     extensions: tuple[str, ...] = ()
     listed: Blocklists = field(default_factory=Blocklists)
     min_length: int = 0
+
+
+def rules_of(settings: BlacklistSettings) -> Rules:
+    """Return the rules that apply to each URL alone: not the one on duplicates, nor Megatron-LM's faults.
+
+    Raises:
+        UserError: A blocklist cannot be read.
+    """
+    names = blocked_names() if settings.block_names else frozenset()
+    extensions = EXTENSIONS if settings.block_extensions else ()
+    return Rules(names, extensions, read_blocklists(settings.domain_lists), settings.min_length)
 
 
 class UrlClassifier:

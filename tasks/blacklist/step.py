@@ -19,10 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.errors import UserError
-from tasks.blacklist.blocklists import read_blocklists
 from tasks.blacklist.duplicate_urls import KeyWriter, cells_of, find_duplicates, read_array, rows_between, write_array
 from tasks.blacklist.megatron_rules import MegatronClassifier
-from tasks.blacklist.rules import EXTENSIONS, Rules, UrlClassifier, blocked_names
+from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.input_files import PACKED, InputFile, suffix_of
 from tasks.core.runner import Runner, Where
@@ -49,19 +48,17 @@ def blacklist(root: Folder, lists: Sequence[InputFile], settings: BlacklistSetti
     Raises:
         UserError: A list cannot be read, or no URL is kept; the message has the counts of the reasons.
     """
-    listed = read_blocklists(settings.domain_lists)
-    names = blocked_names() if settings.block_names else frozenset()
+    rules = rules_of(settings)
     inputs = {
         "lists": digest([[item.name, item.identity] for item in lists]),
-        "domains": listed.digest,
-        "names": digest(sorted(names)),
+        "domains": rules.listed.digest,
+        "names": digest(sorted(rules.names)),
     }
     parameters = settings.model_dump(mode="json", exclude={"domain_lists"})  # the fingerprint has their content
     # No `packages`: a crawl continues with its list if tld has a new list of public suffixes, or idna new tables.
     step = Step(root, "blacklist", version=3, parameters=parameters, inputs=inputs, folder="urls")
     if done := runner.finished(step):
         return done
-    rules = Rules(names, EXTENSIONS if settings.block_extensions else (), listed, settings.min_length)
     cells = cells_of(sum((item.bytes or 2**30) * (8 if suffix_of(item.location) in PACKED else 1) for item in lists))
     # A cluster's workers can read the output's disk or store, but may lack the disk of a local list.
     reachable = root.is_local or all("://" in item.location for item in lists)

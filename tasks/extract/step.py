@@ -24,7 +24,7 @@ from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool, local_pool, spent_cpu
 from tasks.download.warc import Page
 from tasks.extract.settings import WORKER_OUTGROWN, ExtractOptions, ExtractResult, ExtractSettings, PrefilterRules
-from tasks.sources.pages import read_pages
+from tasks.sources.index import read_pages
 
 GROUPS_PER_WORKER = 4  # groups in flight per worker and batch: keeps the workers busy, bounds the memory
 GROUP_PAGES = 16  # maximum pages per message

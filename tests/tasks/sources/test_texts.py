@@ -29,7 +29,8 @@ from tasks.extract.step import document_id, extract
 from tasks.sources.documents import find_documents
 from tasks.sources.merge_manifests import merge_manifests
 from tasks.sources.text_records import ROWS, json_item
-from tasks.sources.texts import TextsSettings, grouped, texts
+from tasks.sources.texts import TextsSettings, texts
+from tasks.sources.user_files import grouped
 from tasks.sources.warcs import WarcSettings, find_warcs, warcs
 from tasks.sources.webpages import WebpagesSettings, webpages
 from tests.tasks.corpus import Inline, content_of, rejected_of, rows_of
