@@ -68,11 +68,7 @@ def rules_of(settings: BlacklistSettings) -> Rules:
 
 
 class UrlClassifier:
-    """Classifier of URLs, with a cache of the verdicts on hosts.
-
-    Args:
-        rules: The rules.
-    """
+    """Classifier of URLs, with a cache of the verdicts on hosts."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules

@@ -39,12 +39,6 @@ REJECTED_ROWS = 100_000  # per file
 def blacklist(root: Folder, lists: Sequence[InputFile], settings: BlacklistSettings, runner: Runner) -> Manifest:
     """Drop URLs by domain, extension, length, form and duplication; write the others in their order.
 
-    Args:
-        root: Output URL.
-        lists: URL lists.
-        settings: Settings of the blacklist.
-        runner: Runner of the batches.
-
     Raises:
         UserError: A list cannot be read, or no URL is kept; the message has the counts of the reasons.
     """
@@ -124,12 +118,7 @@ def write_shards(
 ) -> Outcome:
     """Read the classified rows of all lists in order, drop duplicates, and write the kept and the rejected shards.
 
-    Args:
-        folder: Folder of the step.
-        name: Name of the batch.
-        classified: (file of verdicts, name of the list), in the order of the lists.
-        duplicates: Files with the positions of duplicate rows.
-        shard_rows: URLs per shard.
+    `classified` has the file of verdicts and the name of each list; `duplicates` are files with positions of rows.
     """
     positions = [read_array(folder, name) for name in duplicates]
     kept, dropped = Shards(folder, "", URLS, shard_rows), Shards(folder, "rejected/", REJECTED, REJECTED_ROWS)
@@ -162,14 +151,7 @@ def write_shards(
 
 
 class Shards:
-    """Writer of Parquet files with an equal number of rows, from tables of any size.
-
-    Args:
-        folder: Folder of the step.
-        prefix: Prefix of the files' names.
-        schema: Schema of the tables.
-        size: Rows per file.
-    """
+    """Writer of Parquet files with `size` rows each, from tables of any size."""
 
     def __init__(self, folder: Folder, prefix: str, schema: pa.Schema, size: int) -> None:
         self.rows = 0

@@ -31,13 +31,9 @@ PendingPage = tuple[int, str, str]  # index in the shard, URL, source
 
 
 class Crawler:
-    """Fetches shards on behalf of waiting threads; use as a context manager.
+    """Fetches shards on behalf of waiting threads until `stopping` is set; use as a context manager.
 
-    Args:
-        settings: Settings of the download.
-        connect_to: Host pattern -> `address:port` to connect to instead.
-        stopping: Event that is set when the run must end.
-        on_progress: Callback, several times a second: name of the shard, URLs done, URLs to fetch.
+    `on_progress` is called several times a second: name of the shard, URLs done, URLs to fetch.
     """
 
     def __init__(
@@ -73,12 +69,7 @@ class Crawler:
         raise TypeError("a crawler cannot be pickled")
 
     def fetch(self, name: str, pending: Sequence[PendingPage], journal: Journal) -> None:
-        """Fetch the URLs of one shard into its journal, and wait until all are done.
-
-        Args:
-            name: Name of the shard, for progress reports.
-            pending: URLs to fetch.
-            journal: Open journal of the shard.
+        """Fetch the URLs of one shard into its open journal, and wait until all are done.
 
         Raises:
             RunError: The run must end; the journal keeps the pages so far.

@@ -58,10 +58,7 @@ class Host:
 class HostScheduler:
     """Rate limits and robots rules of all hosts, within one event loop.
 
-    Args:
-        settings: Settings of the download; with `shared_rate_limit_dir` the limits hold across processes.
-        fetch_robots: Function that fetches a robots.txt.
-        shared_name: Maps a host to its name in the shared rate limit.
+    `shared_name` maps a host to its name in the rate limit that processes share.
     """
 
     def __init__(
@@ -94,11 +91,9 @@ class HostScheduler:
     async def slot(self, url: URL, delay: float = 0.0) -> AsyncIterator[None]:
         """Wait for the host's rate limit and hold one of its slots during one request.
 
-        The host's slot is taken first, so that requests that wait for a busy host hold none of the global slots.
+        `delay` is the host's Crawl-delay in seconds, and counts if it is longer than the setting.
 
-        Args:
-            url: URL to request.
-            delay: Seconds between the starts of two requests to this host, if longer than the setting.
+        The host's slot is taken first, so that requests that wait for a busy host hold none of the global slots.
 
         Raises:
             FetchRejectedError: `host_given_up`.

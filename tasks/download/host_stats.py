@@ -57,13 +57,7 @@ class Host:
 
 
 def tally_hosts(folder: Folder, ledgers: Iterable[FileRecord], max_hosts: int = MAX_HOSTS) -> pa.Table:
-    """Return a table of schema `HOSTS`, sorted by failures in descending order.
-
-    Args:
-        folder: Folder of the download.
-        ledgers: Ledger files.
-        max_hosts: Maximum number of hosts in the table; the others are summed in one row.
-    """
+    """Return a table of schema `HOSTS`, sorted by failures in descending order; hosts beyond `max_hosts` are summed."""
     hosts: defaultdict[str, Host] = defaultdict(Host)
     others = Host()
 

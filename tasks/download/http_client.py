@@ -30,12 +30,7 @@ class RetryableFetchError(FetchRejectedError):
 
 
 class TimeBudget:
-    """Time limit on the sum of several requests.
-
-    Args:
-        budget: Seconds.
-        what: Name of the limited work, for the message.
-    """
+    """Time limit in seconds on the sum of several requests; `what` names the limited work in the message."""
 
     def __init__(self, budget: float, what: str) -> None:
         self.budget, self.what = budget, what
@@ -75,13 +70,7 @@ class Response(aiohttp.ClientResponse):
 
 
 class HttpClient:
-    """HTTP client that connects to public addresses only; for one event loop.
-
-    Args:
-        settings: Settings of the download.
-        connect_to: Host pattern -> `address:port` to connect to instead.
-        lookup: Function that resolves a name to addresses.
-    """
+    """HTTP client that connects to public addresses only; for one event loop."""
 
     def __init__(self, settings: DownloadSettings, connect_to: Mapping[str, str], lookup: Lookup) -> None:
         self._settings = settings

@@ -31,12 +31,9 @@ def journal_folder(folder: Folder) -> Path:
 
 
 class Journal:
-    """The journal of one shard; use as a context manager.
+    """The journal of one shard with these URLs, in order; use as a context manager.
 
-    Args:
-        stem: Path of the journal's files without suffix.
-        key: Fingerprint of the step; a journal with another key is discarded.
-        urls: URLs of the shard, in order.
+    A journal with another `key`, the fingerprint of the step, is discarded.
 
     Attributes:
         done: Indices of the URLs that are done.
@@ -72,12 +69,7 @@ class Journal:
             self._files.close()
 
     def add(self, index: int, row: Row, record: bytes) -> None:
-        """Append the result of a URL.
-
-        Args:
-            index: Index of the URL in the shard.
-            row: Ledger row.
-            record: The page as a WARC record; empty without a page.
+        """Append the ledger row of a URL and its page as a WARC record; empty without a page.
 
         Raises:
             RunError: The disk is full.

@@ -13,14 +13,7 @@ from tasks.download.warc import EMPTY, encode_head
 
 
 def write_shard(folder: Folder, name: str, rows: Sequence[Row], pages: Iterable[bytes]) -> Outcome:
-    """Write the archive, the ledger and the rejected rows of one shard.
-
-    Args:
-        folder: Folder of the step.
-        name: Name of the shard, without suffix.
-        rows: Ledger rows, in the order of the list.
-        pages: WARC record of each row; empty for rows without a page.
-    """
+    """Write the archive, the ledger and the rejected rows of one shard; a row without a page has an empty record."""
     dates = [row["fetched_at"] for row in rows if not row["reason"]]
     archive = f"{name}.warc.gz"
     with folder.writing(archive) as draft, draft.open("wb") as file:

@@ -41,9 +41,6 @@ MAX_AHEAD_SECONDS = 7200.0  # a next request further ahead comes from a clock th
 class SharedRateLimiter:
     """Shared rate limit in one folder. A process must open it once, because POSIX locks belong to the process.
 
-    Args:
-        folder: Folder of the file; created if missing.
-
     Raises:
         UserError: The folder cannot be written, or its file system has no locks.
     """

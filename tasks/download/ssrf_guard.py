@@ -75,13 +75,11 @@ class HostNotFoundError(OSError):
 
 
 def is_public(address: str | Address, allowed: Sequence[Network] = ()) -> bool:
-    """Return True if a connection to this address is allowed.
+    """Return True if a connection to this address is allowed: it is public, or in a network of `allowed`.
+
+    An address with a zone (`%eth0`) is never public.
 
     An IPv6 address with an embedded IPv4 address (mapped, NAT64, 6to4) is checked by that address.
-
-    Args:
-        address: Address as text or parsed; one with a zone (`%eth0`) is never public.
-        allowed: Networks that are allowed although they are not public.
 
     Raises:
         ValueError: The text is not an address.

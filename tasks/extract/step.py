@@ -47,13 +47,7 @@ def extract(
 ) -> Manifest:
     """Extract the main text of every page into `documents/`; one batch a WARC shard.
 
-    Args:
-        root: output folder of the run.
-        pages: manifest of the download, or of any WARC files.
-        settings: extraction settings.
-        runner: runs the batches.
-        clean: settings of the cleaning that follows; the prefilter skips pages by its length and languages. None:
-            extract all pages.
+    The prefilter skips pages by the length and the languages that the cleaning `clean` keeps; None: extract all pages.
 
     Returns:
         Manifest of `documents/`.

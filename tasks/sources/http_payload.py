@@ -17,13 +17,7 @@ _HTTP = StatusAndHeadersParser([], verify=False)
 
 
 def page_of(record: Record, source: str, max_bytes: int, max_ratio: float) -> Page:
-    """Return the HTML page of a response record.
-
-    Args:
-        record: Record of kind `response`.
-        source: Name of the archive.
-        max_bytes: Maximum bytes of the page when decoded.
-        max_ratio: Maximum ratio of decoded bytes to bytes in the archive, above 1 MiB.
+    """Return the HTML page of a response record of the archive `source`, with the limits of `unpack`.
 
     Raises:
         FetchRejectedError: The record holds no page: `http_status`, `content_type`, `too_large`, `compression_ratio`,

@@ -71,11 +71,9 @@ def write_locations(folder: Folder, batches: Sequence[Sequence[InputFile]]) -> N
 
 
 def read_pages(folder: Folder, shard: str) -> Iterator[Page]:
-    """Yield the HTML pages of a shard in order, with one page in memory at a time.
+    """Yield the HTML pages of a WARC file of the download, or of an index of the user's files, in order.
 
-    Args:
-        folder: Folder of the step, or the output if the shard's name begins with that of the step.
-        shard: WARC file of the download, or index of the user's files.
+    One page is in memory at a time. The name of a shard begins with its step if the folder is the output.
 
     Raises:
         RunError: The archive is damaged, or a user's file is missing or has changed; the message names it.

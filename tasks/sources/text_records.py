@@ -56,12 +56,9 @@ class Item(NamedTuple):
 
 
 def read_items(file: InputFile, key: str, max_bytes: int) -> Iterator[Item]:
-    """Yield every record of a file, in order; the suffix determines the format.
+    """Yield every record of a file, in order; the suffix, one of `ENDINGS`, determines the format.
 
-    Args:
-        file: File with a suffix of `ENDINGS`, compressed or not (Parquet: not).
-        key: Key of the text in JSON and Parquet records.
-        max_bytes: Maximum bytes of a JSON line, a text, or a text file.
+    A JSON line, a text or a text file has at most `max_bytes`; `key` is that of the text in JSON and Parquet.
 
     Raises:
         UserError: The file does not have the format of its suffix, or lacks the key; the message names its keys.
@@ -184,13 +181,8 @@ def parquet_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
 def _parquet_rows(location: str, key: str, max_bytes: int, done: int, *, dictionary: bool) -> Iterator[Item]:
     """Yield the records of a Parquet file after the first `done` ones.
 
-    Args:
-        location: Path or URL.
-        key: Column of the text.
-        max_bytes: Maximum bytes of a text.
-        done: Number of records to skip.
-        dictionary: Read the texts as a dictionary, so that a text that a thousand rows repeat is in memory once and is
-            measured before it is copied. Arrow copies the dictionary for each batch, which takes three times as long.
+    With `dictionary`, the texts are read as a dictionary, so that a text that a thousand rows repeat is in memory once
+    and is measured before it is copied. Arrow copies the dictionary for each batch, which takes three times as long.
 
     Raises:
         MemoryError: A batch takes more than `PARQUET_MB`.

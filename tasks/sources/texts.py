@@ -34,13 +34,6 @@ class TextsSettings(Settings):
 def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSettings, runner: Runner) -> Manifest:
     """Read text records into `texts/`; a batch is a large file or as many small files as fill a shard.
 
-    Args:
-        root: Output URL.
-        files: Files with suffixes of `text_records.ENDINGS`.
-        key: Key of the text in JSON and Parquet.
-        settings: Size limits and shard sizes.
-        runner: Runner of the batches.
-
     Raises:
         UserError: A file does not have the format of its suffix, or no record is usable; the message has the counts of
             the reasons.

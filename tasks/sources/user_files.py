@@ -51,12 +51,7 @@ def fault_of(file: InputFile) -> str | None:
 class ShardWriter:
     """Writer of a batch's rows into the shards `<name>-00000.parquet`, `<name>-00001.parquet` and so on.
 
-    Args:
-        folder: Folder of the step.
-        name: Name of the batch.
-        schema: Schema of the kept rows.
-        fact: Name of the count of their sizes in the outcome.
-        size_of: Size of a kept row.
+    The sizes of the kept rows are summed as the fact `fact` of the outcome.
 
     Attributes:
         rows: Rows of the current shard, kept and rejected.
@@ -100,13 +95,7 @@ class ShardWriter:
 
 
 def commit_some(step: Step, total: Outcome, what: str, nothing: str) -> Manifest:
-    """Write the manifest of a step that kept at least one row.
-
-    Args:
-        step: The step.
-        total: Outcome of all batches.
-        what: Message if no row was kept: `the files … hold no text that can be used`.
-        nothing: Explanation if there are no reasons either: `no records`.
+    """Write the manifest of a step that kept at least one row; else raise `what` with the reasons, or with `nothing`.
 
     Raises:
         UserError: No row was kept; the message has the counts of the reasons. The next run reads the files again.

@@ -55,14 +55,11 @@ class BrokenRecord(NamedTuple):
 def read_records(stream: ArchiveStream, wanted: Collection[str], max_block: int) -> Iterator[Record | BrokenRecord]:
     """Yield the records of the wanted kinds and every broken one, in order; others are skipped.
 
+    The stream is at the beginning of a record. Blocks of more than `max_block` bytes are not read into memory.
+
     Reasons: `broken_record` (no header, a wrong length, damaged compression), `truncated_record` (the file ends within
     the record). In a compressed archive with too many broken records, the rest of each member after a further broken
     record is skipped.
-
-    Args:
-        stream: An archive, at the beginning of a record.
-        wanted: Kinds of records.
-        max_block: Maximum bytes of a block; larger ones are not read into memory.
     """
     broken = 0
 

@@ -87,14 +87,7 @@ def warcs(
     runner: Runner,
     blacklist: BlacklistSettings | None = None,
 ) -> Manifest:
-    """Index the pages of archives into `warcs/`; one batch per archive.
-
-    Args:
-        root: Output URL.
-        files: The archives.
-        settings: Filters and limits.
-        runner: Runner of the batches.
-        blacklist: URL rules, for `settings.blacklist`.
+    """Index the pages of archives into `warcs/`; one batch per archive. `blacklist` holds the rules for its setting.
 
     Raises:
         UserError: No archive holds a usable page; the message has the counts of the reasons.
