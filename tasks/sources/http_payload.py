@@ -98,10 +98,17 @@ def unpack(body: bytes, encoding: str, max_bytes: int, max_ratio: float) -> byte
     limit = int(min(max_bytes, max(len(body) * max_ratio, RATIO_FLOOR)))
     if encoding in ("gzip", "x-gzip") and not body.startswith(b"\x1f\x8b"):
         encoding = ""
-    if encoding == "br":
-        found = _unbrotli(body, limit)
-    else:
-        found = _inflate(body, encoding, limit)
+    try:
+        found, whole = _unbrotli(body, limit) if encoding == "br" else _inflate(body, encoding, limit)
+    except FetchRejectedError:
+        if encoding not in ("br", "deflate") or not looks_decoded(body):
+            raise
+        found, whole = body[: limit + 1], True
+    if not whole and len(found) <= limit:
+        if encoding != "br" or not looks_decoded(body):
+            name = "brotli" if encoding == "br" else encoding
+            raise FetchRejectedError("content_encoding", f"the {name} data end too soon")
+        found = body[: limit + 1]
     if len(found) > max_bytes:
         raise FetchRejectedError("too_large", f"more than {max_bytes:,} bytes when decoded")
     if len(found) > limit:
@@ -109,20 +116,14 @@ def unpack(body: bytes, encoding: str, max_bytes: int, max_ratio: float) -> byte
     return found
 
 
-def _inflate(body: bytes, encoding: str, limit: int) -> bytes:
+def _inflate(body: bytes, encoding: str, limit: int) -> tuple[bytes, bool]:
+    """Return up to `limit` + 1 decoded bytes, and True if the end of the compressed data was reached."""
     decoder = Decoder(encoding)
-    try:
-        found = decoder.feed(body, limit)
-    except FetchRejectedError:
-        if encoding == "deflate" and looks_decoded(body):
-            return body[: limit + 1]
-        raise
-    if not decoder.whole and len(found) <= limit:
-        raise FetchRejectedError("content_encoding", f"the {encoding} data end too soon")
-    return found
+    return decoder.feed(body, limit), decoder.whole
 
 
-def _unbrotli(body: bytes, limit: int) -> bytes:
+def _unbrotli(body: bytes, limit: int) -> tuple[bytes, bool]:
+    """Return the same for brotli data."""
     decoder = brotli.Decompressor()
     found = bytearray()
     try:
@@ -134,14 +135,8 @@ def _unbrotli(body: bytes, limit: int) -> bytes:
             found += piece
             data = b""
     except brotli.error as error:
-        if looks_decoded(body):
-            return body[: limit + 1]
         raise FetchRejectedError("content_encoding", "not the brotli data it is said to be") from error
-    if not decoder.is_finished() and len(found) <= limit:
-        if looks_decoded(body):
-            return body[: limit + 1]
-        raise FetchRejectedError("content_encoding", "the brotli data end too soon")
-    return bytes(found[: limit + 1])
+    return bytes(found[: limit + 1]), decoder.is_finished()
 
 
 def looks_decoded(body: bytes) -> bool:

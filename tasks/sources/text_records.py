@@ -201,8 +201,13 @@ def _parquet_rows(location: str, key: str, max_bytes: int, done: int, *, diction
         if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
             raise UserError(f"column {key!r} of {location} holds {kind}, strings expected; name another by --json-key")
         columns = [key, *(name for name in KEYS if name in names and name != key)]
+        batches = file.iter_batches(ROWS, columns=columns)
         number = 0
-        for batch in _bounded(file.iter_batches(ROWS, columns=columns), PARQUET_MB + 4 * max_bytes // 2**20):
+        while True:
+            with memory_limit(PARQUET_MB + 4 * max_bytes // 2**20):
+                batch = next(batches, None)
+            if batch is None:
+                return
             others = [(name, batch.column(name)) for name in columns[1:]]
             # As bytes, because Arrow does not check that a string is valid UTF-8.
             for row, text in enumerate(_texts(batch.column(0))):
@@ -216,20 +221,6 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind))
 
 
-def _bounded(batches: Iterator[pa.RecordBatch], megabytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a file, each read with a limit on additional address space.
-
-    Raises:
-        MemoryError: A batch takes more.
-    """
-    while True:
-        with memory_limit(megabytes):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        yield batch
-
-
 def _texts(column: pa.Array) -> Iterable[pa.Scalar]:
     """Return the texts of a column as bytes, without copying them."""
     if not pa.types.is_dictionary(column.type):
@@ -241,9 +232,8 @@ def _texts(column: pa.Array) -> Iterable[pa.Scalar]:
 def _parquet_item(location: str, found: pa.Scalar, record: dict[str, Any], key: str, max_bytes: int) -> Item:
     data = found.as_buffer()  # without a copy; None for a null
     if data is not None and data.size > max_bytes:
-        return Item(
-            location, reason="too_large", detail=f"a text of {data.size:,} bytes, at most {max_bytes:,} expected"
-        )
+        detail = f"a text of {data.size:,} bytes, at most {max_bytes:,} expected"
+        return Item(location, reason="too_large", detail=detail)
     try:
         record[key] = None if data is None else str(data, "utf-8")
     except UnicodeDecodeError as fault:
@@ -300,14 +290,9 @@ def _check_head(location: str, key: str, head: list[Item], keys: list[str]) -> N
     """
     reasons = {item.reason for item in head}
     first = head[0]
-    if reasons <= {"no_text"} and keys:
-        raise UserError(
-            f"{location}, {first.location}: no key {key!r}; it has {_listed(keys)}; name the text by --json-key"
-        )
-    if reasons == {"wrong_type"} and keys:
-        raise UserError(
-            f"{location}, {first.location}: {first.detail}; it has {_listed(keys)}; name the text by --json-key"
-        )
+    if keys and reasons in ({"no_text"}, {"wrong_type"}):
+        fault = f"no key {key!r}" if reasons == {"no_text"} else first.detail
+        raise UserError(f"{location}, {first.location}: {fault}; it has {_listed(keys)}; name the text by --json-key")
     if reasons <= {"broken_json", "wrong_type", "invalid_utf8"} and not keys:
         remedy = "one JSON object per line expected, as jq -c '.[]' makes of an array; or rename the file"
         raise UserError(f"{location}, {first.location}: {first.reason} ({first.detail}); {remedy}")
