@@ -18,7 +18,6 @@ from tasks.core.storage import Folder
 
 Numbers = npt.NDArray[np.uint64]
 
-KEY_BYTES = 16
 SEGMENT = 2**18  # keys that are sorted in memory at a time; about 25 MB
 CELL_BYTES = 64 * 2**20  # of the lists per cell, which gives about 10^6 keys
 MAX_CELLS = 256

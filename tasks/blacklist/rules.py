@@ -41,19 +41,12 @@ IP_LIKE = re.compile(r"(?:.*\.)?(?:\d+|0x[0-9a-f]*)")  # a last label that is a 
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules that drop URLs.
+    """Rules that drop URLs."""
 
-    Attributes:
-        names: Registered domains without their public suffix.
-        extensions: Extensions of the path, with the dot, in lower case.
-        listed: The user's blocklists.
-        min_length: Minimum length of the URL in characters.
-    """
-
-    names: frozenset[str] = frozenset()
-    extensions: tuple[str, ...] = ()
-    listed: Blocklists = field(default_factory=Blocklists)
-    min_length: int = 0
+    names: frozenset[str] = frozenset()  # registered domains without their public suffix
+    extensions: tuple[str, ...] = ()  # extensions of the path, with the dot, in lower case
+    listed: Blocklists = field(default_factory=Blocklists)  # the user's blocklists
+    min_length: int = 0  # minimum length of the URL in characters
 
 
 def rules_of(settings: BlacklistSettings) -> Rules:

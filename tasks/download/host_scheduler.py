@@ -34,25 +34,15 @@ Rules = RobotsRules | FetchRejectedError | None
 
 @dataclass
 class Host:
-    """State of one host.
+    """State of one host."""
 
-    Attributes:
-        shared_name: Name in the rate limit that processes share.
-        slots: Semaphore of concurrent requests.
-        users: Requests that hold a slot or wait for one; a host in use is not evicted.
-        next_request: Earliest time of the next request (monotonic seconds), as far as this process knows.
-        failures: Consecutive pages that failed for a temporary reason.
-        last_reason: Reason of the last such failure.
-        rules: Rules of robots.txt by origin (scheme, host, port).
-    """
-
-    shared_name: str
-    slots: asyncio.Semaphore
-    users: int = 0
-    next_request: float = 0.0
-    failures: int = 0
-    last_reason: str = ""
-    rules: "dict[str, asyncio.Task[Rules]]" = field(default_factory=dict)
+    shared_name: str  # name in the rate limit that processes share
+    slots: asyncio.Semaphore  # concurrent requests
+    users: int = 0  # requests that hold a slot or wait for one; a host in use is not evicted
+    next_request: float = 0.0  # earliest time of the next request (monotonic seconds), as far as this process knows
+    failures: int = 0  # consecutive pages that failed for a temporary reason
+    last_reason: str = ""  # reason of the last such failure
+    rules: "dict[str, asyncio.Task[Rules]]" = field(default_factory=dict)  # by origin (scheme, host, port)
 
 
 class HostScheduler:

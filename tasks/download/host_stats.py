@@ -76,10 +76,5 @@ def tally_hosts(folder: Folder, ledgers: Iterable[FileRecord], max_hosts: int = 
     return pa.Table.from_pylist(rows, schema=HOSTS)
 
 
-def hosts_file(audit: Iterable[FileRecord]) -> FileRecord | None:
-    """Return the host table among the audit files of a download, or None."""
-    return next((record for record in audit if record.name.startswith(HOSTS_FILE)), None)
-
-
 def _ranked(hosts: Mapping[str, Host]) -> list[str]:
     return sorted(hosts, key=lambda name: (-hosts[name].reasons.total(), -hosts[name].urls, name))

@@ -40,12 +40,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Fetched:
-    """Result of fetching one URL: the columns of `LEDGER`, and the page if it is kept.
-
-    Attributes:
-        content_language: Content-Language of the last response.
-        body: Decoded page; None if it is not kept.
-    """
+    """Result of fetching one URL: the columns of `LEDGER`, and the page if it is kept."""
 
     url: str
     source: str
@@ -56,9 +51,9 @@ class Fetched:
     http_status: int | None = None
     content_type: str = ""
     charset: str | None = None
-    content_language: str = ""
+    content_language: str = ""  # Content-Language of the last response
     ip: str = ""
-    body: bytes | None = field(default=None, repr=False)
+    body: bytes | None = field(default=None, repr=False)  # decoded page; None if it is not kept
     sha256: str = ""
     fetched_at: str = ""
     elapsed_ms: int = 0

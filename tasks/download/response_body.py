@@ -9,13 +9,7 @@ RATIO_FLOOR = 2**20  # bytes below which the ratio is not checked: a small page 
 
 
 class FetchRejectedError(Exception):
-    """A page that must not be fetched or kept.
-
-    Attributes:
-        reason: Reason code for the ledger.
-        detail: Found and expected values.
-        retryable: True if a later run may succeed.
-    """
+    """A page that must not be fetched or kept: reason code and detail; `retryable` if a later run may succeed."""
 
     def __init__(self, reason: str, detail: str = "", retryable: bool = False) -> None:
         super().__init__(f"{reason}: {detail}")

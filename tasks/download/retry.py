@@ -15,7 +15,7 @@ from tasks.core.shards import read_rows
 from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
 from tasks.download.crawl import Crawler
-from tasks.download.host_stats import HOSTS_FILE, hosts_file
+from tasks.download.host_stats import HOSTS_FILE
 from tasks.download.journal import Journal, journal_folder
 from tasks.download.ledger import counts_of, ledgers_of
 from tasks.download.shard_writer import finish, write_shard
@@ -60,8 +60,9 @@ def retry(step: Step, done: Manifest, runner: Runner, crawler: Crawler, at_once:
             files = Outcome(outputs=(output,), audit=(ledgers[stem],), rejected=(rejects,) if rejects else ())
         named = {"outputs": files.outputs, "audit": files.audit, "rejected": files.rejected}
         shards.append(counts[stem].model_copy(update=named))
-    hosts = hosts_file(done.outcome.audit)
-    return finish(step, Outcome.total(shards), next_name(hosts.name.removesuffix(".parquet") if hosts else HOSTS_FILE))
+    names = [record.name for record in done.outcome.audit if record.name.startswith(HOSTS_FILE)]
+    hosts = next_name(names[0].removesuffix(".parquet") if names else HOSTS_FILE)
+    return finish(step, Outcome.total(shards), hosts)
 
 
 def retry_shard(folder: Folder, name: str, stem: str, crawler: Crawler, key: str) -> Outcome:

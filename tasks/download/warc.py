@@ -36,33 +36,19 @@ COMPRESSION = 6  # zlib level; 9 doubles the time per page and saves 1 % of the 
 
 @dataclass(frozen=True)
 class Page:
-    """One fetched page.
+    """One fetched page."""
 
-    Attributes:
-        url: URL as in the URL list; the target URI in archives from other sources.
-        final_url: URL after redirects.
-        content_type: Media type in lower case, without parameters; empty if the server sent none.
-        charset: Charset of the HTTP header in lower case; None if it has none (then the page's meta tag counts).
-        body: Page as bytes, without Content-Encoding.
-        fetched_at: Time of the fetch, UTC, ISO 8601. Depends on the clock: keep it out of every hash.
-        sha256: Hash of the body, hex.
-        source: Name of the list or archive that the page comes from.
-        ip: Address of the server; empty if unknown.
-        content_language: Content-Language of the HTTP header; empty if there is none.
-        fault: Description of an invalid record; empty for a valid one. A page with a fault has no body.
-    """
-
-    url: str
-    final_url: str
-    content_type: str
-    charset: str | None
-    body: bytes
-    fetched_at: str
-    sha256: str
-    source: str
-    ip: str = ""
-    content_language: str = ""
-    fault: str = ""
+    url: str  # URL as in the URL list; the target URI in archives from other sources
+    final_url: str  # URL after redirects
+    content_type: str  # media type in lower case, without parameters; empty if the server sent none
+    charset: str | None  # of the HTTP header, in lower case; without one (None) the page's meta tag counts
+    body: bytes  # page as bytes, without Content-Encoding
+    fetched_at: str  # time of the fetch, UTC, ISO 8601. Depends on the clock: keep it out of every hash
+    sha256: str  # hash of the body, hex
+    source: str  # name of the list or archive that the page comes from
+    ip: str = ""  # address of the server; empty if unknown
+    content_language: str = ""  # Content-Language of the HTTP header; empty if there is none
+    fault: str = ""  # description of an invalid record; empty for a valid one. A page with a fault has no body
 
 
 def read_pages(folder: Folder, name: str, *, max_bytes: int = MAX_BYTES) -> Iterator[Page]:

@@ -17,7 +17,7 @@ from trafilatura.utils import load_html
 from tasks.core.document import strip_unstorable
 from tasks.core.memory_limit import STATM, bytes_of, memory_limit
 from tasks.download.warc import Page
-from tasks.extract.complexity import MAX_ELEMENTS, count_elements, cut_attributes
+from tasks.extract.complexity import MAX_ELEMENTS, cut_attributes
 from tasks.extract.decode import MAX_NOISE, count_undecodable, decode
 from tasks.extract.metadata import language_hint, page_title, stated_date
 from tasks.extract.prefilter import prefilter_reason
@@ -66,7 +66,7 @@ def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
         tree = load_html(cut_attributes(html))
         if tree is None:
             return _rejected("no_text", f"no HTML tree in {len(page.body):,} bytes")
-        if (elements := count_elements(tree)) > MAX_ELEMENTS:
+        if (elements := int(tree.xpath("count(//*)"))) > MAX_ELEMENTS:
             return _rejected("too_many_elements", f"found {elements:,}, at most {MAX_ELEMENTS:,} expected")
         title, language = page_title(tree), language_hint(tree, page.content_language)
         date = stated_date(tree, page.fetched_at)

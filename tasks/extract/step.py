@@ -48,9 +48,6 @@ def extract(
     """Extract the main text of every page into `documents/`; one batch a WARC shard.
 
     The prefilter skips pages by the length and the languages that the cleaning `clean` keeps; None: extract all pages.
-
-    Returns:
-        Manifest of `documents/`.
     """
     wanted = None
     if clean is not None and settings.prefilter:

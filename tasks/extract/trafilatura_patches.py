@@ -25,16 +25,8 @@ from lxml import etree
 from lxml.html import HtmlComment, HtmlElement, HtmlElementClassLookup
 from trafilatura.settings import Extractor
 
-from tasks.extract.compat import (
-    BASIC_CLEAN_XPATH,
-    core,
-    delete_by_link_density,
-    link_density_test,
-    prune_unwanted_sections,
-    replaced,
-    utils,
-    xpaths,
-)
+from tasks.extract import compat
+from tasks.extract.compat import core, utils, xpaths
 from tasks.extract.justext_patches import FastParagraph, revise, stop_words
 from tasks.extract.trafilatura_fallbacks import bounds, extract_and_compare, page_text, rescue
 from tasks.extract.xpath_groups import XPathGroup
@@ -52,7 +44,7 @@ class Parsed(NamedTuple):
 BODY = XPathGroup(xpaths.BODY_XPATH, first=True)
 DISCARD = XPathGroup([*xpaths.OVERALL_DISCARD_XPATH, *xpaths.DISCARD_IMAGE_ELEMENTS, *xpaths.TEASER_DISCARD_XPATH])
 RAW = XPathGroup([*xpaths.RAW_TREE_PRUNE_XPATH, *xpaths.REMOVE_COMMENTS_AND_LISTS_XPATH])
-CLEAN = XPathGroup([BASIC_CLEAN_XPATH])
+CLEAN = XPathGroup([compat.BASIC_CLEAN_XPATH])
 GROUPS = (BODY, DISCARD, RAW, CLEAN)
 FAST = {plain: fast for group in GROUPS for plain, fast in zip(group.plain, group.members(), strict=True)}
 # Lists of the expressions, shared by the modules of trafilatura.
@@ -85,7 +77,7 @@ def apply_patches() -> Iterator[None]:
         "revise_paragraph_classification": revise,
         "prune_unwanted_sections": link_pruning.prune,
         "delete_by_link_density": link_pruning.delete,
-        "BASIC_CLEAN_XPATH": FAST[BASIC_CLEAN_XPATH],
+        "BASIC_CLEAN_XPATH": FAST[compat.BASIC_CLEAN_XPATH],
         "link_density_test": link_pruning.test,
         "sanitize": _sanitize,
         "Paragraph": FastParagraph,
@@ -97,7 +89,7 @@ def apply_patches() -> Iterator[None]:
         for expressions in LISTS:
             expressions[:] = [FAST[plain] for plain in expressions]
         utils.HTML_PARSER.set_element_class_lookup(PLAIN_CLASSES)
-        with replaced(fast):
+        with compat.replaced(fast):
             yield
     finally:
         utils.HTML_PARSER.set_element_class_lookup(FORM_CLASSES)
@@ -138,7 +130,7 @@ class LinkPruning:
     def prune(self, *arguments: Any, **options: Any) -> HtmlElement:
         """Replacement of `prune_unwanted_sections`, with an empty state for each tree."""
         self.settled.clear()
-        return prune_unwanted_sections(*arguments, **options)
+        return compat.prune_unwanted_sections(*arguments, **options)
 
     def delete(
         self, tree: HtmlElement, tag: str, backtracking: bool = False, favor_precision: bool = False
@@ -147,7 +139,7 @@ class LinkPruning:
         if tag in self.settled or next(tree.iterdescendants("ref"), None) is None:
             return tree
         self.backtracking, self.found = backtracking, False
-        tree = delete_by_link_density(tree, tag, backtracking, favor_precision)
+        tree = compat.delete_by_link_density(tree, tag, backtracking, favor_precision)
         if self.found:
             self.settled.clear()
         else:
@@ -158,7 +150,7 @@ class LinkPruning:
         """Replacement of `link_density_test` that rejects an element without links before the slow search."""
         if next(element.iterdescendants("ref"), None) is None:
             return False, False
-        delete, doubtful = link_density_test(element, favor_precision)
+        delete, doubtful = compat.link_density_test(element, favor_precision)
         self.found |= delete or (doubtful and self.backtracking)
         return delete, doubtful
 

@@ -37,12 +37,7 @@ class StreamPosition(NamedTuple):
 
 
 class DamageError(Exception):
-    """The compressed data are damaged; the next call continues after the damage.
-
-    Attributes:
-        offset: Offset of the damaged member in the file.
-        truncated: True if the file ends too soon.
-    """
+    """The compressed data of the member at `offset` are damaged or truncated; the next call continues after it."""
 
     def __init__(self, message: str, offset: int, truncated: bool = False) -> None:
         super().__init__(message)

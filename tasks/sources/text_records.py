@@ -38,21 +38,13 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Item(NamedTuple):
-    """One text record.
+    """One text record."""
 
-    Attributes:
-        location: Row (from 1) or byte in the file; empty for a file that is one record.
-        text: Text of a usable record.
-        fields: Values of `url`, `id`, `title`, `date`, if present.
-        reason: Reason code of an unusable record, else None.
-        detail: Found and expected values.
-    """
-
-    location: str
-    text: str = ""
-    fields: Mapping[str, str] = {}
-    reason: str | None = None
-    detail: str = ""
+    location: str  # row (from 1) or byte in the file; empty for a file that is one record
+    text: str = ""  # text of a usable record
+    fields: Mapping[str, str] = {}  # values of `url`, `id`, `title`, `date`, if present
+    reason: str | None = None  # reason code of an unusable record, else None
+    detail: str = ""  # found and expected values
 
 
 def read_items(file: InputFile, key: str, max_bytes: int) -> Iterator[Item]:
@@ -77,28 +69,24 @@ def json_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
     Raises:
         UserError: None of the first lines is a JSON object, or none has the key.
     """
-    head: list[Item] | None = []
+    head: list[Item] = []
     keys: dict[str, None] = {}
     with open_input(location) as stream:
-        for number, line in read_lines(stream, max_bytes):
-            if line is not None and not line.strip():
-                continue
+        lines = ((number, line) for number, line in read_lines(stream, max_bytes) if line is None or line.strip())
+        for number, line in lines:
             record, item = json_item(number, line, key, max_bytes)
-            if head is None:
-                yield item
-                continue
-            if not head and item.reason == "broken_json" and line is not None and line.lstrip().startswith(b"["):
-                _check_head(location, key, [item], [])  # an array over several lines, whose last line may be an object
             head.append(item)
             if isinstance(record, dict):
                 keys.update(dict.fromkeys(itertools.islice(record, MAX_KEYS)))
-            if item.reason is None or len(head) == HEAD:
-                _check_head(location, key, head, list(keys))
-                yield from head
-                head = None
-    if head:
-        _check_head(location, key, head, list(keys))
+            # An array over several lines, whose last line may be an object, shows in its first line.
+            array = len(head) == 1 and item.reason == "broken_json" and (line or b"").lstrip().startswith(b"[")
+            if array or item.reason is None or len(head) == HEAD:
+                break
+        if head:
+            _check_head(location, key, head, list(keys))
         yield from head
+        for number, line in lines:
+            yield json_item(number, line, key, max_bytes)[1]
 
 
 def json_item(number: int, line: bytes | None, key: str, max_bytes: int) -> tuple[Any, Item]:

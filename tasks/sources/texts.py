@@ -11,13 +11,13 @@ from pydantic import Field
 
 from gpt2train.settings import Settings
 from tasks.core.document import document_id
-from tasks.core.input_files import InputFile
+from tasks.core.input_files import InputFile, where_to_read
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT
 from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
 from tasks.sources.text_records import Item, read_items
-from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of, where_of
+from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of
 
 
 class TextsSettings(Settings):
@@ -49,8 +49,9 @@ def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSet
     if done := runner.finished(step):
         return done
     batches = grouped(files, settings.shard_rows, settings.shard_bytes)
-    total = Outcome.total(runner.batches(step, "part", batches, texts_part, key, settings, where=where_of(root, files)))
-    return commit_some(step, total, "the files given with --documents hold no text that can be used", "no records")
+    where = where_to_read(files, root)
+    outcomes = runner.batches(step, "part", batches, texts_part, key, settings, where=where)
+    return commit_some(step, outcomes, "the files given with --documents hold no text that can be used", "no records")
 
 
 def texts_part(folder: Folder, name: str, files: Sequence[InputFile], key: str, settings: TextsSettings) -> Outcome:

@@ -8,7 +8,6 @@ import pyarrow as pa
 
 from gpt2train.errors import UserError
 from tasks.core.input_files import InputFile
-from tasks.core.runner import Where
 from tasks.core.shards import commit_rows, rejected_row
 from tasks.core.step import Manifest, Outcome, Step, digest
 from tasks.core.storage import Folder
@@ -17,11 +16,6 @@ from tasks.core.storage import Folder
 def identity_of(files: Sequence[InputFile]) -> str:
     """Return the hash of the names and contents of files, in their order."""
     return digest([[file.name, file.identity] for file in files])
-
-
-def where_of(root: Folder, files: Sequence[InputFile]) -> Where:
-    """Return where to run batches that read these files: a cluster's workers may lack this machine's disks."""
-    return "process" if root.is_local or all("://" in file.location for file in files) else "thread"
 
 
 def grouped(files: Sequence[InputFile], count: int, size: int) -> list[tuple[InputFile, ...]]:
@@ -94,12 +88,13 @@ class ShardWriter:
         return Outcome.total(self._outcomes)
 
 
-def commit_some(step: Step, total: Outcome, what: str, nothing: str) -> Manifest:
+def commit_some(step: Step, outcomes: Sequence[Outcome], what: str, nothing: str) -> Manifest:
     """Write the manifest of a step that kept at least one row; else raise `what` with the reasons, or with `nothing`.
 
     Raises:
         UserError: No row was kept; the message has the counts of the reasons. The next run reads the files again.
     """
+    total = Outcome.total(outcomes)
     if total.kept:
         return step.commit(total)
     step.remove_batch_records()

@@ -24,23 +24,14 @@ _WARC = StatusAndHeadersParser([], verify=False)
 
 @dataclass(frozen=True)
 class Record:
-    """One record.
+    """One record."""
 
-    Attributes:
-        position: Position of its first byte.
-        kind: `response`, `conversion`, …; lower case.
-        url: Target URI; empty if it has none.
-        date: Date of its header.
-        head: All header fields.
-        block: Content; None if it is longer than the limit.
-    """
-
-    position: StreamPosition
-    kind: str
-    url: str
-    date: str
-    head: StatusAndHeaders
-    block: bytes | None
+    position: StreamPosition  # position of its first byte
+    kind: str  # `response`, `conversion`, …; lower case
+    url: str  # target URI; empty if it has none
+    date: str  # date of its header
+    head: StatusAndHeaders  # all header fields
+    block: bytes | None  # content; None if it is longer than the limit
 
 
 class BrokenRecord(NamedTuple):

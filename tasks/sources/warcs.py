@@ -15,7 +15,7 @@ from gpt2train.settings import Settings
 from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.document import strip_unstorable
-from tasks.core.input_files import InputFile, find_inputs, kind_of
+from tasks.core.input_files import InputFile, find_inputs, kind_of, where_to_read
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest, Outcome, Step, digest
 from tasks.core.storage import Folder
@@ -23,7 +23,7 @@ from tasks.download.response_body import FetchRejectedError
 from tasks.sources.archive_stream import RECORD, StreamPosition, open_archive
 from tasks.sources.http_payload import page_of
 from tasks.sources.index import INDEX, index_row, write_locations
-from tasks.sources.user_files import ShardWriter, commit_some, identity_of, where_of
+from tasks.sources.user_files import ShardWriter, commit_some, identity_of
 from tasks.sources.warc_records import BrokenRecord, read_records
 
 ENDINGS = (".warc",)
@@ -102,11 +102,10 @@ def warcs(
     write_locations(step.folder, [[file] for file in files])
     if done := runner.finished(step):
         return done
-    total = Outcome.total(
-        runner.batches(step, "part", list(files), warcs_part, settings, rules, where=where_of(root, files))
-    )
+    where = where_to_read(files, root)
+    outcomes = runner.batches(step, "part", list(files), warcs_part, settings, rules, where=where)
     what = "the archives given with --warcs hold no page that can be used"
-    return commit_some(step, total, what, "no response records")
+    return commit_some(step, outcomes, what, "no response records")
 
 
 def warcs_part(

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from gpt2train.settings import Settings
-from tasks.core.input_files import InputFile, open_input
+from tasks.core.input_files import InputFile, open_input, where_to_read
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
 from tasks.sources.index import INDEX, index_row, whole_page, write_locations
-from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of, where_of
+from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of
 
 ENDINGS = (".html", ".htm", ".xhtml")
 
@@ -46,8 +46,9 @@ def webpages(root: Folder, files: Sequence[InputFile], settings: WebpagesSetting
     write_locations(step.folder, batches)
     if done := runner.finished(step):
         return done
-    total = Outcome.total(runner.batches(step, "part", batches, webpages_part, settings, where=where_of(root, files)))
-    return commit_some(step, total, "the pages given with --documents cannot be used", "no pages")
+    where = where_to_read(files, root)
+    outcomes = runner.batches(step, "part", batches, webpages_part, settings, where=where)
+    return commit_some(step, outcomes, "the pages given with --documents cannot be used", "no pages")
 
 
 def webpages_part(folder: Folder, name: str, files: Sequence[InputFile], settings: WebpagesSettings) -> Outcome:
