@@ -7,7 +7,7 @@ written after its page. A truncated last line or page is dropped and fetched aga
 import contextlib
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -42,14 +42,10 @@ class Journal:
     def __init__(self, stem: Path, key: str, urls: Sequence[str]) -> None:
         stem.parent.mkdir(parents=True, exist_ok=True)
         self.pages_path, self.rows_path = stem.with_suffix(".pages"), stem.with_suffix(".rows")
-        self._urls = urls
         self._head = canonical({"key": key, "urls": digest(list(urls))}) + b"\n"
         self.done: set[int] = set()
         with contextlib.ExitStack() as stack, translate_write_errors(str(stem)):
-            valid = 0  # bytes of the rows file up to its last complete entry
-            for index, *_, end in self._entries(check=True):
-                self.done.add(index)
-                valid = end
+            valid = self._recover()
             self._rows: IO[bytes] = stack.enter_context(self.rows_path.open("r+b" if valid else "w+b"))
             self._pages: IO[bytes] = stack.enter_context(self.pages_path.open("r+b" if valid else "w+b"))
             if not valid:
@@ -84,7 +80,9 @@ class Journal:
 
     def rows(self) -> list[tuple[Row, int, int]]:
         """Return (ledger row, offset and length of the page in bytes) of the done URLs, in the order of the list."""
-        entries = sorted((index, offset, length, row) for index, offset, length, row, _ in self._entries(check=False))
+        with self.rows_path.open("rb") as file:
+            file.readline()  # the head
+            entries = sorted(json.loads(line) for line in file)
         return [(row, offset, length) for _, offset, length, row in entries]
 
     def page(self, offset: int, length: int) -> bytes:
@@ -93,25 +91,29 @@ class Journal:
             file.seek(offset)
             return file.read(length)
 
-    def _entries(self, check: bool) -> Iterator[tuple[int, int, int, Row, int]]:
-        """Yield (index, offset, length, row, end of its line) up to the first incomplete entry."""
+    def _recover(self) -> int:
+        """Fill `done` from the journal of an earlier run with this key, up to the first incomplete entry.
+
+        Returns:
+            Bytes of the rows file up to there; 0 if no entry is complete.
+        """
+        valid = 0
         if not (self.rows_path.exists() and self.pages_path.exists()):
-            return
+            return valid
         with self.rows_path.open("rb") as rows, self.pages_path.open("rb") as pages:
             if rows.readline() != self._head:
-                return
-            seen: set[int] = set()
+                return valid
             for line in rows:
                 try:
-                    index, offset, length, row = json.loads(line)
+                    index, offset, length, _ = json.loads(line)
                 except (ValueError, TypeError):
-                    return
-                if check:
-                    pages.seek(offset)
-                    if not line.endswith(b"\n") or index in seen or not _whole(pages.read(length), length):
-                        return
-                    seen.add(index)
-                yield index, offset, length, row, rows.tell() if check else 0
+                    break
+                pages.seek(offset)
+                if not line.endswith(b"\n") or index in self.done or not _whole(pages.read(length), length):
+                    break
+                self.done.add(index)
+                valid = rows.tell()
+        return valid
 
 
 def _whole(record: bytes, length: int) -> bool:
