@@ -1,26 +1,21 @@
 """Text records of the user's files: JSON lines, Parquet rows, text files, WET records; one in memory at a time.
 
-An unusable record is returned with its location and a reason: `broken_json`, `invalid_utf8`, `wrong_type`, `no_text`,
-`empty`, `nul`, `lone_surrogate`, `too_large`; for WET also those of `warc_records`. A *file* that does not have the
-format of its suffix is a user error.
+An unusable record is returned with a reason: those of `text_item`, `broken_json`, and for WET those of `warc_records`.
+A *file* that does not have the format of its suffix is a user error.
 """
 
 import codecs
-import contextlib
 import itertools
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from collections.abc import Iterator
+from typing import Any
 
 from gpt2train.errors import UserError
 from tasks.core.document import strip_unstorable
 from tasks.core.input_files import InputFile, kind_of, open_input, read_lines
-from tasks.core.memory_limit import memory_limit
 from tasks.sources.archive_stream import open_archive
+from tasks.sources.parquet_texts import parquet_items
+from tasks.sources.text_item import Item, checked, list_names, make_item
 from tasks.sources.warc_records import BrokenRecord, read_records
 
 JSON = (".jsonl", ".json", ".ndjson")
@@ -28,23 +23,8 @@ PARQUET = (".parquet",)
 TEXT = (".txt", ".md", ".text")
 WET = (".wet",)
 ENDINGS = (*JSON, *PARQUET, *TEXT, *WET)
-KEYS = ("url", "id", "title", "date")  # further keys that are read if present
 HEAD = 10  # rows by which the format of a file is checked
-ROWS = 128  # Parquet rows at a time
-PARQUET_MB = 512  # additional address space for reading a Parquet file, beside `max_bytes`: whole pages are unpacked
 MAX_KEYS = 100  # of a row that are kept for an error message; a line of 16 MiB can have a million
-MAX_SHOWN = 12  # keys that an error names
-SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-class Item(NamedTuple):
-    """One text record."""
-
-    location: str  # row (from 1) or byte in the file; empty for a file that is one record
-    text: str = ""  # text of a usable record
-    fields: Mapping[str, str] = {}  # values of `url`, `id`, `title`, `date`, if present
-    reason: str | None = None  # reason code of an unusable record, else None
-    detail: str = ""  # found and expected values
 
 
 def read_items(file: InputFile, key: str, max_bytes: int) -> Iterator[Item]:
@@ -114,130 +94,6 @@ def json_item(number: int, line: bytes | None, key: str, max_bytes: int) -> tupl
     return record, make_item(location, record, key, max_bytes)
 
 
-def make_item(location: str, record: Mapping[str, Any], key: str, max_bytes: int) -> Item:
-    """Make a record from parsed fields."""
-    text = record.get(key)
-    if text is None:
-        return Item(location, reason="no_text", detail=f"no key {key!r}" if key not in record else f"{key!r} is null")
-    if not isinstance(text, str):
-        return Item(location, reason="wrong_type", detail=f"{key!r} is {type(text).__name__}, a string expected")
-    fields = {
-        name: strip_unstorable(str(record[name])) for name in KEYS if isinstance(record.get(name), str | int | float)
-    }
-    return checked(location, text, fields, max_bytes)
-
-
-def checked(location: str, text: str, fields: Mapping[str, str], max_bytes: int) -> Item:
-    """Make a record, with a reason if its text is unusable."""
-    reason, detail = None, ""
-    if "\0" in text:
-        reason, detail = "nul", f"a NUL at character {text.index(chr(0)):,} of the text"
-    elif found := SURROGATE.search(text):
-        reason, detail = "lone_surrogate", f"half of a surrogate pair at character {found.start():,} of the text"
-    elif not text.strip():
-        reason, detail = "empty", "a text of nothing but spaces" if text else "a text of no characters"
-    elif len(text) > max_bytes:
-        reason, detail = "too_large", f"a text of {len(text):,} characters, at most {max_bytes:,} bytes expected"
-    return Item(location, "" if reason else text, fields, reason, detail)
-
-
-def parquet_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
-    """Yield the records of a Parquet file.
-
-    Raises:
-        UserError: The file is not Parquet or is damaged, or it has no text column of this name.
-    """
-    number = 0
-    try:
-        for dictionary in (False, True):
-            try:
-                for item in _parquet_rows(location, key, max_bytes, number, dictionary=dictionary):
-                    number += 1
-                    yield item
-                return
-            except MemoryError:  # also Arrow's own exception
-                continue
-        detail = f"the rows from here on take more than {PARQUET_MB:,} MB to unpack"
-        yield Item(f"row {number + 1:,}", reason="too_large", detail=detail)
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).partition("\n")[0][:150]
-        raise UserError(
-            f"{location} is not a valid Parquet file after row {number:,} ({reason}); write it again or rename it"
-        ) from error
-
-
-def _parquet_rows(location: str, key: str, max_bytes: int, done: int, *, dictionary: bool) -> Iterator[Item]:
-    """Yield the records of a Parquet file after the first `done` ones.
-
-    With `dictionary`, the texts are read as a dictionary, so that a text that a thousand rows repeat is in memory once
-    and is measured before it is copied. Arrow copies the dictionary for each batch, which takes three times as long.
-
-    Raises:
-        MemoryError: A batch takes more than `PARQUET_MB`.
-    """
-    import fsspec
-
-    with fsspec.open(location, "rb") as raw, contextlib.ExitStack() as stack:
-        schema = pq.read_schema(raw)
-        raw.seek(0)
-        columns = [key] if dictionary and key in schema.names and _is_text(schema.field(key).type) else None
-        file = stack.enter_context(pq.ParquetFile(raw, buffer_size=2**20, read_dictionary=columns))
-        names = file.schema_arrow.names
-        if key not in names:
-            raise UserError(f"{location} has no column {key!r}; it has {_listed(names)}; name it with --json-key")
-        kind = file.schema_arrow.field(key).type
-        if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
-            raise UserError(f"column {key!r} of {location} holds {kind}, strings expected; name another by --json-key")
-        columns = [key, *(name for name in KEYS if name in names and name != key)]
-        batches = file.iter_batches(ROWS, columns=columns)
-        number = 0
-        while True:
-            with memory_limit(PARQUET_MB + 4 * max_bytes // 2**20):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            others = [(name, batch.column(name)) for name in columns[1:]]
-            # As bytes, because Arrow does not check that a string is valid UTF-8.
-            for row, text in enumerate(_texts(batch.column(0))):
-                number += 1
-                if number > done:
-                    record = {name: _plain(column[row]) for name, column in others}
-                    yield _parquet_item(f"row {number:,}", text, record, key, max_bytes)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind))
-
-
-def _texts(column: pa.Array) -> Iterable[pa.Scalar]:
-    """Return the texts of a column as bytes, without copying them."""
-    if not pa.types.is_dictionary(column.type):
-        return column.cast(pa.large_binary())
-    values, null = column.dictionary.cast(pa.large_binary()), pa.scalar(None, pa.large_binary())
-    return (null if index is None else values[index] for index in column.indices.to_pylist())
-
-
-def _parquet_item(location: str, found: pa.Scalar, record: dict[str, Any], key: str, max_bytes: int) -> Item:
-    data = found.as_buffer()  # without a copy; None for a null
-    if data is not None and data.size > max_bytes:
-        detail = f"a text of {data.size:,} bytes, at most {max_bytes:,} expected"
-        return Item(location, reason="too_large", detail=detail)
-    try:
-        record[key] = None if data is None else str(data, "utf-8")
-    except UnicodeDecodeError as fault:
-        return Item(location, reason="invalid_utf8", detail=f"byte {fault.start:,} of the text is no UTF-8")
-    return make_item(location, record, key, max_bytes)
-
-
-def _plain(value: pa.Scalar) -> Any:
-    """Convert a cell to a string or a number; None for other types and invalid UTF-8."""
-    try:
-        found = value.as_py()
-    except (UnicodeDecodeError, ValueError, OverflowError):
-        return None
-    return str(found) if hasattr(found, "isoformat") else found
-
-
 def text_items(location: str, max_bytes: int) -> Iterator[Item]:
     """Yield the single record of a text file: UTF-8, or UTF-16 with a byte order mark."""
     with open_input(location) as stream:
@@ -280,12 +136,8 @@ def _check_head(location: str, key: str, head: list[Item], keys: list[str]) -> N
     first = head[0]
     if keys and reasons in ({"no_text"}, {"wrong_type"}):
         fault = f"no key {key!r}" if reasons == {"no_text"} else first.detail
-        raise UserError(f"{location}, {first.location}: {fault}; it has {_listed(keys)}; name the text by --json-key")
+        fault = f"{fault}; it has {list_names(keys)}"
+        raise UserError(f"{location}, {first.location}: {fault}; name the text by --json-key")
     if reasons <= {"broken_json", "wrong_type", "invalid_utf8"} and not keys:
         remedy = "one JSON object per line expected, as jq -c '.[]' makes of an array; or rename the file"
         raise UserError(f"{location}, {first.location}: {first.reason} ({first.detail}); {remedy}")
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(repr(strip_unstorable(name)[:40]) for name in names[:MAX_SHOWN])
-    return shown + (f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")

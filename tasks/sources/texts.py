@@ -16,7 +16,8 @@ from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT
 from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
-from tasks.sources.text_records import Item, read_items
+from tasks.sources.text_item import Item
+from tasks.sources.text_records import read_items
 from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of
 
 
