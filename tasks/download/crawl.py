@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpt2train.errors import RunError
+from tasks.core.url_lists import host_of
 from tasks.download.fetch import Fetcher
 from tasks.download.journal import Journal
 from tasks.download.ledger import Fetched
 from tasks.download.settings import DownloadSettings
-from tasks.download.urls import host_of
 from tasks.download.warc import Page, encode_record
 
 POLL_SECONDS = 0.2  # interval of progress reports and checks for a stop

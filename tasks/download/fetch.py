@@ -13,6 +13,7 @@ from typing import TypeVar
 from yarl import URL
 
 from gpt2train.errors import RunError, UserError
+from tasks.core.url_lists import host_of
 from tasks.download.host_scheduler import ROBOTS_BYTES, HostScheduler
 from tasks.download.http_client import HttpClient, Response, RetryableFetchError, TimeBudget, brief, check_status
 from tasks.download.ledger import Fetched
@@ -20,7 +21,7 @@ from tasks.download.mime import UNKNOWN_TYPES, parse_content_type, sniff_html
 from tasks.download.response_body import FetchRejectedError
 from tasks.download.settings import DownloadSettings
 from tasks.download.ssrf_guard import Lookup, refuse, system_lookup, target_of
-from tasks.download.urls import host_of, join, parse
+from tasks.download.urls import join, parse
 
 log = logging.getLogger("gpt2train")
 

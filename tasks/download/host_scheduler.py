@@ -81,9 +81,8 @@ class HostScheduler:
     async def slot(self, url: URL, delay: float = 0.0) -> AsyncIterator[None]:
         """Wait for the host's rate limit and hold one of its slots during one request.
 
-        `delay` is the host's Crawl-delay in seconds, and counts if it is longer than the setting.
-
-        The host's slot is taken first, so that requests that wait for a busy host hold none of the global slots.
+        `delay` is the host's Crawl-delay in seconds, and counts if it is longer than the setting. The host's slot
+        is taken first, so that requests that wait for a busy host hold none of the global slots.
 
         Raises:
             FetchRejectedError: `host_given_up`.

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tasks.core.shards import read_rows
 from tasks.core.storage import FileRecord, Folder
-from tasks.download.urls import host_of
+from tasks.core.url_lists import host_of
 
 HOSTS_FILE = "hosts"  # followed by the round of the retry and .parquet
 HOSTS = pa.schema(

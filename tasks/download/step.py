@@ -36,14 +36,9 @@ def download(
 ) -> Manifest:
     """Fetch each URL of the list politely, with bounded time and size, and from public addresses only.
 
-    Args:
-        root: Output URL.
-        urls: Manifest of the blacklist step.
-        settings: Settings of the download.
-        runner: Runner of the batches.
-        connect_to: Host pattern -> `address:port` to connect to instead, as curl's `--connect-to`; not part of the
-            fingerprint. The address must be public or in `settings.allow_private`.
-        retry_failed: Fetch again the pages of a finished download that failed for a temporary reason.
+    `connect_to` maps a host pattern to the `address:port` to connect to instead, as curl's `--connect-to`. It is not
+    part of the fingerprint, and the address must be public or in `settings.allow_private`. `retry_failed` fetches
+    again the pages of a finished download that failed for a temporary reason.
 
     Raises:
         RunError: No page could be fetched; the message has the counts of the reasons.

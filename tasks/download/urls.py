@@ -1,7 +1,5 @@
 """URLs as the crawler requests them: encoded, without user name, password and fragment."""
 
-from urllib.parse import urlsplit
-
 from yarl import URL
 
 from tasks.download.response_body import FetchRejectedError
@@ -33,14 +31,6 @@ def join(base: URL, location: str) -> URL:
         return _bare(base.join(URL(location)))
     except ValueError as error:
         raise FetchRejectedError("malformed", f"redirect: {error}"[:200]) from error
-
-
-def host_of(url: str) -> str:
-    """Return the host of any text that may be a URL; empty if it has none."""
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
 
 
 def _bare(url: URL) -> URL:

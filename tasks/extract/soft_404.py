@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lxml.html import HtmlElement
 
-from tasks.download.urls import host_of
+from tasks.core.url_lists import host_of
 
 MAX_CHARACTERS = 1500  # a page with this many characters of main text has content, whatever its title
 MAX_PARKED_CHARACTERS = 700  # phrases of parked domains are searched in shorter texts only; longer ones may quote them

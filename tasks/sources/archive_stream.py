@@ -47,10 +47,7 @@ class DamageError(Exception):
 class ArchiveStream:
     """Decompressed bytes of an archive. Holds at most one block in memory, and never bytes of two members.
 
-    Args:
-        file: The archive file.
-        gzipped: True if the file consists of gzip members.
-        seekable: True if `seek` can go back.
+    `gzipped` means that the file consists of gzip members, `seekable` that `seek` can go back.
 
     Attributes:
         packed: True if the archive is compressed, so that it may have far more bytes than the file.

@@ -85,11 +85,7 @@ def unchunk(body: bytes) -> bytes:
 def unpack(body: bytes, encoding: str, max_bytes: int, max_ratio: float) -> bytes:
     """Undo a Content-Encoding with bounded output; the body may be decoded already despite the header.
 
-    Args:
-        body: Body as in the archive.
-        encoding: Value of the Content-Encoding header.
-        max_bytes: Maximum bytes when decoded.
-        max_ratio: Maximum ratio of decoded bytes to bytes in the archive, above 1 MiB.
+    `max_ratio` of the decoded bytes to those in the archive applies above 1 MiB.
 
     Raises:
         FetchRejectedError: `too_large`, `compression_ratio`, `content_encoding`.
@@ -145,11 +141,7 @@ def looks_decoded(body: bytes) -> bool:
 
 
 def _split(block: bytes) -> tuple[StatusAndHeaders, bytes]:
-    """Split a response into HTTP head and body.
-
-    Raises:
-        FetchRejectedError: `broken_record`.
-    """
+    """Split a response into HTTP head and body; reject a `broken_record`."""
     ends = [(at, len(mark)) for mark in (b"\r\n\r\n", b"\n\n") if (at := block.find(mark, 0, MAX_HEAD)) >= 0]
     if not ends or not block.startswith(b"HTTP/"):
         raise FetchRejectedError("broken_record", "the response has no HTTP head")

@@ -127,11 +127,7 @@ def wet_items(location: str, max_bytes: int) -> Iterator[Item]:
 
 
 def _check_head(location: str, key: str, head: list[Item], keys: list[str]) -> None:
-    """Check by the first records that a file consists of JSON lines with this key.
-
-    Raises:
-        UserError: It does not.
-    """
+    """Raise a `UserError` if the first records show that a file does not consist of JSON lines with this key."""
     reasons = {item.reason for item in head}
     first = head[0]
     if keys and reasons in ({"no_text"}, {"wrong_type"}):

@@ -62,11 +62,7 @@ def find_warcs(patterns: Sequence[str]) -> list[InputFile]:
 
 
 def _check_archive(location: str) -> None:
-    """Reject a file that is not a web archive of pages.
-
-    Raises:
-        UserError: The file is something else; the message names the option for it.
-    """
+    """Raise a `UserError` for a file that is not a web archive of pages; the message names the option for it."""
     if kind_of(location) == ".wet":
         raise UserError(f"{location} holds extracted text (WET); give it with --documents")
     with open_archive(location) as stream:
