@@ -28,6 +28,7 @@ from tasks.extract.trafilatura_patches import Parsed, apply_patches, clear_cache
 
 # The caches of trafilatura, htmldate and justext are cleared after this many pages; they fill within some thousand.
 RESET_PAGES = 1000
+_page_numbers = itertools.count(1)
 
 # trafilatura warns about each page without a text; here such a page becomes a rejected row with a reason.
 logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
@@ -100,9 +101,6 @@ def _search_date(tree: HtmlElement, page: Page) -> str | None:
 
 def _rejected(reason: str, detail: str) -> ExtractResult:
     return ExtractResult(reason=reason, detail=detail)
-
-
-_page_numbers = itertools.count(1)
 
 
 def _recycle_worker(megabytes: int | None) -> None:
