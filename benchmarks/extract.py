@@ -30,15 +30,17 @@ from tasks.core.document import strip_unstorable
 from tasks.core.worker_pool import WorkerPool
 from tasks.download.warc import Page
 from tasks.extract.decode import decode
-from tasks.extract.page import Compare, ExtractOptions, ExtractResult, extract_pages
-from tasks.extract.prefilter import PrefilterRules, prefilter_reason
-from tasks.extract.settings import ExtractSettings
+from tasks.extract.page import extract_pages
+from tasks.extract.prefilter import prefilter_reason
+from tasks.extract.settings import Compare, ExtractOptions, ExtractResult, ExtractSettings, PrefilterRules
 from tasks.extract.step import GROUP_PAGES, extracted
 from tasks.extract.trafilatura_patches import clear_caches
 
 DATA = Path(os.environ.get("GPT2TRAIN_TEST_DATA", "../shared/data")).resolve()
 CLEAN = CleanSettings()
-WANTED = PrefilterRules(CLEAN.min_tokens, CLEAN.language.keep, ExtractSettings().prefilter_min_prob)
+WANTED = PrefilterRules(
+    min_tokens=CLEAN.min_tokens, languages=CLEAN.language.keep, share=ExtractSettings().prefilter_min_prob
+)
 
 
 def as_page(url: str, body: bytes) -> Page:
@@ -69,7 +71,7 @@ def in_groups(pages: Sequence[Page], compared: Compare = "doubtful") -> list[Ext
     """Ours as the step does it: with the early look and the limits, group by group."""
     reset_caches()
     clear_caches()
-    options = ExtractOptions(compared, wanted=WANTED, memory_mb=2048, worker_recycle_mb=1024)
+    options = ExtractOptions(fallbacks=compared, wanted=WANTED)
     return [
         one
         for start in range(0, len(pages), GROUP_PAGES)
@@ -84,7 +86,7 @@ def in_turn(pages: Sequence[Page]) -> tuple[list[str], float, float]:
     """
     reset_caches()
     clear_caches()
-    options = ExtractOptions(wanted=WANTED, memory_mb=2048, worker_recycle_mb=1024)
+    options = ExtractOptions(wanted=WANTED)
     texts: list[str] = []
     seconds = [0.0, 0.0]
     for start in range(0, len(pages), GROUP_PAGES):
@@ -128,9 +130,9 @@ def messages(pages: Sequence[Page]) -> float:
     """Seconds of processor time a page, of both processes, that the way to a worker and back takes."""
     pool = EchoPool(1)
     try:
-        list(extracted(pool, pages[:100], ExtractOptions(), 30))
+        list(extracted(pool, pages[:100], ExtractOptions()))
         began = time.process_time() + pool.call(time.process_time)
-        list(extracted(pool, pages, ExtractOptions(), 30))
+        list(extracted(pool, pages, ExtractOptions()))
         return (time.process_time() + pool.call(time.process_time) - began) / len(pages)
     finally:
         pool.close()

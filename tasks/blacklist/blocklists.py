@@ -24,19 +24,12 @@ PREFIX_END = re.compile(r"[/?&#;]")  # characters at which a listed URL prefix c
 
 @dataclass(frozen=True)
 class Domains:
-    """Sorted domains with their categories.
+    """Sorted domains with their categories."""
 
-    Attributes:
-        text: Concatenation of the domains, in order.
-        ends: End of each domain in `text`.
-        kinds: Index into `categories` of each domain.
-        categories: Names of the categories.
-    """
-
-    text: bytes = b""
-    ends: "array[int]" = field(default_factory=lambda: array("Q"))
-    kinds: "array[int]" = field(default_factory=lambda: array("H"))
-    categories: tuple[str, ...] = ()
+    text: bytes = b""  # concatenation of the domains, in order
+    ends: "array[int]" = field(default_factory=lambda: array("Q"))  # end of each domain in `text`
+    kinds: "array[int]" = field(default_factory=lambda: array("H"))  # index into `categories` of each domain
+    categories: tuple[str, ...] = ()  # names of the categories
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -57,17 +50,11 @@ class Domains:
 
 @dataclass(frozen=True)
 class Blocklists:
-    """The user's blocklists.
+    """The user's blocklists."""
 
-    Attributes:
-        domains: Blocked domains; their subdomains are blocked too.
-        urls: URL prefix (host and path in lower case, without `www.`) -> category.
-        hosts: Hosts of `urls`.
-    """
-
-    domains: Domains = field(default_factory=Domains)
-    urls: dict[str, str] = field(default_factory=dict)
-    hosts: frozenset[str] = frozenset()
+    domains: Domains = field(default_factory=Domains)  # blocked domains; their subdomains are blocked too
+    urls: dict[str, str] = field(default_factory=dict)  # URL prefix (lower case, without `www.`) -> category
+    hosts: frozenset[str] = frozenset()  # hosts of `urls`
 
     def find_url(self, host: str, path: str, query: str) -> tuple[str, str] | None:
         """Return the longest listed prefix of a URL that ends at a delimiter, with its category; None if none does."""

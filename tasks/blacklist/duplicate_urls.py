@@ -18,7 +18,6 @@ from tasks.core.storage import Folder
 
 Numbers = npt.NDArray[np.uint64]
 
-KEY_BYTES = 16
 SEGMENT = 2**18  # keys that are sorted in memory at a time; about 25 MB
 CELL_BYTES = 64 * 2**20  # of the lists per cell, which gives about 10^6 keys
 MAX_CELLS = 256
@@ -34,10 +33,6 @@ class KeyWriter:
     """Writer of the keys of one list; use as a context manager.
 
     The file has segments of rows (first half of the key, second half, row number), each sorted by cell.
-
-    Args:
-        path: File to write.
-        cells: Number of cells, a power of two.
 
     Attributes:
         index: Start of each cell, one row per segment; complete after the context ends.
@@ -105,14 +100,7 @@ def read_array(folder: Folder, name: str) -> npt.NDArray[Any]:
 
 
 def find_duplicates(folder: Folder, name: str, cell: int, lists: Sequence[tuple[str, str]]) -> Outcome:
-    """Write the sorted positions of the duplicates in a cell as `work/<name>.npy`.
-
-    Args:
-        folder: Folder of the step.
-        name: Name of the batch.
-        cell: Number of the cell.
-        lists: Names of the key file and of the index of each list, in the order of the lists.
-    """
+    """Write the sorted positions of the duplicates in a cell as `work/<name>.npy`; a list has a key file and index."""
     entries = [_cell_of_list(folder, keys, index, cell, number) for number, (keys, index) in enumerate(lists)]
     return write_array(folder, f"work/{name}.npy", duplicate_positions(np.concatenate(entries)))
 
@@ -120,8 +108,7 @@ def find_duplicates(folder: Folder, name: str, cell: int, lists: Sequence[tuple[
 def duplicate_positions(entries: Numbers) -> Numbers:
     """Return the sorted positions of the rows whose key occurs at an earlier position.
 
-    Args:
-        entries: uint64 [rows, 3]: first and second half of the key, position.
+    `entries` is uint64 [rows, 3]: first and second half of the key, position.
     """
     first, second, position = entries.T
     order = np.lexsort((position, second, first))

@@ -17,7 +17,8 @@ from urllib.parse import SplitResult, urlsplit
 import idna
 from tld import get_tld
 
-from tasks.blacklist.blocklists import Blocklists
+from tasks.blacklist.blocklists import Blocklists, read_blocklists
+from tasks.blacklist.settings import BlacklistSettings
 
 _ENDINGS = """
 3gp 7z ai aif apk app avi bin bmp bz2 css csv dat deb dmg doc docx exe gif gifv gz iso jar jpeg jpg js log mid midi mkv
@@ -40,27 +41,27 @@ IP_LIKE = re.compile(r"(?:.*\.)?(?:\d+|0x[0-9a-f]*)")  # a last label that is a 
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules that drop URLs.
+    """Rules that drop URLs."""
 
-    Attributes:
-        names: Registered domains without their public suffix.
-        extensions: Extensions of the path, with the dot, in lower case.
-        listed: The user's blocklists.
-        min_length: Minimum length of the URL in characters.
+    names: frozenset[str] = frozenset()  # registered domains without their public suffix
+    extensions: tuple[str, ...] = ()  # extensions of the path, with the dot, in lower case
+    listed: Blocklists = field(default_factory=Blocklists)  # the user's blocklists
+    min_length: int = 0  # minimum length of the URL in characters
+
+
+def rules_of(settings: BlacklistSettings) -> Rules:
+    """Return the rules that apply to each URL alone: not the one on duplicates, nor Megatron-LM's faults.
+
+    Raises:
+        UserError: A blocklist cannot be read.
     """
-
-    names: frozenset[str] = frozenset()
-    extensions: tuple[str, ...] = ()
-    listed: Blocklists = field(default_factory=Blocklists)
-    min_length: int = 0
+    names = blocked_names() if settings.block_names else frozenset()
+    extensions = EXTENSIONS if settings.block_extensions else ()
+    return Rules(names, extensions, read_blocklists(settings.domain_lists), settings.min_length)
 
 
 class UrlClassifier:
-    """Classifier of URLs, with a cache of the verdicts on hosts.
-
-    Args:
-        rules: The rules.
-    """
+    """Classifier of URLs, with a cache of the verdicts on hosts."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules

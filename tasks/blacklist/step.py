@@ -19,13 +19,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.errors import UserError
-from tasks.blacklist.blocklists import read_blocklists
 from tasks.blacklist.duplicate_urls import KeyWriter, cells_of, find_duplicates, read_array, rows_between, write_array
 from tasks.blacklist.megatron_rules import MegatronClassifier
-from tasks.blacklist.rules import EXTENSIONS, Rules, UrlClassifier, blocked_names
+from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
 from tasks.blacklist.settings import BlacklistSettings
-from tasks.core.input_files import PACKED, InputFile, suffix_of
-from tasks.core.runner import Runner, Where
+from tasks.core.input_files import PACKED, InputFile, suffix_of, where_to_read
+from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, write_table
 from tasks.core.step import Manifest, Outcome, Step, digest
 from tasks.core.storage import FileRecord, Folder
@@ -40,35 +39,23 @@ REJECTED_ROWS = 100_000  # per file
 def blacklist(root: Folder, lists: Sequence[InputFile], settings: BlacklistSettings, runner: Runner) -> Manifest:
     """Drop URLs by domain, extension, length, form and duplication; write the others in their order.
 
-    Args:
-        root: Output URL.
-        lists: URL lists.
-        settings: Settings of the blacklist.
-        runner: Runner of the batches.
-
     Raises:
         UserError: A list cannot be read, or no URL is kept; the message has the counts of the reasons.
     """
-    listed = read_blocklists(settings.domain_lists)
-    names = blocked_names() if settings.block_names else frozenset()
+    rules = rules_of(settings)
     inputs = {
         "lists": digest([[item.name, item.identity] for item in lists]),
-        "domains": listed.digest,
-        "names": digest(sorted(names)),
+        "domains": rules.listed.digest,
+        "names": digest(sorted(rules.names)),
     }
     parameters = settings.model_dump(mode="json", exclude={"domain_lists"})  # the fingerprint has their content
     # No `packages`: a crawl continues with its list if tld has a new list of public suffixes, or idna new tables.
     step = Step(root, "blacklist", version=3, parameters=parameters, inputs=inputs, folder="urls")
     if done := runner.finished(step):
         return done
-    rules = Rules(names, EXTENSIONS if settings.block_extensions else (), listed, settings.min_length)
     cells = cells_of(sum((item.bytes or 2**30) * (8 if suffix_of(item.location) in PACKED else 1) for item in lists))
-    # A cluster's workers can read the output's disk or store, but may lack the disk of a local list.
-    reachable = root.is_local or all("://" in item.location for item in lists)
-    where: Where = "process" if reachable else "thread"
-    read = [
-        item.outputs for item in runner.batches(step, "read", lists, read_list, rules, settings, cells, where=where)
-    ]
+    outcomes = runner.batches(step, "read", lists, read_list, rules, settings, cells, where=where_to_read(lists, root))
+    read = [outcome.outputs for outcome in outcomes]
     keys = [(key.name, index.name) for _, key, index in read]
     found = Outcome.total(runner.batches(step, "repeat", range(cells), find_duplicates, keys))
     classified = [(rows.name, item.name) for (rows, _, _), item in zip(read, lists, strict=True)]
@@ -91,7 +78,7 @@ def read_list(
 
     def classify(number: int, listed: str | None, url: str | None) -> tuple[str, str, bytes]:
         if listed is None or url is None:
-            return _too_long(number)
+            return "too_long", f"row {number}: more than {LONGEST} bytes", b""
         if settings.credentials == "reject" and url != listed:
             return "credentials", "a user name or password before the host", b""
         return classifier(listed if settings.parity else url)  # by Megatron-LM's rules a user name is malformed
@@ -127,12 +114,7 @@ def write_shards(
 ) -> Outcome:
     """Read the classified rows of all lists in order, drop duplicates, and write the kept and the rejected shards.
 
-    Args:
-        folder: Folder of the step.
-        name: Name of the batch.
-        classified: (file of verdicts, name of the list), in the order of the lists.
-        duplicates: Files with the positions of duplicate rows.
-        shard_rows: URLs per shard.
+    `classified` has the file of verdicts and the name of each list; `duplicates` are files with positions of rows.
     """
     positions = [read_array(folder, name) for name in duplicates]
     kept, dropped = Shards(folder, "", URLS, shard_rows), Shards(folder, "rejected/", REJECTED, REJECTED_ROWS)
@@ -147,17 +129,14 @@ def write_shards(
                 reason = pc.if_else(pa.array(duplicate), "duplicate", batch["reason"])
                 is_kept = pc.equal(reason, "")
                 kept.add(_columns(batch.filter(is_kept), URLS, source=source))
-                rejected = _columns(
-                    batch.set_column(1, "reason", reason).filter(pc.invert(is_kept)), REJECTED, source=source
-                )
-                reasons.update(
-                    {pair["values"]: pair["counts"] for pair in rejected["reason"].value_counts().to_pylist()}
-                )
+                batch = batch.set_column(1, "reason", reason).filter(pc.invert(is_kept))
+                rejected = _columns(batch, REJECTED, source=source)
+                counts = rejected["reason"].value_counts().to_pylist()
+                reasons.update({pair["values"]: pair["counts"] for pair in counts})
                 dropped.add(rejected)
-    outputs, rejected_files = kept.close(), dropped.close()
     return Outcome(
-        outputs=outputs,
-        rejected=rejected_files,
+        outputs=kept.close(),
+        rejected=dropped.close(),
         seen=kept.rows + dropped.rows,
         kept=kept.rows,
         reasons=dict(sorted(reasons.items())),
@@ -165,14 +144,7 @@ def write_shards(
 
 
 class Shards:
-    """Writer of Parquet files with an equal number of rows, from tables of any size.
-
-    Args:
-        folder: Folder of the step.
-        prefix: Prefix of the files' names.
-        schema: Schema of the tables.
-        size: Rows per file.
-    """
+    """Writer of Parquet files with `size` rows each, from tables of any size."""
 
     def __init__(self, folder: Folder, prefix: str, schema: pa.Schema, size: int) -> None:
         self.rows = 0
@@ -197,10 +169,6 @@ class Shards:
     def _write(self, table: pa.Table) -> None:
         name = f"{self._prefix}part-{len(self._records):05d}.parquet"
         self._records.append(write_table(self._folder, name, table.combine_chunks()))
-
-
-def _too_long(number: int) -> tuple[str, str, bytes]:
-    return "too_long", f"row {number}: more than {LONGEST} bytes", b""
 
 
 def _columns(batch: Any, schema: pa.Schema, source: str) -> pa.Table:

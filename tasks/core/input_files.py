@@ -17,7 +17,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import fsspec
 import pyarrow as pa
@@ -25,6 +25,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.errors import UserError, redact
 from tasks.core.object_stores import check_credentials
+from tasks.core.storage import Folder
 
 BLOCK = 2**20  # bytes read at a time
 PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -146,6 +147,11 @@ def kind_of(location: str) -> str:
     """Return the suffix of a file's format, which precedes `.gz` and other compression suffixes."""
     name = PurePosixPath(base_name(location).lower())
     return PurePosixPath(name.stem).suffix if name.suffix in PACKED else name.suffix
+
+
+def where_to_read(files: Sequence[InputFile], root: Folder) -> Literal["process", "thread"]:
+    """Return where batches that read these files run: a cluster's workers can read the output, but lack local disks."""
+    return "process" if root.is_local or all("://" in file.location for file in files) else "thread"
 
 
 def _expand(pattern: str, flag: str, suffixes: Sequence[str]) -> list[tuple[str, str]]:

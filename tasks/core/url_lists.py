@@ -7,6 +7,7 @@ is left to the blacklist step.
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import fsspec
 import pyarrow as pa
@@ -86,6 +87,14 @@ def without_credentials(url: str) -> str:
     """Remove the user name and password before the host of a URL, well formed or not."""
     found = _USERINFO.match(url) if "@" in url else None
     return (found[1] or "") + url[found.end() :] if found else url
+
+
+def host_of(url: str) -> str:
+    """Return the host of any text that may be a URL; empty if it has none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _read_text(location: str) -> Iterator[tuple[int, str | None]]:

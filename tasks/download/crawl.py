@@ -7,15 +7,17 @@ each page goes to the journal of its shard as soon as it is fetched.
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from gpt2train.errors import RunError
-from tasks.download.fetch import Fetched, Fetcher, host_of
+from tasks.core.url_lists import host_of
+from tasks.download.fetch import Fetcher
 from tasks.download.journal import Journal
+from tasks.download.ledger import Fetched
 from tasks.download.settings import DownloadSettings
 from tasks.download.warc import Page, encode_record
 
@@ -23,17 +25,15 @@ POLL_SECONDS = 0.2  # interval of progress reports and checks for a stop
 TASKS_PER_REQUEST = 16  # host tasks per concurrent request: most tasks wait for their host's next request slot
 MIN_THREAD_BYTES = 2**13  # pages from this size on are compressed in a thread: zlib releases the GIL
 
+PAGE_FIELDS = [field.name for field in dataclasses.fields(Page) if field.name != "fault"]  # fetched pages have none
+
 PendingPage = tuple[int, str, str]  # index in the shard, URL, source
 
 
 class Crawler:
-    """Fetches shards on behalf of waiting threads; use as a context manager.
+    """Fetches shards on behalf of waiting threads until `stopping` is set; use as a context manager.
 
-    Args:
-        settings: Settings of the download.
-        connect_to: Host pattern -> `address:port` to connect to instead.
-        stopping: Event that is set when the run must end.
-        on_progress: Callback, several times a second: name of the shard, URLs done, URLs to fetch.
+    `on_progress` is called several times a second: name of the shard, URLs done, URLs to fetch.
     """
 
     def __init__(
@@ -43,12 +43,8 @@ class Crawler:
         stopping: threading.Event,
         on_progress: Callable[[str, int, int], None],
     ) -> None:
-        self._settings, self._connect_to, self._stopping, self._report = (
-            settings,
-            connect_to,
-            stopping,
-            on_progress,
-        )
+        self._settings, self._connect_to = settings, connect_to
+        self._stopping, self._report = stopping, on_progress
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="crawl", daemon=True)
         # A DNS lookup that hangs blocks a thread, so there are as many threads as requests.
@@ -61,7 +57,7 @@ class Crawler:
         self._fetcher, self._tasks = asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -73,12 +69,7 @@ class Crawler:
         raise TypeError("a crawler cannot be pickled")
 
     def fetch(self, name: str, pending: Sequence[PendingPage], journal: Journal) -> None:
-        """Fetch the URLs of one shard into its journal, and wait until all are done.
-
-        Args:
-            name: Name of the shard, for progress reports.
-            pending: URLs to fetch.
-            journal: Open journal of the shard.
+        """Fetch the URLs of one shard into its open journal, and wait until all are done.
 
         Raises:
             RunError: The run must end; the journal keeps the pages so far.
@@ -131,55 +122,14 @@ class Crawler:
                 except Exception as error:  # noqa: BLE001 - as in `Fetcher.fetch`
                     self._fetcher.fail_unexpected(fetched, error)
                     record = b""
-                journal.add(index, ledger_row(fetched), record)
+                journal.add(index, fetched.row(), record)
         finally:
             self._tasks.release()
 
     async def _pack(self, fetched: Fetched) -> bytes:
         if fetched.body is None:
             return b""
+        page = Page(**{name: getattr(fetched, name) for name in PAGE_FIELDS})
         if len(fetched.body) < MIN_THREAD_BYTES:
-            return encode_record(_page(fetched))
-        return await self._loop.run_in_executor(self._packers, encode_record, _page(fetched))
-
-
-def ledger_row(fetched: Fetched) -> dict[str, Any]:
-    """Return the ledger row of a URL. Undecodable characters in what a server sent become question marks."""
-    return {
-        "url": fetched.url,
-        "source": fetched.source,
-        "final_url": _text(fetched.final_url),
-        "status": "failed" if fetched.reason else "ok",
-        "reason": fetched.reason,
-        "detail": _text(fetched.detail),
-        "retryable": fetched.retryable,
-        "http_status": fetched.http_status,
-        "content_type": _text(fetched.content_type),
-        "charset": fetched.charset and _text(fetched.charset),
-        "bytes": len(fetched.body or b""),
-        "sha256": fetched.sha256,
-        "ip": fetched.ip,
-        "fetched_at": fetched.fetched_at,
-        "elapsed_ms": fetched.elapsed_ms,
-        "attempts": fetched.attempts,
-    }
-
-
-def _page(fetched: Fetched) -> Page:
-    assert fetched.body is not None
-    return Page(
-        url=fetched.url,
-        final_url=fetched.final_url,
-        content_type=_text(fetched.content_type),
-        charset=fetched.charset and _text(fetched.charset),
-        body=fetched.body,
-        fetched_at=fetched.fetched_at,
-        sha256=fetched.sha256,
-        source=fetched.source,
-        ip=fetched.ip,
-        content_language=_text(fetched.content_language),
-    )
-
-
-def _text(value: str) -> str:
-    return value.encode("utf-8", errors="replace").decode()
+            return encode_record(page)
+        return await self._loop.run_in_executor(self._packers, encode_record, page)

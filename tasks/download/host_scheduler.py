@@ -7,7 +7,6 @@ host that fails repeatedly is given up for all of its pages. The least recently 
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,13 +14,10 @@ from dataclasses import dataclass, field
 
 from yarl import URL
 
-from gpt2train.errors import UserError
 from tasks.download.response_body import FetchRejectedError
 from tasks.download.robots import RobotsRules
 from tasks.download.settings import DownloadSettings
-from tasks.download.shared_rate_limit import AUTO, SharedRateLimiter, open_rate_limiter, rate_limit_folder
-
-log = logging.getLogger("gpt2train")
+from tasks.download.shared_rate_limit import open_rate_limiter
 
 ROBOTS_BYTES = 500 * 1024  # minimum that RFC 9309 requires a crawler to read
 MAX_ROBOTS_INLINE = 16 * 1024  # characters, parsed in the event loop in up to 10 ms; longer files in a thread
@@ -31,55 +27,35 @@ FIRST_POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.2  # between two attempts to get 
 # Fetches a robots.txt and returns its status and text. Raises FetchRejectedError if there is no answer.
 FetchRobots = Callable[[URL], Awaitable[tuple[int, str]]]
 
-
-@dataclass
-class Rules:
-    """Rules of one robots.txt.
-
-    Attributes:
-        parsed: The parsed file; None if there is none, so that every URL is allowed.
-        rejection: Reason for which every URL is forbidden: the server failed or cannot be reached.
-    """
-
-    parsed: RobotsRules | None = None
-    rejection: FetchRejectedError | None = None
+# Rules of an origin: its robots.txt; None if it has none, so that every URL is allowed; the reason for which every URL
+# is forbidden if the server failed or cannot be reached.
+Rules = RobotsRules | FetchRejectedError | None
 
 
 @dataclass
 class Host:
-    """State of one host.
+    """State of one host."""
 
-    Attributes:
-        slots: Semaphore of concurrent requests.
-        users: Requests that hold a slot or wait for one; a host in use is not evicted.
-        next_request: Earliest time of the next request (monotonic seconds), as far as this process knows.
-        failures: Consecutive pages that failed for a temporary reason.
-        last_reason: Reason of the last such failure.
-        rules: Rules of robots.txt by origin (scheme, host, port).
-    """
-
-    slots: asyncio.Semaphore
-    users: int = 0
-    next_request: float = 0.0
-    failures: int = 0
-    last_reason: str = ""
-    rules: "dict[str, asyncio.Task[Rules]]" = field(default_factory=dict)
+    shared_name: str  # name in the rate limit that processes share
+    slots: asyncio.Semaphore  # concurrent requests
+    users: int = 0  # requests that hold a slot or wait for one; a host in use is not evicted
+    next_request: float = 0.0  # earliest time of the next request (monotonic seconds), as far as this process knows
+    failures: int = 0  # consecutive pages that failed for a temporary reason
+    last_reason: str = ""  # reason of the last such failure
+    rules: "dict[str, asyncio.Task[Rules]]" = field(default_factory=dict)  # by origin (scheme, host, port)
 
 
 class HostScheduler:
     """Rate limits and robots rules of all hosts, within one event loop.
 
-    Args:
-        settings: Settings of the download; with `shared_rate_limit_dir` the limits hold across processes.
-        fetch_robots: Function that fetches a robots.txt.
-        shared_name: Maps a host to its name in the shared rate limit.
+    `shared_name` maps a host to its name in the rate limit that processes share.
     """
 
     def __init__(
         self, settings: DownloadSettings, fetch_robots: FetchRobots, shared_name: Callable[[str], str] = str
     ) -> None:
         self._settings, self._fetch_robots, self._shared_name = settings, fetch_robots, shared_name
-        self._shared = _open_shared(settings.shared_rate_limit_dir)
+        self._shared = open_rate_limiter(settings.shared_rate_limit_dir)
         self._hosts: OrderedDict[str, Host] = OrderedDict()
         self._total = asyncio.Semaphore(settings.concurrency)
         self._agent = settings.user_agent.partition("/")[0].strip()
@@ -88,7 +64,7 @@ class HostScheduler:
         name = url.raw_host or ""
         host = self._hosts.get(name)
         if host is None:
-            host = self._hosts[name] = Host(asyncio.Semaphore(self._settings.per_host))
+            host = self._hosts[name] = Host(self._shared_name(name), asyncio.Semaphore(self._settings.per_host))
             if len(self._hosts) > MAX_HOSTS:
                 self._evict()
         self._hosts.move_to_end(name)
@@ -105,11 +81,8 @@ class HostScheduler:
     async def slot(self, url: URL, delay: float = 0.0) -> AsyncIterator[None]:
         """Wait for the host's rate limit and hold one of its slots during one request.
 
-        The host's slot is taken first, so that requests that wait for a busy host hold none of the global slots.
-
-        Args:
-            url: URL to request.
-            delay: Seconds between the starts of two requests to this host, if longer than the setting.
+        `delay` is the host's Crawl-delay in seconds, and counts if it is longer than the setting. The host's slot
+        is taken first, so that requests that wait for a busy host hold none of the global slots.
 
         Raises:
             FetchRejectedError: `host_given_up`.
@@ -119,32 +92,31 @@ class HostScheduler:
         try:
             async with host.slots:
                 self._check_alive(host)  # pages of this host may have failed during the wait
-                async with self._shared_slot(url):
-                    wait = self._wait(host, url, max(delay, self._settings.delay))
-                    if wait > 0:
+                async with self._shared_slot(host):
+                    if (wait := self._reserve(host, max(delay, self._settings.delay))) > 0:
                         await asyncio.sleep(wait)
                     async with self._total:
                         yield
         finally:
             host.users -= 1
 
-    def _wait(self, host: Host, url: URL, delay: float) -> float:
+    def _reserve(self, host: Host, delay: float) -> float:
         """Reserve the next request time of a host and return the seconds until then."""
         now = time.monotonic()
         wait = max(0.0, host.next_request - now)
         if self._shared is not None:
-            wait = max(wait, self._shared.reserve(self._shared_name(url.raw_host or ""), delay))
+            wait = max(wait, self._shared.reserve(host.shared_name, delay))
         host.next_request = now + wait + delay
         return wait
 
     @contextlib.asynccontextmanager
-    async def _shared_slot(self, url: URL) -> AsyncIterator[None]:
+    async def _shared_slot(self, host: Host) -> AsyncIterator[None]:
         """Hold one of the host's slots that all processes share."""
         if self._shared is None:
             yield
             return
-        name, pause = self._shared_name(url.raw_host or ""), FIRST_POLL_SECONDS
-        while (slot := self._shared.acquire(name, self._settings.per_host)) is None:
+        pause = FIRST_POLL_SECONDS
+        while (slot := self._shared.acquire(host.shared_name, self._settings.per_host)) is None:
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_POLL_SECONDS)
         try:
@@ -157,7 +129,7 @@ class HostScheduler:
         host = self._host(url)
         host.next_request = max(host.next_request, time.monotonic() + seconds)
         if self._shared is not None:
-            self._shared.delay_host(self._shared_name(url.raw_host or ""), seconds)
+            self._shared.delay_host(host.shared_name, seconds)
 
     def record_result(self, url: URL, rejection: FetchRejectedError | None) -> None:
         """Count a page's failure or success for its host."""
@@ -182,13 +154,13 @@ class HostScheduler:
         if not self._settings.obey_robots:
             return 0.0
         rules = await self._rules(host, url)
-        if rules.rejection is not None:
-            raise FetchRejectedError(rules.rejection.reason, rules.rejection.detail, rules.rejection.retryable)
-        if rules.parsed is None:
+        if rules is None:
             return 0.0
-        if not await rules.parsed.allows(str(url), self._agent):
+        if isinstance(rules, FetchRejectedError):  # one error object for each page, which gets a traceback
+            raise FetchRejectedError(rules.reason, rules.detail, rules.retryable)
+        if not await rules.allows(str(url), self._agent):
             raise FetchRejectedError("robots_forbidden", f"by {url.origin()}/robots.txt")
-        return min(rules.parsed.delay(self._agent), self._settings.max_crawl_delay)
+        return min(rules.delay(self._agent), self._settings.max_crawl_delay)
 
     def _check_alive(self, host: Host) -> None:
         if host.failures >= self._settings.max_host_failures:
@@ -212,27 +184,9 @@ class HostScheduler:
             status, text = await self._fetch_robots(url)
             if 200 <= status < 300:
                 small = len(text) < MAX_ROBOTS_INLINE
-                return Rules(parsed=RobotsRules(text) if small else await asyncio.to_thread(RobotsRules, text))
+                return RobotsRules(text) if small else await asyncio.to_thread(RobotsRules, text)
         except FetchRejectedError as rejection:
-            return Rules(rejection=rejection)
+            return rejection
         if 400 <= status < 500 and status != 429:
-            return Rules()
-        return Rules(
-            rejection=FetchRejectedError("robots_unavailable", f"robots.txt answered {status}", retryable=True)
-        )
-
-
-def _open_shared(setting: str) -> SharedRateLimiter | None:
-    """Open the rate limit that processes share; None if it is off or the default folder cannot be used.
-
-    Raises:
-        UserError: The folder of the setting cannot be used.
-    """
-    try:
-        folder = rate_limit_folder(setting)
-        return None if folder is None else open_rate_limiter(folder)
-    except (UserError, RuntimeError) as error:  # no home folder
-        if setting != AUTO:
-            raise
-        log.warning("%s; until then each download has its own rate limit", error)
-        return None
+            return None
+        return FetchRejectedError("robots_unavailable", f"robots.txt answered {status}", retryable=True)

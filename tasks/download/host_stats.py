@@ -3,15 +3,16 @@
 Memory is bounded: of more than `MAX_HOSTS` hosts, those with the fewest failures and pages are summed in one row.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from typing import Any
 
 import pyarrow as pa
 
 from tasks.core.shards import read_rows
 from tasks.core.storage import FileRecord, Folder
+from tasks.core.url_lists import host_of
 
 HOSTS_FILE = "hosts"  # followed by the round of the retry and .parquet
 HOSTS = pa.schema(
@@ -36,66 +37,44 @@ class Host:
     milliseconds: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
-    @property
-    def failed(self) -> int:
-        """Number of pages that failed."""
-        return self.reasons.total()
+    def add(self, urls: int, milliseconds: int, reasons: Iterable[str] | Counter[str]) -> None:
+        """Add counts."""
+        self.urls += urls
+        self.milliseconds += milliseconds
+        self.reasons.update(reasons)
 
-    def add(self, other: "Host") -> None:
-        """Add the counts of another host."""
-        self.urls += other.urls
-        self.milliseconds += other.milliseconds
-        self.reasons.update(other.reasons)
+    def row(self, name: str) -> dict[str, Any]:
+        """Return the row of schema `HOSTS`."""
+        failed = self.reasons.total()
+        return {
+            "host": name,
+            "urls": self.urls,
+            "ok": self.urls - failed,
+            "failed": failed,
+            "top_reason": min(self.reasons, key=lambda reason: (-self.reasons[reason], reason), default=None),
+            "seconds": self.milliseconds / 1000,
+        }
 
 
 def tally_hosts(folder: Folder, ledgers: Iterable[FileRecord], max_hosts: int = MAX_HOSTS) -> pa.Table:
-    """Return a table of schema `HOSTS`, sorted by failures in descending order.
-
-    Args:
-        folder: Folder of the download.
-        ledgers: Ledger files.
-        max_hosts: Maximum number of hosts in the table; the others are summed in one row.
-    """
-    hosts: dict[str, Host] = {}
+    """Return a table of schema `HOSTS`, sorted by failures in descending order; hosts beyond `max_hosts` are summed."""
+    hosts: defaultdict[str, Host] = defaultdict(Host)
     others = Host()
+
+    def sum_others() -> None:
+        for name in _ranked(hosts)[max_hosts:]:
+            others.add(**vars(hosts.pop(name)))
+
     for record in ledgers:
         for row in read_rows(folder, record.name, ["url", "reason", "elapsed_ms"]):
-            host = hosts.setdefault(_host_of(row["url"]), Host())
-            host.urls += 1
-            host.milliseconds += row["elapsed_ms"] or 0
-            if row["reason"]:
-                host.reasons[row["reason"]] += 1
+            reasons = [row["reason"]] if row["reason"] else []
+            hosts[host_of(row["url"])].add(1, row["elapsed_ms"] or 0, reasons)
         if len(hosts) > 2 * max_hosts:
-            for name in _ranked(hosts)[max_hosts:]:
-                others.add(hosts.pop(name))
-    for name in _ranked(hosts)[max_hosts:]:
-        others.add(hosts.pop(name))
-    entries = [(name, hosts[name]) for name in _ranked(hosts)] + ([(OTHERS, others)] if others.urls else [])
-    rows = [
-        {
-            "host": name,
-            "urls": host.urls,
-            "ok": host.urls - host.failed,
-            "failed": host.failed,
-            "top_reason": min(host.reasons, key=lambda reason: (-host.reasons[reason], reason), default=None),
-            "seconds": host.milliseconds / 1000,
-        }
-        for name, host in entries
-    ]
+            sum_others()
+    sum_others()
+    rows = [hosts[name].row(name) for name in _ranked(hosts)] + ([others.row(OTHERS)] if others.urls else [])
     return pa.Table.from_pylist(rows, schema=HOSTS)
 
 
-def hosts_file(audit: Iterable[FileRecord]) -> FileRecord | None:
-    """Return the host table among the audit files of a download, or None."""
-    return next((record for record in audit if record.name.startswith(HOSTS_FILE)), None)
-
-
-def _ranked(hosts: dict[str, Host]) -> list[str]:
-    return sorted(hosts, key=lambda name: (-hosts[name].failed, -hosts[name].urls, name))
-
-
-def _host_of(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
+def _ranked(hosts: Mapping[str, Host]) -> list[str]:
+    return sorted(hosts, key=lambda name: (-hosts[name].reasons.total(), -hosts[name].urls, name))

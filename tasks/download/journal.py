@@ -7,9 +7,8 @@ written after its page. A truncated last line or page is dropped and fetched aga
 import contextlib
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from gpt2train.io.files import private_folder
@@ -32,12 +31,9 @@ def journal_folder(folder: Folder) -> Path:
 
 
 class Journal:
-    """The journal of one shard; use as a context manager.
+    """The journal of one shard with these URLs, in order; use as a context manager.
 
-    Args:
-        stem: Path of the journal's files without suffix.
-        key: Fingerprint of the step; a journal with another key is discarded.
-        urls: URLs of the shard, in order.
+    A journal with another `key`, the fingerprint of the step, is discarded.
 
     Attributes:
         done: Indices of the URLs that are done.
@@ -46,7 +42,6 @@ class Journal:
     def __init__(self, stem: Path, key: str, urls: Sequence[str]) -> None:
         stem.parent.mkdir(parents=True, exist_ok=True)
         self.pages_path, self.rows_path = stem.with_suffix(".pages"), stem.with_suffix(".rows")
-        self._urls = urls
         self._head = canonical({"key": key, "urls": digest(list(urls))}) + b"\n"
         self.done: set[int] = set()
         with contextlib.ExitStack() as stack, translate_write_errors(str(stem)):
@@ -65,17 +60,12 @@ class Journal:
     def __enter__(self) -> "Journal":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         with translate_write_errors(str(self.pages_path)):  # closing flushes what a failed write left in the buffer
             self._files.close()
 
     def add(self, index: int, row: Row, record: bytes) -> None:
-        """Append the result of a URL.
-
-        Args:
-            index: Index of the URL in the shard.
-            row: Ledger row.
-            record: The page as a WARC record; empty without a page.
+        """Append the ledger row of a URL and its page as a WARC record; empty without a page.
 
         Raises:
             RunError: The disk is full.
@@ -90,7 +80,9 @@ class Journal:
 
     def rows(self) -> list[tuple[Row, int, int]]:
         """Return (ledger row, offset and length of the page in bytes) of the done URLs, in the order of the list."""
-        entries = sorted((index, offset, length, row) for index, offset, length, row, _ in self._entries(check=False))
+        with self.rows_path.open("rb") as file:
+            file.readline()  # the head
+            entries = sorted(json.loads(line) for line in file)
         return [(row, offset, length) for _, offset, length, row in entries]
 
     def page(self, offset: int, length: int) -> bytes:
@@ -100,32 +92,28 @@ class Journal:
             return file.read(length)
 
     def _recover(self) -> int:
-        """Read the journal of an earlier run with this key; return the number of valid bytes of its rows file."""
-        valid = 0
-        for index, *_, end in self._entries(check=True):
-            self.done.add(index)
-            valid = end
-        return valid
+        """Fill `done` from the journal of an earlier run with this key, up to the first incomplete entry.
 
-    def _entries(self, check: bool) -> Iterator[tuple[int, int, int, Row, int]]:
-        """Yield (index, offset, length, row, end of its line) up to the first incomplete entry."""
+        Returns:
+            Bytes of the rows file up to there; 0 if no entry is complete.
+        """
+        valid = 0
         if not (self.rows_path.exists() and self.pages_path.exists()):
-            return
+            return valid
         with self.rows_path.open("rb") as rows, self.pages_path.open("rb") as pages:
             if rows.readline() != self._head:
-                return
-            seen: set[int] = set()
+                return valid
             for line in rows:
                 try:
-                    index, offset, length, row = json.loads(line)
+                    index, offset, length, _ = json.loads(line)
                 except (ValueError, TypeError):
-                    return
-                if check:
-                    pages.seek(offset)
-                    if not line.endswith(b"\n") or index in seen or not _whole(pages.read(length), length):
-                        return
-                    seen.add(index)
-                yield index, offset, length, row, rows.tell() if check else 0
+                    break
+                pages.seek(offset)
+                if not line.endswith(b"\n") or index in self.done or not _whole(pages.read(length), length):
+                    break
+                self.done.add(index)
+                valid = rows.tell()
+        return valid
 
 
 def _whole(record: bytes, length: int) -> bool:
@@ -138,10 +126,12 @@ def _whole(record: bytes, length: int) -> bool:
         return False
 
 
-def remove_journal(folder: Path, name: str) -> None:
-    """Remove the journal of a committed shard."""
-    for suffix in (".pages", ".rows"):
-        (folder / name).with_suffix(suffix).unlink(missing_ok=True)
+def remove_committed_journals(folder: Folder) -> None:
+    """Remove the journals of committed shards."""
+    for rows in journal_folder(folder).glob("*.rows"):
+        if folder.size(f"_batches/{rows.stem}.json") is not None:
+            rows.with_suffix(".pages").unlink(missing_ok=True)
+            rows.unlink(missing_ok=True)
 
 
 def clear_journals(folder: Folder, pattern: str = "*") -> None:

@@ -3,11 +3,12 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from tasks.core.shards import read_rows, rejected_row
+from tasks.core.shards import read_rows
 from tasks.core.step import Outcome, canonical
 from tasks.core.storage import FileRecord, Folder
 
@@ -16,25 +17,59 @@ LEDGER = pa.schema(
     [
         pa.field("url", pa.string(), nullable=False),
         pa.field("source", pa.string()),
-        pa.field("final_url", pa.string()),
+        pa.field("final_url", pa.string()),  # the last URL that was requested
         pa.field("status", pa.string(), nullable=False),  # ok, failed
         pa.field("reason", pa.string(), nullable=False),  # a code; empty when ok
-        pa.field("detail", pa.string()),
+        pa.field("detail", pa.string()),  # found and expected values
         pa.field("retryable", pa.bool_(), nullable=False),  # a later run may succeed: --retry-failed
-        pa.field("http_status", pa.int32()),
-        pa.field("content_type", pa.string()),
+        pa.field("http_status", pa.int32()),  # of the last response; null without one
+        pa.field("content_type", pa.string()),  # sniffed from the body if the server sent none
         pa.field("charset", pa.string()),
         pa.field("bytes", pa.int64(), nullable=False),  # of the decoded page
         pa.field("sha256", pa.string()),
         pa.field("ip", pa.string()),  # the address that answered
         pa.field("fetched_at", pa.string()),  # UTC, ISO 8601
-        pa.field("elapsed_ms", pa.int64()),
-        pa.field("attempts", pa.int32()),
+        pa.field("elapsed_ms", pa.int64()),  # of the requests, without waits for the host's rate limit
+        pa.field("attempts", pa.int32()),  # requests for the page, redirects not counted
     ]
 )
 CONTENT = ["url", "final_url", "reason", "content_type", "charset", "sha256"]  # columns that later steps depend on
 
 Row = dict[str, Any]
+
+
+@dataclass
+class Fetched:
+    """Result of fetching one URL: the columns of `LEDGER`, and the page if it is kept."""
+
+    url: str
+    source: str
+    final_url: str = ""
+    reason: str = ""
+    detail: str = ""
+    retryable: bool = False
+    http_status: int | None = None
+    content_type: str = ""
+    charset: str | None = None
+    content_language: str = ""  # Content-Language of the last response
+    ip: str = ""
+    body: bytes | None = field(default=None, repr=False)  # decoded page; None if it is not kept
+    sha256: str = ""
+    fetched_at: str = ""
+    elapsed_ms: int = 0
+    attempts: int = 0
+
+    def fail(self, reason: str, detail: str, retryable: bool = False) -> None:
+        """Record the reason for dropping the page."""
+        self.reason, self.detail, self.retryable = reason, detail, retryable
+        self.body, self.sha256 = None, ""
+
+    def row(self) -> Row:
+        """Return the ledger row. Undecodable characters in what a server sent become question marks."""
+        row = vars(self) | {"status": "failed" if self.reason else "ok", "bytes": len(self.body or b"")}
+        for name in ("final_url", "detail"):
+            row[name] = row[name].encode("utf-8", errors="replace").decode()
+        return {name: row[name] for name in LEDGER.names}
 
 
 def ledgers_of(audit: Iterable[FileRecord]) -> list[FileRecord]:
@@ -67,8 +102,3 @@ def counts_of(rows: Iterable[Row]) -> Outcome:
         reasons=dict(sorted(reasons.items())),
         facts={"bytes": size, "retryable": retryable},
     )
-
-
-def rejected_rows(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows without a page in the schema of rejected rows."""
-    return [rejected_row(row, row["reason"], row["detail"]) for row in rows if row["reason"]]

@@ -9,13 +9,7 @@ RATIO_FLOOR = 2**20  # bytes below which the ratio is not checked: a small page 
 
 
 class FetchRejectedError(Exception):
-    """A page that must not be fetched or kept.
-
-    Attributes:
-        reason: Reason code for the ledger.
-        detail: Found and expected values.
-        retryable: True if a later run may succeed.
-    """
+    """A page that must not be fetched or kept: reason code and detail; `retryable` if a later run may succeed."""
 
     def __init__(self, reason: str, detail: str = "", retryable: bool = False) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -23,10 +17,7 @@ class FetchRejectedError(Exception):
 
 
 class Decoder:
-    """Incremental decoder of a Content-Encoding with bounded output.
-
-    Args:
-        encoding: Value of the header; identity, gzip and deflate are supported.
+    """Incremental decoder of a Content-Encoding (identity, gzip, deflate) with bounded output.
 
     Raises:
         FetchRejectedError: `content_encoding`, for any other encoding.
@@ -91,14 +82,7 @@ class Decoder:
 async def read_body(
     chunks: AsyncIterable[bytes], encoding: str, *, max_wire: int, max_bytes: int, max_ratio: float
 ) -> bytes:
-    """Read and decode a body.
-
-    Args:
-        chunks: Body as sent.
-        encoding: Value of the Content-Encoding header.
-        max_wire: Maximum bytes as sent.
-        max_bytes: Maximum bytes when decoded.
-        max_ratio: Maximum ratio of decoded bytes to bytes sent, above `RATIO_FLOOR`.
+    """Read and decode a body with limits in bytes; `max_ratio` of decoded to sent applies above `RATIO_FLOOR`.
 
     Raises:
         FetchRejectedError: `too_large`, `compression_ratio` or `content_encoding`.

@@ -15,7 +15,7 @@ from tasks.core.shards import read_rows
 from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
 from tasks.download.crawl import Crawler
-from tasks.download.host_stats import HOSTS_FILE, hosts_file
+from tasks.download.host_stats import HOSTS_FILE
 from tasks.download.journal import Journal, journal_folder
 from tasks.download.ledger import counts_of, ledgers_of
 from tasks.download.shard_writer import finish, write_shard
@@ -25,23 +25,13 @@ COUNTED = ["bytes", "retryable", "reason"]
 
 
 def retry(step: Step, done: Manifest, runner: Runner, crawler: Crawler, at_once: int) -> Manifest:
-    """Fetch the retryable rows of a finished download and return the new manifest.
-
-    Args:
-        step: The download step.
-        done: Manifest of the finished download.
-        runner: Runner of the batches.
-        crawler: Running crawler.
-        at_once: Shards in flight.
-    """
+    """Fetch the retryable rows of a finished download, `at_once` shards at a time, and return the new manifest."""
     runner.skipped.discard(step.name)
     folder = step.folder
     stems = [record.name.removesuffix(".warc.gz") for record in done.outputs]
     ledgers = dict(zip(stems, ledgers_of(done.outcome.audit), strict=True))
-    counts_of_stem = {
-        stem: sum(row["retryable"] for row in read_rows(folder, ledgers[stem].name, COUNTED)) for stem in stems
-    }
-    stale = [stem for stem in stems if counts_of_stem[stem]]
+    counts = {stem: counts_of(read_rows(folder, ledgers[stem].name, COUNTED)) for stem in stems}
+    stale = [stem for stem in stems if counts[stem].facts["retryable"]]
     # The fingerprint of this round's batches depends on the manifest that they start from.
     retry_step = Step(
         step.root, step.name, version=step.version, parameters={}, inputs={"retry": done}, folder=step.folder_name
@@ -55,7 +45,7 @@ def retry(step: Step, done: Manifest, runner: Runner, crawler: Crawler, at_once:
         retry_step.fingerprint,
         where="thread",
         at_once=at_once,
-        rows=[counts_of_stem[stem] for stem in stale],
+        rows=[counts[stem].facts["retryable"] for stem in stale],
     )
     rewritten = dict(zip(stale, outcomes, strict=True))
     rejected = {record.name: record for record in done.outcome.rejected}
@@ -63,16 +53,16 @@ def retry(step: Step, done: Manifest, runner: Runner, crawler: Crawler, at_once:
     for stem, output in zip(stems, done.outputs, strict=True):
         if stem in rewritten:
             files = rewritten[stem]
+            (ledger,) = files.audit
+            counts[stem] = counts_of(read_rows(folder, ledger.name, COUNTED))
         else:
             rejects = rejected.get(f"rejected/{stem}.parquet")
             files = Outcome(outputs=(output,), audit=(ledgers[stem],), rejected=(rejects,) if rejects else ())
-        (ledger,) = files.audit
-        counts = counts_of(read_rows(folder, ledger.name, COUNTED))
-        shards.append(
-            counts.model_copy(update={"outputs": files.outputs, "audit": files.audit, "rejected": files.rejected})
-        )
-    hosts = hosts_file(done.outcome.audit)
-    return finish(step, Outcome.total(shards), next_name(hosts.name.removesuffix(".parquet") if hosts else HOSTS_FILE))
+        named = {"outputs": files.outputs, "audit": files.audit, "rejected": files.rejected}
+        shards.append(counts[stem].model_copy(update=named))
+    names = [record.name for record in done.outcome.audit if record.name.startswith(HOSTS_FILE)]
+    hosts = next_name(names[0].removesuffix(".parquet") if names else HOSTS_FILE)
+    return finish(step, Outcome.total(shards), hosts)
 
 
 def retry_shard(folder: Folder, name: str, stem: str, crawler: Crawler, key: str) -> Outcome:

@@ -20,10 +20,7 @@ _RULE = re.compile(r"[ \t]*(?:allow|d)", re.IGNORECASE)  # Protego knows six spe
 
 
 class RobotsRules:
-    """The rules of one robots.txt.
-
-    Args:
-        text: Content of the file.
+    """The rules of one robots.txt, given as text.
 
     Raises:
         FetchRejectedError: `robots_unavailable`, the file has too many rules for too many agents or cannot be parsed.

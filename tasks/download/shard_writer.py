@@ -3,30 +3,23 @@
 from collections.abc import Iterable, Sequence
 
 from gpt2train.errors import RunError
-from tasks.core.shards import REJECTED, write_rows, write_table
+from tasks.core.shards import REJECTED, rejected_row, write_rows, write_table
 from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
 from tasks.download.host_stats import HOSTS_FILE, tally_hosts
 from tasks.download.journal import clear_journals
-from tasks.download.ledger import LEDGER, LEDGERS, Row, content_of, counts_of, ledgers_of, rejected_rows
+from tasks.download.ledger import LEDGER, LEDGERS, Row, content_of, counts_of, ledgers_of
 from tasks.download.warc import EMPTY, encode_head
 
 
 def write_shard(folder: Folder, name: str, rows: Sequence[Row], pages: Iterable[bytes]) -> Outcome:
-    """Write the archive, the ledger and the rejected rows of one shard.
-
-    Args:
-        folder: Folder of the step.
-        name: Name of the shard, without suffix.
-        rows: Ledger rows, in the order of the list.
-        pages: WARC record of each row; empty for rows without a page.
-    """
+    """Write the archive, the ledger and the rejected rows of one shard; a row without a page has an empty record."""
     dates = [row["fetched_at"] for row in rows if not row["reason"]]
     archive = f"{name}.warc.gz"
     with folder.writing(archive) as draft, draft.open("wb") as file:
         file.write(encode_head(archive, min(dates)) if dates else EMPTY)
         file.writelines(pages)
-    rejected = rejected_rows(rows)
+    rejected = [rejected_row(row, row["reason"], row["detail"]) for row in rows if row["reason"]]
     return counts_of(rows).model_copy(
         update={
             "outputs": (folder.record(archive, rows=len(dates)),),
@@ -37,12 +30,7 @@ def write_shard(folder: Folder, name: str, rows: Sequence[Row], pages: Iterable[
 
 
 def finish(step: Step, total: Outcome, hosts_name: str = HOSTS_FILE) -> Manifest:
-    """Write the host table and the manifest.
-
-    Args:
-        step: The download step.
-        total: Outcome of all shards.
-        hosts_name: Name of the host table, without suffix.
+    """Write the host table, named `hosts_name` without suffix, and the manifest.
 
     Raises:
         RunError: No page could be fetched.

@@ -11,6 +11,7 @@ Two hosts that share a record (1 in 20 of 50,000 hosts) are limited like one hos
 import contextlib
 import functools
 import hashlib
+import logging
 import os
 import struct
 import threading
@@ -25,6 +26,8 @@ try:
 except ImportError:  # Windows: each process keeps its own count
     fcntl = None  # type: ignore[assignment]
 
+log = logging.getLogger("gpt2train")
+
 AUTO, OFF = "auto", "off"
 FILE = "hosts-2"
 RECORDS = 2**20
@@ -37,9 +40,6 @@ MAX_AHEAD_SECONDS = 7200.0  # a next request further ahead comes from a clock th
 
 class SharedRateLimiter:
     """Shared rate limit in one folder. A process must open it once, because POSIX locks belong to the process.
-
-    Args:
-        folder: Folder of the file; created if missing.
 
     Raises:
         UserError: The folder cannot be written, or its file system has no locks.
@@ -62,11 +62,7 @@ class SharedRateLimiter:
             ) from error
 
     def acquire(self, host: str, slots: int) -> int | None:
-        """Try to acquire one of a host's slots, without waiting.
-
-        Args:
-            host: Name of the host.
-            slots: Maximum concurrent requests to the host.
+        """Try to acquire one of a host's `slots` concurrent requests, without waiting.
 
         Returns:
             The slot, to be given to `release`; None if all are in use or another process has priority.
@@ -77,13 +73,14 @@ class SharedRateLimiter:
             now = time.time()
             if waiting not in (0, self._pid) and stamp_distance(attempt, stamp(now)) < PRIORITY_MILLISECONDS:
                 return None
-            for slot in range(LOCKS + record * SLOTS, LOCKS + record * SLOTS + min(slots, SLOTS)):
+            first = LOCKS + record * SLOTS
+            for slot in range(first, first + min(slots, SLOTS)):
                 if slot not in self._held and self._lock(slot):
                     self._held.add(slot)
                     if waiting:
                         self._write(record, next_time, 0, 0)
                     return slot
-            if slots > sum(LOCKS + record * SLOTS <= held < LOCKS + (record + 1) * SLOTS for held in self._held):
+            if slots > sum(first <= held < first + SLOTS for held in self._held):
                 self._write(record, next_time, self._pid, stamp(now))  # ask the process that holds it for priority
             return None
 
@@ -94,11 +91,7 @@ class SharedRateLimiter:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, slot)
 
     def reserve(self, host: str, delay: float) -> float:
-        """Reserve the host's next request time.
-
-        Args:
-            host: Name of the host.
-            delay: Seconds between this request and the one after it.
+        """Reserve the host's next request time, `delay` seconds before the one after it.
 
         Returns:
             Seconds to wait before the request.
@@ -160,30 +153,33 @@ def record_index(host: str) -> int:
     return int.from_bytes(hashlib.blake2b(host.encode(), digest_size=8).digest()) % RECORDS
 
 
-def rate_limit_folder(setting: str) -> Path | None:
-    """Return the folder of `download.shared_rate_limit_dir`; None if each process has its own limits."""
-    if setting == OFF or fcntl is None:
-        return None
-    if setting != AUTO:
-        return Path(setting).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "gpt2train" / "rate-limit"
-
-
 _opened: dict[Path, SharedRateLimiter] = {}
 _opening = threading.Lock()
 
 
-def open_rate_limiter(folder: Path) -> SharedRateLimiter:
-    """Open the rate limit of a folder, once per process.
+def open_rate_limiter(setting: str) -> SharedRateLimiter | None:
+    """Open the rate limit of `download.shared_rate_limit_dir`; None if each process has its own limits.
 
-    It is never closed, because closing any descriptor of a file releases all POSIX locks of the process on it.
+    A folder is opened once per process and never closed, because closing any descriptor of a file releases all POSIX
+    locks of the process on it.
 
     Raises:
-        UserError: The folder cannot be used.
+        UserError: The folder of the setting cannot be used; the default one is then not used.
     """
-    with _opening:
-        path = folder.absolute()
-        if path not in _opened:
-            _opened[path] = SharedRateLimiter(path)
-        return _opened[path]
+    if setting == OFF or fcntl is None:
+        return None
+    try:
+        if setting == AUTO:
+            folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpt2train" / "rate-limit"
+        else:
+            folder = Path(setting).expanduser()
+        with _opening:
+            path = folder.absolute()
+            if path not in _opened:
+                _opened[path] = SharedRateLimiter(path)
+            return _opened[path]
+    except (UserError, RuntimeError) as error:  # RuntimeError: no home folder
+        if setting != AUTO:
+            raise
+        log.warning("%s; until then each download has its own rate limit", error)
+        return None

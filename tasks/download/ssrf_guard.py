@@ -75,13 +75,10 @@ class HostNotFoundError(OSError):
 
 
 def is_public(address: str | Address, allowed: Sequence[Network] = ()) -> bool:
-    """Return True if a connection to this address is allowed.
+    """Return True if a connection to this address is allowed: it is public, or in a network of `allowed`.
 
-    An IPv6 address with an embedded IPv4 address (mapped, NAT64, 6to4) is checked by that address.
-
-    Args:
-        address: Address as text or parsed; one with a zone (`%eth0`) is never public.
-        allowed: Networks that are allowed although they are not public.
+    An address with a zone (`%eth0`) is never public. An IPv6 address with an embedded IPv4 address (mapped,
+    NAT64, 6to4) is checked by that address.
 
     Raises:
         ValueError: The text is not an address.
@@ -167,12 +164,8 @@ def target_of(host: str, connect_to: Mapping[str, str]) -> str | None:
 class GuardedResolver(AbstractResolver):
     """Resolver for aiohttp that returns checked addresses only, to which aiohttp then connects.
 
-    Args:
-        allowed: Networks that are allowed although they are not public.
-        connect_to: Host pattern (`*.example`) -> `address:port` to connect to instead, as curl's `--connect-to`;
-            the URL and the Host header stay. The address is checked like any other.
-        lookup: Function that resolves a name to addresses as text. Its answers are cached for five minutes, failures
-            are not.
+    With `connect_to`, the URL and the Host header stay, and the address is checked like any other. The answers of
+    `lookup` are cached for five minutes, failures are not.
     """
 
     def __init__(

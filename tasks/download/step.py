@@ -18,7 +18,7 @@ from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
 from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
-from tasks.download.journal import Journal, clear_journals, journal_folder, remove_journal
+from tasks.download.journal import Journal, clear_journals, journal_folder, remove_committed_journals
 from tasks.download.settings import DownloadSettings
 from tasks.download.shard_writer import finish, write_shard
 
@@ -36,14 +36,9 @@ def download(
 ) -> Manifest:
     """Fetch each URL of the list politely, with bounded time and size, and from public addresses only.
 
-    Args:
-        root: Output URL.
-        urls: Manifest of the blacklist step.
-        settings: Settings of the download.
-        runner: Runner of the batches.
-        connect_to: Host pattern -> `address:port` to connect to instead, as curl's `--connect-to`; not part of the
-            fingerprint. The address must be public or in `settings.allow_private`.
-        retry_failed: Fetch again the pages of a finished download that failed for a temporary reason.
+    `connect_to` maps a host pattern to the `address:port` to connect to instead, as curl's `--connect-to`. It is not
+    part of the fingerprint, and the address must be public or in `settings.allow_private`. `retry_failed` fetches
+    again the pages of a finished download that failed for a temporary reason.
 
     Raises:
         RunError: No page could be fetched; the message has the counts of the reasons.
@@ -79,16 +74,8 @@ def download(
 def download_shard(folder: Folder, name: str, shard: str, urls: Folder, crawler: "Crawler", key: str) -> Outcome:
     """Fetch one URL shard and write its pages, ledger and rejected rows."""
     pending = [(index, row["url"], row["source"]) for index, row in enumerate(read_rows(urls, shard))]
-    _clean_up_journals(folder)
+    remove_committed_journals(folder)
     with Journal(journal_folder(folder) / name, key, [url for _, url, _ in pending]) as journal:
         crawler.fetch(name, [item for item in pending if item[0] not in journal.done], journal)
         rows = journal.rows()
         return write_shard(folder, name, [row for row, _, _ in rows], (journal.page(*at) for _, *at in rows))
-
-
-def _clean_up_journals(folder: Folder) -> None:
-    """Remove the journals of committed shards."""
-    journals = journal_folder(folder)
-    for path in journals.glob("*.rows"):
-        if folder.size(f"_batches/{path.stem}.json") is not None:
-            remove_journal(journals, path.stem)

@@ -12,6 +12,7 @@ import uuid
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 from warcio.archiveiterator import ArchiveIterator
@@ -35,35 +36,19 @@ COMPRESSION = 6  # zlib level; 9 doubles the time per page and saves 1 % of the 
 
 @dataclass(frozen=True)
 class Page:
-    """One fetched page.
+    """One fetched page."""
 
-    Attributes:
-        url: URL as in the URL list; the target URI in archives from other sources.
-        final_url: URL after redirects.
-        content_type: Media type in lower case, without parameters; empty if the server sent none.
-        charset: Charset of the HTTP header in lower case; None if it has none (then the page's meta tag counts).
-        body: Page as bytes, without Content-Encoding.
-        fetched_at: Time of the fetch, UTC, ISO 8601. Depends on the clock: keep it out of every hash.
-        sha256: Hash of the body, hex.
-        source: Name of the list or archive that the page comes from.
-        truncated: True if the body was cut at the reader's limit.
-        ip: Address of the server; empty if unknown.
-        content_language: Content-Language of the HTTP header; empty if there is none.
-        fault: Description of an invalid record; empty for a valid one. A page with a fault has no body.
-    """
-
-    url: str
-    final_url: str
-    content_type: str
-    charset: str | None
-    body: bytes
-    fetched_at: str
-    sha256: str
-    source: str
-    truncated: bool = False
-    ip: str = ""
-    content_language: str = ""
-    fault: str = ""
+    url: str  # URL as in the URL list; the target URI in archives from other sources
+    final_url: str  # URL after redirects
+    content_type: str  # media type in lower case, without parameters; empty if the server sent none
+    charset: str | None  # of the HTTP header, in lower case; without one (None) the page's meta tag counts
+    body: bytes  # page as bytes, without Content-Encoding
+    fetched_at: str  # time of the fetch, UTC, ISO 8601. Depends on the clock: keep it out of every hash
+    sha256: str  # hash of the body, hex
+    source: str  # name of the list or archive that the page comes from
+    ip: str = ""  # address of the server; empty if unknown
+    content_language: str = ""  # Content-Language of the HTTP header; empty if there is none
+    fault: str = ""  # description of an invalid record; empty for a valid one. A page with a fault has no body
 
 
 def read_pages(folder: Folder, name: str, *, max_bytes: int = MAX_BYTES) -> Iterator[Page]:
@@ -94,50 +79,40 @@ def encode_record(page: Page) -> bytes:
     headers = [("Content-Type", _content_type(page)), ("Content-Length", str(len(page.body)))]
     if page.content_language and _PRINTABLE.fullmatch(page.content_language):
         headers.insert(1, ("Content-Language", page.content_language))
+    fields = {
+        "WARC-Date": page.fetched_at,
+        "WARC-IP-Address": page.ip,
+        "WARC-Payload-Digest": f"sha256:{page.sha256}",
+        "X-List-URL": page.url,
+        "X-List-Source": page.source,
+    }
+    if not page.ip:
+        del fields["WARC-IP-Address"]
+    http_headers = StatusAndHeaders("200 OK", headers, protocol="HTTP/1.1")
     name = f"{escaped(page.url)} {page.sha256}"
-    buffer = io.BytesIO()
-    writer = WARCWriter(buffer, gzip=False, warc_version="1.1")
-    record = writer.create_warc_record(
-        escaped(page.final_url),
-        "response",
-        payload=io.BytesIO(page.body),
-        length=len(page.body),
-        http_headers=StatusAndHeaders("200 OK", headers, protocol="HTTP/1.1"),
-        warc_headers_dict={
-            field: escaped(value)
-            for field, value in {
-                "WARC-Record-ID": f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, name)}>",
-                "WARC-Date": page.fetched_at,
-                "WARC-IP-Address": page.ip,
-                "WARC-Payload-Digest": f"sha256:{page.sha256}",
-                "X-List-URL": page.url,
-                "X-List-Source": page.source,
-            }.items()
-            if value or field != "WARC-IP-Address"
-        },
-    )
-    writer.write_record(record)
-    return _member(buffer.getvalue())
+    return _encode("response", page.final_url, page.body, name, fields, http_headers=http_headers)
 
 
 def encode_head(name: str, date: str) -> bytes:
     """Encode the first record of an archive (warcinfo): software and format."""
     name, date = escaped(name), escaped(date)
     software = f"software: gpt2train/{__version__}\r\nformat: WARC File Format 1.1\r\nisPartOf: {name}\r\n"
+    fields = {"WARC-Date": date, "WARC-Filename": name}
+    id_name = f"warcinfo {name} {date}"
+    return _encode("warcinfo", "", software.encode(), id_name, fields, warc_content_type="application/warc-fields")
+
+
+def _encode(kind: str, uri: str, payload: bytes, id_name: str, fields: Mapping[str, str], **options: Any) -> bytes:
+    """Encode a record as a gzip member; its id is the hash of `id_name`, so that equal pages give equal bytes."""
     buffer = io.BytesIO()
     writer = WARCWriter(buffer, gzip=False, warc_version="1.1")
-    record = writer.create_warc_record(
-        "",
-        "warcinfo",
-        payload=io.BytesIO(software.encode()),
-        warc_content_type="application/warc-fields",
-        warc_headers_dict={
-            "WARC-Record-ID": f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'warcinfo {name} {date}')}>",
-            "WARC-Date": date,
-            "WARC-Filename": name,
-        },
+    record_id = {"WARC-Record-ID": f"<urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, id_name)}>"}
+    headers = record_id | {field: escaped(value) for field, value in fields.items()}
+    writer.write_record(
+        writer.create_warc_record(
+            escaped(uri), kind, io.BytesIO(payload), length=len(payload), warc_headers_dict=headers, **options
+        )
     )
-    writer.write_record(record)
     return _member(buffer.getvalue())
 
 
@@ -196,7 +171,6 @@ def _page(record: ArcWarcRecord, name: str, max_bytes: int, location: str) -> Pa
         fetched_at=fields.get("WARC-Date", "") or "",
         sha256=sha256,
         source=fields.get("X-List-Source") or name,
-        truncated=truncated,
         ip=fields.get("WARC-IP-Address", "") or "",
         content_language=record.http_headers.get_header("Content-Language") or "",
         fault=fault,

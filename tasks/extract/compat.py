@@ -11,6 +11,7 @@ patches are held against the unpatched libraries by `tests/tasks/extract/test_tr
 | lists of `xpaths`, `BASIC_CLEAN_XPATH` | an expression asks for more than the tag and the attributes of an element |
 | `utils.HTML_PARSER` | pages are parsed by another parser |
 """  # noqa: E501 (a row of a table)
+# ruff: noqa: F401 (imported for the other modules)
 
 import contextlib
 import importlib
@@ -28,29 +29,6 @@ from trafilatura.external import SANITIZED_XPATH, compare_extraction, justext_re
 from trafilatura.htmlprocessing import delete_by_link_density, link_density_test
 from trafilatura.main_extractor import extract_content, prune_unwanted_sections
 from trafilatura.settings import BASIC_CLEAN_XPATH
-
-__all__ = [
-    "BASIC_CLEAN_XPATH",
-    "BLOCK_ELEMENTS",
-    "ESCALATION_PAGE_SHARE",
-    "REPLACED",
-    "SANITIZED_XPATH",
-    "TESTED",
-    "Paragraph",
-    "compare_extraction",
-    "core",
-    "define_stoplist",
-    "delete_by_link_density",
-    "extract_content",
-    "html2txt",
-    "justext_rescue",
-    "link_density_test",
-    "prune_unwanted_sections",
-    "replaced",
-    "revise_paragraph_classification",
-    "utils",
-    "xpaths",
-]
 
 TESTED = {"trafilatura": ">=2.3.1,<2.4", "justext": ">=3.0.2,<4"}  # as in pyproject.toml
 

@@ -7,8 +7,6 @@ Nesting needs no limit here: libxml2 cuts it at 256 levels.
 
 import re
 
-from lxml.html import HtmlElement
-
 MAX_ATTRIBUTES = 500  # per element; the maximum in 3,679 real pages is 64
 MAX_ELEMENTS = 100_000  # per page; the maximum in the same pages is 14,946
 
@@ -41,8 +39,3 @@ def cut_attributes(html: str, limit: int = MAX_ATTRIBUTES) -> str:
                     kept.append(" ")  # else the slash would belong to the value before it
                 break
     return "".join([*kept, html[at:]]) if kept else html
-
-
-def count_elements(tree: HtmlElement) -> int:
-    """Number of elements in a page."""
-    return int(tree.xpath("count(//*)"))

@@ -67,11 +67,8 @@ def stated_date(tree: HtmlElement, latest: str) -> str | None:
         if name in DATE_NAMES and value:
             stated.setdefault(name, value)
     for name in DATE_NAMES:
-        if (
-            (found := DATE.match(stated.get(name, "")))
-            and (day := _day("-".join(found.groups())))
-            and day <= latest[:10]
-        ):
+        found = DATE.match(stated.get(name, ""))
+        if found and (day := _day("-".join(found.groups()))) and day <= latest[:10]:
             return day
     return None
 

@@ -1,28 +1,34 @@
-"""Extraction of one page: bytes to main text by trafilatura, in a worker process that may be killed."""
+"""Extraction of pages: bytes to main text by trafilatura, in a worker process that may be killed."""
 
 import functools
+import itertools
 import logging
+import os
 from collections.abc import Sequence
 from copy import copy
 
 import trafilatura
 from htmldate import find_date
 from lxml.html import HtmlElement
+from trafilatura.meta import reset_caches
 from trafilatura.settings import Extractor
 from trafilatura.utils import load_html
 
 from tasks.core.document import strip_unstorable
-from tasks.core.memory_limit import memory_limit
+from tasks.core.memory_limit import STATM, bytes_of, memory_limit
 from tasks.download.warc import Page
-from tasks.extract.complexity import MAX_ELEMENTS, count_elements, cut_attributes
+from tasks.extract.complexity import MAX_ELEMENTS, cut_attributes
 from tasks.extract.decode import MAX_NOISE, count_undecodable, decode
 from tasks.extract.metadata import language_hint, page_title, stated_date
-from tasks.extract.options import Compare, ExtractOptions, ExtractResult
 from tasks.extract.prefilter import prefilter_reason
-from tasks.extract.sandbox import cache_recycler, recycle_worker
+from tasks.extract.settings import WORKER_OUTGROWN, Compare, ExtractOptions, ExtractResult
 from tasks.extract.soft_404 import detect_soft_404, page_marks
 from tasks.extract.trafilatura_fallbacks import FastOptions
-from tasks.extract.trafilatura_patches import Parsed, apply_patches
+from tasks.extract.trafilatura_patches import Parsed, apply_patches, clear_caches
+
+# The caches of trafilatura, htmldate and justext are cleared after this many pages; they fill within some thousand.
+RESET_PAGES = 1000
+_page_numbers = itertools.count(1)
 
 # trafilatura warns about each page without a text; here such a page becomes a rejected row with a reason.
 logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
@@ -40,44 +46,39 @@ def extract_pages(pages: Sequence[Page], options: ExtractOptions) -> list[Extrac
         MemoryError: a page exceeds `options.memory_mb`.
         Exception: any error that trafilatura or lxml raises for a hostile page.
     """
-    recycle_worker(options.worker_recycle_mb)
+    _recycle_worker(options.worker_recycle_mb)
     with memory_limit(options.memory_mb), apply_patches():
         return [extract_page(page, options) for page in pages]
 
 
 def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
     """Extract main text and metadata of one page."""
-    cache_recycler.add()
+    if next(_page_numbers) % RESET_PAGES == 0:
+        reset_caches()
+        clear_caches()
     html, encoding = decode(page.body, page.charset)
     undecodable = count_undecodable(html)
     if undecodable > MAX_NOISE * len(html):
         share = undecodable / len(html)
-        return ExtractResult(
-            reason="undecodable", detail=f"{share:.0%} of the characters are noise when read as {encoding}"
-        )
-    if options.wanted and (early := prefilter_reason(html, options.wanted)):
-        return ExtractResult(reason=early[0], detail=early[1])
+        return _rejected("undecodable", f"{share:.0%} of the characters are noise when read as {encoding}")
+    if options.wanted and (found := prefilter_reason(html, options.wanted)):
+        return _rejected(*found)
     with apply_patches():
         tree = load_html(cut_attributes(html))
         if tree is None:
-            return ExtractResult(reason="no_text", detail=f"no HTML tree in {len(page.body):,} bytes")
-        if (elements := count_elements(tree)) > MAX_ELEMENTS:
-            return ExtractResult(
-                reason="too_many_elements", detail=f"found {elements:,}, at most {MAX_ELEMENTS:,} expected"
-            )
-        title, language, date = (
-            page_title(tree),
-            language_hint(tree, page.content_language),
-            stated_date(tree, page.fetched_at),
-        )
+            return _rejected("no_text", f"no HTML tree in {len(page.body):,} bytes")
+        if (elements := int(tree.xpath("count(//*)"))) > MAX_ELEMENTS:
+            return _rejected("too_many_elements", f"found {elements:,}, at most {MAX_ELEMENTS:,} expected")
+        title, language = page_title(tree), language_hint(tree, page.content_language)
+        date = stated_date(tree, page.fetched_at)
         marks = page_marks(tree, title) if options.detect_soft_404 else None
         if date is None and options.dates:
             date = _search_date(tree, page)
         text = strip_unstorable(main_text(tree, options) or "").strip()
     if marks and (found := detect_soft_404(marks, text)):
-        return ExtractResult(reason=found.reason, detail=found.detail)
+        return _rejected(*found)
     if not text:
-        return ExtractResult(reason="no_text", detail=f"no main text in {len(page.body):,} bytes")
+        return _rejected("no_text", f"no main text in {len(page.body):,} bytes")
     return ExtractResult(text=text, title=title, date=date, language=language)
 
 
@@ -96,3 +97,23 @@ def _options(compare: Compare, tables: bool) -> Extractor:
 def _search_date(tree: HtmlElement, page: Page) -> str | None:
     latest = page.fetched_at[:10]
     return find_date(copy(tree), extensive_search=False, original_date=True, url=page.final_url, max_date=latest)
+
+
+def _rejected(reason: str, detail: str) -> ExtractResult:
+    return ExtractResult(reason=reason, detail=detail)
+
+
+def _recycle_worker(megabytes: int | None) -> None:
+    """End this process if it has grown by more than `megabytes` since the first call; the pool starts another.
+
+    To be called before the work of a call begins, so that nothing is lost: the sender sees the exit code
+    `WORKER_OUTGROWN` and sends the call again.
+    """
+    if megabytes is not None and STATM.exists() and bytes_of(1) > _initial_bytes() + megabytes * 2**20:
+        os._exit(WORKER_OUTGROWN)
+
+
+@functools.cache
+def _initial_bytes() -> int:
+    """Resident bytes at the first call."""
+    return bytes_of(1)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from tasks.clean.language import ranking
-from tasks.extract.options import PrefilterRules
+from tasks.extract.settings import PrefilterRules
 
 HIDDEN_ELEMENTS = re.compile(r"<(script|style)\b|<!--", re.IGNORECASE)
 END_TAGS = {
@@ -75,12 +75,7 @@ def max_tokens(text: str) -> int:
 
 
 def samples(markup: str, text: str | None) -> Iterator[str]:
-    """Evenly spaced samples of the text of a page, those of the middle first.
-
-    Args:
-        markup: visible markup of the page.
-        text: whole text of the page; None: take the samples from the markup.
-    """
+    """Evenly spaced samples of the text of a page, or of its markup if `text` is None; those of the middle first."""
     source, size = (text, SAMPLE_TEXT) if text is not None else (markup, SAMPLE_MARKUP)
     for number in sorted(range(SAMPLES), key=lambda number: abs(2 * number - SAMPLES + 1)):
         if len(source) <= SAMPLES * size:

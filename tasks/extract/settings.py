@@ -1,9 +1,14 @@
-"""Settings of the extraction."""
+"""Settings of the extraction, and what its workers return; importing them loads no HTML library."""
+
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from gpt2train.settings import Settings
-from tasks.extract.options import Compare
+
+WORKER_OUTGROWN = 86  # exit code of a worker that refuses a call because its memory has grown
+
+Compare = Literal["doubtful", "always", "never"]
 
 
 class ExtractSettings(Settings):
@@ -34,3 +39,36 @@ class ExtractSettings(Settings):
     max_crashed: float = Field(0.5, gt=0, le=1)
     """Stop the step if more than this share of the pages of a shard crash: the cause is then the machine, not the
     pages."""
+
+
+class PrefilterRules(Settings):
+    """Rules by which the prefilter predicts whether cleaning drops a page."""
+
+    min_tokens: int
+    """Minimum tokens of a document (`clean.min_tokens`)."""
+    languages: tuple[str, ...]
+    """Languages that cleaning keeps (`clean.language.keep`)."""
+    share: float
+    """Minimum probability of these languages together in any sample of the text."""
+
+
+class ExtractOptions(ExtractSettings):
+    """Settings of the extraction, with those of the cleaning that the prefilter applies."""
+
+    wanted: PrefilterRules | None = None
+    """Rules of the prefilter: pages that cleaning is certain to drop are not extracted. None: extract all."""
+
+
+class ExtractResult(NamedTuple):
+    """Main text and metadata of a page, or the reason of its rejection."""
+
+    text: str = ""
+    title: str | None = None
+    date: str | None = None
+    """ISO date of publication."""
+    language: str | None = None
+    """Language stated by the page (ISO 639); it may be wrong."""
+    reason: str | None = None
+    """Reason code of the rejection; None: the page has a main text."""
+    detail: str = ""
+    """Details of the rejection for a reader."""

@@ -7,9 +7,10 @@ pages, which all have content. Lines are compared as lower-case words (`Oops! Ca
 import re
 from itertools import islice
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from lxml.html import HtmlElement
+
+from tasks.core.url_lists import host_of
 
 MAX_CHARACTERS = 1500  # a page with this many characters of main text has content, whatever its title
 MAX_PARKED_CHARACTERS = 700  # phrases of parked domains are searched in shorter texts only; longer ones may quote them
@@ -79,13 +80,6 @@ _HOSTS = frozenset(PARKING_HOSTS.split())
 _MISSING, _PARKED, _PLACEHOLDER = (re.compile("|".join(one)) for one in (MISSING, PARKED, PLACEHOLDER))
 
 
-class Flag(NamedTuple):
-    """Reason code and details of a page without content."""
-
-    reason: str
-    detail: str
-
-
 class Marks(NamedTuple):
     """Input of the rules beside the text; read before the extraction, which changes the tree."""
 
@@ -99,15 +93,16 @@ class Marks(NamedTuple):
 def page_marks(tree: HtmlElement, title: str | None) -> Marks:
     """Title, first headings, and hosts of scripts and frames of a page."""
     headings = (" ".join(element.text_content()[:MAX_LINE].split()) for element in islice(tree.iter("h1", "h2"), 2))
-    hosts = (_host(element.get("src") or "") for element in tree.iter("script", "frame", "iframe"))
+    hosts = (host_of(element.get("src") or "") for element in tree.iter("script", "frame", "iframe"))
     return Marks(title or "", tuple(filter(None, headings)), tuple(filter(None, hosts)))
 
 
-def detect_soft_404(marks: Marks, text: str) -> Flag | None:
+def detect_soft_404(marks: Marks, text: str) -> tuple[str, str] | None:
     """Detect a page without content by its marks and its main text.
 
     Returns:
-        Reason `soft_404`, `parked` (parked domain) or `placeholder` (default page of a server); None for content.
+        Reason `soft_404`, `parked` (parked domain) or `placeholder` (default page of a server), and detail; None for
+        content.
     """
     if len(text) >= MAX_CHARACTERS:
         return None
@@ -115,25 +110,18 @@ def detect_soft_404(marks: Marks, text: str) -> Flag | None:
     named = [marks.title[:MAX_LINE], *marks.headings]
     for line in named:
         if any(_MISSING.fullmatch(_words(part)) for part in (line, *SEGMENT.split(line))):
-            return Flag("soft_404", f"the page calls itself {line!r} in {size}")
+            return "soft_404", f"the page calls itself {line!r} in {size}"
     for line in (*named, text if len(text) < MAX_PARKED_CHARACTERS else ""):
         if found := _PARKED.search(_words(line)):
-            return Flag("parked", f"{found.group()!r} in {size}")
+            return "parked", f"{found.group()!r} in {size}"
     for host in marks.hosts:
         if ".".join(host.split(".")[-2:]) in _HOSTS:
-            return Flag("parked", f"shows what {host} sends, in {size}")
+            return "parked", f"shows what {host} sends, in {size}"
     for line in named:
         if _PLACEHOLDER.fullmatch(_words(line)):
-            return Flag("placeholder", f"the page calls itself {line!r} in {size}")
+            return "placeholder", f"the page calls itself {line!r} in {size}"
     return None
 
 
 def _words(line: str) -> str:
     return NOT_WORDS.sub(" ", line.lower()).strip()
-
-
-def _host(address: str) -> str:
-    try:
-        return (urlsplit(address).hostname or "") if "//" in address else ""
-    except ValueError:
-        return ""

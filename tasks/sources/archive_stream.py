@@ -8,7 +8,7 @@ compression have only one such start, their beginning.
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 import fsspec
@@ -37,12 +37,7 @@ class StreamPosition(NamedTuple):
 
 
 class DamageError(Exception):
-    """The compressed data are damaged; the next call continues after the damage.
-
-    Attributes:
-        offset: Offset of the damaged member in the file.
-        truncated: True if the file ends too soon.
-    """
+    """The compressed data of the member at `offset` are damaged or truncated; the next call continues after it."""
 
     def __init__(self, message: str, offset: int, truncated: bool = False) -> None:
         super().__init__(message)
@@ -52,33 +47,24 @@ class DamageError(Exception):
 class ArchiveStream:
     """Decompressed bytes of an archive. Holds at most one block in memory, and never bytes of two members.
 
-    Args:
-        file: The archive file.
-        gzipped: True if the file consists of gzip members.
-        seekable: True if `seek` can go back.
-        offset: Byte of the file to start at.
+    `gzipped` means that the file consists of gzip members, `seekable` that `seek` can go back.
+
+    Attributes:
+        packed: True if the archive is compressed, so that it may have far more bytes than the file.
     """
 
-    def __init__(self, file: IO[bytes], gzipped: bool, seekable: bool = True, offset: int = 0) -> None:
+    def __init__(self, file: IO[bytes], gzipped: bool, seekable: bool = True) -> None:
         self._file, self._gzipped, self.seekable = file, gzipped, seekable
+        self.packed = gzipped or not seekable
         self._buffer, self._at = b"", 0  # decompressed bytes, and the number of them that were taken
         self.taken = self.reread = 0  # bytes taken in all, and bytes taken again after returning
-        self._begin(offset)
-
-    @property
-    def packed(self) -> bool:
-        """True if the archive is compressed, so that it may have far more bytes than the file."""
-        return self._gzipped or not self.seekable
+        self._begin(0)
 
     @property
     def position(self) -> StreamPosition:
         """Position of the next byte; valid after `ready` has returned True."""
         # An uncompressed file can be entered at any byte; a compressed one without members only at its beginning.
-        return (
-            StreamPosition(self._member, self._done)
-            if self._gzipped or not self.seekable
-            else StreamPosition(self._done, 0)
-        )
+        return StreamPosition(self._member, self._done) if self.packed else StreamPosition(self._done, 0)
 
     @property
     def at_member(self) -> bool:
@@ -186,11 +172,11 @@ class ArchiveStream:
     def seek(self, position: StreamPosition) -> None:
         """Go to a position; backwards only if the file is seekable."""
         at = self.position
-        if self._gzipped or not self.seekable:
+        if self.packed:
             gap = position.skip - at.skip if position.offset == at.offset else -1
         else:
             gap = position.offset - at.offset
-        if gap < 0 or (self.seekable and not self._gzipped and gap > BLOCK):
+        if gap < 0 or (gap > BLOCK and not self.packed):
             self._begin(position.offset)
             gap = position.skip
         while self.ready() and gap > 0:  # `ready` comes first, so that the buffer is filled in any case
@@ -201,7 +187,7 @@ class ArchiveStream:
         if self.seekable:
             self._file.seek(offset)
         self._read = self._member = offset  # read position in the file; offset of the current member
-        self._first = offset if self.seekable and not self._gzipped else 0
+        self._first = 0 if self.packed else offset
         self._done = self._first  # bytes taken from this member; without members, from the file
         self._buffer, self._at = b"", 0
         self._packed = b""  # bytes of the file that are not yet decompressed
@@ -288,21 +274,15 @@ def _begins_record(packed: bytes) -> bool:
 
 
 @contextmanager
-def open_archive(location: str, offset: int = 0) -> Iterator[ArchiveStream]:
+def open_archive(location: str) -> Iterator[ArchiveStream]:
     """Open an archive: plain or gzip by its first bytes, other compression (.zst .xz .bz2) by its suffix.
-
-    Args:
-        location: Path or URL.
-        offset: Byte of the file to start at.
 
     Raises:
         UserError: The file cannot be read.
     """
-    with ExitStack() as stack:
-        if location.lower().endswith((".zst", ".xz", ".bz2")):
-            yield ArchiveStream(stack.enter_context(open_input(location)), gzipped=False, seekable=False)
-            return
-        file = stack.enter_context(fsspec.open(location, "rb"))
-        gzipped = file.read(len(GZIP)) == GZIP
-        file.seek(0)
-        yield ArchiveStream(file, gzipped=gzipped, offset=offset)
+    if location.lower().endswith((".zst", ".xz", ".bz2")):
+        with open_input(location) as stream:
+            yield ArchiveStream(stream, gzipped=False, seekable=False)
+        return
+    with fsspec.open(location, "rb") as file:
+        yield ArchiveStream(file, gzipped=file.read(len(GZIP)) == GZIP)

@@ -14,12 +14,7 @@ CHECKED_FILES = 32  # files whose first record is read before the run starts; th
 
 @dataclass(frozen=True)
 class Documents:
-    """The user's document files.
-
-    Attributes:
-        pages: HTML files with one page each, whose text the extraction extracts.
-        texts: Files of text.
-    """
+    """The user's document files: HTML files with one page each, which the extraction reads, and files of text."""
 
     pages: tuple[InputFile, ...]
     texts: tuple[InputFile, ...]
@@ -27,11 +22,6 @@ class Documents:
 
 def find_documents(patterns: Sequence[str], key: str, max_bytes: int) -> Documents:
     """Find and check the files of `--documents`.
-
-    Args:
-        patterns: Files, folders, globs, fsspec URLs.
-        key: Key of the text in JSON and Parquet.
-        max_bytes: Maximum bytes of a JSON line.
 
     Raises:
         UserError: A file is missing, has an unknown suffix or another format than its suffix, or lacks the key.

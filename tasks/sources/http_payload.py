@@ -17,13 +17,7 @@ _HTTP = StatusAndHeadersParser([], verify=False)
 
 
 def page_of(record: Record, source: str, max_bytes: int, max_ratio: float) -> Page:
-    """Return the HTML page of a response record.
-
-    Args:
-        record: Record of kind `response`.
-        source: Name of the archive.
-        max_bytes: Maximum bytes of the page when decoded.
-        max_ratio: Maximum ratio of decoded bytes to bytes in the archive, above 1 MiB.
+    """Return the HTML page of a response record of the archive `source`, with the limits of `unpack`.
 
     Raises:
         FetchRejectedError: The record holds no page: `http_status`, `content_type`, `too_large`, `compression_ratio`,
@@ -55,7 +49,6 @@ def page_of(record: Record, source: str, max_bytes: int, max_ratio: float) -> Pa
         fetched_at=record.date,
         sha256=hashlib.sha256(body).hexdigest(),
         source=record.head.get_header("X-List-Source") or source,
-        truncated=bool(record.head.get_header("WARC-Truncated")),
     )
 
 
@@ -92,11 +85,7 @@ def unchunk(body: bytes) -> bytes:
 def unpack(body: bytes, encoding: str, max_bytes: int, max_ratio: float) -> bytes:
     """Undo a Content-Encoding with bounded output; the body may be decoded already despite the header.
 
-    Args:
-        body: Body as in the archive.
-        encoding: Value of the Content-Encoding header.
-        max_bytes: Maximum bytes when decoded.
-        max_ratio: Maximum ratio of decoded bytes to bytes in the archive, above 1 MiB.
+    `max_ratio` of the decoded bytes to those in the archive applies above 1 MiB.
 
     Raises:
         FetchRejectedError: `too_large`, `compression_ratio`, `content_encoding`.
@@ -105,10 +94,17 @@ def unpack(body: bytes, encoding: str, max_bytes: int, max_ratio: float) -> byte
     limit = int(min(max_bytes, max(len(body) * max_ratio, RATIO_FLOOR)))
     if encoding in ("gzip", "x-gzip") and not body.startswith(b"\x1f\x8b"):
         encoding = ""
-    if encoding == "br":
-        found = _unbrotli(body, limit)
-    else:
-        found = _inflate(body, encoding, limit)
+    try:
+        found, whole = _unbrotli(body, limit) if encoding == "br" else _inflate(body, encoding, limit)
+    except FetchRejectedError:
+        if encoding not in ("br", "deflate") or not looks_decoded(body):
+            raise
+        found, whole = body[: limit + 1], True
+    if not whole and len(found) <= limit:
+        if encoding != "br" or not looks_decoded(body):
+            name = "brotli" if encoding == "br" else encoding
+            raise FetchRejectedError("content_encoding", f"the {name} data end too soon")
+        found = body[: limit + 1]
     if len(found) > max_bytes:
         raise FetchRejectedError("too_large", f"more than {max_bytes:,} bytes when decoded")
     if len(found) > limit:
@@ -116,20 +112,14 @@ def unpack(body: bytes, encoding: str, max_bytes: int, max_ratio: float) -> byte
     return found
 
 
-def _inflate(body: bytes, encoding: str, limit: int) -> bytes:
+def _inflate(body: bytes, encoding: str, limit: int) -> tuple[bytes, bool]:
+    """Return up to `limit` + 1 decoded bytes, and True if the end of the compressed data was reached."""
     decoder = Decoder(encoding)
-    try:
-        found = decoder.feed(body, limit)
-    except FetchRejectedError:
-        if encoding == "deflate" and looks_decoded(body):
-            return body[: limit + 1]
-        raise
-    if not decoder.whole and len(found) <= limit:
-        raise FetchRejectedError("content_encoding", f"the {encoding} data end too soon")
-    return found
+    return decoder.feed(body, limit), decoder.whole
 
 
-def _unbrotli(body: bytes, limit: int) -> bytes:
+def _unbrotli(body: bytes, limit: int) -> tuple[bytes, bool]:
+    """Return the same for brotli data."""
     decoder = brotli.Decompressor()
     found = bytearray()
     try:
@@ -141,14 +131,8 @@ def _unbrotli(body: bytes, limit: int) -> bytes:
             found += piece
             data = b""
     except brotli.error as error:
-        if looks_decoded(body):
-            return body[: limit + 1]
         raise FetchRejectedError("content_encoding", "not the brotli data it is said to be") from error
-    if not decoder.is_finished() and len(found) <= limit:
-        if looks_decoded(body):
-            return body[: limit + 1]
-        raise FetchRejectedError("content_encoding", "the brotli data end too soon")
-    return bytes(found[: limit + 1])
+    return bytes(found[: limit + 1]), decoder.is_finished()
 
 
 def looks_decoded(body: bytes) -> bool:
@@ -157,11 +141,7 @@ def looks_decoded(body: bytes) -> bool:
 
 
 def _split(block: bytes) -> tuple[StatusAndHeaders, bytes]:
-    """Split a response into HTTP head and body.
-
-    Raises:
-        FetchRejectedError: `broken_record`.
-    """
+    """Split a response into HTTP head and body; reject a `broken_record`."""
     ends = [(at, len(mark)) for mark in (b"\r\n\r\n", b"\n\n") if (at := block.find(mark, 0, MAX_HEAD)) >= 0]
     if not ends or not block.startswith(b"HTTP/"):
         raise FetchRejectedError("broken_record", "the response has no HTTP head")

@@ -18,12 +18,13 @@ import pyarrow as pa
 
 from gpt2train.errors import RunError
 from tasks.core.input_files import InputFile, open_input
-from tasks.core.runner import Where
 from tasks.core.shards import read_rows
 from tasks.core.step import canonical
 from tasks.core.storage import Folder
+from tasks.download.mime import HTML_TYPES
 from tasks.download.response_body import FetchRejectedError
-from tasks.download.warc import HTML_TYPES, Page
+from tasks.download.warc import Page
+from tasks.download.warc import read_pages as read_fetched
 from tasks.sources.archive_stream import StreamPosition, open_archive
 from tasks.sources.http_payload import page_of
 from tasks.sources.warc_records import Record, read_records
@@ -56,11 +57,6 @@ def index_row(file: InputFile, page: Page, record: Record | None = None) -> dict
     return row | {"file": file.identity, "bytes": len(page.body)}
 
 
-def where_of(root: Folder, files: Sequence[InputFile]) -> Where:
-    """Return where to run batches that read these files: a cluster's workers may lack this machine's disks."""
-    return "process" if root.is_local or all("://" in file.location for file in files) else "thread"
-
-
 def write_locations(folder: Folder, batches: Sequence[Sequence[InputFile]]) -> None:
     """Write the current locations of the files of each batch."""
     locations = {
@@ -74,12 +70,18 @@ def write_locations(folder: Folder, batches: Sequence[Sequence[InputFile]]) -> N
             target.write_bytes(name, data)
 
 
-def read_indexed(folder: Folder, shard: str) -> Iterator[Page]:
-    """Yield the pages of an index shard, in order, with one page in memory at a time.
+def read_pages(folder: Folder, shard: str) -> Iterator[Page]:
+    """Yield the HTML pages of a WARC file of the download, or of an index of the user's files, in order.
+
+    One page is in memory at a time. The name of a shard begins with its step if the folder is the output.
 
     Raises:
-        RunError: A file is missing or has changed since it was indexed.
+        RunError: The archive is damaged, or a user's file is missing or has changed; the message names it.
     """
+    return _read_indexed(folder, shard) if shard.endswith(".parquet") else read_fetched(folder, shard)
+
+
+def _read_indexed(folder: Folder, shard: str) -> Iterator[Page]:
     step, _, name = shard.rpartition("/")
     batch = name.removesuffix(".parquet").rpartition("-")[0]
     locations: dict[str, str] = json.loads(folder.read_bytes(f"{step}/{PLACES}/{batch}.json".lstrip("/")))

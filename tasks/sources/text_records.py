@@ -1,26 +1,21 @@
 """Text records of the user's files: JSON lines, Parquet rows, text files, WET records; one in memory at a time.
 
-An unusable record is returned with its location and a reason: `broken_json`, `invalid_utf8`, `wrong_type`, `no_text`,
-`empty`, `nul`, `lone_surrogate`, `too_large`; for WET also those of `warc_records`. A *file* that does not have the
-format of its suffix is a user error.
+An unusable record is returned with a reason: those of `text_item`, `broken_json`, and for WET those of `warc_records`.
+A *file* that does not have the format of its suffix is a user error.
 """
 
 import codecs
-import contextlib
 import itertools
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from collections.abc import Iterator
+from typing import Any
 
 from gpt2train.errors import UserError
 from tasks.core.document import strip_unstorable
 from tasks.core.input_files import InputFile, kind_of, open_input, read_lines
-from tasks.core.memory_limit import memory_limit
 from tasks.sources.archive_stream import open_archive
+from tasks.sources.parquet_texts import parquet_items
+from tasks.sources.text_item import Item, checked, list_names, make_item
 from tasks.sources.warc_records import BrokenRecord, read_records
 
 JSON = (".jsonl", ".json", ".ndjson")
@@ -28,40 +23,14 @@ PARQUET = (".parquet",)
 TEXT = (".txt", ".md", ".text")
 WET = (".wet",)
 ENDINGS = (*JSON, *PARQUET, *TEXT, *WET)
-KEYS = ("url", "id", "title", "date")  # further keys that are read if present
 HEAD = 10  # rows by which the format of a file is checked
-ROWS = 128  # Parquet rows at a time
-PARQUET_MB = 512  # additional address space for reading a Parquet file, beside `max_bytes`: whole pages are unpacked
 MAX_KEYS = 100  # of a row that are kept for an error message; a line of 16 MiB can have a million
-MAX_SHOWN = 12  # keys that an error names
-SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-class Item(NamedTuple):
-    """One text record.
-
-    Attributes:
-        location: Row (from 1) or byte in the file; empty for a file that is one record.
-        text: Text of a usable record.
-        fields: Values of `url`, `id`, `title`, `date`, if present.
-        reason: Reason code of an unusable record, else None.
-        detail: Found and expected values.
-    """
-
-    location: str
-    text: str = ""
-    fields: Mapping[str, str] = {}
-    reason: str | None = None
-    detail: str = ""
 
 
 def read_items(file: InputFile, key: str, max_bytes: int) -> Iterator[Item]:
-    """Yield every record of a file, in order; the suffix determines the format.
+    """Yield every record of a file, in order; the suffix, one of `ENDINGS`, determines the format.
 
-    Args:
-        file: File with a suffix of `ENDINGS`, compressed or not (Parquet: not).
-        key: Key of the text in JSON and Parquet records.
-        max_bytes: Maximum bytes of a JSON line, a text, or a text file.
+    A JSON line, a text or a text file has at most `max_bytes`; `key` is that of the text in JSON and Parquet.
 
     Raises:
         UserError: The file does not have the format of its suffix, or lacks the key; the message names its keys.
@@ -80,28 +49,24 @@ def json_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
     Raises:
         UserError: None of the first lines is a JSON object, or none has the key.
     """
-    head: list[Item] | None = []
+    head: list[Item] = []
     keys: dict[str, None] = {}
     with open_input(location) as stream:
-        for number, line in read_lines(stream, max_bytes):
-            if line is not None and not line.strip():
-                continue
+        lines = ((number, line) for number, line in read_lines(stream, max_bytes) if line is None or line.strip())
+        for number, line in lines:
             record, item = json_item(number, line, key, max_bytes)
-            if head is None:
-                yield item
-                continue
-            if not head and item.reason == "broken_json" and line is not None and line.lstrip().startswith(b"["):
-                _check_head(location, key, [item], [])  # an array over several lines, whose last line may be an object
             head.append(item)
             if isinstance(record, dict):
                 keys.update(dict.fromkeys(itertools.islice(record, MAX_KEYS)))
-            if item.reason is None or len(head) == HEAD:
-                _check_head(location, key, head, list(keys))
-                yield from head
-                head = None
-    if head:
-        _check_head(location, key, head, list(keys))
+            # An array over several lines, whose last line may be an object, shows in its first line.
+            array = len(head) == 1 and item.reason == "broken_json" and (line or b"").lstrip().startswith(b"[")
+            if array or item.reason is None or len(head) == HEAD:
+                break
+        if head:
+            _check_head(location, key, head, list(keys))
         yield from head
+        for number, line in lines:
+            yield json_item(number, line, key, max_bytes)[1]
 
 
 def json_item(number: int, line: bytes | None, key: str, max_bytes: int) -> tuple[Any, Item]:
@@ -127,145 +92,6 @@ def json_item(number: int, line: bytes | None, key: str, max_bytes: int) -> tupl
         found = type(record).__name__
         return record, Item(location, reason="wrong_type", detail=f"a JSON {found}, an object expected")
     return record, make_item(location, record, key, max_bytes)
-
-
-def make_item(location: str, record: Mapping[str, Any], key: str, max_bytes: int) -> Item:
-    """Make a record from parsed fields."""
-    text = record.get(key)
-    if text is None:
-        return Item(location, reason="no_text", detail=f"no key {key!r}" if key not in record else f"{key!r} is null")
-    if not isinstance(text, str):
-        return Item(location, reason="wrong_type", detail=f"{key!r} is {type(text).__name__}, a string expected")
-    fields = {
-        name: strip_unstorable(str(record[name])) for name in KEYS if isinstance(record.get(name), str | int | float)
-    }
-    return checked(location, text, fields, max_bytes)
-
-
-def checked(location: str, text: str, fields: Mapping[str, str], max_bytes: int) -> Item:
-    """Make a record, with a reason if its text is unusable."""
-    reason, detail = None, ""
-    if "\0" in text:
-        reason, detail = "nul", f"a NUL at character {text.index(chr(0)):,} of the text"
-    elif found := SURROGATE.search(text):
-        reason, detail = "lone_surrogate", f"half of a surrogate pair at character {found.start():,} of the text"
-    elif not text.strip():
-        reason, detail = "empty", "a text of nothing but spaces" if text else "a text of no characters"
-    elif len(text) > max_bytes:
-        reason, detail = "too_large", f"a text of {len(text):,} characters, at most {max_bytes:,} bytes expected"
-    return Item(location, "" if reason else text, fields, reason, detail)
-
-
-def parquet_items(location: str, key: str, max_bytes: int) -> Iterator[Item]:
-    """Yield the records of a Parquet file.
-
-    Raises:
-        UserError: The file is not Parquet or is damaged, or it has no text column of this name.
-    """
-    number = 0
-    try:
-        for dictionary in (False, True):
-            try:
-                for item in _parquet_rows(location, key, max_bytes, number, dictionary=dictionary):
-                    number += 1
-                    yield item
-                return
-            except MemoryError:  # also Arrow's own exception
-                continue
-        detail = f"the rows from here on take more than {PARQUET_MB:,} MB to unpack"
-        yield Item(f"row {number + 1:,}", reason="too_large", detail=detail)
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).partition("\n")[0][:150]
-        raise UserError(
-            f"{location} is not a valid Parquet file after row {number:,} ({reason}); write it again or rename it"
-        ) from error
-
-
-def _parquet_rows(location: str, key: str, max_bytes: int, done: int, *, dictionary: bool) -> Iterator[Item]:
-    """Yield the records of a Parquet file after the first `done` ones.
-
-    Args:
-        location: Path or URL.
-        key: Column of the text.
-        max_bytes: Maximum bytes of a text.
-        done: Number of records to skip.
-        dictionary: Read the texts as a dictionary, so that a text that a thousand rows repeat is in memory once and is
-            measured before it is copied. Arrow copies the dictionary for each batch, which takes three times as long.
-
-    Raises:
-        MemoryError: A batch takes more than `PARQUET_MB`.
-    """
-    import fsspec
-
-    with fsspec.open(location, "rb") as raw, contextlib.ExitStack() as stack:
-        schema = pq.read_schema(raw)
-        raw.seek(0)
-        columns = [key] if dictionary and key in schema.names and _is_text(schema.field(key).type) else None
-        file = stack.enter_context(pq.ParquetFile(raw, buffer_size=2**20, read_dictionary=columns))
-        names = file.schema_arrow.names
-        if key not in names:
-            raise UserError(f"{location} has no column {key!r}; it has {_listed(names)}; name it with --json-key")
-        kind = file.schema_arrow.field(key).type
-        if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
-            raise UserError(f"column {key!r} of {location} holds {kind}, strings expected; name another by --json-key")
-        columns = [key, *(name for name in KEYS if name in names and name != key)]
-        number = 0
-        for batch in _bounded(file.iter_batches(ROWS, columns=columns), PARQUET_MB + 4 * max_bytes // 2**20):
-            others = [(name, batch.column(name)) for name in columns[1:]]
-            # As bytes, because Arrow does not check that a string is valid UTF-8.
-            for row, text in enumerate(_texts(batch.column(0))):
-                number += 1
-                if number > done:
-                    record = {name: _plain(column[row]) for name, column in others}
-                    yield _parquet_item(f"row {number:,}", text, record, key, max_bytes)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind))
-
-
-def _bounded(batches: Iterator[pa.RecordBatch], megabytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a file, each read with a limit on additional address space.
-
-    Raises:
-        MemoryError: A batch takes more.
-    """
-    while True:
-        with memory_limit(megabytes):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        yield batch
-
-
-def _texts(column: pa.Array) -> Iterable[pa.Scalar]:
-    """Return the texts of a column as bytes, without copying them."""
-    if not pa.types.is_dictionary(column.type):
-        return column.cast(pa.large_binary())
-    values, null = column.dictionary.cast(pa.large_binary()), pa.scalar(None, pa.large_binary())
-    return (null if index is None else values[index] for index in column.indices.to_pylist())
-
-
-def _parquet_item(location: str, found: pa.Scalar, record: dict[str, Any], key: str, max_bytes: int) -> Item:
-    data = found.as_buffer()  # without a copy; None for a null
-    if data is not None and data.size > max_bytes:
-        return Item(
-            location, reason="too_large", detail=f"a text of {data.size:,} bytes, at most {max_bytes:,} expected"
-        )
-    try:
-        record[key] = None if data is None else str(data, "utf-8")
-    except UnicodeDecodeError as fault:
-        return Item(location, reason="invalid_utf8", detail=f"byte {fault.start:,} of the text is no UTF-8")
-    return make_item(location, record, key, max_bytes)
-
-
-def _plain(value: pa.Scalar) -> Any:
-    """Convert a cell to a string or a number; None for other types and invalid UTF-8."""
-    try:
-        found = value.as_py()
-    except (UnicodeDecodeError, ValueError, OverflowError):
-        return None
-    return str(found) if hasattr(found, "isoformat") else found
 
 
 def text_items(location: str, max_bytes: int) -> Iterator[Item]:
@@ -301,26 +127,13 @@ def wet_items(location: str, max_bytes: int) -> Iterator[Item]:
 
 
 def _check_head(location: str, key: str, head: list[Item], keys: list[str]) -> None:
-    """Check by the first records that a file consists of JSON lines with this key.
-
-    Raises:
-        UserError: It does not.
-    """
+    """Raise a `UserError` if the first records show that a file does not consist of JSON lines with this key."""
     reasons = {item.reason for item in head}
     first = head[0]
-    if reasons <= {"no_text"} and keys:
-        raise UserError(
-            f"{location}, {first.location}: no key {key!r}; it has {_listed(keys)}; name the text by --json-key"
-        )
-    if reasons == {"wrong_type"} and keys:
-        raise UserError(
-            f"{location}, {first.location}: {first.detail}; it has {_listed(keys)}; name the text by --json-key"
-        )
+    if keys and reasons in ({"no_text"}, {"wrong_type"}):
+        fault = f"no key {key!r}" if reasons == {"no_text"} else first.detail
+        fault = f"{fault}; it has {list_names(keys)}"
+        raise UserError(f"{location}, {first.location}: {fault}; name the text by --json-key")
     if reasons <= {"broken_json", "wrong_type", "invalid_utf8"} and not keys:
         remedy = "one JSON object per line expected, as jq -c '.[]' makes of an array; or rename the file"
         raise UserError(f"{location}, {first.location}: {first.reason} ({first.detail}); {remedy}")
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(repr(strip_unstorable(name)[:40]) for name in names[:MAX_SHOWN])
-    return shown + (f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")

@@ -5,21 +5,20 @@ of rejected rows. A record without a URL gets `<file>#<id>` or `<file>#<row>`; a
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from gpt2train.settings import Settings
 from tasks.core.document import document_id
-from tasks.core.input_files import InputFile
+from tasks.core.input_files import InputFile, where_to_read
 from tasks.core.runner import Runner
-from tasks.core.shards import DOCUMENT, commit_rows, rejected_row
-from tasks.core.step import Manifest, Outcome, Step, digest
+from tasks.core.shards import DOCUMENT
+from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
-from tasks.sources.commit import commit_some
-from tasks.sources.index import where_of
-from tasks.sources.text_records import Item, read_items
+from tasks.sources.text_item import Item
+from tasks.sources.text_records import read_items
+from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of
 
 
 class TextsSettings(Settings):
@@ -36,13 +35,6 @@ class TextsSettings(Settings):
 def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSettings, runner: Runner) -> Manifest:
     """Read text records into `texts/`; a batch is a large file or as many small files as fill a shard.
 
-    Args:
-        root: Output URL.
-        files: Files with suffixes of `text_records.ENDINGS`.
-        key: Key of the text in JSON and Parquet.
-        settings: Size limits and shard sizes.
-        runner: Runner of the batches.
-
     Raises:
         UserError: A file does not have the format of its suffix, or no record is usable; the message has the counts of
             the reasons.
@@ -52,76 +44,39 @@ def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSet
         "texts",
         version=1,
         parameters=settings.model_dump(mode="json") | {"key": key},
-        inputs={"files": digest([[file.name, file.identity] for file in files])},
+        inputs={"files": identity_of(files)},
         packages=("orjson",),
     )
     if done := runner.finished(step):
         return done
     batches = grouped(files, settings.shard_rows, settings.shard_bytes)
-    total = Outcome.total(runner.batches(step, "part", batches, texts_part, key, settings, where=where_of(root, files)))
-    return commit_some(step, total, "the files given with --documents hold no text that can be used", "no records")
-
-
-def grouped(files: Sequence[InputFile], count: int, size: int) -> list[tuple[InputFile, ...]]:
-    """Partition files in their order into groups of at most `count` files and about `size` bytes."""
-    groups: list[list[InputFile]] = []
-    held = size
-    for file in files:
-        if held >= size or len(groups[-1]) >= count:
-            groups.append([])
-            held = 0
-        groups[-1].append(file)
-        held += file.bytes or size
-    return [tuple(group) for group in groups]
+    where = where_to_read(files, root)
+    outcomes = runner.batches(step, "part", batches, texts_part, key, settings, where=where)
+    return commit_some(step, outcomes, "the files given with --documents hold no text that can be used", "no records")
 
 
 def texts_part(folder: Folder, name: str, files: Sequence[InputFile], key: str, settings: TextsSettings) -> Outcome:
     """Read the files of one batch; runs in a worker."""
-    outcomes: list[Outcome] = []
-    kept: list[dict[str, Any]] = []
-    rejected: list[dict[str, Any]] = []
-    held = 0
-
-    def flush() -> None:
-        shard = f"{name}-{len(outcomes):05d}.parquet"
-        outcomes.append(commit_rows(folder, shard, kept, rejected, DOCUMENT, {"characters": held}))
-        kept.clear()
-        rejected.clear()
-
+    shards = ShardWriter(folder, name, DOCUMENT, "characters", lambda row: len(row["text"]))
     for file, item in _items(files, key, settings.max_bytes):
-        if len(kept) + len(rejected) >= settings.shard_rows or held >= settings.shard_bytes:
-            flush()
-            held = 0
+        if shards.rows >= settings.shard_rows or shards.size >= settings.shard_bytes:
+            shards.end_shard()
         row = document(file, item)
         if item.reason is None:
-            kept.append(row)
-            held += len(item.text)
+            shards.keep(row)
         else:
             where = ", ".join(filter(None, (file.name, item.location)))
-            rejected.append(rejected_row(row, item.reason, f"{where}: {item.detail}"))
-    if kept or rejected or not outcomes:
-        flush()
-    return Outcome.total(outcomes)
+            shards.reject(row, item.reason, f"{where}: {item.detail}")
+    return shards.close()
 
 
 def _items(files: Sequence[InputFile], key: str, max_bytes: int) -> Iterator[tuple[InputFile, Item]]:
     for file in files:
-        if fault := file.fault or vanished(file):
+        if fault := fault_of(file):
             yield file, Item("", reason="unreadable", detail=fault)
             continue
         for item in read_items(file, key, max_bytes):
             yield file, item
-
-
-def vanished(file: InputFile) -> str | None:
-    """Return the reason for which a local file can no longer be opened; None if it can."""
-    if "://" in file.location:
-        return None
-    try:
-        Path(file.location).open("rb").close()
-    except OSError as error:
-        return f"{error.strerror or error} since the run began"
-    return None
 
 
 def document(file: InputFile, item: Item) -> dict[str, Any]:

@@ -24,23 +24,14 @@ _WARC = StatusAndHeadersParser([], verify=False)
 
 @dataclass(frozen=True)
 class Record:
-    """One record.
+    """One record."""
 
-    Attributes:
-        position: Position of its first byte.
-        kind: `response`, `conversion`, …; lower case.
-        url: Target URI; empty if it has none.
-        date: Date of its header.
-        head: All header fields.
-        block: Content; None if it is longer than the limit.
-    """
-
-    position: StreamPosition
-    kind: str
-    url: str
-    date: str
-    head: StatusAndHeaders
-    block: bytes | None
+    position: StreamPosition  # position of its first byte
+    kind: str  # `response`, `conversion`, …; lower case
+    url: str  # target URI; empty if it has none
+    date: str  # date of its header
+    head: StatusAndHeaders  # all header fields
+    block: bytes | None  # content; None if it is longer than the limit
 
 
 class BrokenRecord(NamedTuple):
@@ -55,14 +46,11 @@ class BrokenRecord(NamedTuple):
 def read_records(stream: ArchiveStream, wanted: Collection[str], max_block: int) -> Iterator[Record | BrokenRecord]:
     """Yield the records of the wanted kinds and every broken one, in order; others are skipped.
 
+    The stream is at the beginning of a record. Blocks of more than `max_block` bytes are not read into memory.
+
     Reasons: `broken_record` (no header, a wrong length, damaged compression), `truncated_record` (the file ends within
     the record). In a compressed archive with too many broken records, the rest of each member after a further broken
     record is skipped.
-
-    Args:
-        stream: An archive, at the beginning of a record.
-        wanted: Kinds of records.
-        max_block: Maximum bytes of a block; larger ones are not read into memory.
     """
     broken = 0
 

@@ -7,26 +7,23 @@ batch per archive: it is read once from end to end here, and in parts by the ext
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
 from gpt2train.errors import UserError
 from gpt2train.settings import Settings
-from tasks.blacklist.blocklists import read_blocklists
-from tasks.blacklist.rules import EXTENSIONS, Rules, UrlClassifier, blocked_names
+from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.document import strip_unstorable
-from tasks.core.input_files import InputFile, find_inputs, kind_of
+from tasks.core.input_files import InputFile, find_inputs, kind_of, where_to_read
 from tasks.core.runner import Runner
-from tasks.core.shards import commit_rows, rejected_row
 from tasks.core.step import Manifest, Outcome, Step, digest
 from tasks.core.storage import Folder
 from tasks.download.response_body import FetchRejectedError
 from tasks.sources.archive_stream import RECORD, StreamPosition, open_archive
-from tasks.sources.commit import commit_some
 from tasks.sources.http_payload import page_of
-from tasks.sources.index import INDEX, index_row, where_of, write_locations
+from tasks.sources.index import INDEX, index_row, write_locations
+from tasks.sources.user_files import ShardWriter, commit_some, identity_of
 from tasks.sources.warc_records import BrokenRecord, read_records
 
 ENDINGS = (".warc",)
@@ -65,11 +62,7 @@ def find_warcs(patterns: Sequence[str]) -> list[InputFile]:
 
 
 def _check_archive(location: str) -> None:
-    """Reject a file that is not a web archive of pages.
-
-    Raises:
-        UserError: The file is something else; the message names the option for it.
-    """
+    """Raise a `UserError` for a file that is not a web archive of pages; the message names the option for it."""
     if kind_of(location) == ".wet":
         raise UserError(f"{location} holds extracted text (WET); give it with --documents")
     with open_archive(location) as stream:
@@ -90,46 +83,25 @@ def warcs(
     runner: Runner,
     blacklist: BlacklistSettings | None = None,
 ) -> Manifest:
-    """Index the pages of archives into `warcs/`; one batch per archive.
-
-    Args:
-        root: Output URL.
-        files: The archives.
-        settings: Filters and limits.
-        runner: Runner of the batches.
-        blacklist: URL rules, for `settings.blacklist`.
+    """Index the pages of archives into `warcs/`; one batch per archive. `blacklist` holds the rules for its setting.
 
     Raises:
         UserError: No archive holds a usable page; the message has the counts of the reasons.
     """
-    inputs = {"files": digest([[file.name, file.identity] for file in files])}
+    inputs = {"files": identity_of(files)}
     rules = None
     if settings.blacklist:
         rules = rules_of(blacklist or BlacklistSettings())
         inputs["rules"] = digest([rules.listed.digest, sorted(rules.names), rules.extensions, rules.min_length])
-    step = Step(
-        root,
-        "warcs",
-        version=2,
-        parameters=settings,
-        inputs=inputs,
-        packages=("idna", "tld", "warcio"),
-    )
+    packages = ("idna", "tld", "warcio")
+    step = Step(root, "warcs", version=2, parameters=settings, inputs=inputs, packages=packages)
     write_locations(step.folder, [[file] for file in files])
     if done := runner.finished(step):
         return done
-    total = Outcome.total(
-        runner.batches(step, "part", list(files), warcs_part, settings, rules, where=where_of(root, files))
-    )
+    where = where_to_read(files, root)
+    outcomes = runner.batches(step, "part", list(files), warcs_part, settings, rules, where=where)
     what = "the archives given with --warcs hold no page that can be used"
-    return commit_some(step, total, what, "no response records")
-
-
-def rules_of(settings: BlacklistSettings) -> Rules:
-    """Return the rules of the blacklist, without those for whole lists (duplicates, parity)."""
-    names = blocked_names() if settings.block_names else frozenset()
-    extensions = EXTENSIONS if settings.block_extensions else ()
-    return Rules(names, extensions, read_blocklists(settings.domain_lists), settings.min_length)
+    return commit_some(step, outcomes, what, "no response records")
 
 
 def warcs_part(
@@ -137,24 +109,13 @@ def warcs_part(
 ) -> Outcome:
     """Index one archive; runs in a worker."""
     classify = UrlClassifier(rules) if rules is not None else None
-    outcomes: list[Outcome] = []
-    kept: list[dict[str, Any]] = []
-    rejected: list[dict[str, Any]] = []
-
-    def flush() -> None:
-        shard = f"{name}-{len(outcomes):05d}.parquet"
-        outcomes.append(commit_rows(folder, shard, kept, rejected, INDEX, {"bytes": sum(row["bytes"] for row in kept)}))
-        kept.clear()
-        rejected.clear()
-
+    shards = ShardWriter(folder, name, INDEX, "bytes", lambda row: int(row["bytes"]))
     with open_archive(file.location) as stream:
         last = -1
         for record in read_records(stream, ("response",), settings.max_record):
-            rows = len(kept) + len(rejected)
-            if rows >= settings.shard_rows and (
-                record.position.offset != last or rows >= MAX_SHARD_FACTOR * settings.shard_rows
-            ):
-                flush()
+            full, overfull = settings.shard_rows, MAX_SHARD_FACTOR * settings.shard_rows
+            if shards.rows >= (full if record.position.offset != last else overfull):
+                shards.end_shard()
             last = record.position.offset
             try:
                 if isinstance(record, BrokenRecord):
@@ -164,14 +125,10 @@ def warcs_part(
                 page = page_of(record, file.name, settings.max_bytes, settings.max_ratio)
             except FetchRejectedError as error:
                 row = {"url": strip_unstorable(record.url), "source": file.name}
-                rejected.append(
-                    rejected_row(row, error.reason, f"{file.name}, byte {_format(record.position)}: {error.detail}")
-                )
+                shards.reject(row, error.reason, f"{file.name}, byte {_format(record.position)}: {error.detail}")
             else:
-                kept.append(index_row(file, page, record))
-    if kept or rejected or not outcomes:
-        flush()
-    return Outcome.total(outcomes)
+                shards.keep(index_row(file, page, record))
+    return shards.close()
 
 
 def _format(position: StreamPosition) -> str:

@@ -4,19 +4,16 @@
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import Field
 
 from gpt2train.settings import Settings
-from tasks.core.input_files import InputFile, open_input
+from tasks.core.input_files import InputFile, open_input, where_to_read
 from tasks.core.runner import Runner
-from tasks.core.shards import commit_rows, rejected_row
-from tasks.core.step import Manifest, Outcome, Step, digest
+from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
-from tasks.sources.commit import commit_some
-from tasks.sources.index import INDEX, index_row, where_of, whole_page, write_locations
-from tasks.sources.texts import grouped, vanished
+from tasks.sources.index import INDEX, index_row, whole_page, write_locations
+from tasks.sources.user_files import ShardWriter, commit_some, fault_of, grouped, identity_of
 
 ENDINGS = (".html", ".htm", ".xhtml")
 
@@ -43,32 +40,31 @@ def webpages(root: Folder, files: Sequence[InputFile], settings: WebpagesSetting
         "webpages",
         version=1,
         parameters=settings,
-        inputs={"files": digest([[file.name, file.identity] for file in files])},
+        inputs={"files": identity_of(files)},
     )
     batches = grouped(files, settings.shard_rows, settings.shard_bytes)
     write_locations(step.folder, batches)
     if done := runner.finished(step):
         return done
-    total = Outcome.total(runner.batches(step, "part", batches, webpages_part, settings, where=where_of(root, files)))
-    return commit_some(step, total, "the pages given with --documents cannot be used", "no pages")
+    where = where_to_read(files, root)
+    outcomes = runner.batches(step, "part", batches, webpages_part, settings, where=where)
+    return commit_some(step, outcomes, "the pages given with --documents cannot be used", "no pages")
 
 
 def webpages_part(folder: Folder, name: str, files: Sequence[InputFile], settings: WebpagesSettings) -> Outcome:
     """Index the files of one batch; runs in a worker."""
-    kept: list[dict[str, Any]] = []
-    rejected: list[dict[str, Any]] = []
+    shards = ShardWriter(folder, name, INDEX, "bytes", lambda row: int(row["bytes"]))
     for file in files:
         row = {"url": file.name, "source": file.name}
-        if fault := file.fault or vanished(file):
-            rejected.append(rejected_row(row, "unreadable", f"{file.name}: {fault}"))
+        if fault := fault_of(file):
+            shards.reject(row, "unreadable", f"{file.name}: {fault}")
             continue
         with open_input(file.location) as stream:
             body = stream.read(settings.max_bytes + 1)
         if len(body) > settings.max_bytes:
-            rejected.append(rejected_row(row, "too_large", f"{file.name}: more than {settings.max_bytes:,} bytes"))
+            shards.reject(row, "too_large", f"{file.name}: more than {settings.max_bytes:,} bytes")
         elif not body.strip():
-            rejected.append(rejected_row(row, "empty", f"{file.name}: nothing but spaces"))
+            shards.reject(row, "empty", f"{file.name}: nothing but spaces")
         else:
-            kept.append(index_row(file, whole_page(file.name, file.name, body)))
-    facts = {"bytes": sum(row["bytes"] for row in kept)}
-    return commit_rows(folder, f"{name}-00000.parquet", kept, rejected, INDEX, facts)
+            shards.keep(index_row(file, whole_page(file.name, file.name, body)))
+    return shards.close()

@@ -23,7 +23,8 @@ from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerLostError, WorkerPool, adopt
-from tasks.download.fetch import Fetched, Fetcher
+from tasks.download.fetch import Fetcher
+from tasks.download.ledger import Fetched
 from tasks.report.step import report
 from tests.tasks.kill_points import INSTANTS, kill_at, work_and_die
 

@@ -32,8 +32,8 @@ from tasks.clean.language import (
     ranking,
     sample_text,
 )
-from tasks.extract.options import ExtractOptions
 from tasks.extract.page import extract_page
+from tasks.extract.settings import ExtractOptions
 from tasks.extract.trafilatura_patches import apply_patches
 from tasks.sources.index import whole_page
 from tests.tasks.corpus import pieces_of_novels, read_jsonl, texts_of

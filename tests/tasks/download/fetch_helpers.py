@@ -8,7 +8,8 @@ from tasks.core.runner import Runner
 from tasks.core.shards import write_rows
 from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
-from tasks.download.fetch import Fetched, Fetcher
+from tasks.download.fetch import Fetcher
+from tasks.download.ledger import Fetched
 from tasks.download.settings import DownloadSettings
 from tasks.download.step import download
 from tests.tasks.web_server import Site

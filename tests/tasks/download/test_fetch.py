@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 import tasks.download.fetch as fetch_module
-from tasks.download.fetch import Fetcher, retry_after
+from tasks.download.fetch import Fetcher
+from tasks.download.http_client import retry_after
 from tests.tasks.download.fetch_helpers import fetch, make_settings
 from tests.tasks.web_server import PAGE, Site, ok, running_site
 

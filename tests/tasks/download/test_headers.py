@@ -20,11 +20,14 @@ from yarl import URL
 
 from tasks.core.step import Outcome, Step
 from tasks.core.storage import Folder
-from tasks.download.fetch import Fetched, Fetcher, join, parse, retry_after
+from tasks.download.fetch import Fetcher
+from tasks.download.http_client import retry_after
+from tasks.download.ledger import Fetched
 from tasks.download.mime import parse_content_type, sniff_html
 from tasks.download.response_body import Decoder, FetchRejectedError
 from tasks.download.robots import RobotsRules
 from tasks.download.ssrf_guard import refuse
+from tasks.download.urls import join, parse
 from tasks.download.warc import Page, encode_head, encode_record, read_pages
 from tasks.extract.settings import ExtractSettings
 from tasks.extract.step import extract

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tasks.core.storage import Folder
-from tasks.download.fetch import Fetched, Fetcher
+from tasks.download.fetch import Fetcher
+from tasks.download.ledger import Fetched
 from tasks.download.warc import read_pages
 from tests.tasks.download.fetch_helpers import fetch, make_settings, run
 from tests.tasks.web_server import Site, ok

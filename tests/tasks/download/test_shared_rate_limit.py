@@ -12,7 +12,7 @@ import pytest
 from gpt2train.errors import UserError
 from tasks.download import shared_rate_limit
 from tasks.download.fetch import Fetcher
-from tasks.download.shared_rate_limit import FILE, SharedRateLimiter, rate_limit_folder, record_index
+from tasks.download.shared_rate_limit import FILE, SharedRateLimiter, open_rate_limiter, record_index
 from tests.processes import wait_for
 from tests.tasks.download.fetch_helpers import fetch, make_settings
 from tests.tasks.web_server import Site, ok
@@ -172,7 +172,8 @@ def test_each_host_has_a_schedule_of_its_own(tmp_path: Path) -> None:
 
 def test_redirected_hosts_are_counted_apart(site: Site, tmp_path: Path) -> None:
     fetch(site, ["http://a.test/1"], shared_rate_limit_dir=str(tmp_path), delay=50.0, obey_robots=False)
-    shared = shared_rate_limit.open_rate_limiter(tmp_path)
+    shared = shared_rate_limit.open_rate_limiter(str(tmp_path))
+    assert shared is not None
     assert shared.reserve("a.test", 0.0) == 0.0
     assert shared.reserve(f"a.test at {site.address}", 0.0) > 1.0
 
@@ -180,9 +181,11 @@ def test_redirected_hosts_are_counted_apart(site: Site, tmp_path: Path) -> None:
 def test_the_folder_is_found_or_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    assert open_rate_limiter("auto") is open_rate_limiter(str(tmp_path / "own" / "gpt2train" / "rate-limit"))
+    assert (tmp_path / "own" / "gpt2train" / "rate-limit" / FILE).exists()
+    assert open_rate_limiter("off") is None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert rate_limit_folder("auto") == tmp_path / "cache" / "gpt2train" / "rate-limit"
-    assert rate_limit_folder("off") is None
     (tmp_path / "cache").write_text("no folder")
     with pytest.raises(UserError, match=r"set download\.shared_rate_limit_dir to another folder"):
         fetch_nothing(shared_rate_limit_dir=str(tmp_path / "cache" / "mine"))

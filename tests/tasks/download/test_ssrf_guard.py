@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from tasks.download.fetch import Fetched, Fetcher
+from tasks.download.fetch import Fetcher
+from tasks.download.ledger import Fetched
 from tasks.download.settings import DownloadSettings
 from tasks.download.ssrf_guard import (
     METADATA,

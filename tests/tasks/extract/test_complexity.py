@@ -10,8 +10,8 @@ from lxml.html import document_fromstring
 
 from tasks.download.warc import Page
 from tasks.extract.complexity import MAX_ATTRIBUTES, MAX_ELEMENTS, cut_attributes
-from tasks.extract.options import ExtractOptions, ExtractResult
 from tasks.extract.page import extract_pages
+from tasks.extract.settings import ExtractOptions, ExtractResult
 
 PROSE = "<p>The river runs through the old valley and the people of the town walk along it every evening.</p>" * 20
 PIECES = ["<p", "<script", "</script>", "<!--", "-->", "<style>", ">", " a=1", " b='>'", ' c=">"', " d", "/", "=", " "]

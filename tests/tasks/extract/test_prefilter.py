@@ -13,7 +13,7 @@ from tasks.clean.settings import CleanSettings
 from tasks.clean.step import check_text
 from tasks.download.warc import Page
 from tasks.extract.decode import decode
-from tasks.extract.page import ExtractOptions, extract_page
+from tasks.extract.page import extract_page
 from tasks.extract.prefilter import (
     SAMPLE_MARKUP,
     PrefilterRules,
@@ -23,9 +23,9 @@ from tasks.extract.prefilter import (
     samples,
     visible_markup,
 )
-from tasks.extract.settings import ExtractSettings
+from tasks.extract.settings import ExtractOptions, ExtractSettings
 
-WANTED = PrefilterRules(128, ("en",), ExtractSettings().prefilter_min_prob)
+WANTED = PrefilterRules(min_tokens=128, languages=("en",), share=ExtractSettings().prefilter_min_prob)
 ENGLISH = "The committee met in the old library and spoke at length about the roof, the rent and the hours. "
 GERMAN = "Der Ausschuss traf sich in der alten Bücherei und sprach lange über das Dach und die Miete. "
 JAPANESE = "委員会は古い図書館で会合を開き、屋根と家賃と開館時間について長い間話し合った。"
@@ -47,7 +47,7 @@ def test_short_pages_are_dropped() -> None:
         "at most 7 tokens on the whole page, at least 128 expected",
     )
     assert reason(html(ENGLISH * 8)) is None
-    assert reason(html("A few words."), PrefilterRules(0, ("en",), 0.1)) is None
+    assert reason(html("A few words."), PrefilterRules(min_tokens=0, languages=("en",), share=0.1)) is None
     # Text of scripts does not count, but trafilatura may take the page's text out of a JSON-LD script.
     assert reason(f"<script>{ENGLISH * 99}</script>" + html("few")) == "early_short"
     assert reason(f'<script type="application/ld+json">{{"articleBody": "{ENGLISH * 9}"}}</script>' + html("x")) is None
@@ -57,8 +57,8 @@ def test_pages_in_other_languages_are_dropped() -> None:
     assert prefilter_reason(html(GERMAN * 40), WANTED) == ("early_language", "found de, expected en")
     assert reason(html(JAPANESE * 40)) == "early_language"
     assert reason(html(ENGLISH * 40)) is None
-    assert reason(html(GERMAN * 40), PrefilterRules(128, ("en", "de"), 0.1)) is None
-    assert reason(html(GERMAN * 40), PrefilterRules(128, ("any",), 0.1)) is None
+    assert reason(html(GERMAN * 40), PrefilterRules(min_tokens=128, languages=("en", "de"), share=0.1)) is None
+    assert reason(html(GERMAN * 40), PrefilterRules(min_tokens=128, languages=("any",), share=0.1)) is None
     assert reason(html("1 2 3 " * 200)) is None  # no letters to detect a language by
 
 

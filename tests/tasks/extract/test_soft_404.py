@@ -8,7 +8,8 @@ from lxml.html import document_fromstring
 from benchmarks.gold_pages import documentation_pages, gold_pages
 from tasks.download.warc import Page
 from tasks.extract.metadata import page_title
-from tasks.extract.page import ExtractOptions, extract_page
+from tasks.extract.page import extract_page
+from tasks.extract.settings import ExtractOptions
 from tasks.extract.soft_404 import MAX_CHARACTERS, detect_soft_404, page_marks
 
 PROSE = "The committee met in the old library and spoke at length about the roof, the rent and the reading hours. "
@@ -17,7 +18,7 @@ PROSE = "The committee met in the old library and spoke at length about the roof
 def flagged(title: str, body: str, text: str) -> str | None:
     tree = document_fromstring(f"<html><head><title>{title}</title></head><body>{body}</body></html>")
     found = detect_soft_404(page_marks(tree, page_title(tree)), text)
-    return found and found.reason
+    return found and found[0]
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool
 from tasks.download.warc import Page
-from tasks.extract.page import ExtractOptions, ExtractResult, extract_pages
-from tasks.extract.settings import ExtractSettings
+from tasks.extract.page import extract_pages
+from tasks.extract.settings import ExtractOptions, ExtractResult, ExtractSettings
 from tasks.extract.step import extract, extracted
 from tests.tasks.warc_pages import write_pages
 
@@ -121,7 +121,7 @@ def hostile() -> Iterator[HostilePool]:
 def test_a_page_that_kills_its_worker_costs_no_other_page(hostile: HostilePool) -> None:
     good = [page(ARTICLE.encode(), f"http://a.example/{n}") for n in range(3)]
     pages = [good[0], page(b"DIE"), good[1], page(b"RAISE"), good[2]]
-    found = [one for _, one in extracted(hostile, pages, ExtractOptions(), 30)]
+    found = [one for _, one in extracted(hostile, pages, ExtractOptions())]
     assert [one.reason for one in found] == [None, "extract_crashed", None, "extract_crashed", None]
     assert found[3].detail == "RecursionError on 5 bytes: too deep"
     assert "exit code -9" in found[1].detail
@@ -132,16 +132,16 @@ def test_a_worker_that_hangs_without_cpu_time_is_killed(
     hostile: HostilePool, monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
     monkeypatch.setattr("tasks.extract.step.WALL_CLOCK_FACTOR", 0.05)
-    [(_, found)] = extracted(hostile, [page(body)], ExtractOptions(), 30)
+    [(_, found)] = extracted(hostile, [page(body)], ExtractOptions())
     assert found.reason == "extract_timeout"
     assert found.detail == "no text from 4 bytes after 1.5 s, in which the worker used less than 30 s of CPU time"
-    [(_, found)] = extracted(hostile, [page(ARTICLE.encode())], ExtractOptions(), 1200)
+    [(_, found)] = extracted(hostile, [page(ARTICLE.encode())], ExtractOptions(deadline=1200))
     assert found.reason is None
 
 
 def test_a_page_that_exceeds_its_cpu_time_is_rejected(hostile: HostilePool) -> None:
     pages = [page(ARTICLE.encode()), page(b"BURN2000000000"), page(ARTICLE.encode())]
-    found = [one for _, one in extracted(hostile, pages, ExtractOptions(), 1)]
+    found = [one for _, one in extracted(hostile, pages, ExtractOptions(deadline=1))]
     assert [one.reason for one in found] == [None, "extract_timeout", None]
     assert found[1].detail == "no text from 14 bytes after 1 s of CPU time"
 
@@ -160,10 +160,10 @@ def test_a_busy_machine_changes_no_result(hostile: HostilePool, burns: bool) -> 
     busy: list[subprocess.Popen[bytes]] = []
     try:
         os.sched_setaffinity(0, sorted(cores)[:1])  # inherited: the worker and the busy processes share one core
-        list(extracted(hostile, [page(ARTICLE.encode())], ExtractOptions(), 60))  # the worker has started
+        list(extracted(hostile, [page(ARTICLE.encode())], ExtractOptions(deadline=60)))  # the worker has started
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
         started = time.monotonic()
-        found = [one.reason for _, one in extracted(hostile, pages, ExtractOptions(), deadline)]
+        found = [one.reason for _, one in extracted(hostile, pages, ExtractOptions(deadline=deadline))]
         assert time.monotonic() - started > deadline
     finally:
         os.sched_setaffinity(0, cores)
@@ -178,7 +178,7 @@ def test_a_worker_that_has_grown_is_replaced_and_no_page_is_lost(hostile: Hostil
     options = ExtractOptions(worker_recycle_mb=64)
     workers = [hostile.call(os.getpid)]
     for one in pages:  # the second page grows the worker, which the third call finds too large
-        [(_, found)] = extracted(hostile, [one], options, 30)
+        [(_, found)] = extracted(hostile, [one], options)
         assert found.reason is None
         workers.append(hostile.call(os.getpid))
     assert workers[0] == workers[1] == workers[2] != workers[3]
@@ -186,7 +186,7 @@ def test_a_worker_that_has_grown_is_replaced_and_no_page_is_lost(hostile: Hostil
 
 def test_a_page_that_needs_too_much_memory_is_rejected(runner: Runner) -> None:
     pages = [page((b"<p>" + b"hello world " * 50 + b"</p>") * 90_000), page(ARTICLE.encode())]
-    found = [one for _, one in extracted(runner.pool, pages, ExtractOptions(memory_mb=256), 30)]
+    found = [one for _, one in extracted(runner.pool, pages, ExtractOptions(memory_mb=256))]
     assert found[0].reason == "extract_crashed"
     assert found[0].detail.startswith("MemoryError")
     assert found[1].reason is None
@@ -196,7 +196,7 @@ def test_a_page_that_needs_too_much_memory_is_rejected(runner: Runner) -> None:
 def test_the_grouping_of_pages_changes_nothing(runner: Runner, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     pages = [page(ARTICLE.replace("library", f"library {n}").encode(), f"http://a.example/{n}") for n in range(7)]
     monkeypatch.setattr("tasks.extract.step.GROUP_PAGES", size)
-    found = list(extracted(runner.pool, pages, ExtractOptions(), 30))
+    found = list(extracted(runner.pool, pages, ExtractOptions()))
     assert [row["url"] for row, _ in found] == [one.url for one in pages]
     assert [f"library {n}" in one.text for n, (_, one) in enumerate(found)] == [True] * 7
 

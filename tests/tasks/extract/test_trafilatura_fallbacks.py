@@ -21,7 +21,8 @@ from tasks.clean.step import check_text
 from tasks.core.document import strip_unstorable
 from tasks.download.warc import Page
 from tasks.extract.decode import decode
-from tasks.extract.page import Compare, ExtractOptions, extract_page
+from tasks.extract.page import extract_page
+from tasks.extract.settings import Compare, ExtractOptions
 from tasks.extract.trafilatura_fallbacks import TextBounds, bounds, is_sound, page_text, text_bound
 
 ARTICLE = "<p>It waits for the reply of the server, and gives up when none comes in time, as the manual says.</p>" * 9

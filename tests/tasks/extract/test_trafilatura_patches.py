@@ -20,9 +20,12 @@ from trafilatura.utils import load_html
 
 from benchmarks.gold_pages import documentation_pages, gold_pages
 from tasks.core.document import strip_unstorable
+from tasks.extract import justext_patches
 from tasks.extract import trafilatura_patches as module
 from tasks.extract.decode import decode
-from tasks.extract.trafilatura_patches import GROUPS, Parsed, apply_patches, clear_caches, revise
+from tasks.extract.justext_patches import revise
+from tasks.extract.trafilatura_patches import GROUPS, Parsed, apply_patches, clear_caches
+from tasks.extract.xpath_groups import GroupedXPath
 
 ARTICLE = "<p>It waits for the reply of the server, and gives up when none comes in time, as the manual says.</p>" * 9
 
@@ -43,7 +46,7 @@ def our_text(html: str, **options: Any) -> str:
 def test_paragraphs_are_classified_as_by_justext(classes: list[tuple[str, bool]], headings: bool) -> None:
     found = []
     for classify in (revise_paragraph_classification, revise):
-        paragraphs = [Paragraph(module._Path("html.body.p")) for _ in classes]
+        paragraphs = [Paragraph(justext_patches._Path("html.body.p")) for _ in classes]
         for paragraph, (own, heading) in zip(paragraphs, classes, strict=True):
             paragraph.cf_class, paragraph.heading = own, heading and headings
         classify(paragraphs, 150)
@@ -51,7 +54,7 @@ def test_paragraphs_are_classified_as_by_justext(classes: list[tuple[str, bool]]
     assert found[0] == found[1]
 
 
-class Checked(module.GroupedXPath):
+class Checked(GroupedXPath):
     """A member that evaluates the original expression too."""
 
     asked = 0
@@ -68,8 +71,6 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compare every expression with the original one, wherever trafilatura evaluates it."""
     members = {plain: Checked(*fast) for plain, fast in module.FAST.items()}
     monkeypatch.setattr(module, "FAST", members)
-    lists = tuple(tuple(members[plain] for plain in plain_ones) for plain_ones in module.PLAIN_LISTS)
-    monkeypatch.setattr(module, "FAST_LISTS", lists)
     Checked.asked = 0
     yield
 
@@ -217,7 +218,7 @@ def test_texts_are_cleaned_the_same_way(text: str) -> None:
 
 
 def test_stop_words_are_those_of_the_given_language() -> None:
-    stop_words = module.StopWords()
+    stop_words = justext_patches.StopWords()
     for words in (("The", "a"), ("die",), ("The", "a")):
         assert stop_words.of(words) == frozenset(word.lower() for word in words)
 

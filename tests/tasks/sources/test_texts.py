@@ -28,8 +28,10 @@ from tasks.extract.settings import ExtractSettings
 from tasks.extract.step import document_id, extract
 from tasks.sources.documents import find_documents
 from tasks.sources.merge_manifests import merge_manifests
-from tasks.sources.text_records import ROWS, json_item
-from tasks.sources.texts import TextsSettings, grouped, texts
+from tasks.sources.parquet_texts import ROWS
+from tasks.sources.text_records import json_item
+from tasks.sources.texts import TextsSettings, texts
+from tasks.sources.user_files import grouped
 from tasks.sources.warcs import WarcSettings, find_warcs, warcs
 from tasks.sources.webpages import WebpagesSettings, webpages
 from tests.tasks.corpus import Inline, content_of, rejected_of, rows_of
@@ -433,7 +435,7 @@ def test_unreadable_files_of_a_folder_are_rejected_rows(tmp_path: Path, monkeypa
 
 BOMB = """
 import resource, sys
-from tasks.sources.text_records import parquet_items
+from tasks.sources.parquet_texts import parquet_items
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = [(item.reason, len(item.text)) for item in parquet_items(sys.argv[1], "text", 2**20)]
 print(len(found), sorted({str(reason) for reason, _ in found}))

@@ -31,7 +31,7 @@ from tasks.download.response_body import FetchRejectedError
 from tasks.download.warc import Page
 from tasks.sources.archive_stream import ArchiveStream, open_archive
 from tasks.sources.http_payload import unchunk, unpack
-from tasks.sources.pages import read_pages
+from tasks.sources.index import read_pages
 from tasks.sources.warc_records import read_records
 from tasks.sources.warcs import WarcSettings, find_warcs, warcs
 from tests.tasks.corpus import Inline, content_of, rejected_of

@@ -1,0 +1,57 @@
+"""One text record of the user's files, and the checks that every text must pass.
+
+Reasons of unusable records: `invalid_utf8`, `wrong_type`, `no_text`, `empty`, `nul`, `lone_surrogate`, `too_large`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tasks.core.document import strip_unstorable
+
+KEYS = ("url", "id", "title", "date")  # further keys that are read if present
+MAX_SHOWN = 12  # keys that an error names
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Item(NamedTuple):
+    """One text record."""
+
+    location: str  # row (from 1) or byte in the file; empty for a file that is one record
+    text: str = ""  # text of a usable record
+    fields: Mapping[str, str] = {}  # values of `url`, `id`, `title`, `date`, if present
+    reason: str | None = None  # reason code of an unusable record, else None
+    detail: str = ""  # found and expected values
+
+
+def make_item(location: str, record: Mapping[str, Any], key: str, max_bytes: int) -> Item:
+    """Make a record from parsed fields."""
+    text = record.get(key)
+    if text is None:
+        return Item(location, reason="no_text", detail=f"no key {key!r}" if key not in record else f"{key!r} is null")
+    if not isinstance(text, str):
+        return Item(location, reason="wrong_type", detail=f"{key!r} is {type(text).__name__}, a string expected")
+    fields = {
+        name: strip_unstorable(str(record[name])) for name in KEYS if isinstance(record.get(name), str | int | float)
+    }
+    return checked(location, text, fields, max_bytes)
+
+
+def checked(location: str, text: str, fields: Mapping[str, str], max_bytes: int) -> Item:
+    """Make a record, with a reason if its text is unusable."""
+    reason, detail = None, ""
+    if "\0" in text:
+        reason, detail = "nul", f"a NUL at character {text.index(chr(0)):,} of the text"
+    elif found := SURROGATE.search(text):
+        reason, detail = "lone_surrogate", f"half of a surrogate pair at character {found.start():,} of the text"
+    elif not text.strip():
+        reason, detail = "empty", "a text of nothing but spaces" if text else "a text of no characters"
+    elif len(text) > max_bytes:
+        reason, detail = "too_large", f"a text of {len(text):,} characters, at most {max_bytes:,} bytes expected"
+    return Item(location, "" if reason else text, fields, reason, detail)
+
+
+def list_names(names: list[str]) -> str:
+    """Format keys or columns for an error message."""
+    shown = ", ".join(repr(strip_unstorable(name)[:40]) for name in names[:MAX_SHOWN])
+    return shown + (f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")
