@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from tasks.core.shards import read_table, write_table
 from tasks.core.step import Outcome
 from tasks.core.storage import Folder
-from tasks.dedup.document_index import Group, Numbers, by_rank, first_previous, group_of, look_up, write_numbers
+from tasks.dedup.document_index import Group, Numbers, first_previous, group_of, look_up, ranks, write_numbers
 
 CLUSTER = pa.schema(
     [
@@ -105,9 +105,8 @@ def find_clusters(
     if not len(numbers):
         return _write(folder, CLUSTER.empty_table(), 0)
     documents = look_up(folder, groups, numbers, ["id", "url", "length"])
-    order = by_rank(groups, numbers, documents)
-    rank = np.empty(len(numbers), dtype=np.int64)
-    rank[order] = np.arange(len(numbers))
+    rank = ranks(groups, numbers, documents)
+    order = np.argsort(rank)
     dropped, kept, first, second = (rank[np.searchsorted(numbers, column.to_numpy())] for column in ends)
     components = components_of(len(numbers), np.append(first, dropped), np.append(second, kept))
     is_previous = numbers[order] >= first_previous(groups)

@@ -18,7 +18,6 @@ from tasks.core.runner import Runner
 from tasks.core.shards import in_groups, read_rows
 from tasks.core.step import Manifest
 from tasks.core.storage import FileRecord, Folder
-from tasks.dedup import reference
 from tasks.dedup.cluster_report import largest_clusters
 from tasks.dedup.clusters import Edges, choose_survivors, components_of
 from tasks.dedup.lsh import pair_up_all, pair_with_pivots
@@ -26,6 +25,7 @@ from tasks.dedup.minhash import band_name, sketch_texts
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup
 from tests.tasks.corpus import Inline, content_of, documents_of, read_jsonl, rejected_of, row, rows_of
+from tests.tasks.dedup import reference
 
 TEXT = " ".join(f"word{i:02d}" for i in range(100))
 
