@@ -24,15 +24,8 @@ def clean(
 ) -> Manifest:
     """Repair, test and split every document into `clean/`; one batch per part.
 
-    Args:
-        root: output folder of the run.
-        documents: manifest of the extraction, or of any parts with schema `shards.DOCUMENT`.
-        settings: cleaning settings.
-        runner: runs the batches.
-        tokenizer: manifest of the tokenizer that counts the tokens; None: count the pieces of the pre-tokenizer.
-
-    Returns:
-        Manifest of `clean/`.
+    The documents have schema `shards.DOCUMENT`. Without a tokenizer, the pieces of the pre-tokenizer are counted in
+    place of the tokens.
     """
     step = Step(
         root,
@@ -86,11 +79,7 @@ def clean_part(
 
 
 def check_text(text: str, tokens: int, settings: CleanSettings) -> tuple[str | None, Rejection | None]:
-    """Test the length and the language of a repaired text.
-
-    Returns:
-        The language (None if it was not detected), and the rejection if the text does not pass.
-    """
+    """Language of a repaired text (None if it was not detected), and its rejection by length or language, else None."""
     if found := too_short(tokens, settings):
         return None, found
     keep = settings.language.keep
