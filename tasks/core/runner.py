@@ -16,8 +16,9 @@ from typing import Any, Literal, Self
 from gpt2train.errors import RunError
 from gpt2train.io.files import DISK_FULL_ERRNOS, write_error
 from tasks.core.gpu_queue import gpu_slot
+from tasks.core.manifest import Manifest, Outcome, need_manifest
 from tasks.core.reject_limits import LimitSettings, Tally
-from tasks.core.step import Manifest, Outcome, Step, need_manifest
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool, adopt
 

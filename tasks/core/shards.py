@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.errors import RunError
-from tasks.core.step import Outcome
+from tasks.core.manifest import Outcome
 from tasks.core.storage import FileRecord, Folder
 
 DOCUMENT = pa.schema(

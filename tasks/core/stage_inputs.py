@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Sequence
 
 from gpt2train.errors import RunError
-from tasks.core.step import MANIFEST, Manifest, digest, read_manifest
+from tasks.core.manifest import MANIFEST, Manifest, digest, read_manifest
 from tasks.core.storage import FileRecord, Folder
 
 log = logging.getLogger("gpt2train")

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tasks.core.manifest import Manifest
 from tasks.core.shards import EXCERPT, read_table
-from tasks.core.step import Manifest
 from tasks.core.storage import Folder
 
 

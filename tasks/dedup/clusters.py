@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tasks.core.manifest import Outcome
 from tasks.core.shards import read_table, write_table
-from tasks.core.step import Outcome
 from tasks.core.storage import Folder
 from tasks.dedup.document_index import Group, Numbers, first_previous, group_of, look_up, ranks, write_numbers
 

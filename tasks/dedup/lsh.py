@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from tasks.core.manifest import Outcome
 from tasks.core.shards import read_table
-from tasks.core.step import Outcome
 from tasks.core.storage import Folder
 from tasks.dedup.document_index import (
     Group,

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.core.step import Outcome
+from tasks.core.manifest import Outcome
 from tasks.core.storage import Folder
 from tasks.dedup.document_index import Group, document_numbers, write_numbers
 from tasks.dedup.settings import DedupSettings

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.core.step import Outcome
+from tasks.core.manifest import Outcome
 from tasks.core.storage import Folder
 from tasks.dedup.document_index import ROW_MASK, Group, Numbers, group_of, read_range, write_numbers
 from tasks.dedup.lsh import CANDIDATE, distinct_pairs

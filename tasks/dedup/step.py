@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpt2train.errors import UserError
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import EXCERPT, REJECTED, read_table, write_table
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import FileRecord, Folder
 from tasks.dedup.clusters import CLUSTER, find_clusters
 from tasks.dedup.document_index import ROW_MASK, Group, make_groups, read_dropped

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tasks.core.manifest import Outcome
 from tasks.core.shards import read_table, write_table
-from tasks.core.step import Outcome
 from tasks.core.storage import Folder
 from tasks.dedup.document_index import Group, Numbers, group_of, isin_sorted, look_up, ranks
 from tasks.dedup.settings import DedupSettings

@@ -9,8 +9,9 @@ from typing import Any
 
 from gpt2train.convert.settings import CARD, MergeSettings
 from gpt2train.errors import RunError, UserError
+from tasks.core.manifest import MANIFEST, Manifest, Outcome, canonical
 from tasks.core.runner import Runner
-from tasks.core.step import MANIFEST, Manifest, Outcome, Step, canonical
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 
 DRAFT = ".tmp-model"

@@ -17,8 +17,9 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import FILE, read_metrics
 from gpt2train.monitoring.run_record import record_flow
+from tasks.core.manifest import Manifest, Outcome, digest, fingerprint
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest, Outcome, Step, digest, fingerprint
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.train.launch.job import Job
 from tasks.train.launch.launchers import devices_of, run_job
