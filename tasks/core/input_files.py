@@ -109,12 +109,22 @@ def open_input(location: str) -> Iterator[IO[bytes]]:
         yield stack.enter_context(io.BufferedReader(_ErrorTranslatingFile(unpacked, location), BLOCK))
 
 
-def read_lines(stream: IO[bytes], longest: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield lines with their numbers, from 1, without the newline; None instead of a line that is too long.
+def read_any(location: str) -> bytes:
+    """Read a whole file as it is.
 
-    Args:
-        stream: Stream of `open_input`.
-        longest: Maximum bytes of a line; a longer one is never completely in memory.
+    Raises:
+        UserError: The file does not exist or cannot be read.
+    """
+    with _translate_errors(location):
+        check_credentials(location)
+        with fsspec.open(location, "rb") as file:
+            return bytes(file.read())
+
+
+def read_lines(stream: IO[bytes], longest: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield lines with their numbers, from 1, without the newline; None for a line of more than `longest` bytes.
+
+    Such a line is never completely in memory.
     """
     number, kept, over = 1, b"", False  # the current line: its number, its bytes so far, True if it is too long
     while block := stream.read(BLOCK):

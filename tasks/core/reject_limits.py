@@ -48,17 +48,10 @@ class LimitSettings(Settings):
 
 
 def check_reject_rate(limits: LimitSettings, step: str, folder: str, seen: int, reasons: Mapping[str, int]) -> None:
-    """Check a step's rejected rows against its limit.
-
-    Args:
-        limits: Limits of all steps.
-        step: Name of the step.
-        folder: URL of the step's folder, for the message.
-        seen: Input rows.
-        reasons: Rejected rows by reason code.
+    """Check a step's rejected rows, by reason code, against its limit; `folder` is its URL, for the message.
 
     Raises:
-        RunError: More rows were rejected than the limit allows.
+        RunError: More of the `seen` rows were rejected than the limit allows.
     """
     rejected, limit = sum(reasons.values()), limits.share(step)
     if rejected <= limit * seen or (seen < limits.min_rows and rejected < seen):
@@ -75,13 +68,9 @@ def check_reject_rate(limits: LimitSettings, step: str, folder: str, seen: int, 
 
 
 class Tally:
-    """Running check of a stage's reject rate, over the batches in the order of the items up to the first gap.
+    """Running check of a stage's reject rate, over its batches in the order of the items up to the first gap.
 
-    Args:
-        limits: Limits of all steps.
-        step: Name of the step.
-        folder: URL of the step's folder, for the message.
-        batches: Names of the batches, in the order of the items.
+    `folder` is the URL of the step's folder, for the message.
     """
 
     def __init__(self, limits: LimitSettings, step: str, folder: str, batches: Sequence[str]) -> None:
@@ -92,12 +81,7 @@ class Tally:
         self._lock = threading.Lock()
 
     def add(self, batch: str, seen: int, reasons: Mapping[str, int]) -> None:
-        """Add an ended batch; callable from any thread.
-
-        Args:
-            batch: Name of the batch.
-            seen: Its input rows.
-            reasons: Its rejected rows by reason code.
+        """Add an ended batch: its input rows, and its rejected rows by reason code; callable from any thread.
 
         Raises:
             RunError: More rows were rejected so far than the limit allows.

@@ -23,12 +23,7 @@ CHUNK = 4 * 2**20  # bytes
 
 
 def on_local_disk(data: Folder, manifests: Sequence[Manifest], root: Folder) -> Folder:
-    """Return the folder itself if it is local, else a verified copy of its steps under `root`.
-
-    Args:
-        data: Output URL of the steps.
-        manifests: Manifests of the steps to copy.
-        root: Local output folder.
+    """Return the folder of the steps itself if it is local, else a verified copy of these steps under the local `root`.
 
     Raises:
         RunError: A file does not match its manifest.

@@ -14,15 +14,15 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from gpt2train.errors import UserError, redact
+from gpt2train.errors import UserError
 from gpt2train.io.files import DEFAULT_REMEDY, DISK_FULL_ERRNOS, fsync, make_folder, write_error
 from gpt2train.settings import Settings
-from tasks.core.object_stores import BLOCK, check_credentials, is_alive, open_store, translate_store_errors
+from tasks.core.object_stores import BLOCK, is_alive, open_store, translate_store_errors
 
 TEMPORARY = ".tmp-"  # prefix of temporary files; killed runs can leave some behind, which each step sweeps
 DRAFT = "gpt2train-upload-"  # prefix of files to upload, in the temporary folder; followed by the process id
@@ -43,11 +43,7 @@ class FileRecord(Settings):
 
 
 class Folder:
-    """A folder behind any fsspec URL. Cheap to create and picklable, so that it can be sent to workers.
-
-    Args:
-        url: Path or fsspec URL.
-    """
+    """A folder behind a path or any fsspec URL. Cheap to create and picklable, so that it can be sent to workers."""
 
     def __init__(self, url: str | Path) -> None:
         self.url = str(url).rstrip("/") or "/"
@@ -199,10 +195,7 @@ class Folder:
         return list(self.sizes())
 
     def check_writable(self, leave: bool = True) -> None:
-        """Write and remove one small file.
-
-        Args:
-            leave: Keep the folders that were created for it.
+        """Write and remove one small file, and unless `leave` the folders that were created for it.
 
         Raises:
             UserError: The folder cannot be created or written; the message has the reason.
@@ -240,11 +233,9 @@ def sweep_drafts() -> None:
 
 @contextlib.contextmanager
 def translate_write_errors(location: str, remedy: str = DEFAULT_REMEDY) -> Iterator[None]:
-    """Turn the operating system's write errors into errors of one line with a remedy.
+    """Turn the operating system's errors on writing to a path or URL into errors of one line.
 
-    Args:
-        location: Path or URL that is written, for the message.
-        remedy: Advice for a full disk, besides freeing space.
+    `remedy` is the advice for a full disk, besides freeing space.
 
     Raises:
         RunError: The disk is full.
@@ -256,21 +247,3 @@ def translate_write_errors(location: str, remedy: str = DEFAULT_REMEDY) -> Itera
         if error.errno in (*DISK_FULL_ERRNOS, *REFUSED):
             raise write_error(location, error, remedy if error.errno in DISK_FULL_ERRNOS else DEFAULT_REMEDY) from error
         raise
-
-
-def read_any(url: str, **options: Any) -> bytes:
-    """Read a user's input file from any fsspec URL.
-
-    Raises:
-        UserError: The file does not exist or cannot be read.
-    """
-    check_credentials(url)
-    try:
-        with fsspec.open(url, "rb", **options) as file:
-            return file.read()
-    except Exception as error:
-        if "://" not in url and not isinstance(error, OSError):
-            raise
-        missing = "no such file" if isinstance(error, FileNotFoundError) else None
-        reason = redact(getattr(error, "strerror", None) or missing or str(error) or type(error).__name__, url)
-        raise UserError(f"cannot read {url}: {reason}; check the path") from error
