@@ -59,8 +59,7 @@ def steps_after(name: After) -> list[DataStep]:
 def settings_groups(module: str) -> type[Settings]:
     """Return a model with a settings group for each registered step; the base class if there is none.
 
-    Args:
-        module: module that binds the model to the name `DataStepSettings`, for pickle.
+    For pickle, `module` binds the model to the name `DataStepSettings`.
     """
     groups: dict[str, Any] = {
         name: (step.settings, Field(step.settings(), description=step.settings.__doc__))
@@ -74,8 +73,7 @@ def settings_groups(module: str) -> type[Settings]:
 def limit_settings(module: str) -> type[LimitSettings]:
     """Return the model of the limits, with a further one for each registered step; the base class if there is none.
 
-    Args:
-        module: module that binds the model to the name `LimitSettings`, for pickle.
+    For pickle, `module` binds the model to the name `LimitSettings`.
     """
     limits: dict[str, Any] = {
         name: (float, Field(step.limit, ge=0, le=1, description=f"Documents of the plug-in's step {name}."))

@@ -78,18 +78,9 @@ def decontaminate(
     `tokens` is counted again. Reasons: `contaminated` (nothing is left), `too_contaminated` (more than `max_cuts`
     cuts), `too_short` (fewer tokens left than the minimum of the cleaning).
 
-    Args:
-        root: output folder of the run.
-        clean: manifest of the cleaning; its `min_tokens` applies here as well.
-        evaluation: (name, path or URL) of the flow's own sets; those of `settings.against` are added.
-        settings: decontamination settings.
-        runner: runs the batches.
-        exempt: documents of this split are unchanged. The test documents are the source of the run's own cloze set and
-            are never trained on.
-        tokenizer: manifest of the tokenizer with which the cleaning counted tokens.
-
-    Returns:
-        Manifest of `decontaminated/`.
+    `evaluation` has (name, path or URL) of the flow's own sets; those of `settings.against` are added. Documents of the
+    split `exempt` are unchanged: the test documents are the source of the run's own cloze set and are never trained on.
+    The tokenizer is that with which the cleaning counted tokens.
 
     Raises:
         UserError: an evaluation file is missing, empty or does not have the format of its extension.
@@ -196,7 +187,7 @@ def remove(
     """Cut n-grams out of a text until none of the index is left, except common ones.
 
     Returns:
-        The remaining text, joined by blank lines ("" if nothing is left), and the cuts; the text itself without cuts.
+        The rest, joined by blank lines ("" if nothing is left), and the cuts; the text itself without cuts.
     """
     made: list[CutSpan] = []
     for number in range(len(text) + 1):  # every round removes at least one word, so it ends long before
@@ -212,13 +203,9 @@ def remove(
 
 
 def plan_cuts(text: str, matches: Sequence[Match], margin: int, number: int = 0) -> list[CutSpan]:
-    """Plan the spans to cut: matched words and `margin` characters on each side, extended to sentence ends, merged.
+    """Plan the spans to cut in a round: matched words and `margin` characters on each side, to sentence ends, merged.
 
-    Args:
-        text: text of the document.
-        matches: occurrences of n-grams, sorted by start.
-        margin: characters on each side of a match.
-        number: round of the cuts.
+    The matches are sorted by start.
     """
     spans = word_spans(text)
     ends = [found.end() for found in SENTENCE_END.finditer(text)]
@@ -266,13 +253,11 @@ def _common(folder: Folder, counted: Sequence[Outcome], threshold: int) -> froze
 
 def load_index(eval_sets: EvaluationFile, settings: DecontaminateSettings) -> tuple[NgramIndex, list[tuple[str, int]]]:
     """Index of the evaluation sets, and (set, row) of each of its texts; built once per worker."""
-    return _index(
-        eval_sets.folder.url, eval_sets.record.name, eval_sets.record.sha256, settings.ngram, settings.min_ngram
-    )
+    return _index(eval_sets.folder.url, eval_sets.record, settings.ngram, settings.min_ngram)
 
 
 @functools.lru_cache(maxsize=2)
-def _index(url: str, name: str, sha256: str, ngram: int, min_ngram: int) -> tuple[NgramIndex, list[tuple[str, int]]]:
-    table = read_table(Folder(url), name).to_pydict()  # the argument `sha256` distinguishes the files of two runs
+def _index(url: str, record: FileRecord, ngram: int, min_ngram: int) -> tuple[NgramIndex, list[tuple[str, int]]]:
+    table = read_table(Folder(url), record.name).to_pydict()  # the hash in `record` distinguishes the files of two runs
     index = NgramIndex(table["text"], ngram, min_ngram)
     return index, list(zip(table["set"], table["row"], strict=True))

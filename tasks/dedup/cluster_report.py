@@ -49,11 +49,8 @@ class Cluster:
 def largest_clusters(folder: Folder, manifest: Manifest, count: int = 10, members: int = 5) -> list[Cluster]:
     """Read the largest clusters, in descending order of size, then ascending order of id.
 
-    Args:
-        folder: folder of the step, `root / manifest.folder`.
-        manifest: manifest of the deduplication.
-        count: maximum number of clusters.
-        members: maximum number of members per cluster; their excerpts are read from their shards.
+    At most `count` clusters with `members` members each, whose excerpts are read from their shards in the folder of the
+    step.
     """
     parts = [record.name for record in manifest.outcome.audit if record.name.startswith("clusters/")]
     if not parts or not count:

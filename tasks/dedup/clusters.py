@@ -53,16 +53,11 @@ class Survivors(NamedTuple):
 
 
 def choose_survivors(edges: Edges, components: Numbers, policy: Policy, fixed: int = 0) -> Survivors:
-    """Choose the document that is kept instead of each document.
+    """Choose the document that is kept instead of each document, from verified pairs and components [documents].
 
     `greedy` visits the documents from the best rank down and drops one if it is verified against a kept one: the most
-    similar, then the best-ranked of these. `connected` keeps the best-ranked member of each component.
-
-    Args:
-        edges: verified pairs.
-        components: [documents] component of each document.
-        policy: `greedy` or `connected`.
-        fixed: number of best-ranked documents that are always kept; no edge connects two of them.
+    similar, then the best-ranked of these. `connected` keeps the best-ranked member of each component. The first
+    `fixed` documents by rank are always kept; no edge connects two of them.
     """
     count = len(components)
     order = np.lexsort((edges.better, edges.worse))

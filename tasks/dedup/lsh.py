@@ -75,10 +75,7 @@ def distinct_pairs(pairs: Pairs) -> Pairs:
 def pair_up_all(numbers: Numbers, starts: Numbers, pivots: int) -> tuple[Pairs, list[Numbers]]:
     """All pairs of each bucket of up to `pivots + 1` documents, and the members of the larger buckets.
 
-    Args:
-        numbers: [documents] document numbers, bucket by bucket.
-        starts: [buckets + 1] start of each bucket, and the end.
-        pivots: `DedupSettings.bucket_pivots`.
+    The numbers [documents] come bucket by bucket; `starts` [buckets + 1] has the start of each bucket, and the end.
     """
     sizes = np.diff(starts)
     pairs = [np.empty((0, 2), dtype=np.int64)]

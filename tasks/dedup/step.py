@@ -78,7 +78,7 @@ def check_previous(settings: DedupSettings) -> None:
     """Check the previous deduplications before the run starts.
 
     Raises:
-        UserError: a previous deduplication cannot be used.
+        UserError: one cannot be used.
     """
     open_previous(settings, VERSION)
 

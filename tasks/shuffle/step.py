@@ -30,17 +30,7 @@ GROUP_ROWS, GROUP_BYTES, MAX_GROUPS = 1 << 16, 32 << 20, 2048
 
 
 def shuffle(root: Folder, documents: Manifest, settings: ShuffleSettings, runner: Runner) -> Manifest:
-    """Shuffle all documents into `shuffled/`; no row is dropped.
-
-    Args:
-        root: output folder of the run.
-        documents: manifest of the documents.
-        settings: shuffle settings.
-        runner: runs the batches.
-
-    Returns:
-        Manifest of `shuffled/`.
-    """
+    """Shuffle all documents into `shuffled/`; no row is dropped."""
     step = Step(root, "shuffle", version=2, parameters=settings, inputs={"documents": documents}, folder="shuffled")
     if done := runner.finished(step):
         return done

@@ -13,18 +13,17 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpt2train.errors import UserError
 from gpt2train.launch.ssh_agent import GO, READY, RemoteJobRequest, release
 from tasks.train.launch.common_settings import CommonLaunchSettings
-from tasks.train.launch.job import LOST, USER_ERROR, Job, torchrun_arguments
+from tasks.train.launch.job import LOST, USER_ERROR, Job, LogLineSink, torchrun_arguments
 from tasks.train.launch.registry import Launcher, register_launcher
 from tasks.train.launch.ssh_session import Connection, Connections
 from tasks.train.launch.ssh_settings import SshSettings
 
-LogLineSink = Callable[[str], None]
 DRAIN_SECONDS = 5.0  # during which the other hosts' output is read after one has failed
 RETRY_SECONDS = 5.0
 PEER_LOST = re.compile("lost contact with another process|lost each other")  # printed by the peers of a failed process
@@ -40,7 +39,7 @@ class RefusedError(Exception):
 
 
 def run_ssh(job: Job, on_line: LogLineSink) -> int:
-    """Run the job on `launch.hosts` to its end and return its exit code. See `registry.RunJob`."""
+    """Run the job on `launch.hosts` to its end and return its exit code. See `registry.Launcher`."""
     launch, ssh = job.settings, job.settings.group(SshSettings)
     restarts, since = 0, 0.0
     while True:
@@ -71,7 +70,7 @@ def run_ssh(job: Job, on_line: LogLineSink) -> int:
 
 
 def check_ssh(settings: CommonLaunchSettings, output: str) -> None:
-    """Check, before anything starts, that the remote shell is installed. See `registry.CheckLauncher`.
+    """Check that the remote shell is installed.
 
     Raises:
         UserError: The command is not found.
@@ -94,7 +93,7 @@ def _connections(job: Job) -> Connections:
 
 def _request(job: Job, host: str, token: str) -> RemoteJobRequest:
     launch, ssh = job.settings, job.settings.group(SshSettings)
-    variables = {name: value for name, value in os.environ.items() if _matches(name, ssh.variables)}
+    variables = {name: os.environ[name] for pattern in ssh.variables for name in fnmatch.filter(os.environ, pattern)}
     return RemoteJobRequest(
         release=release(),
         run=str(job.run),
@@ -106,10 +105,6 @@ def _request(job: Job, host: str, token: str) -> RemoteJobRequest:
         peer_timeout=ssh.peer_timeout,
         shutdown_timeout=launch.shutdown_timeout,
     )
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _handshake(hosts: Connections, job: Job, token: str, on_line: LogLineSink) -> None:

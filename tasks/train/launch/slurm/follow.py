@@ -1,18 +1,15 @@
 """Report of a Slurm job's output and state until it has ended."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from gpt2train.errors import UserError
-from tasks.train.launch.job import Job
+from tasks.train.launch.job import Job, LogLineSink
 from tasks.train.launch.slurm import controller
 from tasks.train.launch.slurm.controller import OUT_OF_MEMORY, State
 from tasks.train.launch.slurm.output import Output
 from tasks.train.launch.slurm.script import output_of
 from tasks.train.launch.slurm.settings import SlurmSettings
-
-LogLineSink = Callable[[str], None]
 
 POLL_SECONDS = 1.0  # between two reads of the output
 STOPPED_EARLY = 128 + 15  # exit code of a job that received SIGTERM before its ranks could save
@@ -23,11 +20,7 @@ NEVER = ("PartitionTimeLimit", "BadConstraints", "InvalidAccount", "InvalidQOS",
 def follow(job: Job, number: int, fresh: bool, on_line: LogLineSink) -> State:
     """Report a Slurm job's output and state changes until it has ended, and return its last state.
 
-    Args:
-        job: The training job.
-        number: Slurm's job id.
-        fresh: True if this process submitted the Slurm job; otherwise only the last lines of old output are read.
-        on_line: Callback for each line.
+    Unless it is `fresh`, submitted by this process, only the last lines of its old output are read.
 
     Raises:
         UserError: The job requests resources that Slurm can never grant.
@@ -61,17 +54,10 @@ def follow(job: Job, number: int, fresh: bool, on_line: LogLineSink) -> State:
 
 
 def wait(number: int, seconds: float, output: Output, on_line: LogLineSink, terminate: bool) -> bool:
-    """Wait until a Slurm job has ended.
+    """Wait so many seconds until a Slurm job has ended; return True if it has.
 
-    Args:
-        number: Slurm's job id.
-        seconds: Maximum time to wait.
-        output: Tail of the job's output.
-        on_line: Callback for each line.
-        terminate: Send SIGTERM once the job runs; stop waiting if it is still pending, with nothing to save.
-
-    Returns:
-        True if the job has ended.
+    With `terminate`, the job gets SIGTERM once it runs; one that is still pending has nothing to save and is not waited
+    for.
     """
     deadline = time.monotonic() + seconds
     signalled = False
@@ -83,7 +69,7 @@ def wait(number: int, seconds: float, output: Output, on_line: LogLineSink, term
             if state.ended:
                 return True
             if terminate and state.name == "PENDING":
-                return False  # has nothing to save
+                return False
             if terminate and state.name == "RUNNING" and not signalled:
                 controller.terminate(number)
                 signalled = True

@@ -10,14 +10,10 @@ OOM_MESSAGES = ("exceeded memory limit", "exceeded job memory limit", "oom_kill 
 
 
 class Output:
-    """Incremental reader of a file that another machine writes.
+    """Incremental reader of a file that another machine writes, and that need not exist yet.
 
-    The file is reopened for each read, because a network file system guarantees new data only after an open.
-
-    Args:
-        path: Path of the file, which need not exist yet.
-        fresh: Read from the beginning. If False, an existing file is read from its last lines on, since an earlier
-            process has reported the others.
+    The file is reopened for each read, because a network file system guarantees new data only after an open. Unless it
+    is `fresh`, it is read from its last lines on, since an earlier process has reported the others.
     """
 
     def __init__(self, path: Path, fresh: bool = True) -> None:

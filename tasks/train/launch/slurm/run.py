@@ -16,12 +16,11 @@ from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.io.files import write_atomic
 from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.launch.rank_logs import quietly
-from tasks.train.launch.common_settings import CommonLaunchSettings
-from tasks.train.launch.job import Job
+from tasks.train.launch.job import Job, LogLineSink
 from tasks.train.launch.registry import Launcher, register_launcher
 from tasks.train.launch.slurm import controller
 from tasks.train.launch.slurm.controller import State
-from tasks.train.launch.slurm.follow import POLL_SECONDS, STOPPED_EARLY, LogLineSink, follow, wait
+from tasks.train.launch.slurm.follow import POLL_SECONDS, STOPPED_EARLY, follow, wait
 from tasks.train.launch.slurm.output import Output
 from tasks.train.launch.slurm.script import SCRIPT, output_of, write_script
 from tasks.train.launch.slurm.settings import SlurmSettings
@@ -52,7 +51,7 @@ MORE_TIMES = "submitted {} times, the limit of launch.slurm.resubmit; the same c
 
 
 def run_slurm(job: Job, on_line: LogLineSink) -> int:
-    """Run a job under Slurm to its end and return its exit code. See `registry.RunJob`.
+    """Run a job under Slurm to its end and return its exit code. See `registry.Launcher`.
 
     Raises:
         UserError: Slurm is not installed here, sbatch rejects the job, or its run folder is not on a shared disk.
@@ -85,10 +84,6 @@ def check_slurm(folder: Path) -> None:
         )
 
 
-def _check(settings: CommonLaunchSettings, output: str) -> None:
-    check_slurm(Path(output))
-
-
 def _is_machine_local(folder: Path) -> bool:
     if any(folder.is_relative_to(local) for local in LOCAL_FOLDERS):
         return True
@@ -104,12 +99,13 @@ def _run_to_end(job: Job, on_line: LogLineSink) -> int:
         on_line(f"Slurm job {number} of this run exists already: following it, with the settings of its submission")
     fresh = number is None
     saved, in_vain = _saved_steps(job), 0
+    steps = int(tomllib.loads(Path(job.config).read_text())["steps"])
     for left in range(slurm.resubmit, -1, -1):
         number = _submit(job, on_line) if number is None else number
         state = follow(job, number, fresh, on_line)
         on_line(f"Slurm job {number} ended: {state.name}{_reason(state)}")
         before, saved = saved, _saved_steps(job)
-        if state.name in ("COMPLETED", controller.FORGOTTEN) and saved >= _steps(job):
+        if state.name in ("COMPLETED", controller.FORGOTTEN) and saved >= steps:
             return 0
         if state.name not in ("COMPLETED", *ENDED_EARLY) and state.code != STOPPED_EARLY:
             return _exit_code(job, number, state)
@@ -146,11 +142,6 @@ def _saved_steps(job: Job) -> int:
         return int(store.read_manifest(newest_checkpoint(job.run)).position.step)
     except UserError:
         return 0
-
-
-def _steps(job: Job) -> int:
-    """Return the steps of the whole training."""
-    return int(tomllib.loads(Path(job.config).read_text())["steps"])
 
 
 def _submit(job: Job, on_line: LogLineSink) -> int:
@@ -222,4 +213,4 @@ def _reason(state: State) -> str:
     return ""
 
 
-register_launcher("slurm", Launcher(run_slurm, _check, SlurmSettings))
+register_launcher("slurm", Launcher(run_slurm, lambda settings, output: check_slurm(Path(output)), SlurmSettings))
