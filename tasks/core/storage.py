@@ -20,11 +20,11 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from gpt2train.errors import UserError
-from gpt2train.io.files import DEFAULT_REMEDY, DISK_FULL_ERRNOS, fsync, make_folder, write_error
+from gpt2train.io.files import DEFAULT_REMEDY, DISK_FULL_ERRNOS, atomic_file, make_folder, write_error
 from gpt2train.settings import Settings
 from tasks.core.object_stores import BLOCK, is_alive, open_store, translate_store_errors
 
-TEMPORARY = ".tmp-"  # prefix of temporary files; killed runs can leave some behind, which each step sweeps
+TEMPORARY = ".tmp-"  # of the files of `atomic_file`; killed runs leave some behind, which each step sweeps
 DRAFT = "gpt2train-upload-"  # prefix of files to upload, in the temporary folder; followed by the process id
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
@@ -129,27 +129,23 @@ class Folder:
             RunError: The disk is full.
             UserError: The file cannot be written.
         """
-        target = self.path(name)
-        remedy = DEFAULT_REMEDY if self.is_local else f"set TMPDIR to another disk than {tempfile.gettempdir()}"
+        target, temporary = Path(self.path(name)), Path(tempfile.gettempdir())
+        remedy = DEFAULT_REMEDY if self.is_local else f"set TMPDIR to another disk than {temporary}"
         with translate_write_errors(f"{self.url}/{name}", remedy):
-            parent = Path(target).parent if self.is_local else Path(tempfile.gettempdir())
-            try:
-                make_folder(parent)
-            except (FileNotFoundError, ValueError) as error:  # /proc/x; a NUL in the path
-                raise UserError(f"cannot create the folder {parent}: {error}; give another --output") from error
-            draft = parent / f"{TEMPORARY}{secrets.token_hex(6)}"
             if not self.is_local:
-                draft = parent / f"{DRAFT}{os.getpid()}-{secrets.token_hex(6)}"
-            try:
-                yield draft
-                if self.is_local:
-                    fsync(draft)
-                    draft.replace(target)
-                    fsync(parent)
-                else:
+                draft = temporary / f"{DRAFT}{os.getpid()}-{secrets.token_hex(6)}"
+                try:
+                    yield draft
                     self._upload(draft, name)
-            finally:
-                draft.unlink(missing_ok=True)
+                finally:
+                    draft.unlink(missing_ok=True)
+                return
+            try:
+                make_folder(target.parent)
+            except (FileNotFoundError, ValueError) as error:  # /proc/x; a NUL in the path
+                raise UserError(f"cannot create the folder {target.parent}: {error}; give another --output") from error
+            with atomic_file(target) as draft:
+                yield draft
 
     def _upload(self, draft: Path, name: str) -> None:
         """Upload a file, check its size, and keep its hash so that `record` need not read it back."""

@@ -20,8 +20,7 @@ from tasks.train.launch.job import Job, LogLineSink
 from tasks.train.launch.registry import Launcher, register_launcher
 from tasks.train.launch.slurm import controller
 from tasks.train.launch.slurm.controller import State
-from tasks.train.launch.slurm.follow import POLL_SECONDS, STOPPED_EARLY, follow, wait
-from tasks.train.launch.slurm.output import Output
+from tasks.train.launch.slurm.follow import POLL_SECONDS, STOPPED_EARLY, Output, follow, wait
 from tasks.train.launch.slurm.script import SCRIPT, output_of, write_script
 from tasks.train.launch.slurm.settings import SlurmSettings
 
@@ -34,20 +33,20 @@ MAX_IN_VAIN = 2  # consecutive submissions that end early without a new checkpoi
 LOCAL_FOLDERS = ("/tmp", "/var/tmp")  # local to each machine on any cluster
 LOCAL_FILE_SYSTEMS = ("tmpfs", "ramfs", "overlay")
 
+GOES_ON = "; the same command goes on from the last checkpoint"
 REMEDIES = {
     controller.OUT_OF_MEMORY: "it exceeded its memory: set a larger launch.slurm.memory, or a smaller layout "
-    "(gpt2train plan); the same command goes on from the last checkpoint",
-    "CANCELLED": "it was cancelled (scancel); the same command goes on from the last checkpoint",
-    "DEADLINE": "its deadline passed; the same command goes on from the last checkpoint",
-    "REVOKED": "another cluster took it; the same command goes on from the last checkpoint",
-    controller.FORGOTTEN: "the controller has purged it, and there is no accounting that shows how it ended; "
-    "the same command goes on from the last checkpoint",
+    "(gpt2train plan)",
+    "CANCELLED": "it was cancelled (scancel)",
+    "DEADLINE": "its deadline passed",
+    "REVOKED": "another cluster took it",
+    controller.FORGOTTEN: "the controller has purged it, and there is no accounting that shows how it ended",
 }
 NO_STEP = (
     "ended early ({}) without a new checkpoint, as did the previous one: launch.slurm.time_limit less "
-    "launch.slurm.save_before must suffice for the first steps; the same command goes on from the last checkpoint"
+    f"launch.slurm.save_before must suffice for the first steps{GOES_ON}"
 )
-MORE_TIMES = "submitted {} times, the limit of launch.slurm.resubmit; the same command goes on from the last checkpoint"
+MORE_TIMES = f"submitted {{}} times, the limit of launch.slurm.resubmit{GOES_ON}"
 
 
 def run_slurm(job: Job, on_line: LogLineSink) -> int:
@@ -166,7 +165,8 @@ def _exit_code(job: Job, number: int, state: State) -> int:
     """
     if state.name in REMEDIES:
         kind = TransientError if state.name == controller.FORGOTTEN else RunError
-        raise kind(f"Slurm job {number} ended with {state.name}: {REMEDIES[state.name]} (logs: {job.run / 'logs'})")
+        remedy = f"{REMEDIES[state.name]}{GOES_ON}"
+        raise kind(f"Slurm job {number} ended with {state.name}: {remedy} (logs: {job.run / 'logs'})")
     deadline = time.monotonic() + FILE_VISIBLE_SECONDS
     while not output_of(job, number).exists():
         if time.monotonic() < deadline:
