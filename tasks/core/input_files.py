@@ -219,22 +219,14 @@ def _describe(location: str, name: str, flag: str) -> InputFile:
         if size is not None and tags:
             return InputFile(location, name, size, f"size={size} {' '.join(tags)}")
         with fs.open(path, "rb") as file:
-            return InputFile(location, name, size, hash_of(file))
+            return InputFile(location, name, size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 @functools.lru_cache(maxsize=100_000)
 def _hash_once(path: str, size: int, changed: int) -> str:
     """Return the hash of a local file, cached: a flow needs it twice, and hashing a large list takes long."""
     with Path(path).open("rb") as file:
-        return hash_of(file)
-
-
-def hash_of(stream: IO[bytes]) -> str:
-    """Return the SHA-256 of the rest of a stream, hex."""
-    state = hashlib.sha256()
-    while block := stream.read(BLOCK):
-        state.update(block)
-    return state.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

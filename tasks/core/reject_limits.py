@@ -6,7 +6,6 @@ with 1 worker and with 16. Committed batches stay: after a limit is raised, the 
 Limits are not part of any fingerprint.
 """
 
-import threading
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
@@ -78,19 +77,17 @@ class Tally:
         self._pending = deque(batches)
         self._ended: dict[str, tuple[int, Mapping[str, int]]] = {}
         self._seen, self._reasons = 0, Counter[str]()
-        self._lock = threading.Lock()
 
     def add(self, batch: str, seen: int, reasons: Mapping[str, int]) -> None:
-        """Add an ended batch: its input rows, and its rejected rows by reason code; callable from any thread.
+        """Add an ended batch: its input rows, and its rejected rows by reason code.
 
         Raises:
             RunError: More rows were rejected so far than the limit allows.
         """
-        with self._lock:
-            self._ended[batch] = (seen, reasons)
-            while self._pending and self._pending[0] in self._ended:
-                counted, rejected = self._ended.pop(self._pending.popleft())
-                self._seen += counted
-                self._reasons.update(rejected)
-                if self._seen >= self._limits.min_rows:
-                    check_reject_rate(self._limits, self._step, self._folder, self._seen, self._reasons)
+        self._ended[batch] = (seen, reasons)
+        while self._pending and self._pending[0] in self._ended:
+            counted, rejected = self._ended.pop(self._pending.popleft())
+            self._seen += counted
+            self._reasons.update(rejected)
+            if self._seen >= self._limits.min_rows:
+                check_reject_rate(self._limits, self._step, self._folder, self._seen, self._reasons)

@@ -68,13 +68,13 @@ class WorkerPool:
             return self._pool.schedule(_with_cpu_limit, args=(cpu_seconds, function, *args), timeout=timeout)
         return self._pool.schedule(function, args=args, timeout=timeout)
 
-    def call(self, function: Callable[..., T], *args: Any, timeout: float | None = None) -> T:
+    def call(self, function: Callable[..., T], *args: Any) -> T:
         """Run `function(*args)` in a worker and wait for it.
 
         Raises:
-            WorkerLostError: The worker died or the deadline passed. Exceptions of the function are passed on unchanged.
+            WorkerLostError: The worker died. Exceptions of the function are passed on unchanged.
         """
-        return result(self.submit(function, *args, timeout=timeout))
+        return result(self.submit(function, *args))
 
     def close(self) -> None:
         """Kill all workers."""

@@ -53,6 +53,8 @@ COUNTS = pa.schema([("gram", pa.int32()), ("count", pa.int64())])
 # A line end counts as a sentence end: the extraction writes one block per line. A full stop inside a name does not.
 SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)|\n")
 SEPARATOR = "\n\n"
+# Documents of this split are unchanged: they are the source of the run's own cloze set and are never trained on.
+EXEMPT: Split = "test"
 
 
 class EvaluationFile(NamedTuple):
@@ -69,18 +71,15 @@ def decontaminate(
     settings: DecontaminateSettings,
     runner: Runner,
     *,
-    exempt: Split | None = "test",
     tokenizer: Manifest | None = None,
 ) -> Manifest:
     """Cut the passages of the evaluation sets out of every document into `decontaminated/`.
 
     A cut document remains one document: the rest is joined by blank lines, `id`, `url` and `split` are unchanged,
-    `tokens` is counted again. Reasons: `contaminated` (nothing is left), `too_contaminated` (more than `max_cuts`
-    cuts), `too_short` (fewer tokens left than the minimum of the cleaning).
+    `tokens` is counted again with the tokenizer of the cleaning. Reasons: `contaminated` (nothing is left),
+    `too_contaminated` (more than `max_cuts` cuts), `too_short` (fewer tokens left than the minimum of the cleaning).
 
-    `evaluation` has (name, path or URL) of the flow's own sets; those of `settings.against` are added. Documents of the
-    split `exempt` are unchanged: the test documents are the source of the run's own cloze set and are never trained on.
-    The tokenizer is that with which the cleaning counted tokens.
+    `evaluation` has (name, path or URL) of the flow's own sets; those of `settings.against` are added.
 
     Raises:
         UserError: an evaluation file is missing, empty or does not have the format of its extension.
@@ -95,7 +94,7 @@ def decontaminate(
         root,
         "decontaminate",
         version=4,
-        parameters={**settings.model_dump(mode="json", exclude={"against", "key"}), "exempt": exempt},
+        parameters={**settings.model_dump(mode="json", exclude={"against", "key"}), "exempt": EXEMPT},
         inputs=inputs,
         folder="decontaminated",
         packages=("tokenizers", "unicodedata"),
@@ -107,10 +106,10 @@ def decontaminate(
     parts, source = [record.name for record in clean.outputs], root / clean.folder
     common: frozenset[int] = frozenset()
     if settings.key_threshold:
-        counted = runner.batches(step, "count", parts, count_part, source, settings, exempt, eval_sets)
+        counted = runner.batches(step, "count", parts, count_part, source, settings, eval_sets)
         common = _common(step.folder, counted, settings.key_threshold)
     lengths = (int(clean.parameters.get("min_tokens", 0)), tokenizer_file(root, tokenizer))
-    outcomes = runner.batches(step, "part", parts, cut_part, source, settings, exempt, eval_sets, common, lengths)
+    outcomes = runner.batches(step, "part", parts, cut_part, source, settings, eval_sets, common, lengths)
     total = Outcome.total(outcomes)
     if left := 0 if settings.key_threshold else total.facts.get("matches_after", 0):
         raise RunError(f"{left:,} n-grams of the evaluation sets are left in {step.folder.url}; please report this")
@@ -123,7 +122,6 @@ def cut_part(
     part: str,
     source: Folder,
     settings: DecontaminateSettings,
-    exempt: Split | None,
     eval_sets: EvaluationFile,
     common: Collection[int],
     lengths: tuple[int, TokenizerFile | None],
@@ -136,7 +134,7 @@ def cut_part(
     cuts: list[dict[str, Any]] = []
     facts = Counter(matches_before=0, matches_after=0, documents_cut=0, documents_exempt=0, characters_removed=0)
     for row in read_rows(source, part):
-        if exempt is not None and row["split"] == exempt:
+        if row["split"] == EXEMPT:
             facts["documents_exempt"] += 1
             kept.append(row)
             continue
@@ -230,14 +228,13 @@ def count_part(
     part: str,
     source: Folder,
     settings: DecontaminateSettings,
-    exempt: Split | None,
     eval_sets: EvaluationFile,
 ) -> Outcome:
     """Count how often each n-gram of the sets occurs in one part, for `key_threshold`."""
     index, _ = load_index(eval_sets, settings)
     counts: Counter[int] = Counter()
     for row in read_rows(source, part, ["text", "split"]):
-        if exempt is None or row["split"] != exempt:
+        if row["split"] != EXEMPT:
             counts.update(match.gram for match in index.matches(row["text"]))
     rows = [{"gram": gram, "count": count} for gram, count in sorted(counts.items())]
     return Outcome(audit=(write_rows(folder, f"counts/{name}.parquet", rows, COUNTS),))

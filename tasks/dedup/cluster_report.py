@@ -38,12 +38,7 @@ class Cluster:
     size: int
     """Number of all members, including those omitted from `members`."""
     members: tuple[ClusterMember, ...]
-    """Best-ranked members."""
-
-    @property
-    def kept(self) -> tuple[ClusterMember, ...]:
-        """Kept members among those listed: one, or several that are not similar to each other (policy `greedy`)."""
-        return tuple(member for member in self.members if member.reason is None)
+    """Best-ranked members; several of them are kept if they are not similar to each other (policy `greedy`)."""
 
 
 def largest_clusters(folder: Folder, manifest: Manifest, count: int = 10, members: int = 5) -> list[Cluster]:
