@@ -41,9 +41,8 @@ def function_of(data_step: DataStep) -> Callable[..., Manifest]:
             return done
         source, counter = root / documents.folder, tokenizer_file(root, tokenizer)
         names = [record.name for record in documents.outputs]
-        outcomes = runner.batches(
-            step, "part", names, process_part, source, data_step.process, settings, (min_tokens, counter)
-        )
+        options = (data_step.process, settings, min_tokens, counter)
+        outcomes = runner.batches(step, "part", names, process_part, source, *options)
         return step.commit(Outcome.total(outcomes))
 
     run.__name__ = data_step.name
@@ -57,10 +56,10 @@ def process_part(
     source: Folder,
     process: Callable[[dict[str, Any], Any], str | Rejection],
     settings: Settings,
-    lengths: tuple[int, TokenizerFile | None],
+    min_tokens: int,
+    tokenizer: TokenizerFile | None,
 ) -> Outcome:
     """Process one shard; runs in a worker."""
-    min_tokens, tokenizer = lengths
     kept: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
     changed = 0

@@ -109,7 +109,7 @@ def decontaminate(
         counted = runner.batches(step, "count", parts, count_part, source, settings, eval_sets)
         common = _common(step.folder, counted, settings.key_threshold)
     lengths = (int(clean.parameters.get("min_tokens", 0)), tokenizer_file(root, tokenizer))
-    outcomes = runner.batches(step, "part", parts, cut_part, source, settings, eval_sets, common, lengths)
+    outcomes = runner.batches(step, "part", parts, cut_part, source, settings, eval_sets, common, *lengths)
     total = Outcome.total(outcomes)
     if left := 0 if settings.key_threshold else total.facts.get("matches_after", 0):
         raise RunError(f"{left:,} n-grams of the evaluation sets are left in {step.folder.url}; please report this")
@@ -124,11 +124,11 @@ def cut_part(
     settings: DecontaminateSettings,
     eval_sets: EvaluationFile,
     common: Collection[int],
-    lengths: tuple[int, TokenizerFile | None],
+    min_tokens: int,
+    tokenizer: TokenizerFile | None,
 ) -> Outcome:
     """Decontaminate one part; runs in a worker."""
     index, origin = load_index(eval_sets, settings)
-    min_tokens, tokenizer = lengths
     kept: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
     cuts: list[dict[str, Any]] = []
@@ -147,8 +147,7 @@ def cut_part(
             continue
         sources = [origin[index.sources(cut.gram)[0]] for cut in made]
         for cut, (evaluation_set, number) in zip(made, sources, strict=True):
-            found = {"round": cut.round, "start": cut.start, "end": cut.end, "matches": cut.matches}
-            cuts.append({"id": row["id"], "url": row["url"], "set": evaluation_set, "row": number, **found})
+            cuts.append({"id": row["id"], "url": row["url"], "set": evaluation_set, "row": number, **cut._asdict()})
         detail = f"{len(made)} cuts, the first by {sources[0][0]} row {sources[0][1]}"
         [tokens] = count_tokens([text], tokenizer)
         if len(made) > settings.max_cuts:
