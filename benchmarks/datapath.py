@@ -31,7 +31,7 @@ from warcio.warcwriter import WARCWriter
 
 from benchmarks.pairs import machine
 from gpt2train.data.tokenizer import build_tokenizer, read_tables
-from tasks.core.step import need_manifest
+from tasks.core.manifest import need_manifest
 from tasks.core.storage import Folder
 
 DATA = Path(os.environ.get("GPT2TRAIN_TEST_DATA", "../shared/data")).resolve()

@@ -16,8 +16,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from tasks.blacklist.settings import BlacklistSettings
-from tasks.core.step import Manifest, read_manifest, read_timings
+from tasks.core.manifest import Manifest, read_manifest
 from tasks.core.storage import Folder
+from tasks.core.timings import read_timings
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from benchmarks.pairs import compare, machine
 from benchmarks.synthetic import shard
 from tasks.dedup import kernels
 from tasks.dedup.minhash import Signatures, permutations, sign, sketch_texts
-from tasks.dedup.reference import normalise
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingles import Offsets, folded
+from tasks.dedup.unicode_tables import normalise
 
 WORD = re.compile(r"\w+")
 SETTINGS = DedupSettings()

@@ -16,9 +16,10 @@ from gpt2train.evaluate.passages import read_passages
 from tasks.blacklist.blocklists import check_blocklists
 from tasks.clean.step import clean
 from tasks.cloze.step import cloze, cloze_file, no_passages_message
+from tasks.core.input_files import read_any
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest
-from tasks.core.storage import Folder, read_any
+from tasks.core.storage import Folder
 from tasks.data_steps.registry import After, steps_after
 from tasks.data_steps.step import function_of
 from tasks.decontaminate.eval_sets import check_sets

@@ -10,8 +10,8 @@ from flows.settings import EvaluateFlowSettings, MergeAndScoreSettings, OutputSe
 from flows.ui.result import show_result
 from gpt2train.errors import UserError
 from tasks.cloze.step import cloze_file, no_passages_message
+from tasks.core.manifest import Manifest, need_manifest, read_manifest
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest, need_manifest, read_manifest
 from tasks.core.storage import Folder
 from tasks.evaluate.step import data_files, read_data
 from tasks.evaluate.step import evaluate as evaluate_model

@@ -10,9 +10,9 @@ from flows.settings import PretrainSettings
 from flows.ui.result import show_result
 from gpt2train.errors import UserError
 from gpt2train.parallel.layout import Layout
+from tasks.core.manifest import Manifest, need_manifest
 from tasks.core.runner import Retries, Runner
 from tasks.core.stage_inputs import on_local_disk
-from tasks.core.step import Manifest, need_manifest
 from tasks.core.storage import Folder
 from tasks.train.launch.launchers import check_launcher
 from tasks.train.step import check_corpora, train

@@ -11,7 +11,7 @@ One `Registry` for each kind of extension holds the built-in ones and those of p
 import importlib
 import importlib.metadata
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Generic, TypeVar
 
@@ -81,6 +81,13 @@ class Registry(Generic[T]):
         """Names and entries, in the order of the names of `iter`."""
         load_plugins()
         return list(self._entries.items())
+
+
+def distributions_of(function: Callable[..., object]) -> tuple[str, ...]:
+    """Names of the distributions with plug-ins that a function's package belongs to; empty for a built-in one."""
+    package = function.__module__.partition(".")[0]
+    points = importlib.metadata.entry_points(group=GROUP)
+    return tuple(sorted({p.dist.name for p in points if p.dist and p.module.partition(".")[0] == package}))
 
 
 @cache

@@ -158,15 +158,11 @@ def _windows(text: str, count: int, size: int) -> Iterator[str]:
 
 
 def decide(guesses: Sequence[Guess], settings: LanguageSettings, *, final: bool = False) -> Guess | None:
-    """Guess that decides whether a text is kept; None if it is not decisive.
+    """Guess that decides whether a text is kept; None if it is not decisive. The guesses have descending probability.
 
-    The decision uses the probability of the kept languages together, not the first guess alone: it is low for a text
-    in a kept language with much code, and not zero for a language that the model does not know.
-
-    Args:
-        guesses: languages of the text by descending probability.
-        settings: kept languages and limits.
-        final: drop a text also if the probability is at most `settings.drop_max_prob_final`, whatever the first guess.
+    The decision uses the probability of the kept languages together, not the first guess alone: it is low for a text in
+    a kept language with much code, and not zero for a language that the model does not know. With `final`, a text is
+    dropped also if it is at most `drop_max_prob_final`, whatever the first guess.
     """
     languages = settings.keep
     share = sum(found.probability for found in guesses if found.language in languages)

@@ -13,9 +13,10 @@ from tasks.clean.language import detect
 from tasks.clean.settings import CleanSettings
 from tasks.clean.splits import split_of
 from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, commit_rows, read_rows, rejected_row
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 
 
@@ -24,15 +25,8 @@ def clean(
 ) -> Manifest:
     """Repair, test and split every document into `clean/`; one batch per part.
 
-    Args:
-        root: output folder of the run.
-        documents: manifest of the extraction, or of any parts with schema `shards.DOCUMENT`.
-        settings: cleaning settings.
-        runner: runs the batches.
-        tokenizer: manifest of the tokenizer that counts the tokens; None: count the pieces of the pre-tokenizer.
-
-    Returns:
-        Manifest of `clean/`.
+    The documents have schema `shards.DOCUMENT`. Without a tokenizer, the pieces of the pre-tokenizer are counted in
+    place of the tokens.
     """
     step = Step(
         root,
@@ -86,11 +80,7 @@ def clean_part(
 
 
 def check_text(text: str, tokens: int, settings: CleanSettings) -> tuple[str | None, Rejection | None]:
-    """Test the length and the language of a repaired text.
-
-    Returns:
-        The language (None if it was not detected), and the rejection if the text does not pass.
-    """
+    """Language of a repaired text (None if it was not detected), and its rejection by length or language, else None."""
     if found := too_short(tokens, settings):
         return None, found
     keep = settings.language.keep

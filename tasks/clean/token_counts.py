@@ -12,7 +12,7 @@ from tokenizers import pre_tokenizers
 
 from gpt2train.data.encoder import Encoder, FastEncoder, PlainEncoder, Texts, disagreement
 from gpt2train.data.tokenizer import TOKENIZER, parse_tokenizer
-from tasks.core.step import Manifest
+from tasks.core.manifest import Manifest
 from tasks.core.storage import Folder
 
 PRE_TOKENIZER = pre_tokenizers.ByteLevel(add_prefix_space=False)

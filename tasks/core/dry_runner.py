@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gpt2train.errors import RunError, UserError
+from tasks.core.manifest import Manifest, Outcome, read_manifest
 from tasks.core.runner import Retries, Runner, step_name
-from tasks.core.step import Manifest, Outcome, Step, read_manifest
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 
 PENDING = "to come"  # fingerprint of a step that has not run yet
@@ -50,16 +51,7 @@ class DryRunner(Runner):
         retries: Retries = Retries(),  # noqa: B008 - frozen
         **options: Any,
     ) -> Manifest:
-        """Call a step's function up to `finished`, and record the step.
-
-        Args:
-            function: Function of the step; it takes `runner` and returns a manifest.
-            *arguments: Its positional arguments.
-            retries: Number and delays of the retries; not used.
-            **options: Its keyword arguments, without `runner`.
-
-        Returns:
-            The manifest of a step that is done, or a placeholder for one that has to run.
+        """Call a step's function up to `finished`, record the step, and return its manifest or a placeholder.
 
         Raises:
             UserError: The step refuses its inputs.

@@ -51,14 +51,14 @@ class Slot:
     def record_lease(self, lease: str) -> None:
         """Record the Prefect lease of this slot in its lock files."""
         for file in self._files:
-            _write_note(file, self._who, lease)
+            _write_note(file, {"who": self._who, "lease": lease})
 
 
 @contextlib.contextmanager
 def gpu_slot(
     devices: Sequence[str], max_jobs: int, who: str, waiting: QueueMessage, folder: Path | None = None
 ) -> Iterator[Slot]:
-    """Wait for a free slot on each device and hold these slots.
+    """Wait for one of the `max_jobs` slots of each device, and hold these slots.
 
     Args:
         devices: Names of the devices, as returned by `tasks.train.launch.launchers.devices_of`.
@@ -66,9 +66,6 @@ def gpu_slot(
         who: Description of this job for those that wait for it; one line.
         waiting: Called with a message before the wait begins, and again whenever the reason changes.
         folder: Folder of the lock files; default: `queue_folder()`.
-
-    Yields:
-        The slots.
 
     Raises:
         RunError: The folder of the lock files cannot be used.
@@ -89,8 +86,8 @@ def gpu_slot(
             time.sleep(POLL_SECONDS * random.uniform(0.5, 1.5))  # jitter, so that two jobs do not collide for ever
         stale_leases = frozenset(str(lease) for file in files if (lease := _read_note(file).get("lease")))
         for file in files:
-            held.callback(_erase_note, file)
-            _write_note(file, who)
+            held.callback(_write_note, file, None)
+            _write_note(file, {"who": who, "lease": None})
         yield Slot(max(_count_others(folder, device, max_jobs) for device in devices), stale_leases, who, files)
 
 
@@ -194,10 +191,12 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def _write_note(descriptor: int, who: str, lease: str | None = None) -> None:
+def _write_note(descriptor: int, note: dict[str, Any] | None) -> None:
+    """Replace the note in a lock file; None erases it."""
     with contextlib.suppress(OSError):  # on a full disk, waiting jobs cannot name the holder
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"who": who, "process": os.getpid(), "lease": lease}).encode(), 0)
+        if note is not None:
+            os.pwrite(descriptor, json.dumps({**note, "process": os.getpid()}).encode(), 0)
 
 
 def _read_note(descriptor: int) -> dict[str, Any]:
@@ -206,11 +205,6 @@ def _read_note(descriptor: int) -> dict[str, Any]:
         note = json.loads(os.pread(descriptor, MAX_NOTE_BYTES, 0))
         return note if isinstance(note, dict) else {}
     return {}
-
-
-def _erase_note(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        os.ftruncate(descriptor, 0)
 
 
 def _holders(folder: Path, device: str, max_jobs: int) -> list[str]:
@@ -232,9 +226,8 @@ def _count_others(folder: Path, device: str, max_jobs: int) -> int:
     """Count the other jobs on a device on which this process holds a slot."""
     count = -1  # our own slot
     for path in _files(folder, device, max_jobs):
-        with contextlib.suppress(FileNotFoundError):
-            if stat.S_ISREG(path.lstat().st_mode):
-                descriptor = _open(path)
-                count += not _lock(descriptor)
-                os.close(descriptor)
+        with contextlib.suppress(RunError):
+            descriptor = _open(path)
+            count += not _lock(descriptor)
+            os.close(descriptor)
     return max(0, count)

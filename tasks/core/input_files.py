@@ -110,12 +110,22 @@ def open_input(location: str) -> Iterator[IO[bytes]]:
         yield stack.enter_context(io.BufferedReader(_ErrorTranslatingFile(unpacked, location), BLOCK))
 
 
-def read_lines(stream: IO[bytes], longest: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield lines with their numbers, from 1, without the newline; None instead of a line that is too long.
+def read_any(location: str) -> bytes:
+    """Read a whole file as it is.
 
-    Args:
-        stream: Stream of `open_input`.
-        longest: Maximum bytes of a line; a longer one is never completely in memory.
+    Raises:
+        UserError: The file does not exist or cannot be read.
+    """
+    with _translate_errors(location):
+        check_credentials(location)
+        with fsspec.open(location, "rb") as file:
+            return bytes(file.read())
+
+
+def read_lines(stream: IO[bytes], longest: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield lines with their numbers, from 1, without the newline; None for a line of more than `longest` bytes.
+
+    Such a line is never completely in memory.
     """
     number, kept, over = 1, b"", False  # the current line: its number, its bytes so far, True if it is too long
     while block := stream.read(BLOCK):
@@ -215,22 +225,14 @@ def _describe(location: str, name: str, flag: str) -> InputFile:
         if size is not None and tags:
             return InputFile(location, name, size, f"size={size} {' '.join(tags)}")
         with fs.open(path, "rb") as file:
-            return InputFile(location, name, size, hash_of(file))
+            return InputFile(location, name, size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 @functools.lru_cache(maxsize=100_000)
 def _hash_once(path: str, size: int, changed: int) -> str:
     """Return the hash of a local file, cached: a flow needs it twice, and hashing a large list takes long."""
     with Path(path).open("rb") as file:
-        return hash_of(file)
-
-
-def hash_of(stream: IO[bytes]) -> str:
-    """Return the SHA-256 of the rest of a stream, hex."""
-    state = hashlib.sha256()
-    while block := stream.read(BLOCK):
-        state.update(block)
-    return state.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

@@ -84,9 +84,7 @@ def _options(protocol: str) -> dict[str, Any]:
 def translate_store_errors(url: str, writing: bool = False) -> Iterator[None]:
     """Turn a store's errors into errors of one line with a remedy; temporary ones become `ConnectionError`.
 
-    Args:
-        url: URL that is accessed, for the message.
-        writing: True for writes, on which a missing file means a missing bucket.
+    On `writing`, a missing file means a missing bucket.
 
     Raises:
         UserError: There are no credentials, no permission, or no such bucket.
@@ -124,12 +122,9 @@ def _reason(error: Exception) -> str:
 
 
 def abort_uploads(fs: fsspec.AbstractFileSystem, path: str) -> int:
-    """Abort the multipart uploads that killed runs left below a path, which S3 bills although they are invisible.
+    """Abort the multipart uploads that killed runs left below a path, and return their number.
 
-    Does nothing if the store does not need it (GCS drops them after a week) or does not allow listing them.
-
-    Returns:
-        Number of aborted uploads.
+    S3 bills them although they are invisible; GCS drops them after a week. Does nothing if they cannot be listed.
     """
     if not hasattr(fs, "list_multipart_uploads"):
         return 0

@@ -36,9 +36,7 @@ LEASE_SECONDS = 60.0  # without a heartbeat, after which a run counts as dead
 def locked(root: Folder, lost: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Lock an output folder, and remove the temporary files that killed runs left in it.
 
-    Args:
-        root: Output folder.
-        lost: Called from another thread when another run has taken over the lock.
+    `lost` is called from another thread when another run has taken over the lock.
 
     Raises:
         UserError: Another run holds the lock.

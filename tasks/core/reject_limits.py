@@ -6,7 +6,6 @@ with 1 worker and with 16. Committed batches stay: after a limit is raised, the 
 Limits are not part of any fingerprint.
 """
 
-import threading
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
@@ -48,17 +47,10 @@ class LimitSettings(Settings):
 
 
 def check_reject_rate(limits: LimitSettings, step: str, folder: str, seen: int, reasons: Mapping[str, int]) -> None:
-    """Check a step's rejected rows against its limit.
-
-    Args:
-        limits: Limits of all steps.
-        step: Name of the step.
-        folder: URL of the step's folder, for the message.
-        seen: Input rows.
-        reasons: Rejected rows by reason code.
+    """Check a step's rejected rows, by reason code, against its limit; `folder` is its URL, for the message.
 
     Raises:
-        RunError: More rows were rejected than the limit allows.
+        RunError: More of the `seen` rows were rejected than the limit allows.
     """
     rejected, limit = sum(reasons.values()), limits.share(step)
     if rejected <= limit * seen or (seen < limits.min_rows and rejected < seen):
@@ -75,13 +67,9 @@ def check_reject_rate(limits: LimitSettings, step: str, folder: str, seen: int, 
 
 
 class Tally:
-    """Running check of a stage's reject rate, over the batches in the order of the items up to the first gap.
+    """Running check of a stage's reject rate, over its batches in the order of the items up to the first gap.
 
-    Args:
-        limits: Limits of all steps.
-        step: Name of the step.
-        folder: URL of the step's folder, for the message.
-        batches: Names of the batches, in the order of the items.
+    `folder` is the URL of the step's folder, for the message.
     """
 
     def __init__(self, limits: LimitSettings, step: str, folder: str, batches: Sequence[str]) -> None:
@@ -89,24 +77,17 @@ class Tally:
         self._pending = deque(batches)
         self._ended: dict[str, tuple[int, Mapping[str, int]]] = {}
         self._seen, self._reasons = 0, Counter[str]()
-        self._lock = threading.Lock()
 
     def add(self, batch: str, seen: int, reasons: Mapping[str, int]) -> None:
-        """Add an ended batch; callable from any thread.
-
-        Args:
-            batch: Name of the batch.
-            seen: Its input rows.
-            reasons: Its rejected rows by reason code.
+        """Add an ended batch: its input rows, and its rejected rows by reason code.
 
         Raises:
             RunError: More rows were rejected so far than the limit allows.
         """
-        with self._lock:
-            self._ended[batch] = (seen, reasons)
-            while self._pending and self._pending[0] in self._ended:
-                counted, rejected = self._ended.pop(self._pending.popleft())
-                self._seen += counted
-                self._reasons.update(rejected)
-                if self._seen >= self._limits.min_rows:
-                    check_reject_rate(self._limits, self._step, self._folder, self._seen, self._reasons)
+        self._ended[batch] = (seen, reasons)
+        while self._pending and self._pending[0] in self._ended:
+            counted, rejected = self._ended.pop(self._pending.popleft())
+            self._seen += counted
+            self._reasons.update(rejected)
+            if self._seen >= self._limits.min_rows:
+                check_reject_rate(self._limits, self._step, self._folder, self._seen, self._reasons)

@@ -16,8 +16,9 @@ from typing import Any, Literal, Self
 from gpt2train.errors import RunError
 from gpt2train.io.files import DISK_FULL_ERRNOS, write_error
 from tasks.core.gpu_queue import gpu_slot
+from tasks.core.manifest import Manifest, Outcome, need_manifest
 from tasks.core.reject_limits import LimitSettings, Tally
-from tasks.core.step import Manifest, Outcome, Step, need_manifest
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool, adopt
 
@@ -70,11 +71,7 @@ class Group:
         call: Callable[[Callable[[], Outcome]], Outcome] | None = None,
         stopping: threading.Event | None = None,
     ) -> Outcomes:
-        """Run the batches in this thread, or each through `call`; skip those that an earlier attempt committed.
-
-        Args:
-            call: Runs a function elsewhere (in a worker process) and returns its result.
-            stopping: When set, no further batch begins.
+        """Run the batches in this thread, or each through `call`, in another process; skip those that are committed.
 
         Raises:
             RunError: `stopping` was set before the last batch began, or the disk is full.
@@ -169,17 +166,7 @@ class Runner:
         retries: Retries = Retries(),
         **options: Any,
     ) -> Manifest:
-        """Call a step's function with this runner; this runner does not retry.
-
-        Args:
-            function: Function of the step; it takes `runner` and returns a manifest.
-            *arguments: Its positional arguments.
-            retries: Number and delays of the retries.
-            **options: Its keyword arguments, without `runner`.
-
-        Returns:
-            The manifest of the step.
-        """
+        """Call a step's function with its arguments and this runner, which does not retry; return the manifest."""
         return function(*arguments, runner=self, **options)
 
     def input_manifest(self, folder: Folder) -> Manifest:
@@ -254,8 +241,9 @@ class Runner:
 
     def run_groups(self, stage: Stage, groups: Sequence[Group], where: Where, at_once: int | None) -> None:
         """Run groups of batches on this machine; overridden by runners for clusters."""
-        pool = adopt(self.pool) if where != "thread" else None
-        call = pool.call if pool is not None and where == "process" else None
+        if where != "thread":
+            adopt(self.pool)
+        call = self.pool.call if where == "process" else None
         todo = [(group.name, functools.partial(group.run, call, self.stopping)) for group in groups]
         self.dispatch(stage, todo, min(at_once or self.workers, len(todo) or 1))
 
@@ -293,32 +281,18 @@ class Runner:
         """Handle a failed batch or an interrupted command, before the batches in flight are waited for (hook)."""
 
     def progress(self, stage: Stage, done: int, rows: int) -> None:
-        """Report progress after each group of batches (hook); this runner logs it.
-
-        Args:
-            stage: The stage.
-            done: Batches that have ended.
-            rows: Rows that they have read.
-        """
+        """Report the ended batches of a stage and the rows that they have read (hook); this runner logs them."""
         log.debug("%s: %s %d of %d, %d rows", stage.step, stage.name, done, stage.batches, rows)
 
     def advance(self, name: str, done: int, rows: int) -> None:
-        """Report progress within a long batch that runs in a thread (hook).
-
-        Args:
-            name: Name of the batch.
-            done: Rows that are done.
-            rows: Rows of the batch.
-        """
+        """Report the rows that are done within a long batch that runs in a thread (hook)."""
 
     @contextlib.contextmanager
     def gpu_slot(self, devices: Sequence[str], max_jobs: int, run: str) -> Iterator[None]:
         """Wait for a slot on devices of this machine and hold it during a training run.
 
-        Args:
-            devices: Names of the devices: `GPU 0`, `GPU 1`, … or `cores`; empty if the run occupies none.
-            max_jobs: Slots per device.
-            run: Run folder, shown to those who wait.
+        The devices are `GPU 0`, `GPU 1`, … or `cores`, with `max_jobs` slots each; none if the run occupies none. The
+        run folder is shown to those who wait.
         """
         with gpu_slot(devices, max_jobs, run, functools.partial(log.info, "waiting: %s")):
             yield

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.errors import RunError
-from tasks.core.step import Outcome
+from tasks.core.manifest import Outcome
 from tasks.core.storage import FileRecord, Folder
 
 DOCUMENT = pa.schema(
@@ -80,16 +80,10 @@ def read_rows(folder: Folder, name: str, columns: list[str] | None = None) -> It
 
 
 def in_groups(records: Sequence[FileRecord], max_rows: int, max_bytes: int, max_groups: int) -> list[range]:
-    """Partition shards into groups of consecutive shards; the result depends only on their rows and bytes.
+    """Partition shards into groups of consecutive ones, by their rows and bytes alone; return the indices of each.
 
-    Args:
-        records: The shards.
-        max_rows: Maximum rows of a group.
-        max_bytes: Maximum bytes of a group. A larger shard is a group of its own.
-        max_groups: Approximate maximum number of groups; beyond it, `max_rows` and `max_bytes` grow.
-
-    Returns:
-        Indices of the shards of each group; at least one group.
+    A shard of more than `max_bytes` is a group of its own. Beyond about `max_groups` groups, both other limits grow.
+    There is at least one group.
     """
     max_rows = max(max_rows, -(-sum(record.rows or 0 for record in records) // max_groups))
     max_bytes = max(max_bytes, -(-sum(record.bytes for record in records) // max_groups))

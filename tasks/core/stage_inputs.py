@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Sequence
 
 from gpt2train.errors import RunError
-from tasks.core.step import MANIFEST, Manifest, digest, read_manifest
+from tasks.core.manifest import MANIFEST, Manifest, digest, read_manifest
 from tasks.core.storage import FileRecord, Folder
 
 log = logging.getLogger("gpt2train")
@@ -23,12 +23,7 @@ CHUNK = 4 * 2**20  # bytes
 
 
 def on_local_disk(data: Folder, manifests: Sequence[Manifest], root: Folder) -> Folder:
-    """Return the folder itself if it is local, else a verified copy of its steps under `root`.
-
-    Args:
-        data: Output URL of the steps.
-        manifests: Manifests of the steps to copy.
-        root: Local output folder.
+    """Return the folder of the steps itself if it is local, else a verified copy of these steps under the local `root`.
 
     Raises:
         RunError: A file does not match its manifest.

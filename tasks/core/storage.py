@@ -14,17 +14,17 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from gpt2train.errors import UserError, redact
-from gpt2train.io.files import DEFAULT_REMEDY, DISK_FULL_ERRNOS, fsync, make_folder, write_error
+from gpt2train.errors import UserError
+from gpt2train.io.files import DEFAULT_REMEDY, DISK_FULL_ERRNOS, atomic_file, make_folder, write_error
 from gpt2train.settings import Settings
-from tasks.core.object_stores import BLOCK, check_credentials, is_alive, open_store, translate_store_errors
+from tasks.core.object_stores import BLOCK, is_alive, open_store, translate_store_errors
 
-TEMPORARY = ".tmp-"  # prefix of temporary files; killed runs can leave some behind, which each step sweeps
+TEMPORARY = ".tmp-"  # of the files of `atomic_file`; killed runs leave some behind, which each step sweeps
 DRAFT = "gpt2train-upload-"  # prefix of files to upload, in the temporary folder; followed by the process id
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
@@ -43,11 +43,7 @@ class FileRecord(Settings):
 
 
 class Folder:
-    """A folder behind any fsspec URL. Cheap to create and picklable, so that it can be sent to workers.
-
-    Args:
-        url: Path or fsspec URL.
-    """
+    """A folder behind a path or any fsspec URL. Cheap to create and picklable, so that it can be sent to workers."""
 
     def __init__(self, url: str | Path) -> None:
         self.url = str(url).rstrip("/") or "/"
@@ -133,27 +129,23 @@ class Folder:
             RunError: The disk is full.
             UserError: The file cannot be written.
         """
-        target = self.path(name)
-        remedy = DEFAULT_REMEDY if self.is_local else f"set TMPDIR to another disk than {tempfile.gettempdir()}"
+        target, temporary = Path(self.path(name)), Path(tempfile.gettempdir())
+        remedy = DEFAULT_REMEDY if self.is_local else f"set TMPDIR to another disk than {temporary}"
         with translate_write_errors(f"{self.url}/{name}", remedy):
-            parent = Path(target).parent if self.is_local else Path(tempfile.gettempdir())
-            try:
-                make_folder(parent)
-            except (FileNotFoundError, ValueError) as error:  # /proc/x; a NUL in the path
-                raise UserError(f"cannot create the folder {parent}: {error}; give another --output") from error
-            draft = parent / f"{TEMPORARY}{secrets.token_hex(6)}"
             if not self.is_local:
-                draft = parent / f"{DRAFT}{os.getpid()}-{secrets.token_hex(6)}"
-            try:
-                yield draft
-                if self.is_local:
-                    fsync(draft)
-                    draft.replace(target)
-                    fsync(parent)
-                else:
+                draft = temporary / f"{DRAFT}{os.getpid()}-{secrets.token_hex(6)}"
+                try:
+                    yield draft
                     self._upload(draft, name)
-            finally:
-                draft.unlink(missing_ok=True)
+                finally:
+                    draft.unlink(missing_ok=True)
+                return
+            try:
+                make_folder(target.parent)
+            except (FileNotFoundError, ValueError) as error:  # /proc/x; a NUL in the path
+                raise UserError(f"cannot create the folder {target.parent}: {error}; give another --output") from error
+            with atomic_file(target) as draft:
+                yield draft
 
     def _upload(self, draft: Path, name: str) -> None:
         """Upload a file, check its size, and keep its hash so that `record` need not read it back."""
@@ -199,10 +191,7 @@ class Folder:
         return list(self.sizes())
 
     def check_writable(self, leave: bool = True) -> None:
-        """Write and remove one small file.
-
-        Args:
-            leave: Keep the folders that were created for it.
+        """Write and remove one small file, and unless `leave` the folders that were created for it.
 
         Raises:
             UserError: The folder cannot be created or written; the message has the reason.
@@ -240,11 +229,9 @@ def sweep_drafts() -> None:
 
 @contextlib.contextmanager
 def translate_write_errors(location: str, remedy: str = DEFAULT_REMEDY) -> Iterator[None]:
-    """Turn the operating system's write errors into errors of one line with a remedy.
+    """Turn the operating system's errors on writing to a path or URL into errors of one line.
 
-    Args:
-        location: Path or URL that is written, for the message.
-        remedy: Advice for a full disk, besides freeing space.
+    `remedy` is the advice for a full disk, besides freeing space.
 
     Raises:
         RunError: The disk is full.
@@ -256,21 +243,3 @@ def translate_write_errors(location: str, remedy: str = DEFAULT_REMEDY) -> Itera
         if error.errno in (*DISK_FULL_ERRNOS, *REFUSED):
             raise write_error(location, error, remedy if error.errno in DISK_FULL_ERRNOS else DEFAULT_REMEDY) from error
         raise
-
-
-def read_any(url: str, **options: Any) -> bytes:
-    """Read a user's input file from any fsspec URL.
-
-    Raises:
-        UserError: The file does not exist or cannot be read.
-    """
-    check_credentials(url)
-    try:
-        with fsspec.open(url, "rb", **options) as file:
-            return file.read()
-    except Exception as error:
-        if "://" not in url and not isinstance(error, OSError):
-            raise
-        missing = "no such file" if isinstance(error, FileNotFoundError) else None
-        reason = redact(getattr(error, "strerror", None) or missing or str(error) or type(error).__name__, url)
-        raise UserError(f"cannot read {url}: {reason}; check the path") from error

@@ -37,11 +37,7 @@ class WorkerLostError(Exception):
 
 
 class WorkerPool:
-    """Spawned worker processes that stay warm between steps; started by the first call.
-
-    Args:
-        workers: Number of processes.
-    """
+    """Spawned worker processes that stay warm between steps; started by the first call."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -57,51 +53,45 @@ class WorkerPool:
         timeout: float | None = None,
         cpu_seconds: float | None = None,
     ) -> "concurrent.futures.Future[T]":
-        """Run `function(*args)` in a worker; both limits count from the start of the call in the worker.
+        """Run `function(*args)` in a worker; both limits, in seconds, count from the start of the call in the worker.
 
         The future's error may be pebble's; wait with `result` to get `WorkerLostError` instead.
 
         Args:
             function: Function that is importable by name, as are the types of its arguments.
             args: Arguments of the function.
-            timeout: Wall-clock seconds after which the worker is killed.
-            cpu_seconds: CPU seconds after which the worker is killed, independent of the machine's load; `spent_cpu`
-                recognizes the future's error. Ignored on Windows, which has no CPU timers.
+            timeout: Wall-clock time after which the worker is killed.
+            cpu_seconds: CPU time after which it is killed, whatever the machine's load; `spent_cpu` recognizes the
+                future's error. Ignored on Windows, which has no CPU timers.
         """
         if cpu_seconds is not None:
             return self._pool.schedule(_with_cpu_limit, args=(cpu_seconds, function, *args), timeout=timeout)
         return self._pool.schedule(function, args=args, timeout=timeout)
 
-    def call(self, function: Callable[..., T], *args: Any, timeout: float | None = None) -> T:
+    def call(self, function: Callable[..., T], *args: Any) -> T:
         """Run `function(*args)` in a worker and wait for it.
 
         Raises:
-            WorkerLostError: The worker died or the deadline passed. Exceptions of the function are passed on unchanged.
+            WorkerLostError: The worker died. Exceptions of the function are passed on unchanged.
         """
-        return result(self.submit(function, *args, timeout=timeout))
+        return result(self.submit(function, *args))
 
     def close(self) -> None:
         """Kill all workers."""
-        if _process.pool is self:
-            _process.pool = None
+        if _pool is self:
+            adopt(None)
         self._pool.stop()
         self._pool.join()
 
 
-class _ProcessState:
-    """State of this process."""
-
-    pool: WorkerPool | None = None
-
-
-_process = _ProcessState()
+_pool: WorkerPool | None = None  # of this process
 _creation = threading.Lock()
 
 
-def adopt(pool: WorkerPool) -> WorkerPool:
+def adopt(pool: WorkerPool | None) -> None:
     """Register a pool as the result of `local_pool` in this process, until it is closed."""
-    _process.pool = pool
-    return pool
+    global _pool
+    _pool = pool
 
 
 def local_pool() -> WorkerPool:
@@ -114,14 +104,15 @@ def local_pool() -> WorkerPool:
         UserError: This process cannot have children (a Dask worker that was started as a daemon).
     """
     with _creation:
-        if _process.pool is None:
+        if _pool is None:
             if multiprocessing.current_process().daemon:
                 raise UserError(
                     "the cluster's workers cannot start processes, which the extraction needs; start them with "
                     "DASK_DISTRIBUTED__WORKER__DAEMON=False in their environment"
                 )
-            _process.pool = WorkerPool(1)
-        return _process.pool
+            adopt(WorkerPool(1))
+        assert _pool is not None
+        return _pool
 
 
 def result(future: "concurrent.futures.Future[T]") -> T:

@@ -4,14 +4,13 @@ A step is described by a `DataStep`. From it follow its settings group and flags
 fingerprint, its place in the recipe, and with them its dry run, its Prefect task and its line in the report.
 """
 
-import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field, create_model
 
-from gpt2train.plugins import GROUP, Registry
+from gpt2train.plugins import Registry, distributions_of
 from gpt2train.settings import Settings
 from tasks.clean.filters.verdict import Rejection
 from tasks.core.reject_limits import LimitSettings
@@ -46,10 +45,7 @@ class DataStep:
     @property
     def packages(self) -> tuple[str, ...]:
         """Distributions whose versions are part of the fingerprint: the plug-in's own, and `libraries`."""
-        top = self.process.__module__.partition(".")[0]
-        points = importlib.metadata.entry_points(group=GROUP)
-        own = {point.dist.name for point in points if point.dist and point.module.partition(".")[0] == top}
-        return (*sorted(own), *self.libraries)
+        return (*distributions_of(self.process), *self.libraries)
 
 
 DATA_STEPS: Registry[DataStep] = Registry("data step")
@@ -63,8 +59,7 @@ def steps_after(name: After) -> list[DataStep]:
 def settings_groups(module: str) -> type[Settings]:
     """Return a model with a settings group for each registered step; the base class if there is none.
 
-    Args:
-        module: module that binds the model to the name `DataStepSettings`, for pickle.
+    For pickle, `module` binds the model to the name `DataStepSettings`.
     """
     groups: dict[str, Any] = {
         name: (step.settings, Field(step.settings(), description=step.settings.__doc__))
@@ -78,8 +73,7 @@ def settings_groups(module: str) -> type[Settings]:
 def limit_settings(module: str) -> type[LimitSettings]:
     """Return the model of the limits, with a further one for each registered step; the base class if there is none.
 
-    Args:
-        module: module that binds the model to the name `LimitSettings`, for pickle.
+    For pickle, `module` binds the model to the name `LimitSettings`.
     """
     limits: dict[str, Any] = {
         name: (float, Field(step.limit, ge=0, le=1, description=f"Documents of the plug-in's step {name}."))

@@ -6,9 +6,10 @@ from typing import Any
 from gpt2train.settings import Settings
 from tasks.clean.filters.verdict import Rejection
 from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, commit_rows, read_rows, rejected_row
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.data_steps.registry import DataStep
 
@@ -16,60 +17,36 @@ MIN_TOKENS = "min_tokens"  # parameter of the cleaning that applies to later ste
 
 
 def function_of(data_step: DataStep) -> Callable[..., Manifest]:
-    """Return the step function of a registered step, with the step's name."""
+    """Return the step function of a registered step, with the step's name.
+
+    It processes documents of schema `shards.CLEAN`, one batch per shard. `id`, `url` and `split` are unchanged. The
+    tokens of a changed text are counted again, with the tokenizer of the cleaning, and a text with fewer than the
+    minimum of the cleaning is rejected as `too_short`.
+    """
 
     def run(
         root: Folder, documents: Manifest, settings: Settings, *, runner: Runner, tokenizer: Manifest | None = None
     ) -> Manifest:
-        return run_data_step(root, data_step, documents, settings, runner=runner, tokenizer=tokenizer)
+        min_tokens = int(documents.parameters.get(MIN_TOKENS, 0))
+        step = Step(
+            root,
+            data_step.name,
+            version=data_step.version,
+            parameters={MIN_TOKENS: min_tokens, **settings.model_dump(mode="json")},
+            folder=f"data_steps/{data_step.name}",  # apart: its name cannot be that of another folder of the output
+            inputs={"documents": documents} | ({"tokenizer": tokenizer} if tokenizer else {}),
+            packages=("tokenizers", "unicodedata", *data_step.packages),
+        )
+        if done := runner.finished(step):
+            return done
+        source, counter = root / documents.folder, tokenizer_file(root, tokenizer)
+        names = [record.name for record in documents.outputs]
+        options = (data_step.process, settings, min_tokens, counter)
+        outcomes = runner.batches(step, "part", names, process_part, source, *options)
+        return step.commit(Outcome.total(outcomes))
 
     run.__name__ = data_step.name
     return run
-
-
-def run_data_step(
-    root: Folder,
-    data_step: DataStep,
-    documents: Manifest,
-    settings: Settings,
-    *,
-    runner: Runner,
-    tokenizer: Manifest | None = None,
-) -> Manifest:
-    """Process every document into the step's folder; one batch per shard.
-
-    `id`, `url` and `split` are unchanged. The tokens of a changed text are counted again, and a text with fewer than
-    the minimum of the cleaning is rejected as `too_short`.
-
-    Args:
-        root: output folder of the run.
-        data_step: the registered step.
-        documents: manifest of the documents, with schema `shards.CLEAN`.
-        settings: settings of the step.
-        runner: runs the batches.
-        tokenizer: manifest of the tokenizer with which the cleaning counted tokens.
-
-    Returns:
-        Manifest of the step.
-    """
-    min_tokens = int(documents.parameters.get(MIN_TOKENS, 0))
-    step = Step(
-        root,
-        data_step.name,
-        version=data_step.version,
-        parameters={MIN_TOKENS: min_tokens, **settings.model_dump(mode="json")},
-        folder=f"data_steps/{data_step.name}",  # apart: its name cannot be that of another folder of the output
-        inputs={"documents": documents} | ({"tokenizer": tokenizer} if tokenizer else {}),
-        packages=("tokenizers", "unicodedata", *data_step.packages),
-    )
-    if done := runner.finished(step):
-        return done
-    source, counter = root / documents.folder, tokenizer_file(root, tokenizer)
-    names = [record.name for record in documents.outputs]
-    outcomes = runner.batches(
-        step, "part", names, process_part, source, data_step.process, settings, (min_tokens, counter)
-    )
-    return step.commit(Outcome.total(outcomes))
 
 
 def process_part(
@@ -79,10 +56,10 @@ def process_part(
     source: Folder,
     process: Callable[[dict[str, Any], Any], str | Rejection],
     settings: Settings,
-    lengths: tuple[int, TokenizerFile | None],
+    min_tokens: int,
+    tokenizer: TokenizerFile | None,
 ) -> Outcome:
     """Process one shard; runs in a worker."""
-    min_tokens, tokenizer = lengths
     kept: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
     changed = 0

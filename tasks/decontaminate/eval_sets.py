@@ -41,10 +41,8 @@ class EvaluationSet:
 def find_sets(named: Sequence[tuple[str, str]], against: Sequence[str], key: str) -> list[EvaluationSet]:
     """Find the files of all evaluation sets: the flow's own by name, then the user's, named after their files.
 
-    Args:
-        named: (name, path or URL) of the flow's own sets; their passages have the key `text`.
-        against: files, globs, folders or fsspec URLs of the user's sets.
-        key: key of the passages in the user's sets.
+    `named` has (name, path or URL) of the flow's own sets, whose passages have the key `text`; `against` has files,
+    globs, folders or fsspec URLs of the user's, whose passages have the given key.
 
     Raises:
         UserError: a file does not exist.
@@ -59,11 +57,7 @@ def find_sets(named: Sequence[tuple[str, str]], against: Sequence[str], key: str
 
 
 def check_sets(against: Sequence[str], key: str) -> None:
-    """Read the first passage of each of the user's sets, to report errors early.
-
-    Args:
-        against: files, globs, folders or fsspec URLs.
-        key: column, or key of each JSON line, of the passage.
+    """Read the first passage of each of the user's sets, to report errors early; see `find_sets`.
 
     Raises:
         UserError: a file does not exist, has no passage, or does not have the format of its extension.

@@ -154,9 +154,6 @@ def _split(text: str, *, spans: bool) -> tuple[npt.NDArray[np.uint64], npt.NDArr
     data = np.frombuffer(text.encode(errors="surrogatepass"), dtype=np.uint8)
     capacity = len(data) // 2 + 1
     words = np.empty(capacity, dtype=np.uint64)
-    starts, ends = (
-        np.empty(capacity if spans else 0, dtype=np.int64),
-        np.empty(capacity if spans else 0, dtype=np.int64),
-    )
+    starts, ends = np.empty((2, capacity if spans else 0), dtype=np.int64)
     count = split_words(data, *letters(), words, starts, ends)
     return words[:count], starts[:count], ends[:count]

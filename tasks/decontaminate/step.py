@@ -27,9 +27,10 @@ import pyarrow as pa
 from gpt2train.errors import RunError
 from tasks.clean.splits import Split
 from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, commit_rows, read_rows, read_table, rejected_row, write_rows
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import FileRecord, Folder
 from tasks.decontaminate.eval_sets import find_sets, passages
 from tasks.decontaminate.ngrams import Match, NgramIndex, word_spans
@@ -52,6 +53,8 @@ COUNTS = pa.schema([("gram", pa.int32()), ("count", pa.int64())])
 # A line end counts as a sentence end: the extraction writes one block per line. A full stop inside a name does not.
 SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)|\n")
 SEPARATOR = "\n\n"
+# Documents of this split are unchanged: they are the source of the run's own cloze set and are never trained on.
+EXEMPT: Split = "test"
 
 
 class EvaluationFile(NamedTuple):
@@ -68,27 +71,15 @@ def decontaminate(
     settings: DecontaminateSettings,
     runner: Runner,
     *,
-    exempt: Split | None = "test",
     tokenizer: Manifest | None = None,
 ) -> Manifest:
     """Cut the passages of the evaluation sets out of every document into `decontaminated/`.
 
     A cut document remains one document: the rest is joined by blank lines, `id`, `url` and `split` are unchanged,
-    `tokens` is counted again. Reasons: `contaminated` (nothing is left), `too_contaminated` (more than `max_cuts`
-    cuts), `too_short` (fewer tokens left than the minimum of the cleaning).
+    `tokens` is counted again with the tokenizer of the cleaning. Reasons: `contaminated` (nothing is left),
+    `too_contaminated` (more than `max_cuts` cuts), `too_short` (fewer tokens left than the minimum of the cleaning).
 
-    Args:
-        root: output folder of the run.
-        clean: manifest of the cleaning; its `min_tokens` applies here as well.
-        evaluation: (name, path or URL) of the flow's own sets; those of `settings.against` are added.
-        settings: decontamination settings.
-        runner: runs the batches.
-        exempt: documents of this split are unchanged. The test documents are the source of the run's own cloze set and
-            are never trained on.
-        tokenizer: manifest of the tokenizer with which the cleaning counted tokens.
-
-    Returns:
-        Manifest of `decontaminated/`.
+    `evaluation` has (name, path or URL) of the flow's own sets; those of `settings.against` are added.
 
     Raises:
         UserError: an evaluation file is missing, empty or does not have the format of its extension.
@@ -103,7 +94,7 @@ def decontaminate(
         root,
         "decontaminate",
         version=4,
-        parameters={**settings.model_dump(mode="json", exclude={"against", "key"}), "exempt": exempt},
+        parameters={**settings.model_dump(mode="json", exclude={"against", "key"}), "exempt": EXEMPT},
         inputs=inputs,
         folder="decontaminated",
         packages=("tokenizers", "unicodedata"),
@@ -115,10 +106,10 @@ def decontaminate(
     parts, source = [record.name for record in clean.outputs], root / clean.folder
     common: frozenset[int] = frozenset()
     if settings.key_threshold:
-        counted = runner.batches(step, "count", parts, count_part, source, settings, exempt, eval_sets)
+        counted = runner.batches(step, "count", parts, count_part, source, settings, eval_sets)
         common = _common(step.folder, counted, settings.key_threshold)
     lengths = (int(clean.parameters.get("min_tokens", 0)), tokenizer_file(root, tokenizer))
-    outcomes = runner.batches(step, "part", parts, cut_part, source, settings, exempt, eval_sets, common, lengths)
+    outcomes = runner.batches(step, "part", parts, cut_part, source, settings, eval_sets, common, *lengths)
     total = Outcome.total(outcomes)
     if left := 0 if settings.key_threshold else total.facts.get("matches_after", 0):
         raise RunError(f"{left:,} n-grams of the evaluation sets are left in {step.folder.url}; please report this")
@@ -131,20 +122,19 @@ def cut_part(
     part: str,
     source: Folder,
     settings: DecontaminateSettings,
-    exempt: Split | None,
     eval_sets: EvaluationFile,
     common: Collection[int],
-    lengths: tuple[int, TokenizerFile | None],
+    min_tokens: int,
+    tokenizer: TokenizerFile | None,
 ) -> Outcome:
     """Decontaminate one part; runs in a worker."""
     index, origin = load_index(eval_sets, settings)
-    min_tokens, tokenizer = lengths
     kept: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
     cuts: list[dict[str, Any]] = []
     facts = Counter(matches_before=0, matches_after=0, documents_cut=0, documents_exempt=0, characters_removed=0)
     for row in read_rows(source, part):
-        if exempt is not None and row["split"] == exempt:
+        if row["split"] == EXEMPT:
             facts["documents_exempt"] += 1
             kept.append(row)
             continue
@@ -157,8 +147,7 @@ def cut_part(
             continue
         sources = [origin[index.sources(cut.gram)[0]] for cut in made]
         for cut, (evaluation_set, number) in zip(made, sources, strict=True):
-            found = {"round": cut.round, "start": cut.start, "end": cut.end, "matches": cut.matches}
-            cuts.append({"id": row["id"], "url": row["url"], "set": evaluation_set, "row": number, **found})
+            cuts.append({"id": row["id"], "url": row["url"], "set": evaluation_set, "row": number, **cut._asdict()})
         detail = f"{len(made)} cuts, the first by {sources[0][0]} row {sources[0][1]}"
         [tokens] = count_tokens([text], tokenizer)
         if len(made) > settings.max_cuts:
@@ -195,7 +184,7 @@ def remove(
     """Cut n-grams out of a text until none of the index is left, except common ones.
 
     Returns:
-        The remaining text, joined by blank lines ("" if nothing is left), and the cuts; the text itself without cuts.
+        The rest, joined by blank lines ("" if nothing is left), and the cuts; the text itself without cuts.
     """
     made: list[CutSpan] = []
     for number in range(len(text) + 1):  # every round removes at least one word, so it ends long before
@@ -211,13 +200,9 @@ def remove(
 
 
 def plan_cuts(text: str, matches: Sequence[Match], margin: int, number: int = 0) -> list[CutSpan]:
-    """Plan the spans to cut: matched words and `margin` characters on each side, extended to sentence ends, merged.
+    """Plan the spans to cut in a round: matched words and `margin` characters on each side, to sentence ends, merged.
 
-    Args:
-        text: text of the document.
-        matches: occurrences of n-grams, sorted by start.
-        margin: characters on each side of a match.
-        number: round of the cuts.
+    The matches are sorted by start.
     """
     spans = word_spans(text)
     ends = [found.end() for found in SENTENCE_END.finditer(text)]
@@ -242,14 +227,13 @@ def count_part(
     part: str,
     source: Folder,
     settings: DecontaminateSettings,
-    exempt: Split | None,
     eval_sets: EvaluationFile,
 ) -> Outcome:
     """Count how often each n-gram of the sets occurs in one part, for `key_threshold`."""
     index, _ = load_index(eval_sets, settings)
     counts: Counter[int] = Counter()
     for row in read_rows(source, part, ["text", "split"]):
-        if exempt is None or row["split"] != exempt:
+        if row["split"] != EXEMPT:
             counts.update(match.gram for match in index.matches(row["text"]))
     rows = [{"gram": gram, "count": count} for gram, count in sorted(counts.items())]
     return Outcome(audit=(write_rows(folder, f"counts/{name}.parquet", rows, COUNTS),))
@@ -265,13 +249,11 @@ def _common(folder: Folder, counted: Sequence[Outcome], threshold: int) -> froze
 
 def load_index(eval_sets: EvaluationFile, settings: DecontaminateSettings) -> tuple[NgramIndex, list[tuple[str, int]]]:
     """Index of the evaluation sets, and (set, row) of each of its texts; built once per worker."""
-    return _index(
-        eval_sets.folder.url, eval_sets.record.name, eval_sets.record.sha256, settings.ngram, settings.min_ngram
-    )
+    return _index(eval_sets.folder.url, eval_sets.record, settings.ngram, settings.min_ngram)
 
 
 @functools.lru_cache(maxsize=2)
-def _index(url: str, name: str, sha256: str, ngram: int, min_ngram: int) -> tuple[NgramIndex, list[tuple[str, int]]]:
-    table = read_table(Folder(url), name).to_pydict()  # the argument `sha256` distinguishes the files of two runs
+def _index(url: str, record: FileRecord, ngram: int, min_ngram: int) -> tuple[NgramIndex, list[tuple[str, int]]]:
+    table = read_table(Folder(url), record.name).to_pydict()  # the hash in `record` distinguishes the files of two runs
     index = NgramIndex(table["text"], ngram, min_ngram)
     return index, list(zip(table["set"], table["row"], strict=True))

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tasks.core.manifest import Manifest
 from tasks.core.shards import EXCERPT, read_table
-from tasks.core.step import Manifest
 from tasks.core.storage import Folder
 
 
@@ -38,22 +38,14 @@ class Cluster:
     size: int
     """Number of all members, including those omitted from `members`."""
     members: tuple[ClusterMember, ...]
-    """Best-ranked members."""
-
-    @property
-    def kept(self) -> tuple[ClusterMember, ...]:
-        """Kept members among those listed: one, or several that are not similar to each other (policy `greedy`)."""
-        return tuple(member for member in self.members if member.reason is None)
+    """Best-ranked members; several of them are kept if they are not similar to each other (policy `greedy`)."""
 
 
 def largest_clusters(folder: Folder, manifest: Manifest, count: int = 10, members: int = 5) -> list[Cluster]:
     """Read the largest clusters, in descending order of size, then ascending order of id.
 
-    Args:
-        folder: folder of the step, `root / manifest.folder`.
-        manifest: manifest of the deduplication.
-        count: maximum number of clusters.
-        members: maximum number of members per cluster; their excerpts are read from their shards.
+    At most `count` clusters with `members` members each, whose excerpts are read from their shards in the folder of the
+    step.
     """
     parts = [record.name for record in manifest.outcome.audit if record.name.startswith("clusters/")]
     if not parts or not count:

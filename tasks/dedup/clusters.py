@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tasks.core.manifest import Outcome
 from tasks.core.shards import read_table, write_table
-from tasks.core.step import Outcome
 from tasks.core.storage import Folder
-from tasks.dedup.document_index import Group, Numbers, by_rank, first_previous, group_of, look_up, write_numbers
+from tasks.dedup.document_index import Group, Numbers, first_previous, group_of, look_up, ranks, write_numbers
 
 CLUSTER = pa.schema(
     [
@@ -53,16 +53,11 @@ class Survivors(NamedTuple):
 
 
 def choose_survivors(edges: Edges, components: Numbers, policy: Policy, fixed: int = 0) -> Survivors:
-    """Choose the document that is kept instead of each document.
+    """Choose the document that is kept instead of each document, from verified pairs and components [documents].
 
     `greedy` visits the documents from the best rank down and drops one if it is verified against a kept one: the most
-    similar, then the best-ranked of these. `connected` keeps the best-ranked member of each component.
-
-    Args:
-        edges: verified pairs.
-        components: [documents] component of each document.
-        policy: `greedy` or `connected`.
-        fixed: number of best-ranked documents that are always kept; no edge connects two of them.
+    similar, then the best-ranked of these. `connected` keeps the best-ranked member of each component. The first
+    `fixed` documents by rank are always kept; no edge connects two of them.
     """
     count = len(components)
     order = np.lexsort((edges.better, edges.worse))
@@ -105,9 +100,8 @@ def find_clusters(
     if not len(numbers):
         return _write(folder, CLUSTER.empty_table(), 0)
     documents = look_up(folder, groups, numbers, ["id", "url", "length"])
-    order = by_rank(groups, numbers, documents)
-    rank = np.empty(len(numbers), dtype=np.int64)
-    rank[order] = np.arange(len(numbers))
+    rank = ranks(groups, numbers, documents)
+    order = np.argsort(rank)
     dropped, kept, first, second = (rank[np.searchsorted(numbers, column.to_numpy())] for column in ends)
     components = components_of(len(numbers), np.append(first, dropped), np.append(second, kept))
     is_previous = numbers[order] >= first_previous(groups)

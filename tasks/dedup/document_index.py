@@ -92,7 +92,9 @@ def read_sketch(folder: Folder, group: Group, columns: Sequence[str]) -> tuple[N
     return numbers - before + ((group.start - group.origin) << 32), table.take(kept)
 
 
-def read_dropped(folder: Folder, names: Sequence[str], low: int, high: int, columns: list[str] | None) -> pa.Table:
+def read_dropped(
+    folder: Folder, names: Sequence[str], low: int, high: int, columns: list[str] | None = None
+) -> pa.Table:
     """Dropped documents with a number in [low, high), in ascending order of number."""
     parts = [read_range(folder, name, "number", low, high, columns) for name in names]
     return pa.concat_tables(parts).sort_by("number")
@@ -125,14 +127,8 @@ def look_up(folder: Folder, groups: Sequence[Group], numbers: Numbers, columns: 
     return pa.concat_tables(parts)
 
 
-def by_rank(groups: Sequence[Group], numbers: Numbers, documents: pa.Table) -> Numbers:
-    """Indices that sort documents by rank, best first.
-
-    Args:
-        groups: all groups.
-        numbers: [documents] numbers of the documents.
-        documents: `id` and `length` of the documents.
-    """
+def ranks(groups: Sequence[Group], numbers: Numbers, documents: pa.Table) -> Numbers:
+    """Rank of each document, 0 for the best, by its number and by `id` and `length` of `documents`."""
     keys = {
         "new": pa.array(numbers < first_previous(groups)),
         "length": documents["length"],
@@ -140,7 +136,8 @@ def by_rank(groups: Sequence[Group], numbers: Numbers, documents: pa.Table) -> N
         "number": pa.array(numbers),
     }
     orders = [("new", "ascending"), ("length", "descending"), ("id", "ascending"), ("number", "ascending")]
-    return pc.sort_indices(pa.table(keys), sort_keys=orders).to_numpy().astype(np.int64)
+    order = pc.sort_indices(pa.table(keys), sort_keys=orders).to_numpy()
+    return np.argsort(order)  # the inverse permutation
 
 
 def first_previous(groups: Sequence[Group]) -> int:

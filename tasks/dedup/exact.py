@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.core.step import Outcome
+from tasks.core.manifest import Outcome
 from tasks.core.storage import Folder
-from tasks.dedup.document_index import Group, Numbers, by_rank, first_previous, look_up, read_sketch, write_numbers
+from tasks.dedup.document_index import Group, Numbers, first_previous, look_up, ranks, read_sketch, write_numbers
 from tasks.dedup.shingles import Hashes
 
 EXACT = pa.schema([("dropped", pa.int64()), ("kept", pa.int64())])
@@ -36,9 +36,8 @@ def find_exact(folder: Folder, name: str, part: int, parts: int, groups: Sequenc
     Writes `exact/part-NNNNN.parquet` in ascending order of the dropped number; documents of previous crawls are not
     dropped.
     """
-    found = [_contents(folder, group, part, parts) for group in groups]
-    numbers = np.concatenate([numbers for numbers, _ in found])
-    keys = np.concatenate([keys for _, keys in found])
+    found = zip(*(_contents(folder, group, part, parts) for group in groups), strict=True)
+    numbers, keys = map(np.concatenate, found)
     order = np.lexsort((keys[:, 1], keys[:, 0]))
     starts = run_starts(keys[order, 0], keys[order, 1])
     run = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
@@ -47,13 +46,10 @@ def find_exact(folder: Folder, name: str, part: int, parts: int, groups: Sequenc
     kept = members.copy()
     if len(members):
         ascending = np.sort(members)
-        ranked = by_rank(groups, ascending, look_up(folder, groups, ascending, ["id", "length"]))
-        rank = np.empty(len(members), dtype=np.int64)
-        rank[ranked] = np.arange(len(members))
-        own = rank[np.searchsorted(ascending, members)]
-        first = np.flatnonzero(np.append(True, run[1:] != run[:-1]))
-        best = np.minimum.reduceat(own, first)
-        kept = ascending[ranked[np.repeat(best, np.diff(np.append(first, len(members))))]]
+        rank = ranks(groups, ascending, look_up(folder, groups, ascending, ["id", "length"]))
+        starts = run_starts(run)
+        best = np.minimum.reduceat(rank[np.searchsorted(ascending, members)], starts[:-1])
+        kept = ascending[np.argsort(rank)[np.repeat(best, np.diff(starts))]]
     dropped = np.flatnonzero((members != kept) & (members < first_previous(groups)))
     dropped = dropped[np.argsort(members[dropped])]
     table = pa.table({"dropped": members[dropped], "kept": kept[dropped]}, schema=EXACT)

@@ -1,4 +1,4 @@
-"""Loops of the sketch and the verification, compiled by numba; `reference.py` has the same in plain Python.
+"""Loops of the sketch and the verification, compiled by numba; the tests have the same in plain Python.
 
 Texts have the layout of Arrow: the concatenated UTF-8 bytes of a column, and the offset of each text. Arithmetic is
 modulo 2^64 and 2^32. Only functions that need a kernel import this module (see `tasks/core/numba_utils.py`).
@@ -7,15 +7,9 @@ modulo 2^64 and 2^32. Only functions that need a kernel import this module (see 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tasks.core.numba_utils import compiled, decode, fmix64
 from tasks.dedup.unicode_tables import KNOWN, SPACE, WORD
-
-Bytes = npt.NDArray[np.uint8]
-Offsets = npt.NDArray[np.int64]
-Hashes = npt.NDArray[np.uint64]
-Signatures = npt.NDArray[np.uint32]
 
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, 2^64 / golden ratio
 HIGH = np.uint32(0xFFFFFFFF)

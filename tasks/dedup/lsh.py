@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from tasks.core.manifest import Outcome
 from tasks.core.shards import read_table
-from tasks.core.step import Outcome
 from tasks.core.storage import Folder
 from tasks.dedup.document_index import (
     Group,
     Numbers,
-    by_rank,
     first_previous,
     isin_sorted,
     look_up,
+    ranks,
     read_sketch,
     write_numbers,
 )
@@ -43,9 +43,8 @@ def find_candidates(
     a document are consecutive rows. Pairs of two documents of previous crawls are omitted.
     """
     band, part = item
-    found = [_band(folder, group, band, part, parts) for group in groups]
-    numbers = np.concatenate([numbers for numbers, _ in found])
-    keys = np.concatenate([keys for _, keys in found])
+    found = zip(*(_band(folder, group, band, part, parts) for group in groups), strict=True)
+    numbers, keys = map(np.concatenate, found)
     dropped = np.sort(
         np.concatenate([read_table(folder, copies, ["dropped"])["dropped"].to_numpy() for copies in exact])
     )
@@ -57,9 +56,7 @@ def find_candidates(
     pairs = [small]
     if hot:
         members = np.sort(np.concatenate(hot))
-        ranked = by_rank(groups, members, look_up(folder, groups, members, ["id", "length"]))
-        rank = np.empty(len(members), dtype=np.int64)
-        rank[ranked] = np.arange(len(members))
+        rank = ranks(groups, members, look_up(folder, groups, members, ["id", "length"]))
         pairs += [pair_with_pivots(b[np.argsort(rank[np.searchsorted(members, b)])], pivots) for b in hot]
     both = np.concatenate(pairs)
     both = both[(both < first_previous(groups)).any(axis=1)]
@@ -78,10 +75,7 @@ def distinct_pairs(pairs: Pairs) -> Pairs:
 def pair_up_all(numbers: Numbers, starts: Numbers, pivots: int) -> tuple[Pairs, list[Numbers]]:
     """All pairs of each bucket of up to `pivots + 1` documents, and the members of the larger buckets.
 
-    Args:
-        numbers: [documents] document numbers, bucket by bucket.
-        starts: [buckets + 1] start of each bucket, and the end.
-        pivots: `DedupSettings.bucket_pivots`.
+    The numbers [documents] come bucket by bucket; `starts` [buckets + 1] has the start of each bucket, and the end.
     """
     sizes = np.diff(starts)
     pairs = [np.empty((0, 2), dtype=np.int64)]

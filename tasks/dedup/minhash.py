@@ -5,7 +5,6 @@ then `a * h + b mod 2^32` with odd `a`, the minimum over the document for each o
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.core.step import Outcome
+from tasks.core.manifest import Outcome
 from tasks.core.storage import Folder
 from tasks.dedup.document_index import Group, document_numbers, write_numbers
 from tasks.dedup.settings import DedupSettings
@@ -24,15 +23,6 @@ Signatures = npt.NDArray[np.uint32]
 BATCH_TEXTS = 256
 
 
-class SignedTexts(NamedTuple):
-    """Signatures of a column of texts."""
-
-    signatures: Signatures
-    """[texts, permutations]; all ones if a text has no shingle."""
-    units: Offsets
-    """[texts] number of words or characters in the sketch."""
-
-
 def permutations(count: int, seed: int) -> tuple[Signatures, Signatures]:
     """Multipliers (odd) and offsets, [count] each, drawn as in datasketch."""
     generator = np.random.RandomState(seed)
@@ -41,14 +31,17 @@ def permutations(count: int, seed: int) -> tuple[Signatures, Signatures]:
     return a, b
 
 
-def sign(texts: Texts, settings: DedupSettings) -> SignedTexts:
-    """Signatures of normalised texts."""
+def sign(texts: Texts, settings: DedupSettings) -> tuple[Signatures, Offsets]:
+    """Signatures [texts, permutations] of normalised texts, and the words or characters in the sketch of each [texts].
+
+    The signature of a text without a shingle is all ones.
+    """
     from tasks.dedup import kernels
 
-    words, count = settings.shingle == "words", settings.num_bands * settings.rows_per_band
-    a, b = permutations(count, settings.seed)
-    limit = settings.sketch_characters
-    return SignedTexts(*kernels.sign_texts(*texts, words, settings.ngram, limit, build_tables().kinds, a, b))
+    a, b = permutations(settings.num_bands * settings.rows_per_band, settings.seed)
+    words, limit = settings.shingle == "words", settings.sketch_characters
+    signatures, units = kernels.sign_texts(*texts, words, settings.ngram, limit, build_tables().kinds, a, b)
+    return signatures, units
 
 
 def sketch_texts(column: pa.Array | pa.ChunkedArray, settings: DedupSettings) -> dict[str, pa.Array]:

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from gpt2train.errors import UserError
-from tasks.core.step import MANIFEST, Manifest, read_manifest
+from tasks.core.manifest import MANIFEST, Manifest, read_manifest
 from tasks.core.storage import Folder
 from tasks.dedup.document_index import Group
 from tasks.dedup.settings import SKETCH, DedupSettings

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.core.step import Outcome
+from tasks.core.manifest import Outcome
 from tasks.core.storage import Folder
 from tasks.dedup.document_index import ROW_MASK, Group, Numbers, group_of, read_range, write_numbers
 from tasks.dedup.lsh import CANDIDATE, distinct_pairs
@@ -51,10 +51,9 @@ def collect_group(
         pairs = distinct_pairs(np.concatenate([pairs, more]))
     own = pairs[pairs[:, 0] < pairs[:, 1]]
     unique = pa.table({"first": own[:, 0], "second": own[:, 1]}, schema=CANDIDATE)
-    number = index
-    records = [write_numbers(folder, f"unique/part-{number:05d}.parquet", unique)]
+    records = [write_numbers(folder, f"unique/part-{index:05d}.parquet", unique)]
     wanted = distinct_pairs(np.stack([pairs[:, 0], group_of(groups, pairs.min(axis=1))], axis=1))
-    target = f"sets/part-{number:05d}.parquet"
+    target = f"sets/part-{index:05d}.parquet"
     with folder.writing(target) as draft, pq.ParquetWriter(draft, SETS, compression="none") as writer:
         for numbers, sets in _in_chunks(_sets_of(group, np.unique(wanted[:, 0]), settings)):
             some = wanted[(wanted[:, 0] >= numbers[0]) & (wanted[:, 0] <= numbers[-1])]

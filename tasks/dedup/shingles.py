@@ -1,6 +1,6 @@
 r"""Content hashes and sets of shingle hashes of columns of texts.
 
-Words are `\w+` of the folded text (`reference.folded`), characters its code points; each has a 64-bit hash. The hash
+Words are `\w+` of the folded text, characters its code points; each has a 64-bit hash. The hash
 of a shingle is a polynomial of the hashes of its units, finished with MurmurHash3's fmix64. In languages without spaces
 between words (Chinese, Thai) words are long and shingles few: use characters there.
 """
@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tasks.dedup.reference import normalise
 from tasks.dedup.settings import DedupSettings
-from tasks.dedup.unicode_tables import build_tables
+from tasks.dedup.unicode_tables import build_tables, normalise
 
 Hashes = npt.NDArray[np.uint64]
 Offsets = npt.NDArray[np.int64]

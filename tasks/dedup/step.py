@@ -1,6 +1,7 @@
 """Deduplication step: runs the stages in order."""
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,11 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpt2train.errors import UserError
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import EXCERPT, REJECTED, read_table, write_table
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import FileRecord, Folder
-from tasks.dedup.clusters import find_clusters
+from tasks.dedup.clusters import CLUSTER, find_clusters
 from tasks.dedup.document_index import ROW_MASK, Group, make_groups, read_dropped
 from tasks.dedup.exact import find_exact
 from tasks.dedup.lsh import find_candidates
@@ -32,15 +34,6 @@ def dedup(root: Folder, documents: Manifest, settings: DedupSettings, runner: Ru
     All splits are deduplicated together, and the choice does not depend on the split of a document: the kept copy may
     be in the test split and the dropped one in train, or the other way round. No text is left in two splits. Similar
     documents below the threshold may remain in different splits.
-
-    Args:
-        root: output folder of the run.
-        documents: manifest of the documents.
-        settings: deduplication settings.
-        runner: runs the batches.
-
-    Returns:
-        Manifest of `dedup/`.
 
     Raises:
         UserError: a previous deduplication cannot be used.
@@ -85,7 +78,7 @@ def check_previous(settings: DedupSettings) -> None:
     """Check the previous deduplications before the run starts.
 
     Raises:
-        UserError: a previous deduplication cannot be used.
+        UserError: one cannot be used.
     """
     open_previous(settings, VERSION)
 
@@ -113,11 +106,7 @@ def keep_shard(
     """Write one shard without its duplicates, and the file of its rejected documents."""
     table = read_table(source, shards[shard])
     low = shard << 32
-    dropped = (
-        read_dropped(folder, dropped_files, low, low + ROW_MASK, None)
-        if dropped_files
-        else pa.table({"number": pa.array([], pa.int64())})
-    )
+    dropped = read_dropped(folder, dropped_files, low, low + ROW_MASK) if dropped_files else CLUSTER.empty_table()
     rows = pc.bit_wise_and(dropped["number"], ROW_MASK)
     kept = pc.invert(pc.is_in(pa.array(range(table.num_rows), pa.int64()), rows))
     output = write_table(folder, f"{name}.parquet", table.filter(kept).combine_chunks())
@@ -133,13 +122,12 @@ def keep_shard(
             "text": pc.utf8_slice_codeunits(removed["text"], 0, EXCERPT),
         }
         rejected = (write_table(folder, f"rejected/{name}.parquet", pa.table(columns).cast(REJECTED).combine_chunks()),)
-    reasons = pc.value_counts(dropped["reason"]).to_pylist() if len(dropped) else []
     return Outcome(
         outputs=(output,),
         rejected=rejected,
         seen=table.num_rows,
         kept=table.num_rows - len(dropped),
-        reasons=dict(sorted((found["values"], found["counts"]) for found in reasons)),
+        reasons=dict(sorted(Counter(dropped["reason"].to_pylist()).items())),
     )
 
 

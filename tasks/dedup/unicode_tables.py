@@ -1,4 +1,4 @@
-"""Unicode tables of the kernels: kind and folded form of each code point, as by `reference.normalise`.
+"""Normalisation of texts for comparison, and its tables for the kernels: kind and folded form of each code point.
 
 NFKC maps single code points unless a code point composes with, or is reordered past, the one before it. The table has
 the folded forms of the code points that never do so (Latin, Greek, Cyrillic, punctuation, symbols, most emoji:
@@ -14,13 +14,27 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks.dedup.reference import normalise
-
 WORD, SPACE, KNOWN = 1, 2, 4  # flags: `\w`; white space of str.split; the table has its folded form
 CODE_POINTS = 0x110000
 TABLED = (range(0x3100), range(0xFE00, 0xFF00), range(0x1F000, 0x1FB00))  # FE0F follows emoji, FEFF begins files
 SCANNED = 0x20000  # no code point from here on decomposes into two
 JAMO = (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))  # compose algorithmically with the code point before them
+
+# Ignored in addition to category Cf (soft hyphens, zero-width spaces, byte order marks): default ignorable code points
+# of Unicode such as variation selectors and Hangul fillers.
+IGNORABLE = "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef"
+
+
+@functools.cache
+def invisible() -> re.Pattern[str]:
+    """Pattern of invisible characters, by the Unicode version of this Python: 0.1 s once per process."""
+    formats = "".join(chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cf")
+    return re.compile(f"[{IGNORABLE}{formats}]+")
+
+
+def normalise(text: str) -> str:
+    """NFKC and case folding without invisible characters: texts that differ only in these or in case become equal."""
+    return unicodedata.normalize("NFKC", invisible().sub("", text)).casefold()
 
 
 class Tables(NamedTuple):

@@ -7,10 +7,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tasks.core.manifest import Outcome
 from tasks.core.shards import read_table, write_table
-from tasks.core.step import Outcome
 from tasks.core.storage import Folder
-from tasks.dedup.document_index import Group, Numbers, by_rank, group_of, isin_sorted, look_up
+from tasks.dedup.document_index import Group, Numbers, group_of, isin_sorted, look_up, ranks
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingle_exchange import NumberedSets, read_sets
 from tasks.dedup.shingles import Sets
@@ -94,8 +94,7 @@ def _by_rank(folder: Folder, groups: Sequence[Group], first: Numbers, second: Nu
     if not len(numbers):
         return PAIR.empty_table().select(PAIR.names[:4])
     documents = look_up(folder, groups, numbers, ["id", "length"])
-    rank = np.empty(len(numbers), dtype=np.int64)
-    rank[by_rank(groups, numbers, documents)] = np.arange(len(numbers))
+    rank = ranks(groups, numbers, documents)
     positions = np.stack([np.searchsorted(numbers, first), np.searchsorted(numbers, second)])
     positions = np.where(rank[positions[0]] < rank[positions[1]], positions, positions[::-1])
     ids = documents["id"].combine_chunks()

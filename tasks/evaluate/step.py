@@ -18,10 +18,12 @@ from gpt2train.evaluate.files import DATA_HASH_KEY, data_fields
 from gpt2train.evaluate.perplexity import document_perplexity
 from gpt2train.evaluate.registry import EVALUATIONS, plugin_versions
 from gpt2train.evaluate.wikitext import WikitextSettings
+from tasks.core.input_files import read_any
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_table
-from tasks.core.step import Manifest, Outcome, Step
-from tasks.core.storage import Folder, read_any
+from tasks.core.step import Step
+from tasks.core.storage import Folder
 from tasks.evaluate.settings import EvaluateSettings
 
 log = logging.getLogger("gpt2train")
@@ -49,17 +51,13 @@ def evaluate(
         root: output folder of the run.
         model: manifest of the merge step.
         lambada: path or URL of a file of `{"text": …}` lines; None: no `lambada.json`.
-        held_out: manifest of documents (Parquet) with a column `split`; those in `test` are scored. Without any, there
-            is no `perplexity.json`.
+        held_out: manifest of documents with a column `split`; without any in `test`, there is no `perplexity.json`.
         settings: evaluation settings.
         runner: runs the batches.
         wikitext: path or URL of WikiText in its tokenised form; None: no `wikitext.json`.
         evals: path or URL of the data of other evaluations, by the name of the evaluation.
         device: device of the model; not part of the fingerprint.
         threads: threads per process; not part of the fingerprint.
-
-    Returns:
-        Manifest of `eval/`.
 
     Raises:
         UserError: a data file is missing or malformed, there is no evaluation of a name, or the model is not on a
@@ -105,17 +103,12 @@ def data_files(lambada: str | None, wikitext: str | None) -> dict[str, str]:
 
 
 def read_data(name: str, path: str) -> bytes:
-    """Read the data file of an evaluation and check it.
-
-    Args:
-        name: name of the evaluation.
-        path: path or URL of the file.
+    """Read the data file of the evaluation of a name, at a path or URL, and check it.
 
     Raises:
         UserError: there is no such evaluation, or the file is missing or malformed.
     """
-    evaluation = EVALUATIONS[name]
-    raw = read_any(path)
+    evaluation, raw = EVALUATIONS[name], read_any(path)
     evaluation.read(raw, path)
     return raw
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from gpt2train.convert.settings import CARD, MergeSettings
 from gpt2train.errors import RunError, UserError
+from tasks.core.manifest import MANIFEST, Manifest, Outcome, canonical
 from tasks.core.runner import Runner
-from tasks.core.step import MANIFEST, Manifest, Outcome, Step, canonical
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 
 DRAFT = ".tmp-model"
@@ -20,16 +21,6 @@ CARD_RECORD = "_card.json"
 
 def merge(root: Folder, training: Manifest, tokenizer: Manifest, settings: MergeSettings, runner: Runner) -> Manifest:
     """Merge the checkpoint of a training run to `<run folder>/model/`, which transformers loads.
-
-    Args:
-        root: output folder of the run.
-        training: manifest of the training.
-        tokenizer: manifest of the tokenizer.
-        settings: merge settings.
-        runner: runs the batch.
-
-    Returns:
-        Manifest of the model folder.
 
     Raises:
         UserError: the run is not on a local disk, or was trained with another tokenizer.
@@ -62,15 +53,9 @@ def merge(root: Folder, training: Manifest, tokenizer: Manifest, settings: Merge
 
 
 def write_card(root: Folder, training: Manifest, settings: MergeSettings, scores: Manifest | None = None) -> None:
-    """Write the model card, `README.md` next to the weights, unless a user has edited it.
+    """Write the model card, `README.md` next to the weights, with the scores of an evaluation if it is given.
 
-    `merge/_card.json` has the hashes of the cards written by this function, by which an edited card is detected.
-
-    Args:
-        root: output folder of the run.
-        training: manifest of the training.
-        settings: merge settings.
-        scores: manifest of the evaluation whose scores are written to the card.
+    A card that a user has edited stays: `merge/_card.json` has the hashes of the cards written by this function.
     """
     model, records = root / f"{training.folder}/model", root / f"{training.folder}/{RECORDS}"
     basis = {"license": settings.license, "scores": scores and scores.identity}

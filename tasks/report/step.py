@@ -15,9 +15,11 @@ from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
 from gpt2train.io.files import format_bytes
 from gpt2train.monitoring.metrics import read_metrics
 from tasks.cloze.step import no_passages_message
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest, Outcome, Step, read_timings
+from tasks.core.step import Step
 from tasks.core.storage import Folder
+from tasks.core.timings import read_timings
 from tasks.evaluate.step import OF_THE_RUN
 from tasks.report.findings import findings
 from tasks.report.pictures import data_uri, loss_curve

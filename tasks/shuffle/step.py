@@ -17,9 +17,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import ROW_GROUP, in_groups, read_table, write_table
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.shuffle.settings import ShuffleSettings
 
@@ -29,17 +30,7 @@ GROUP_ROWS, GROUP_BYTES, MAX_GROUPS = 1 << 16, 32 << 20, 2048
 
 
 def shuffle(root: Folder, documents: Manifest, settings: ShuffleSettings, runner: Runner) -> Manifest:
-    """Shuffle all documents into `shuffled/`; no row is dropped.
-
-    Args:
-        root: output folder of the run.
-        documents: manifest of the documents.
-        settings: shuffle settings.
-        runner: runs the batches.
-
-    Returns:
-        Manifest of `shuffled/`.
-    """
+    """Shuffle all documents into `shuffled/`; no row is dropped."""
     step = Step(root, "shuffle", version=2, parameters=settings, inputs={"documents": documents}, folder="shuffled")
     if done := runner.finished(step):
         return done

@@ -17,12 +17,7 @@ POLL_SECONDS = 2.0
 
 @contextlib.contextmanager
 def polling(poll: Callable[[bool], None], seconds: float) -> Iterator[None]:
-    """Call `poll(False)` periodically in a thread, and `poll(True)` once at the end.
-
-    Args:
-        poll: Function to call; its argument is True for the last call.
-        seconds: Interval between two calls.
-    """
+    """Call `poll(False)` every so many seconds in a thread, and `poll(True)` once at the end."""
     stop = threading.Event()
 
     def loop() -> None:
@@ -43,27 +38,16 @@ def polling(poll: Callable[[bool], None], seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tail_metrics(run: Path, steps: int, runner: Runner) -> Iterator[None]:
-    """Report a run's metrics to `runner.training` every two seconds and once at the end.
-
-    Args:
-        run: Run folder.
-        steps: Steps of the whole training.
-        runner: Runner that takes the metrics.
-    """
+    """Report a run's metrics to the runner every two seconds and once at the end; `steps` are those of the training."""
     with polling(MetricsTail(run, steps, runner).poll, POLL_SECONDS):
         yield
 
 
 class MetricsTail:
-    """Incremental reader of a run's `metrics.jsonl`.
+    """Incremental reader of the `metrics.jsonl` in a run folder, for a training of `steps` steps.
 
     Each poll reads only the appended bytes, because a long run has a hundred thousand rows. A restart replaces the
     file, without the rows after its checkpoint; the new file is then read from its beginning.
-
-    Args:
-        run: Run folder.
-        steps: Steps of the whole training.
-        runner: Runner that takes the metrics.
     """
 
     def __init__(self, run: Path, steps: int, runner: Runner) -> None:

@@ -17,8 +17,9 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import FILE, read_metrics
 from gpt2train.monitoring.run_record import record_flow
+from tasks.core.manifest import Manifest, Outcome, digest, fingerprint
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest, Outcome, Step, digest, fingerprint
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.train.launch.job import Job
 from tasks.train.launch.launchers import devices_of, run_job
@@ -43,18 +44,8 @@ def train(
 ) -> Manifest:
     """Train on token shards -> `runs/<name>-<fingerprint>/`; resume from the last checkpoint of the same run.
 
-    Args:
-        root: Output URL of the run folder.
-        data: Output URL that holds `tokens/` and `tokenizer/`; often the same as `root`.
-        tokens: Manifest of the tokenize step.
-        tokenizer: Manifest of the tokenizer step.
-        settings: Settings of the engine; the fingerprint depends on them.
-        launch: Settings of the launcher; the fingerprint does not depend on them.
-        name: Prefix of the run folder's name.
-        runner: Runner that reports the metrics and holds the GPU slot.
-
-    Returns:
-        Manifest of the run: the last checkpoint and the config.
+    `data` is the output that holds `tokens/` and `tokenizer/`, often the same as `root`. The fingerprint depends on the
+    settings of the engine, not on those of the launcher. The manifest names the last checkpoint and the config.
 
     Raises:
         UserError: The engine rejected a setting or the data.
@@ -125,14 +116,9 @@ def check_corpora(settings: TrainSettings) -> None:
 
 
 def validation_warning(facts: Mapping[str, int], settings: TrainSettings) -> str | None:
-    """Return the reason for training without validation: too few validation tokens for one sample.
+    """Return the reason for training without validation, too few validation tokens for one sample, else None.
 
-    Args:
-        facts: Facts of the tokenize step.
-        settings: Settings of the engine.
-
-    Returns:
-        A message, or None if there are enough tokens.
+    The facts are those of the tokenize step.
     """
     found, needed = facts.get("valid_tokens", 0), settings.model.context + 1
     if found >= needed:
@@ -164,12 +150,10 @@ def _outcome(run: Folder, settings: TrainSettings) -> Outcome:
     latest = run.read_bytes("checkpoints/latest").decode().strip()
     names = [name for name in run.files() if name.startswith(f"checkpoints/{latest}/")]
     records = read_metrics(run.path())
+    last = records[-1] if records else {}
+    counts = {"tokens": int(last.get("tokens", 0)), "skipped_steps": int(last.get("skipped", 0))}
     return Outcome(
         outputs=tuple(run.record(name) for name in ["checkpoints/latest", CONFIG_FILE, *names]),
         audit=(run.record(FILE),),
-        facts={
-            "steps": settings.steps,
-            "tokens": int(records[-1].get("tokens", 0)) if records else 0,
-            "skipped_steps": int(records[-1].get("skipped", 0)) if records else 0,
-        },
+        facts={"steps": settings.steps, **counts},
     )

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from flows.settings import DataprepSettings
+from tasks.core.manifest import Manifest, need_manifest
 from tasks.core.shards import read_rows
-from tasks.core.step import Manifest, need_manifest
 from tasks.core.storage import Folder
 from tests.flows.conftest import Finished, Server
 

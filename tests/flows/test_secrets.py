@@ -13,8 +13,7 @@ from flows.dataprep import dataprep
 from flows.settings import DataprepSettings, resolve
 from gpt2train.errors import UserError
 from tasks.blacklist.blocklists import check_blocklists
-from tasks.core.input_files import base_name, find_inputs
-from tasks.core.storage import read_any
+from tasks.core.input_files import base_name, find_inputs, read_any
 from tests.flows.conftest import Server
 from tests.flows.mini_pipeline import Mini
 

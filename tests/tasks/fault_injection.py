@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import tasks.core.step
+import tasks.core.timings
 from flows.dataprep import prepare
 from flows.settings import DataprepSettings
 from flows.sources import Sources
@@ -100,7 +101,8 @@ def runner_of(order: dict[str, Any]) -> Runner:
 
 def stop_clocks() -> None:
     """Fix the fetch times of pages and the step times of the report, the only bytes that depend on the clock."""
-    tasks.core.step.time = SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 0.0)  # type: ignore[assignment]
+    for module in (tasks.core.step, tasks.core.timings):
+        module.time = SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 0.0)  # type: ignore[attr-defined]
     tasks.core.step.cpu_seconds = lambda: 0.0  # type: ignore[assignment]
     fetch = Fetcher.fetch
 

@@ -54,12 +54,11 @@ def cleanup(text: str, settings: CleanupSettings, language: str | None) -> Rejec
     return None
 
 
-def _asks_for_language(settings: CleanupSettings) -> bool:
-    return "remove_512_non_english" in settings.tasks
-
-
 def _short(reason: str, size: int, least: int) -> Rejection:
     return Rejection(reason, f"{size} characters, at least {least} expected")
 
 
-register_filter("cleanup", TextFilter(CleanupSettings, cleanup, order=100, uses_language=_asks_for_language))
+register_filter(
+    "cleanup",
+    TextFilter(CleanupSettings, cleanup, order=100, uses_language=lambda own: "remove_512_non_english" in own.tasks),
+)

@@ -43,13 +43,7 @@ class Filtered(NamedTuple):
 
 
 def apply(text: str, language: str | None, settings: FilterSettings) -> Filtered:
-    """Apply the enabled filters to a text, up to the first that rejects it.
-
-    Args:
-        text: repaired.
-        language: its code, for the filters that ask.
-        settings: the rules.
-    """
+    """Apply the enabled filters to a repaired text in a language, up to the first that rejects it."""
     facts: Counter[str] = Counter()
     for _, item, options in _enabled(settings):
         result = item.run(text, language, options)

@@ -28,15 +28,12 @@ class FineWebSettings(Settings):
     """Maximum line ends per word."""
 
 
-def fineweb(text: str, settings: FineWebSettings) -> Rejection | None:
+@first_rejection
+def fineweb(text: str, settings: FineWebSettings) -> Iterator[Rejection | None]:
     """Rejection by the first rule of FineWeb that a text does not pass.
 
     Reasons: `fineweb_few_ended_lines`, `fineweb_short_lines`, `fineweb_repeated_lines`, `fineweb_list`.
     """
-    return first_rejection(_rules(text, settings))
-
-
-def _rules(text: str, settings: FineWebSettings) -> Iterator[Rejection | None]:
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         return

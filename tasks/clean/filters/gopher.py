@@ -42,17 +42,14 @@ class GopherSettings(Settings):
     """Minimum number of different stop words."""
 
 
-def gopher(text: str, settings: GopherSettings) -> Rejection | None:
+@first_rejection
+def gopher(text: str, settings: GopherSettings) -> Iterator[Rejection | None]:
     """Rejection by the first quality rule of Gopher that a text does not pass.
 
     Reasons: `gopher_few_words`, `gopher_many_words`, `gopher_short_words`, `gopher_long_words`, `gopher_hashes`,
     `gopher_ellipses`, `gopher_bullet_lines`, `gopher_ellipsis_lines`, `gopher_words_without_letters`,
     `gopher_few_stop_words`.
     """
-    return first_rejection(_rules(text, settings))
-
-
-def _rules(text: str, settings: GopherSettings) -> Iterator[Rejection | None]:
     words = text.split()
     count = len(words)
     if count < settings.min_words or not words:
@@ -66,14 +63,10 @@ def _rules(text: str, settings: GopherSettings) -> Iterator[Rejection | None]:
     yield too_many("gopher_hashes", text.count("#") / count, settings.max_symbols)
     yield too_many("gopher_ellipses", sum(map(text.count, ELLIPSES)) / count, settings.max_symbols)
     lines = [stripped for line in text.split("\n") if (stripped := line.strip())]
-    yield too_many(
-        "gopher_bullet_lines", sum(line.startswith(BULLETS) for line in lines) / len(lines), settings.max_bullet_lines
-    )
-    yield too_many(
-        "gopher_ellipsis_lines",
-        sum(line.endswith(ELLIPSES) for line in lines) / len(lines),
-        settings.max_ellipsis_lines,
-    )
+    bullets = sum(line.startswith(BULLETS) for line in lines)
+    yield too_many("gopher_bullet_lines", bullets / len(lines), settings.max_bullet_lines)
+    ellipses = sum(line.endswith(ELLIPSES) for line in lines)
+    yield too_many("gopher_ellipsis_lines", ellipses / len(lines), settings.max_ellipsis_lines)
     letters = sum(word.isalpha() or any(map(str.isalpha, word)) for word in words)
     yield too_few("gopher_words_without_letters", letters / count, settings.min_letter_words)
     known = len(set(settings.stop_words).intersection(map(str.lower, words)))

@@ -42,16 +42,14 @@ class PiiSettings(Settings):
         return self.emails or self.public_ips
 
 
-def mask(text: str, settings: PiiSettings) -> tuple[str, int]:
-    """Text with placeholders, and their number."""
-    count = 0
+def mask(text: str, settings: PiiSettings) -> Replacement:
+    """Text with placeholders, and their number as the fact `masked`."""
+    emails = addresses = 0
     if settings.emails and "@" in text:
-        text, found = _replace(EMAIL, text, settings.email_placeholders, lambda address: True)
-        count += found
+        text, emails = _replace(EMAIL, text, settings.email_placeholders, lambda address: True)
     if settings.public_ips:
-        text, found = _replace(IPV4, text, settings.ip_placeholders, is_public)
-        count += found
-    return text, count
+        text, addresses = _replace(IPV4, text, settings.ip_placeholders, is_public)
+    return Replacement(text, {"masked": emails + addresses} if emails + addresses else {})
 
 
 def is_public(address: str) -> bool:
@@ -61,11 +59,6 @@ def is_public(address: str) -> bool:
     except ValueError:
         return False
     return known.is_global and not known.is_multicast
-
-
-def _filter(text: str, settings: PiiSettings) -> Replacement:
-    text, count = mask(text, settings)
-    return Replacement(text, {"masked": count} if count else {})
 
 
 def _replace(
@@ -84,4 +77,4 @@ def _replace(
     return pattern.sub(placeholder, text), count
 
 
-register_filter("pii", TextFilter(PiiSettings, _filter, order=600))
+register_filter("pii", TextFilter(PiiSettings, mask, order=600))

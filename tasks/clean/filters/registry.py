@@ -5,13 +5,12 @@ that a plug-in can be imported first.
 """
 
 import functools
-import importlib.metadata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpt2train.errors import UserError
-from gpt2train.plugins import GROUP, Registry
+from gpt2train.plugins import Registry, distributions_of
 from gpt2train.settings import Settings
 from tasks.clean.filters.verdict import Rejection
 
@@ -54,10 +53,8 @@ class TextFilter:
 
     @functools.cached_property
     def distributions(self) -> tuple[str, ...]:
-        """Names of the distributions of a plug-in filter, by the package of its function; empty for a built-in one."""
-        package = self.function.__module__.partition(".")[0]
-        points = importlib.metadata.entry_points(group=GROUP)
-        return tuple(sorted({p.dist.name for p in points if p.dist and p.module.partition(".")[0] == package}))
+        """Names of the distributions of a plug-in filter; empty for a built-in one."""
+        return distributions_of(self.function)
 
 
 _FILTERS: Registry[TextFilter] = Registry("text filter")

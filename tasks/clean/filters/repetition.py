@@ -42,17 +42,16 @@ class RepetitionSettings(Settings):
         return tuple(sorted(limits))
 
 
-def repetition(text: str, settings: RepetitionSettings) -> Rejection | None:
+@first_rejection
+def repetition(text: str, settings: RepetitionSettings) -> Iterator[Rejection | None]:
     """Rejection by the first repetition rule of Gopher that a text does not pass.
 
     Reasons: `gopher_repeated_paragraphs`, `gopher_repeated_paragraph_characters`, `gopher_repeated_lines`,
     `gopher_repeated_line_characters`, `gopher_top_2_gram` …, `gopher_repeated_5_grams` ….
     """
-    return first_rejection(_rules(text, settings)) if text else None
-
-
-def _rules(text: str, settings: RepetitionSettings) -> Iterator[Rejection | None]:
     size = len(text)
+    if not size:
+        return
     paragraphs = [stripped for part in text.split("\n\n") if (stripped := part.strip("\n"))]
     count, characters = repeated(paragraphs)
     yield too_many("gopher_repeated_paragraphs", count / max(len(paragraphs), 1), settings.paragraphs)

@@ -1,7 +1,10 @@
 """Rejection of a text by a filter, and helpers shared by the filters."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
+
+S = TypeVar("S")
 
 
 class Rejection(NamedTuple):
@@ -23,9 +26,14 @@ def too_few(reason: str, share: float, minimum: float) -> Rejection | None:
     return Rejection(reason, f"{share:.3f}, at least {minimum:g} expected") if share < minimum else None
 
 
-def first_rejection(found: Iterable[Rejection | None]) -> Rejection | None:
-    """First rejection of an iterable; the rules after it are not computed if `found` is a generator."""
-    return next((item for item in found if item is not None), None)
+def first_rejection(rules: Callable[[str, S], Iterable[Rejection | None]]) -> Callable[[str, S], Rejection | None]:
+    """Decorator of a generator of rules, which yield a rejection or None; the rules after the first one do not run."""
+
+    @functools.wraps(rules)
+    def run(text: str, settings: S) -> Rejection | None:
+        return next((found for found in rules(text, settings) if found is not None), None)
+
+    return run
 
 
 def repeated(items: Iterable[str]) -> tuple[int, int]:

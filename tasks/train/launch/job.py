@@ -1,7 +1,7 @@
 """A training job, independent of its launcher: its command line, and the error for its exit code."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from tasks.train.launch.common_settings import CommonLaunchSettings
 USER_ERROR = 2  # exit code of the engine for a user's mistake
 LAST_LINES = 20  # lines of a job's output that are kept to find the cause of its end
 LOST = LOST_CONTACT  # exit code of a launcher that lost a process, also that of `gpt2train.launch --lost 3`
+
+LogLineSink = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,8 @@ def torchrun_arguments(job: Job) -> list[str]:
     rendezvous = ["--standalone"]
     if launch.rdzv_endpoint is not None:
         # The run folder's name has the fingerprint of all settings, so that no other job uses this id.
-        rendezvous = [
-            "--nnodes",
-            str(launch.machines),
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            launch.rdzv_endpoint,
-        ]
-        rendezvous += ["--rdzv-id", job.run.name]
+        rendezvous = ["--nnodes", str(launch.machines), "--rdzv-backend", "c10d"]
+        rendezvous += ["--rdzv-endpoint", launch.rdzv_endpoint, "--rdzv-id", job.run.name]
     return [*rendezvous, *rank_arguments(job)]
 
 
@@ -54,23 +49,15 @@ def rank_arguments(job: Job) -> list[str]:
     """Return the arguments of torchrun without the rendezvous, which a scheduler gives in environment variables."""
     launch = job.settings
     ranks = ["--nproc-per-node", str(launch.processes), "--max-restarts", str(launch.restarts)]
-    return [*ranks, *engine_arguments(job)]
-
-
-def engine_arguments(job: Job) -> list[str]:
-    """Return the Python arguments of one rank. With `--quiet`, since `run_job` reads each line from the rank's log."""
-    return ["-m", "gpt2train.train", "--config", job.config, "--timeout", str(job.settings.timeout), "--quiet"]
+    # Quiet, since `run_job` reads each line from the rank's log.
+    return [*ranks, "-m", "gpt2train.train", "--config", job.config, "--timeout", str(launch.timeout), "--quiet"]
 
 
 def job_error(code: int, last: Sequence[str], job: Job) -> Exception:
-    """Return the exception for a job that failed: with the engine's first error, if it printed one.
+    """Return the exception for a job that failed, with the first error of the engine among the last lines, if any.
 
-    A lost process (code `LOST`, or a launcher that was ended by a signal) gives a `TransientError`, which is retried.
-
-    Args:
-        code: Exit code of the launcher, or minus the signal that ended it.
-        last: Last lines of the job's output.
-        job: The job.
+    The code is that of the launcher, or minus the signal that ended it. A lost process (`LOST`, or a signal) gives a
+    `TransientError`, which is retried.
     """
     errors = [line.split("error: ", 1)[1] for line in last if "error: " in line]
     if errors and code == USER_ERROR:

@@ -7,19 +7,19 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import filelock
 
 from gpt2train.launch.rank_logs import quietly
-from tasks.train.launch.job import LOST, Job, torchrun_arguments
+from tasks.train.launch.job import LOST, Job, LogLineSink, torchrun_arguments
 from tasks.train.launch.registry import Launcher, register_launcher
 
 log = logging.getLogger("gpt2train")
 
 
-def run_local(job: Job, on_line: Callable[[str], None]) -> int:
-    """Run torchrun on this machine to its end and return its exit code. See `registry.RunJob`."""
+def run_local(job: Job, on_line: LogLineSink) -> int:
+    """Run torchrun on this machine to its end and return its exit code. See `registry.Launcher`."""
     wait_for_previous_job(job, on_line)
     if job.settings.nodes > 1:
         arguments = shlex.join(torchrun_arguments(job))
@@ -33,7 +33,7 @@ def local_command(job: Job) -> list[str]:
     return [sys.executable, "-m", "gpt2train.launch", *options, "--", *torchrun_arguments(job)]
 
 
-def run_command(command: Sequence[str], job: Job, on_line: Callable[[str], None]) -> int:
+def run_command(command: Sequence[str], job: Job, on_line: LogLineSink) -> int:
     """Run a command of this machine that runs a job; return its exit code, or minus the signal that ended it.
 
     On any exception the command gets SIGTERM, and after `shutdown_timeout` seconds SIGKILL, with all its descendants.
@@ -64,7 +64,7 @@ def run_command(command: Sequence[str], job: Job, on_line: Callable[[str], None]
         process.stdout.close()
 
 
-def wait_for_previous_job(job: Job, on_line: Callable[[str], None]) -> None:
+def wait_for_previous_job(job: Job, on_line: LogLineSink) -> None:
     """Wait while an earlier job, whose parent process was killed, saves; it holds the run folder's lock until then."""
     lock = filelock.FileLock(job.run / ".lock")
     try:
@@ -76,7 +76,7 @@ def wait_for_previous_job(job: Job, on_line: Callable[[str], None]) -> None:
     lock.release()
 
 
-def _end_group(process: "subprocess.Popen[str]", timeout: float, on_line: Callable[[str], None]) -> None:
+def _end_group(process: "subprocess.Popen[str]", timeout: float, on_line: LogLineSink) -> None:
     """Send SIGTERM to torchrun, which forwards it and waits for the ranks to save; SIGKILL the rest after `timeout`."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):

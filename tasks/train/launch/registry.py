@@ -7,50 +7,12 @@ so that a plug-in can be imported first.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from gpt2train.errors import UserError
 from gpt2train.plugins import Registry
 from gpt2train.settings import Settings
 from tasks.train.launch.common_settings import CommonLaunchSettings
-from tasks.train.launch.job import Job
-
-
-class RunJob(Protocol):
-    """Function that starts the processes of a job, follows them, and ends all of them when it is stopped itself."""
-
-    def __call__(self, job: Job, on_line: Callable[[str], None]) -> int:
-        """Run a job to its end, or follow one that an earlier call for the same job left running.
-
-        On any exception (cancellation, Ctrl-C) the whole job gets SIGTERM, on which the engine saves a checkpoint, and
-        SIGKILL after `shutdown_timeout` seconds; no process of it is left running.
-
-        Args:
-            job: The job.
-            on_line: Callback for each line that the launcher prints, and that ranks print outside their logs:
-                `error: …`, `warning: …`, or any other text. Lines that ranks log come from their files
-                (`tasks/train/launch/rank_logs.py`).
-
-        Returns:
-            Exit code. 0: all ranks succeeded (also after SIGTERM and a saved checkpoint). 2: a user's mistake,
-            described by a line `error: …`. `job.LOST` or a negative number: a process was lost, and the job can be
-            retried. Any other: a failure. The first `error: …` among the last lines is the cause.
-        """
-
-
-class CheckLauncher(Protocol):
-    """Function that checks, before anything starts, that a job can be started from this machine."""
-
-    def __call__(self, settings: CommonLaunchSettings, output: str) -> None:
-        """Check the settings and the machine.
-
-        Args:
-            settings: The launch settings.
-            output: Output folder of the run, a local path.
-
-        Raises:
-            UserError: The launcher's commands are missing here, or the job's machines cannot reach the output.
-        """
+from tasks.train.launch.job import Job, LogLineSink
 
 
 @dataclass(frozen=True)
@@ -58,8 +20,17 @@ class Launcher:
     """A launcher of training jobs.
 
     Attributes:
-        run: Runs a job to its end.
-        check: Checks, before anything starts, that the launcher can start a job from this machine.
+        run: Runs a job to its end, or follows one that an earlier call for the same job left running. The second
+            argument is called with each line that the launcher prints, and that ranks print outside their logs:
+            `error: …`, `warning: …`, or any other text; lines that ranks log come from their files (`rank_logs.py`).
+            Returns the exit code. 0: all ranks succeeded (also after SIGTERM and a saved checkpoint). 2: a user's
+            mistake, described by a line `error: …`. `job.LOST` or a negative number: a process was lost, and the job
+            can be retried. Any other: a failure. The first `error: …` among the last lines is the cause. On any
+            exception (cancellation, Ctrl-C) the whole job gets SIGTERM, on which the engine saves a checkpoint, and
+            SIGKILL after `shutdown_timeout` seconds; no process of it is left running.
+        check: Checks the settings and the machine before anything starts; the second argument is the output folder of
+            the run, a local path. Raises `UserError` if the launcher's commands are missing here, or the job's
+            machines cannot reach the output.
         settings: Settings model of the launcher, the group `launch.NAME`; `job.settings.group(model)` returns it.
         on_this_machine: True if the ranks run on this machine. The job then waits for its GPUs (or cores), and does not
             start if the machine lacks what the plan says.
@@ -67,8 +38,8 @@ class Launcher:
         needs_endpoint: True if `launch.nodes` above 1 need `launch.endpoint`.
     """
 
-    run: RunJob
-    check: CheckLauncher | None = None
+    run: Callable[[Job, LogLineSink], int]
+    check: Callable[[CommonLaunchSettings, str], None] | None = None
     settings: type[Settings] | None = None
     on_this_machine: bool = False
     on_hosts: bool = False

@@ -13,22 +13,52 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+from pydantic import Field, field_validator
 
 from gpt2train.errors import UserError
 from gpt2train.launch.ssh_agent import GO, READY, RemoteJobRequest, release
+from gpt2train.settings import Settings
 from tasks.train.launch.common_settings import CommonLaunchSettings
-from tasks.train.launch.job import LOST, USER_ERROR, Job, torchrun_arguments
+from tasks.train.launch.job import LOST, USER_ERROR, Job, LogLineSink, torchrun_arguments
 from tasks.train.launch.registry import Launcher, register_launcher
 from tasks.train.launch.ssh_session import Connection, Connections
-from tasks.train.launch.ssh_settings import SshSettings
 
-LogLineSink = Callable[[str], None]
 DRAIN_SECONDS = 5.0  # during which the other hosts' output is read after one has failed
 RETRY_SECONDS = 5.0
 PEER_LOST = re.compile("lost contact with another process|lost each other")  # printed by the peers of a failed process
 USER_MISTAKES = re.compile("Permission denied|Host key verification failed|Name or service not known|Bad .* option")
+
+
+class SshSettings(Settings):
+    """Settings of the ssh launcher: the remote shell, and the installation on the hosts."""
+
+    command: str = "ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=10 -o ServerAliveCountMax=3 {host}"
+    """Command that runs a shell line on {host}; the line is appended as its last argument. Your ssh configuration
+    (~/.ssh/config: user, port, key, jump host) applies."""
+    python: str | None = None
+    """Path of Python on the hosts. None: the same as on this machine."""
+    folder: str | None = None
+    """Working folder on the hosts: the checkout if gpt2train is not installed. None: the same as on this machine."""
+    variables: tuple[str, ...] = ("NCCL_*", "GLOO_*", "TORCH_*", "PYTORCH_*", "CUDA_DEVICE_ORDER")
+    """Names of environment variables that are passed on to the ranks; * matches any characters."""
+    peer_timeout: float = Field(60.0, ge=1, le=604_800)
+    """Seconds without a heartbeat after which a host counts as lost, and for the host this machine."""
+    wait: float = Field(600.0, ge=0, le=604_800)
+    """Seconds that a restart (`launch.restarts`) waits for a lost host."""
+
+    @field_validator("command")
+    @classmethod
+    def _names_the_host(cls, value: str) -> str:
+        try:
+            words = shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"{error}; quote it as a shell requires") from error
+        if not any("{host}" in word for word in words):
+            raise ValueError("the command must contain {host}, as in 'ssh {host}'")
+        return value
 
 
 class HostLostError(Exception):
@@ -40,7 +70,7 @@ class RefusedError(Exception):
 
 
 def run_ssh(job: Job, on_line: LogLineSink) -> int:
-    """Run the job on `launch.hosts` to its end and return its exit code. See `registry.RunJob`."""
+    """Run the job on `launch.hosts` to its end and return its exit code. See `registry.Launcher`."""
     launch, ssh = job.settings, job.settings.group(SshSettings)
     restarts, since = 0, 0.0
     while True:
@@ -71,7 +101,7 @@ def run_ssh(job: Job, on_line: LogLineSink) -> int:
 
 
 def check_ssh(settings: CommonLaunchSettings, output: str) -> None:
-    """Check, before anything starts, that the remote shell is installed. See `registry.CheckLauncher`.
+    """Check that the remote shell is installed.
 
     Raises:
         UserError: The command is not found.
@@ -94,7 +124,7 @@ def _connections(job: Job) -> Connections:
 
 def _request(job: Job, host: str, token: str) -> RemoteJobRequest:
     launch, ssh = job.settings, job.settings.group(SshSettings)
-    variables = {name: value for name, value in os.environ.items() if _matches(name, ssh.variables)}
+    variables = {name: os.environ[name] for pattern in ssh.variables for name in fnmatch.filter(os.environ, pattern)}
     return RemoteJobRequest(
         release=release(),
         run=str(job.run),
@@ -106,10 +136,6 @@ def _request(job: Job, host: str, token: str) -> RemoteJobRequest:
         peer_timeout=ssh.peer_timeout,
         shutdown_timeout=launch.shutdown_timeout,
     )
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _handshake(hosts: Connections, job: Job, token: str, on_line: LogLineSink) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 HEARTBEATS_PER_TIMEOUT = 4  # heartbeats within the time after which silence counts as a loss
@@ -16,14 +15,9 @@ KILL_MARGIN_SECONDS = 5.0  # after the shutdown timeout, in which the agent kill
 
 
 class Connection:
-    """A remote shell that runs a command on a host.
+    """A remote shell that runs a command on the host `name`; `code` is its exit code, None while it runs."""
 
-    Attributes:
-        name: Name of the host.
-        code: Exit code of the shell, or None while it runs.
-    """
-
-    def __init__(self, name: str, command: Sequence[str], events: "queue.Queue[tuple[Connection, str | None]]") -> None:
+    def __init__(self, name: str, command: Sequence[str], events: "Events") -> None:
         self.name = name
         self.code: int | None = None
         self._process = subprocess.Popen(
@@ -38,7 +32,7 @@ class Connection:
         )
         threading.Thread(target=self._read, args=(events,), daemon=True).start()
 
-    def _read(self, events: "queue.Queue[tuple[Connection, str | None]]") -> None:
+    def _read(self, events: "Events") -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             events.put((self, line.rstrip()))
@@ -72,21 +66,20 @@ class Connection:
         return self.code is not None and (self.code == 255 or self.code < 0)
 
 
+Events = queue.Queue[tuple[Connection, str | None]]
+
+
 class Connections:
-    """Remote shells to all hosts of a job, ended together: stdin closed, `shutdown_timeout` to save, killed.
+    """Remote shells to all hosts of a job, by name, ended together: stdin closed, `shutdown_timeout` to save, killed.
 
-    Args:
-        commands: Command of each host, by its name, in order.
-        peer_timeout: Seconds after which the remote agents take silence for a loss.
-
-    Attributes:
-        shutdown_timeout: Seconds that the hosts have to save; 0 before the ranks start.
+    The remote agents take a silence of `peer_timeout` seconds for a loss. `shutdown_timeout` is 0 before the ranks
+    start.
     """
 
     def __init__(self, commands: dict[str, list[str]], peer_timeout: float) -> None:
         self.commands, self.peer_timeout, self.shutdown_timeout = commands, peer_timeout, 0.0
         self.hosts: list[Connection] = []
-        self._events: queue.Queue[tuple[Connection, str | None]] = queue.Queue()
+        self._events: Events = queue.Queue()
         self._last_heartbeat = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -98,7 +91,7 @@ class Connections:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.end()
 
     @property
@@ -107,25 +100,20 @@ class Connections:
         return [host for host in self.hosts if host.code is None]
 
     def next_event(self, seconds: float) -> tuple[Connection, str | None] | None:
-        """Wait for the next line of any host, and send heartbeats meanwhile.
-
-        Args:
-            seconds: Maximum time to wait.
+        """Wait at most so many seconds for the next line of any host, and send heartbeats meanwhile.
 
         Returns:
             The connection and its line, or None instead of a line if it has ended; None after the time.
         """
-        until = time.monotonic() + seconds
+        until, interval = time.monotonic() + seconds, self.peer_timeout / HEARTBEATS_PER_TIMEOUT
         while True:
             now = time.monotonic()
-            if now - self._last_heartbeat >= self.peer_timeout / HEARTBEATS_PER_TIMEOUT:
+            if now - self._last_heartbeat >= interval:
                 self._last_heartbeat = now
                 for host in self.open:
                     host.send("")
             try:
-                host, line = self._events.get(
-                    timeout=max(0.0, min(until - now, self.peer_timeout / HEARTBEATS_PER_TIMEOUT))
-                )
+                host, line = self._events.get(timeout=max(0.0, min(until - now, interval)))
             except queue.Empty:
                 if time.monotonic() >= until:
                     return None

@@ -16,11 +16,11 @@ import pytest
 
 import tasks.core.output_lock
 from gpt2train.errors import RunError, UserError, redact
+from tasks.core.manifest import Manifest, Outcome, need_manifest
 from tasks.core.output_lock import LOCK, locked
 from tasks.core.runner import Runner
 from tasks.core.shards import read_table, write_rows
 from tasks.core.stage_inputs import on_local_disk
-from tasks.core.step import Manifest, Outcome, need_manifest
 from tasks.core.storage import DRAFT, Folder
 from tests.object_stores import KEY, SECRET, environment, free_port, store_server
 from tests.tasks.corpus import documents_of, row

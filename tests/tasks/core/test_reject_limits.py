@@ -11,8 +11,9 @@ from flows.settings import DataprepSettings
 from gpt2train.errors import RunError
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.reject_limits import LimitSettings, Tally, check_reject_rate
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tests.tasks.corpus import Inline, documents_of, row
 

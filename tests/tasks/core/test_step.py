@@ -9,20 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.errors import RunError, UserError
+from tasks.core.manifest import Manifest, Outcome, canonical, fingerprint, need_manifest, read_manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import commit_rows, read_rows, rejected_row, write_rows
-from tasks.core.step import (
-    Manifest,
-    Outcome,
-    Step,
-    canonical,
-    cpu_seconds,
-    fingerprint,
-    need_manifest,
-    read_manifest,
-    read_timings,
-)
+from tasks.core.step import Step
 from tasks.core.storage import Folder
+from tasks.core.timings import cpu_seconds, read_timings
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks.core.step import need_manifest
+from tasks.core.manifest import need_manifest
 from tasks.core.storage import Folder
 from tasks.download.step import download
 from tests.tasks.corpus import Inline

@@ -120,7 +120,7 @@ import sys
 from tasks.download.settings import DownloadSettings
 from tasks.download.step import download
 from tasks.core.runner import Runner
-from tasks.core.step import need_manifest
+from tasks.core.manifest import need_manifest
 from tasks.core.storage import Folder
 root, address = Folder(sys.argv[1]), sys.argv[2]
 settings = DownloadSettings(delay=0.05, allow_private=("127.0.0.0/8",))
@@ -181,7 +181,7 @@ HEAVY = """
 import resource, sys
 from tasks.download.settings import DownloadSettings
 from tasks.download.step import download
-from tasks.core.step import need_manifest
+from tasks.core.manifest import need_manifest
 from tasks.core.storage import Folder
 from tests.tasks.corpus import Inline
 root, address = Folder(sys.argv[1]), sys.argv[2]

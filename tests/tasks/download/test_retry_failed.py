@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tasks.core.manifest import need_manifest
 from tasks.core.shards import read_rows
-from tasks.core.step import need_manifest
 from tasks.core.storage import Folder
 from tasks.download.ledger import ledgers_of
 from tasks.download.step import download

@@ -89,20 +89,20 @@ def query_state(number: int) -> State | None:
 
 def read_state(line: str) -> State:
     """Parse a line of `scontrol --oneliner show job`."""
-    code = _exit_code(_value(line, "ExitCode"))
-    nodes = _value(line, "NodeList").replace("(null)", "")
-    restarts = int(_value(line, "Restarts") or 0)
-    # The path may contain spaces.
-    command = re.search(r"\bCommand=(.*?) WorkDir=", line)
-    reason = _value(line, "Reason")
-    reason = "" if reason == "None" else reason
-    return State(_value(line, "JobState"), reason, code, restarts, nodes, command[1] if command else "")
+    command = re.search(r"\bCommand=(.*?) WorkDir=", line)  # the path may contain spaces
+    return State(
+        _value(line, "JobState"),
+        reason=_value(line, "Reason") if _value(line, "Reason") != "None" else "",
+        code=_exit_code(_value(line, "ExitCode")),
+        restarts=int(_value(line, "Restarts") or 0),
+        nodes=_value(line, "NodeList").replace("(null)", ""),
+        command=command[1] if command else "",
+    )
 
 
 def find_job(script: Path) -> int | None:
     """Return the newest running or waiting job of this user that was submitted from this script, or None."""
-    done = _call("squeue", "--me", "--noheader", "--format=%A %o")
-    lines = done.stdout.splitlines() if done is not None and done.returncode == 0 else []
+    lines = _output("squeue", "--me", "--noheader", "--format=%A %o").splitlines()
     found = [line.strip().partition(" ") for line in lines]
     return max((int(number) for number, _, command in found if is_script(command, script)), default=None)
 
@@ -124,17 +124,13 @@ def cancel(number: int) -> None:
 
 def node_names() -> set[str]:
     """Return the names of the cluster's nodes, without domains; empty if sinfo fails."""
-    done = _call("sinfo", "--noheader", "--Node", "--format=%n")
-    names = done.stdout.split() if done is not None and done.returncode == 0 else []
-    return {name.partition(".")[0] for name in names}
+    return {name.partition(".")[0] for name in _output("sinfo", "--noheader", "--Node", "--format=%n").split()}
 
 
 def _accounted_state(number: int) -> State:
     """Return the state of a job that the controller has purged, from the accounting if there is one."""
-    done = _call(
-        "sacct", "--jobs", str(number), "--allocations", "--noheader", "--parsable2", "--format=State,ExitCode"
-    )
-    found = re.match(r"(\w+)[^|]*\|(\d+:\d+)", done.stdout) if done is not None and done.returncode == 0 else None
+    options = ("--allocations", "--noheader", "--parsable2", "--format=State,ExitCode")
+    found = re.match(r"(\w+)[^|]*\|(\d+:\d+)", _output("sacct", "--jobs", str(number), *options))
     return State(found[1], code=_exit_code(found[2])) if found else State(FORGOTTEN)
 
 
@@ -157,6 +153,12 @@ def _call(*command: str, env: Mapping[str, str] | None = None) -> "subprocess.Co
         return subprocess.CompletedProcess(command, 127, "", "")
     unanswered = done.returncode and any(text in done.stderr for text in NO_ANSWER)
     return None if unanswered else done
+
+
+def _output(*command: str) -> str:
+    """Return the output of one of Slurm's commands; empty if it fails."""
+    done = _call(*command)
+    return done.stdout if done is not None and done.returncode == 0 else ""
 
 
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:

@@ -16,13 +16,11 @@ from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.io.files import write_atomic
 from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.launch.rank_logs import quietly
-from tasks.train.launch.common_settings import CommonLaunchSettings
-from tasks.train.launch.job import Job
+from tasks.train.launch.job import Job, LogLineSink
 from tasks.train.launch.registry import Launcher, register_launcher
 from tasks.train.launch.slurm import controller
 from tasks.train.launch.slurm.controller import State
-from tasks.train.launch.slurm.follow import POLL_SECONDS, STOPPED_EARLY, LogLineSink, follow, wait
-from tasks.train.launch.slurm.output import Output
+from tasks.train.launch.slurm.follow import POLL_SECONDS, STOPPED_EARLY, Output, follow, wait
 from tasks.train.launch.slurm.script import SCRIPT, output_of, write_script
 from tasks.train.launch.slurm.settings import SlurmSettings
 
@@ -35,24 +33,24 @@ MAX_IN_VAIN = 2  # consecutive submissions that end early without a new checkpoi
 LOCAL_FOLDERS = ("/tmp", "/var/tmp")  # local to each machine on any cluster
 LOCAL_FILE_SYSTEMS = ("tmpfs", "ramfs", "overlay")
 
+GOES_ON = "; the same command goes on from the last checkpoint"
 REMEDIES = {
     controller.OUT_OF_MEMORY: "it exceeded its memory: set a larger launch.slurm.memory, or a smaller layout "
-    "(gpt2train plan); the same command goes on from the last checkpoint",
-    "CANCELLED": "it was cancelled (scancel); the same command goes on from the last checkpoint",
-    "DEADLINE": "its deadline passed; the same command goes on from the last checkpoint",
-    "REVOKED": "another cluster took it; the same command goes on from the last checkpoint",
-    controller.FORGOTTEN: "the controller has purged it, and there is no accounting that shows how it ended; "
-    "the same command goes on from the last checkpoint",
+    "(gpt2train plan)",
+    "CANCELLED": "it was cancelled (scancel)",
+    "DEADLINE": "its deadline passed",
+    "REVOKED": "another cluster took it",
+    controller.FORGOTTEN: "the controller has purged it, and there is no accounting that shows how it ended",
 }
 NO_STEP = (
     "ended early ({}) without a new checkpoint, as did the previous one: launch.slurm.time_limit less "
-    "launch.slurm.save_before must suffice for the first steps; the same command goes on from the last checkpoint"
+    f"launch.slurm.save_before must suffice for the first steps{GOES_ON}"
 )
-MORE_TIMES = "submitted {} times, the limit of launch.slurm.resubmit; the same command goes on from the last checkpoint"
+MORE_TIMES = f"submitted {{}} times, the limit of launch.slurm.resubmit{GOES_ON}"
 
 
 def run_slurm(job: Job, on_line: LogLineSink) -> int:
-    """Run a job under Slurm to its end and return its exit code. See `registry.RunJob`.
+    """Run a job under Slurm to its end and return its exit code. See `registry.Launcher`.
 
     Raises:
         UserError: Slurm is not installed here, sbatch rejects the job, or its run folder is not on a shared disk.
@@ -85,10 +83,6 @@ def check_slurm(folder: Path) -> None:
         )
 
 
-def _check(settings: CommonLaunchSettings, output: str) -> None:
-    check_slurm(Path(output))
-
-
 def _is_machine_local(folder: Path) -> bool:
     if any(folder.is_relative_to(local) for local in LOCAL_FOLDERS):
         return True
@@ -104,12 +98,13 @@ def _run_to_end(job: Job, on_line: LogLineSink) -> int:
         on_line(f"Slurm job {number} of this run exists already: following it, with the settings of its submission")
     fresh = number is None
     saved, in_vain = _saved_steps(job), 0
+    steps = int(tomllib.loads(Path(job.config).read_text())["steps"])
     for left in range(slurm.resubmit, -1, -1):
         number = _submit(job, on_line) if number is None else number
         state = follow(job, number, fresh, on_line)
         on_line(f"Slurm job {number} ended: {state.name}{_reason(state)}")
         before, saved = saved, _saved_steps(job)
-        if state.name in ("COMPLETED", controller.FORGOTTEN) and saved >= _steps(job):
+        if state.name in ("COMPLETED", controller.FORGOTTEN) and saved >= steps:
             return 0
         if state.name not in ("COMPLETED", *ENDED_EARLY) and state.code != STOPPED_EARLY:
             return _exit_code(job, number, state)
@@ -148,11 +143,6 @@ def _saved_steps(job: Job) -> int:
         return 0
 
 
-def _steps(job: Job) -> int:
-    """Return the steps of the whole training."""
-    return int(tomllib.loads(Path(job.config).read_text())["steps"])
-
-
 def _submit(job: Job, on_line: LogLineSink) -> int:
     script = write_script(job)
     logs = output_of(job, 0).parent
@@ -175,7 +165,8 @@ def _exit_code(job: Job, number: int, state: State) -> int:
     """
     if state.name in REMEDIES:
         kind = TransientError if state.name == controller.FORGOTTEN else RunError
-        raise kind(f"Slurm job {number} ended with {state.name}: {REMEDIES[state.name]} (logs: {job.run / 'logs'})")
+        remedy = f"{REMEDIES[state.name]}{GOES_ON}"
+        raise kind(f"Slurm job {number} ended with {state.name}: {remedy} (logs: {job.run / 'logs'})")
     deadline = time.monotonic() + FILE_VISIBLE_SECONDS
     while not output_of(job, number).exists():
         if time.monotonic() < deadline:
@@ -222,4 +213,4 @@ def _reason(state: State) -> str:
     return ""
 
 
-register_launcher("slurm", Launcher(run_slurm, _check, SlurmSettings))
+register_launcher("slurm", Launcher(run_slurm, lambda settings, output: check_slurm(Path(output)), SlurmSettings))

@@ -62,15 +62,8 @@ def script(job: Job) -> str:
     """Return the batch script of a job."""
     launch, slurm = job.settings, job.settings.group(SlurmSettings)
     cpus = slurm.cpus or launch.processes * launch.threads
-    command = [
-        slurm.python or sys.executable,
-        "-m",
-        "gpt2train.launch",
-        "--lost",
-        str(LOST),
-        "--",
-        *rank_arguments(job),
-    ]
+    launcher = [slurm.python or sys.executable, "-m", "gpt2train.launch", "--lost", str(LOST), "--"]
+    command = [*launcher, *rank_arguments(job)]
     setup = SETUP.format(lines="\n".join(slurm.setup)) if slurm.setup else ""
     head = HEAD.format(script=shlex.quote(str(job.run.absolute() / SCRIPT)), directives="\n".join(_directives(job)))
     return head + setup + START.format(threads=launch.threads, cpus=cpus, command=shlex.join(command))

@@ -12,7 +12,7 @@ from tasks.train.launch.launchers import check_launcher, run_job
 from tasks.train.launch.settings import LaunchSettings
 from tasks.train.launch.slurm import controller
 from tasks.train.launch.slurm.controller import State, read_state
-from tasks.train.launch.slurm.output import Output
+from tasks.train.launch.slurm.follow import Output
 from tasks.train.launch.slurm.run import check_slurm
 from tasks.train.launch.slurm.script import script
 

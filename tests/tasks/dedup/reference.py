@@ -1,27 +1,12 @@
-"""Slow reference of the kernels in plain Python, used by the tests."""
+"""Slow reference of the kernels of the deduplication in plain Python."""
 
-import functools
 import re
-import unicodedata
 from collections.abc import Iterable
+
+from tasks.dedup.unicode_tables import normalise
 
 MASK64, MASK32 = 2**64 - 1, 2**32 - 1
 MULTIPLIER = 0x9E3779B97F4A7C15
-# Ignored in addition to category Cf (soft hyphens, zero-width spaces, byte order marks): default ignorable code points
-# of Unicode such as variation selectors and Hangul fillers.
-IGNORABLE = "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef"
-
-
-@functools.cache
-def invisible() -> re.Pattern[str]:
-    """Pattern of invisible characters, by the Unicode version of this Python: 0.1 s once per process."""
-    formats = "".join(chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cf")
-    return re.compile(f"[{IGNORABLE}{formats}]+")
-
-
-def normalise(text: str) -> str:
-    """NFKC and case folding without invisible characters: texts that differ only in these or in case become equal."""
-    return unicodedata.normalize("NFKC", invisible().sub("", text)).casefold()
 
 
 def folded(text: str) -> str:
