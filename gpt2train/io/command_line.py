@@ -1,8 +1,7 @@
 """Conventions of all commands: exit codes, errors in one line, tracebacks only with `--debug`."""
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 from pydantic import ValidationError
@@ -62,17 +61,3 @@ def explain_flags(error: CycloptsError) -> str:
             return message
         return f"{flag}: {message[:1].lower()}{message[1:]} (got {first.get('input')!r})"
     return str(error)
-
-
-@contextlib.contextmanager
-def progress(label: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a progress bar on standard error; yields a function `(done, total)`, or None without a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -12,6 +12,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gpt2train.io.heartbeat import LastChange
 from gpt2train.serve.errors import error_body
 
 CHECK_SECONDS = 1.0
@@ -35,8 +36,7 @@ class LimitedConnection(H11Protocol):
         self.head_seconds, self.body_seconds, self.unread_seconds = head_seconds, body_seconds, unread_seconds
         self._interval = min(CHECK_SECONDS, head_seconds / 4, body_seconds / 4)
         self._timer: asyncio.TimerHandle | None = None
-        self._awaited: object = None
-        self._since = 0.0
+        self._progress = LastChange()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -51,11 +51,8 @@ class LimitedConnection(H11Protocol):
         return False  # no WebSocket: an upgrade request is answered like any other, as RFC 9110 7.8 allows
 
     def _check(self) -> None:
-        now = self.loop.time()
         awaited, seconds = self._state()
-        if awaited != self._awaited:
-            self._awaited, self._since = awaited, now
-        elif now - self._since > seconds:
+        if self._progress.age(awaited) > seconds:
             self._time_out()
         self._timer = self.loop.call_later(self._interval, self._check)
 

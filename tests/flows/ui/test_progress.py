@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from flows.ui.artifacts import training_summary
-from flows.ui.progress import StageProgress, format_duration
+from gpt2train.io.progress import StageProgress, format_duration
 
 ROOT = Path(__file__).parents[3]
 DRAW = """
-from flows.ui.console import StepProgress
-from flows.ui.progress import StageProgress
+from gpt2train.io.progress import ProgressBar, StageProgress
 import time
 progress = StageProgress("pages", 8, started=time.monotonic() - 30)
-bar = StepProgress("download", progress)
+bar = ProgressBar("download", progress)
 progress.done, progress.rows = 2, 6000
 bar.update()
 time.sleep(0.3)
