@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpt2train.errors import UserError
+from gpt2train.launch.parent_death import USER_ERROR
 from gpt2train.launch.ssh_agent import GO, READY, RemoteJobRequest, release
 from tasks.train.launch.common_settings import CommonLaunchSettings
-from tasks.train.launch.job import LOST, USER_ERROR, Job, torchrun_arguments
+from tasks.train.launch.job import LOST, Job, torchrun_arguments
 from tasks.train.launch.registry import Launcher, register_launcher
 from tasks.train.launch.ssh_session import Connection, Connections
 from tasks.train.launch.ssh_settings import SshSettings
