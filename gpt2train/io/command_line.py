@@ -61,3 +61,8 @@ def explain_flags(error: CycloptsError) -> str:
             return message
         return f"{flag}: {message[:1].lower()}{message[1:]} (got {first.get('input')!r})"
     return str(error)
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """Replace the control characters of untrusted text, which a terminal would execute, but those to keep."""
+    return "".join(letter if letter.isprintable() or letter in keep else "\ufffd" for letter in text)

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from gpt2train.inference.sequence import TokenScore
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.inference.text_stream import TextStream
+from gpt2train.plan.parameters import Piece, parameters
 from gpt2train.serve.batcher import Ticket
 from gpt2train.serve.completions import CompletionRequest
 from gpt2train.serve.decode_jobs import Continuation
@@ -58,13 +59,14 @@ def openai_routes(service: Service) -> APIRouter:
 
 
 def _model(service: Service) -> dict[str, Any]:
+    shape = service.batcher.decoder.shape
     return {
         "id": service.name,
         "object": "model",
         "created": service.started,
         "owned_by": "gpt2train",
         "max_model_len": service.context,
-        "parameters": service.parameters,
+        "parameters": parameters(Piece(shape.layers, first=True, last=True), shape, tp=1, padding=1),
     }
 
 
@@ -126,12 +128,8 @@ class _Answer:
         self, service: Service, body: CompletionRequest, prompts: list[list[int]], jobs: list[Continuation]
     ) -> None:
         self.service, self.body, self.prompts, self.jobs = service, body, prompts, jobs
-        self.head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": service.name,
-        }
+        kind, number, now = "text_completion", f"cmpl-{secrets.token_hex(12)}", int(time.time())
+        self.head = {"id": number, "object": kind, "created": now, "model": service.name}
         self.decoded = [TextStream(service.tokenizer) for _ in jobs]  # text so far: gives each token's offset
         self.echoed: set[int] = set()
 
@@ -148,7 +146,7 @@ class _Answer:
     async def events(self, ticket: Ticket) -> AsyncGenerator[str, None]:
         """Yield server-sent events; the last one is `[DONE]` or an error."""
         try:
-            async for number, delta in deltas(self.service, ticket):
+            async for number, delta in deltas(ticket):
                 text, scores = self._prefix(number)
                 if delta is not None:
                     text += delta.text
@@ -164,7 +162,7 @@ class _Answer:
 
     def _prefix(self, number: int) -> tuple[str, dict[str, list[Any]] | None]:
         """Return text and scores before the continuation: the prompt at the first call with `echo`, else empty."""
-        scores: dict[str, list[Any]] | None = None if self.body.logprobs is None else {name: [] for name in SCORES}
+        scores = self._scores(number, (), ())
         if not self.body.echo or number in self.echoed:
             return "", scores
         self.echoed.add(number)
@@ -198,13 +196,9 @@ class _Answer:
         return {"index": number, "text": text, "logprobs": scores, "finish_reason": finished}
 
     def _usage(self) -> dict[str, int]:
-        prompt_tokens = sum(map(len, self.prompts))  # each prompt counts once, whatever n is
+        prompt = sum(map(len, self.prompts))  # each prompt counts once, whatever n is
         generated = sum(len(job.sequence.tokens) for job in self.jobs)
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": generated,
-            "total_tokens": prompt_tokens + generated,
-        }
+        return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
 
 def _extend(scores: dict[str, list[Any]] | None, more: dict[str, list[Any]] | None) -> None:
