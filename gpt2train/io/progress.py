@@ -22,23 +22,14 @@ console = BrokenPipeSafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 @dataclass
 class StageProgress:
-    """Batches and rows done of a stage.
+    """Batches and rows done of a stage."""
 
-    Attributes:
-        unit: name of the rows, in the plural.
-        total: number of batches; 0 if unknown.
-        done: number of finished batches.
-        rows: number of rows done, including those of batches in flight that report them; 0 if the stage counts none.
-        all_rows: total number of rows; 0 if unknown.
-        started: start on the monotonic clock, in seconds.
-    """
-
-    unit: str
-    total: int
-    done: int = 0
-    rows: int = 0
-    all_rows: int = 0
-    started: float = field(default_factory=time.monotonic)
+    unit: str  # name of the rows, in the plural
+    total: int  # number of batches; 0 if unknown
+    done: int = 0  # number of finished batches
+    rows: int = 0  # rows done, also of batches in flight that report them; 0 if the stage counts none
+    all_rows: int = 0  # total number of rows; 0 if unknown
+    started: float = field(default_factory=time.monotonic)  # seconds on the monotonic clock
 
     def rate(self, now: float) -> str:
         """Format the rows per second as `1,234 pages/s`; empty before any row is done."""
