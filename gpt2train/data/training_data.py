@@ -50,7 +50,9 @@ class TrainingData:
             UserError: a token is outside the vocabulary.
         """
         wanted = np.asarray(indices, dtype=np.int64)
-        tokens, documents = self._read(wanted if until is None else wanted.clip(max=until - 1))
+        tokens, documents = (np.empty((len(wanted), self.context + 1), dtype=np.int64) for _ in range(2))
+        for rows, corpus, inner in self._by_corpus(wanted if until is None else wanted.clip(max=until - 1)):
+            tokens[rows], documents[rows] = corpus.read(inner)
         targets = tokens[:, 1:].copy()
         if self.options.eod_mask_loss:
             targets[documents[:, 1:] != documents[:, :-1]] = IGNORE
@@ -96,12 +98,6 @@ class TrainingData:
         """Check every token of one of `parts` equal parts of each corpus, as `Samples.check_vocabulary`."""
         for corpus in self.corpora:
             corpus.check_vocabulary(part, parts)
-
-    def _read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        tokens, documents = (np.empty((len(indices), self.context + 1), dtype=np.int64) for _ in range(2))
-        for rows, corpus, inner in self._by_corpus(indices):
-            tokens[rows], documents[rows] = corpus.read(inner)
-        return tokens, documents
 
     def _by_corpus(self, indices: np.ndarray) -> list[tuple[np.ndarray, Samples, np.ndarray]]:
         """List (row mask, corpus, indices of these rows in the corpus) for each corpus that the samples belong to."""
