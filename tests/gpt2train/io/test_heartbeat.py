@@ -7,8 +7,6 @@ import pytest
 
 from gpt2train.io.heartbeat import Heartbeat, LastChange
 
-pytestmark = pytest.mark.unit
-
 
 def test_it_beats_until_the_block_ends() -> None:
     """Several calls inside, none after."""
