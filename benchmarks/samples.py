@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.pairs import compare, machine
-from gpt2train.data.epoch import Epoch
-from gpt2train.data.index_cache import cached_epoch, corpus_identity
+from gpt2train.data.epoch import Epoch, cached_epoch, corpus_identity
 from gpt2train.data.indexed import bin_path, idx_path, write_index
 from gpt2train.data.samples import Samples
 
@@ -66,7 +65,7 @@ def whole(folder: Path, lengths: np.ndarray, context: int) -> None:
         file.truncate(2 * int(lengths.sum()))
     before, started, computed = _peak(), time.perf_counter(), time.process_time()
     samples = Samples(prefix, context, 50257, seed=1)
-    samples.places([0])
+    samples.locate([0])
     seconds, processor = time.perf_counter() - started, time.process_time() - computed
     print(
         f"{int(lengths.sum()):,} tokens, {len(lengths):,} documents, {samples.per_epoch:,} samples of {context}: open "

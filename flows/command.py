@@ -11,9 +11,9 @@ from flows.dry_run.plan import dry_run
 from flows.orchestration.flow import SettingsFlow
 from flows.orchestration.server import key_file, prefect_server
 from flows.settings import resolve
-from flows.ui.console import console
 from flows.ui.help import ALL_FLAG, flow_app
 from gpt2train.io.command_line import run_command
+from gpt2train.io.progress import console
 from gpt2train.settings import Settings
 
 S = TypeVar("S", bound=Settings)

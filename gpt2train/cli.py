@@ -16,7 +16,7 @@ from gpt2train import __version__
 from gpt2train.convert.command import convert
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.inference.command import generate
-from gpt2train.io.command_line import HELP_DEBUG, run_command
+from gpt2train.io.command_line import HELP_DEBUG, printable, run_command
 from gpt2train.plan.command import plan
 from gpt2train.runs.command import runs
 from gpt2train.serve.command import serve
@@ -139,10 +139,10 @@ def trace(
     order = "order of the file" if found.seed is None else f"epoch {found.epoch}, seed {found.seed}"
     print(f"{split} sample {sample:,} ({order}): {found.context} + 1 tokens of {len(found.parts)} documents")
     for part in found.parts:
-        print(f"\n{_printable(part.url)}")
+        print(f"\n{printable(part.url, keep='')}")
         print(f"  id {part.doc_id}, its tokens {part.start:,}-{part.end:,} of {part.tokens:,}")
         if part.text is not None:
-            shown = _printable(" ".join(part.text.split()))
+            shown = printable(" ".join(part.text.split()))
             print(f"  | {shown[:excerpt]}{'…' if len(shown) > excerpt else ''}")
         for location in part.found:
             print(f"  {location}")
@@ -183,11 +183,6 @@ def convert_data(source: Path, target: Path, /, *, vocab_size: int | None = None
     made = convert_tokens(source, target, None if vocab_size is None else token_dtype(vocab_size))
     print(f"{len(made):,} sequences, {len(made.tokens):,} tokens of {made.dtype.itemsize} bytes")
     print(f"tokens: {target}")
-
-
-def _printable(text: str) -> str:
-    """Replace the control characters of untrusted text, which a terminal would execute."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def main() -> None:

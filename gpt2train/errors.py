@@ -17,9 +17,7 @@ _MIN_SECRET = 3  # characters; shorter secrets are not searched for by themselve
 def redact(text: str, *addresses: str) -> str:
     """Replace the user part, the query and the fragment of each URL in a text by an ellipsis.
 
-    Args:
-        text: any text, such as an error message.
-        addresses: URLs whose secrets are replaced anywhere in the text, since a library may quote a part of a URL.
+    Secrets of the addresses are replaced anywhere in the text, since a library may quote a part of a URL.
     """
     for secret in sorted({one for address in addresses for one in _secrets(address)}, key=len, reverse=True):
         text = text.replace(secret, "…")

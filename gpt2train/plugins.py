@@ -24,11 +24,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Extensions of one kind by name. Reading imports the installed plug-ins first, if it can depend on them.
-
-    Args:
-        kind: what is registered, in the singular, for messages: "launcher".
-    """
+    """Extensions of one kind ("launcher", in messages) by name; reading imports the plug-ins where they matter."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -71,11 +67,6 @@ class Registry(Generic[T]):
         """Names, the built-in ones first, each group in the order of registration."""
         load_plugins()
         return iter(list(self._entries))
-
-    def __contains__(self, name: object) -> bool:
-        """Return True if an entry has this name."""
-        load_plugins()
-        return name in self._entries
 
     def items(self) -> list[tuple[str, T]]:
         """Names and entries, in the order of the names of `iter`."""

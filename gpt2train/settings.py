@@ -66,12 +66,9 @@ Source = str | Callable[[tuple[int | str, ...]], str]
 
 
 def build(model: type[M], *layers: Mapping[str, Any], source: Source = "settings") -> M:
-    """Build a settings model from layers, lowest precedence first.
+    """Build a settings model from nested mappings, lowest precedence first.
 
-    Args:
-        model: settings model to build.
-        *layers: nested mappings of settings.
-        source: origin of the settings for error messages, or a function that maps a setting's path to it.
+    The source is the origin of the settings for error messages, or a function that maps a setting's path to it.
 
     Raises:
         UserError: a setting is wrong or unknown; the message is one line with the nearest valid name.
@@ -99,13 +96,7 @@ def explain(error: ValidationError, model: type[BaseModel], source: Source = "se
 
 
 def nearest(name: str, valid: Collection[str], within: str = "") -> str:
-    """Suggest the valid name that is closest to a wrong one, or list all valid names if none is close.
-
-    Args:
-        name: wrong name.
-        valid: valid names.
-        within: dotted path of the group that the names belong to, shown before the suggestion.
-    """
+    """Suggest the valid name closest to a wrong one within a dotted path, or list all if none is close."""
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     return f"did you mean {'.'.join(filter(None, [within, near[0]]))!r}?" if near else f"choose: {', '.join(valid)}"
 

@@ -23,8 +23,7 @@ import torch.distributed as dist
 from gpt2train.checkpoint.manager import CheckpointManager
 from gpt2train.config import RunConfig, read_run_config
 from gpt2train.convert.initial_weights import open_initial_weights
-from gpt2train.data.batch import StepBatch
-from gpt2train.data.loader import PREFETCH_STEPS, prefetch, training_batches
+from gpt2train.data.batch import PREFETCH_STEPS, StepBatch, prefetch
 from gpt2train.data.training_data import TrainingData, training_data, validation_data
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import checkpoint_step
@@ -41,8 +40,7 @@ from gpt2train.launch.rank_process import (
 )
 from gpt2train.monitoring.memory_report import log_memory
 from gpt2train.monitoring.profiler import Profiler
-from gpt2train.monitoring.run_logger import RunLogger, log_run_header
-from gpt2train.monitoring.step_timer import StepTimer
+from gpt2train.monitoring.run_logger import RunLogger, StepTimer, log_run_header
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, join
 from gpt2train.training.engine import Engine
@@ -100,15 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) -> TrainState:
-    """Train until `config.steps` or a stop request. Collective: all processes of the group call it.
-
-    Args:
-        config: settings of the run.
-        ctx: rank, world size and device of this process.
-        stop: stop request of this process; a new one that nothing sets by default.
-
-    Returns:
-        The train state after the last step.
+    """Train until `config.steps` or a stop request, and return the last state. Collective: all processes call it.
 
     Raises:
         UserError: settings, layout, data and run folder do not fit together; nothing was trained.
@@ -189,17 +179,10 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
 
 def _batches(data: TrainingData, engine: Engine, state: TrainState) -> Iterator[StepBatch]:
     """Batches of the remaining steps, for this process."""
-    layout = engine.layout
-    return training_batches(
-        data,
-        layout.batches,
-        state.samples,
-        engine.config.steps - state.step,
-        micro=layout.micro_batch,
-        rank=engine.data_rank,
-        ranks=layout.data,
-        pin=engine.ctx.device.type == "cuda",
-    )
+    layout, steps = engine.layout, engine.config.steps - state.step
+    share = {"micro": layout.micro_batch, "rank": engine.data_rank, "ranks": layout.data}
+    pin = engine.ctx.device.type == "cuda"
+    return data.training_batches(layout.batches, state.samples, steps, **share, pin=pin)
 
 
 def _save_last(
@@ -210,15 +193,9 @@ def _save_last(
     passes: Passes,
     stopping: bool,
 ) -> None:
-    """Check the weights after the last step, which no further step evaluates, and save them if they are sound.
+    """Check the weights after the last step by passes with them, and save them if they are sound.
 
-    Args:
-        engine: model and optimizer.
-        checkpoints: checkpoints of the run.
-        state: train state after the last step.
-        valid_loss: validation loss of the weights, if they were validated.
-        passes: passes with these weights.
-        stopping: True after a stop request; weights that are not sound are then no error.
+    After a stop request, weights that are not sound are no error.
 
     Raises:
         RunError: the weights are not sound, or cannot be written.

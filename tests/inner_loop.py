@@ -85,6 +85,8 @@ NOT_UNIT = (
     "gpt2train/inference/test_fast_decode_step.py::test_equal_to_the_plain_model_as_rows_come_and_go",
     "gpt2train/inference/test_generate.py::test_a_batch_gives_what_each_prompt_gives_alone",
     "gpt2train/inference/test_generate.py::test_equal_to_transformers",
+    "gpt2train/io/test_progress.py::test_a_terminal_shows_rate_and_time_left",
+    "gpt2train/io/test_progress.py::test_the_bar_of_a_block_of_work",
     "gpt2train/launch/test_container_init.py",
     "gpt2train/launch/test_elastic.py",
     "gpt2train/launch/test_listening_sockets.py",

@@ -8,9 +8,9 @@ from pathlib import Path
 from tokenizers.pre_tokenizers import ByteLevel
 
 from gpt2train.config import TrainSettings, run_config, to_toml
-from gpt2train.data.indexed import IndexedWriter
 from gpt2train.data.tokenizer import END_OF_TEXT, encode_ordinary, load_tokenizer, save_tokenizer, tokenizer_hash
 from gpt2train.settings import build
+from tests.gpt2train.indexed_writer import IndexedWriter
 
 VOCAB = 257
 SETTINGS = {

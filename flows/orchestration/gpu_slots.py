@@ -25,13 +25,15 @@ from prefect.runtime import flow_run
 from flows.compat.prefect import acquire_lease, release_lease, renew_lease
 from flows.orchestration.server import is_embedded
 from flows.ui.artifact_publisher import ArtifactPublisher
-from flows.ui.progress import format_duration
+from gpt2train.io.heartbeat import Heartbeat
+from gpt2train.io.progress import format_duration
 from tasks.core.gpu_queue import QueueMessage, Slot, gpu_slot
 
 log = logging.getLogger("gpt2train")
 
 LEASE_SECONDS = 60.0  # Prefect's shortest
 RENEW_SECONDS = 20.0
+STOP_SECONDS = 2.0  # longest wait for a renewal that is under way when the training ends
 POLL_SECONDS = 2.0
 STALE_SECONDS = 90.0  # lease time plus the server's interval of checks for expired leases
 SERVER_ERRORS = (httpx.HTTPError, OSError)
@@ -105,7 +107,7 @@ def server_slots(
         except SERVER_ERRORS as error:
             log.warning("the Prefect server keeps no GPU slots (%s); the lock files of this machine still do", error)
         if lease is not None:
-            stack.callback(_release, client, names, lease, _renew_lease(stack, lease))
+            stack.enter_context(_held_lease(client, names, lease))
         yield
 
 
@@ -146,29 +148,29 @@ def _free_stale_slots(client: SyncPrefectClient, names: list[str], other_jobs: i
             log.warning("%s: freed %d slots of runs that ended", name, limit.active_slots - other_jobs)
 
 
-def _renew_lease(stack: contextlib.ExitStack, lease: UUID) -> threading.Event:
-    """Renew a lease from a thread until the stack is closed. The returned event is set if the server lost the lease."""
-    stop, lost = threading.Event(), threading.Event()
+@contextlib.contextmanager
+def _held_lease(client: SyncPrefectClient, names: list[str], lease: UUID) -> Iterator[None]:
+    """Renew a lease until the block ends, then release its slots."""
+    lost = threading.Event()
 
-    def renew() -> None:
-        with get_client(sync_client=True) as client:
-            while not stop.wait(RENEW_SECONDS):
-                with contextlib.suppress(*SERVER_ERRORS):  # the server may be restarting
-                    if not renew_lease(client, lease, LEASE_SECONDS):
-                        lost.set()
-                        return
+    def renew() -> bool:
+        with contextlib.suppress(*SERVER_ERRORS):  # the server may be restarting
+            if not renew_lease(client, lease, LEASE_SECONDS):
+                lost.set()
+        return not lost.is_set()
 
-    thread = threading.Thread(target=renew, name="gpu-slot-lease", daemon=True)
-    thread.start()
-    stack.callback(thread.join, 2.0)
-    stack.callback(stop.set)
-    return lost
+    heartbeat = Heartbeat(renew, RENEW_SECONDS, "gpu-slot-lease")
+    try:
+        yield
+    finally:
+        heartbeat.stop(STOP_SECONDS)
+        _release(client, names, lease, lost.is_set())
 
 
-def _release(client: SyncPrefectClient, names: list[str], lease: UUID, lost: threading.Event) -> None:
+def _release(client: SyncPrefectClient, names: list[str], lease: UUID, lost: bool) -> None:
     """Release the slots; without the lease if the server lost it, since it would count them as taken."""
     with contextlib.suppress(*SERVER_ERRORS):
-        if lost.is_set():
+        if lost:
             client.release_concurrency_slots(names, 1, 1.0)
         else:
             release_lease(client, lease)

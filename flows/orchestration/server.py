@@ -33,6 +33,7 @@ import psutil
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import is_full
+from gpt2train.io.heartbeat import LastChange
 from gpt2train.launch.parent_death import die_with_parent
 from gpt2train.settings import read_toml
 
@@ -235,16 +236,14 @@ def _wait_until_healthy(
         RunError: the process ended, or used no CPU time for `STALLED_SECONDS`.
     """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # requests to loopback bypass proxies
-    started_at = last_status = last_progress = time.monotonic()
-    used = 0.0
+    started_at = last_status = time.monotonic()
+    progress = LastChange()
     while True:
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
             if opener.open(f"http://127.0.0.1:{port}/api/health", timeout=5).status == 200:
                 return
-        now = time.monotonic()
-        if (cpu := _cpu_seconds(process.pid)) > used:
-            used, last_progress = cpu, now
-        if process.poll() is not None or now - last_progress > STALLED_SECONDS:
+        now, used = time.monotonic(), _cpu_seconds(process.pid)
+        if process.poll() is not None or progress.age(used) > STALLED_SECONDS:
             if is_full(_prefect_home()):  # the server itself does not report it
                 raise _disk_full_error()
             output.seek(0)

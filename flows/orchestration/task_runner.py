@@ -22,10 +22,10 @@ from flows.orchestration.gpu_slots import prefect_slot
 from flows.orchestration.retries import RetryCondition, retry_options
 from flows.ui import artifacts
 from flows.ui.artifact_publisher import UPDATE_SECONDS, ArtifactPublisher
-from flows.ui.console import StepProgress, step_line
-from flows.ui.progress import UNITS, StageProgress
+from flows.ui.console import step_line
 from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
 from gpt2train.errors import redact_error
+from gpt2train.io.progress import ProgressBar, StageProgress
 from tasks.core.reject_limits import LimitSettings
 from tasks.core.runner import Outcomes, Retries, Runner, Stage, Work, step_name
 from tasks.core.step import Manifest
@@ -33,6 +33,7 @@ from tasks.core.step import Manifest
 log = logging.getLogger("gpt2train")
 
 CURVE_SECONDS = 10.0
+UNITS = {"blacklist": "URLs", "download": "pages", "extract": "pages"}  # all other steps count documents
 
 
 class PrefectRunner(Runner):
@@ -125,7 +126,7 @@ class PrefectRunner(Runner):
         self._progress = StageProgress(UNITS.get(step, "documents"), stage.batches, all_rows=sum(stage.rows.values()))
         self._stage, self._batch_rows = stage, {name: (0, rows) for name, rows in stage.rows.items()}
         self._context = contextvars.copy_context()
-        self._bar = StepProgress(f"{step} {stage.name}" if stage.name != "part" else step, self._progress)
+        self._bar = ProgressBar(f"{step} {stage.name}" if stage.name != "part" else step, self._progress)
         self._started_at = time.monotonic()
 
         def as_task(name: str, work: Work) -> Work:

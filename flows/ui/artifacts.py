@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.ui.progress import format_duration
+from gpt2train.io.progress import format_duration
 from tasks.core.step import Manifest
 from tasks.report.pictures import data_uri, loss_curve
 

@@ -1,26 +1,11 @@
-"""Terminal output: one line per step, a progress bar on a terminal, no tracebacks."""
+"""Terminal output: one line per step and per log record, no tracebacks."""
 
 import logging
-import time
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from flows.ui.progress import StageProgress, format_duration
+from gpt2train.io.progress import console
 from tasks.core.step import Manifest
 
 log = logging.getLogger("gpt2train")
-
-
-class BrokenPipeSafeConsole(Console):
-    """Console that goes quiet on a broken pipe (a killed worker, `| head`); rich would end the program."""
-
-    def on_broken_pipe(self) -> None:
-        """Discard all further output."""
-        self.quiet = True
-
-
-console = BrokenPipeSafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 class LineFormatter(logging.Formatter):
@@ -41,41 +26,6 @@ class ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record."""
         console.print(self.format(record), markup=False)
-
-
-class StepProgress:
-    """Progress bar of a stage's batches; no output unless the console is a terminal."""
-
-    def __init__(self, label: str, progress: StageProgress) -> None:
-        self.progress = progress
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description:<14}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[left]}"),
-                console=console,
-                transient=True,
-            )
-            self._task = self._bar.add_task(label, total=progress.total, rate="", left="")
-            self._bar.start()
-
-    def update(self) -> None:
-        """Redraw the bar with the current progress."""
-        if self._bar is not None:
-            now = time.monotonic()
-            left = self.progress.left(now)
-            # Not rich's own estimate: it uses only the last few updates, and batches in flight end in bursts.
-            shown = "" if left is None else f"{format_duration(left)} left"
-            self._bar.update(self._task, completed=self.progress.done, rate=self.progress.rate(now), left=shown)
-
-    def close(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.stop()
 
 
 def step_line(manifest: Manifest, seconds: float | None) -> str:

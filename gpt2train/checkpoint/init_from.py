@@ -6,9 +6,8 @@ any parallel layout.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,14 +32,8 @@ OpenWeights = Callable[[RunConfig, Path], LazyWeights]
 REMEDY = "leave out checkpoints.init_from"
 
 
-@dataclass(frozen=True)
-class InitialState:
-    """Initial state of a new run.
-
-    Attributes:
-        state: train state to start from.
-        load: collective function that fills the tensors of this process in place.
-    """
+class InitialState(NamedTuple):
+    """Initial state of a new run, and a collective function that fills the tensors of this process in place."""
 
     state: TrainState
     load: Callable[[Mapping[str, Tensor], dist.ProcessGroup | None], None]
@@ -50,12 +43,6 @@ def find_start(
     config: RunConfig, corpora: tuple[StoredCorpus, ...], open_weights: OpenWeights, group: dist.ProcessGroup | None
 ) -> InitialState | None:
     """Open the checkpoint that `checkpoints.init_from` names; None if it is not set. Collective.
-
-    Args:
-        config: settings of the run.
-        corpora: training corpora of the run.
-        open_weights: function that opens a folder that is no checkpoint of this project.
-        group: process group; None uses the default group.
 
     Raises:
         UserError: the source has no known format, or another shape or tokenizer; with restore = "full" also other data.
@@ -70,7 +57,10 @@ def find_start(
     elif (path / run_folder.MANIFEST).is_file():
         found = VerifiedCheckpoint(path, verified(path, group))
     else:
-        return _from_other_format(config, path, open_weights, group)
+        weights = all_or_raise(lambda: open_weights(config, path), group)  # on every process: the disk is shared
+        _weights_only(path, config.checkpoints.restore)
+        log.info("loading the weights of %s", path)
+        return InitialState(START, lambda tensors, _: copy_weights(tensors, weights))
     if found is None:
         raise UserError(f"checkpoints.init_from: there is no checkpoint at {source}; give a run folder or a checkpoint")
     return _from_run(config, corpora, found, group)
@@ -95,16 +85,6 @@ def _from_run(
         store.load(found.checkpoint, selected, group)
 
     return InitialState(found.manifest.position if restore == "full" else START, load)
-
-
-def _from_other_format(
-    config: RunConfig, path: Path, open_weights: OpenWeights, group: dist.ProcessGroup | None
-) -> InitialState:
-    """Open weights in another format on every process, since the disk is shared."""
-    weights = all_or_raise(lambda: open_weights(config, path), group)
-    _weights_only(path, config.checkpoints.restore)
-    log.info("loading the weights of %s", path)
-    return InitialState(START, lambda tensors, _: copy_weights(tensors, weights))
 
 
 def copy_weights(tensors: Mapping[str, Tensor], weights: LazyWeights) -> None:

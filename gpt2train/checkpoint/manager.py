@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gpt2train.checkpoint import resume, retention, store
+from gpt2train.checkpoint import resume, store
 from gpt2train.checkpoint.init_from import OpenWeights, find_start
 from gpt2train.checkpoint.staging import copy_to_cpu, deduplicate
 from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus
-from gpt2train.checkpoint.writer import write
+from gpt2train.checkpoint.writer import clean_up, write
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError, UserError
 from gpt2train.parallel.grad_norm import local, norms
@@ -73,16 +73,10 @@ class CheckpointManager:
             dist.destroy_process_group(self._group)
 
     def restore(self, tensors: Mapping[str, Tensor], open_weights: OpenWeights) -> TrainState:
-        """Load the newest intact checkpoint of the run, otherwise `checkpoints.init_from` if it is set.
+        """Load the newest intact checkpoint of the run in place, otherwise `checkpoints.init_from` if it is set.
 
-        The count of consecutive skipped steps restarts at 0, since the weights precede those steps.
-
-        Args:
-            tensors: weights and optimizer state of this process, filled in place.
-            open_weights: function that opens an `init_from` that is no checkpoint of this project.
-
-        Returns:
-            The train state from which the run continues.
+        Returns the train state from which the run continues. Its count of consecutive skipped steps restarts at 0,
+        since the weights precede those steps.
 
         Raises:
             UserError: the run folder belongs to another run, or there is no checkpoint at `init_from`.
@@ -100,7 +94,7 @@ class CheckpointManager:
             log.warning("%s in %s; falling back to the previous checkpoint", problem, found.checkpoint)
             lost.add(found.checkpoint.name)
         initial = find_start(config, self.corpora, open_weights, self._group) if found is None else None
-        broadcast_from_rank0(lambda: retention.clean_up(config.output), self._group)
+        broadcast_from_rank0(lambda: clean_up(config.output), self._group)
         if found is not None:
             previous = found.manifest.validation
             if None not in (previous, self._validation) and previous != self._validation:
@@ -123,11 +117,6 @@ class CheckpointManager:
 
     def save(self, tensors: Mapping[str, Tensor], state: TrainState, valid_loss: float | None = None) -> str | None:
         """Save a checkpoint, in the background or, if `checkpoints.async_save` is off, synchronously.
-
-        Args:
-            tensors: weights and optimizer state of this process.
-            state: train state to store with them.
-            valid_loss: validation loss of these weights, if they were validated.
 
         Returns:
             None, or the reason why nothing is saved: a tensor that is not finite, on any process.

@@ -3,10 +3,9 @@
 import hashlib
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -38,14 +37,7 @@ SHAPE = (
 # All others may change: layout, batch, precision, learning rate, steps, dropout, intervals of saving and validation.
 FIXED = (*SHAPE, "seed", "documents")
 # Settings whose change is not logged on resuming, since it does not affect the losses.
-NOT_LOGGED_ON_CHANGE = (
-    "output",
-    "data",
-    "checkpoints",
-    "logging",
-    "validation",
-    "performance",
-)
+NOT_LOGGED_ON_CHANGE = ("output", "data", "checkpoints", "logging", "validation", "performance")
 SAMPLE_CHUNKS, CHUNK_TOKENS = 64, 1024  # the identity of a corpus hashes this many chunks of this many tokens
 
 
@@ -68,13 +60,7 @@ def find_own(
     group: dist.ProcessGroup | None,
     diverged: Collection[str] = (),
 ) -> VerifiedCheckpoint | None:
-    """Find the checkpoint from which a run resumes; None if it has none. Collective.
-
-    Args:
-        config: settings of the run.
-        corpora: training corpora of the run.
-        group: process group; None uses the default group.
-        diverged: names of intact checkpoints whose weights are not finite.
+    """Find the checkpoint from which a run resumes, but a `diverged` one; None if it has none. Collective.
 
     Raises:
         UserError: the run folder has another model, tokenizer, seed or data, or is beyond `steps`.
@@ -84,8 +70,10 @@ def find_own(
     if found is not None:
         all_or_raise(lambda: check_same_run(config, corpora, found.manifest, f"{config.output} holds"), group)
         log.info("resuming from step %d", found.manifest.position.step)
-        for key, before, now in _changes(found.manifest.config, config):
-            log.info("changed setting: %s from %s to %s", key, before, now)
+        before = flatten(found.manifest.config)
+        for key, now in flatten(config.model_dump(mode="json")).items():
+            if key.split(".")[0] not in NOT_LOGGED_ON_CHANGE and key in before and before[key] != now:
+                log.info("changed setting: %s from %s to %s", key, before[key], now)
     return found
 
 
@@ -98,12 +86,9 @@ def validation_identity(config: RunConfig) -> str | None:
 
 def stored_corpora(config: RunConfig) -> tuple[StoredCorpus, ...]:
     """Identities of the training corpora of a run, independent of their paths."""
-    corpora = []
-    for corpus in config.data.corpora:
-        identity, count = _identity(corpus.prefix)
-        share = corpus.weight / sum(other.weight for other in config.data.corpora)
-        corpora.append(StoredCorpus(identity=identity, tokens=count, share=share))
-    return tuple(corpora)
+    total = sum(corpus.weight for corpus in config.data.corpora)
+    found = [(*_identity(corpus.prefix), corpus.weight / total) for corpus in config.data.corpora]
+    return tuple(StoredCorpus(identity=name, tokens=count, share=share) for name, count, share in found)
 
 
 def _identity(prefix: str) -> tuple[str, int]:
@@ -120,12 +105,7 @@ def _identity(prefix: str) -> tuple[str, int]:
 def newest_intact(
     run: str, group: dist.ProcessGroup | None, diverged: Collection[str] = ()
 ) -> VerifiedCheckpoint | None:
-    """Find and verify the newest intact checkpoint of a run; None if the run has no checkpoint. Collective.
-
-    Args:
-        run: run folder.
-        group: process group; None uses the default group.
-        diverged: names of intact checkpoints whose weights are not finite.
+    """Find and verify the newest intact checkpoint of a run, but a `diverged` one; None if it has none. Collective.
 
     Raises:
         RunError: all checkpoints are damaged or have weights that are not finite.
@@ -162,13 +142,7 @@ def verified(checkpoint: Path, group: dist.ProcessGroup | None) -> CheckpointMan
 def check_same_run(
     config: RunConfig, corpora: tuple[StoredCorpus, ...], manifest: CheckpointManifest, holder: str
 ) -> None:
-    """Check that a checkpoint belongs to a run with the same model, tokenizer, seed and data.
-
-    Args:
-        config: settings of the run.
-        corpora: training corpora of the run.
-        manifest: manifest of the checkpoint.
-        holder: beginning of the error message, "… holds" for the run's own folder, "… has" for `init_from`.
+    """Check that a checkpoint is of a run with the same model, tokenizer, seed and data; `holder` begins the message.
 
     Raises:
         UserError: it does not, or its step is beyond `steps`.
@@ -209,10 +183,3 @@ def _difference(config: RunConfig, before: tuple[StoredCorpus, ...], now: tuple[
         if not math.isclose(there.share, here.share):
             return f"{corpus.prefix} had {there.share:.1%} of the samples there and has {here.share:.1%} now"
     return None
-
-
-def _changes(before: Mapping[str, Any], config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    there = flatten(before)
-    for key, now in flatten(config.model_dump(mode="json")).items():
-        if key.split(".")[0] not in NOT_LOGGED_ON_CHANGE and key in there and there[key] != now:
-            yield key, there[key], now

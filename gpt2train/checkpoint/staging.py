@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from gpt2train.parallel.grad_norm import local
+
 
 class _Replica(NamedTuple):
     """Position of this process among the processes that hold the same shard of a tensor."""
@@ -41,10 +43,8 @@ def deduplicate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def copy_to_cpu(state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors to CPU memory, so that training cannot change them; DTensors stay DTensors.
 
-    Args:
-        state: tensors on any device.
-        buffers: previous copies to overwrite, possibly empty. Pinned memory (for a GPU) takes about as long to allocate
-            as to fill and is worth reusing; ordinary memory is not.
+    The buffers are previous copies to overwrite, possibly none. Pinned memory (for a GPU) takes about as long to
+    allocate as to fill and is worth reusing; ordinary memory is not.
     """
     copy: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -52,15 +52,11 @@ def copy_to_cpu(state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> d
         buffer = buffers.get(name)
         if buffer is None:
             buffer = torch.empty_like(tensor.detach(), device="cpu", pin_memory=pinned)
-        _local(buffer).copy_(_local(tensor), non_blocking=pinned)
+        local(buffer).detach().copy_(local(tensor).detach(), non_blocking=pinned)
         copy[name] = buffer
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()  # wait for the asynchronous copies
     return copy
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def _replica(tensor: Tensor) -> _Replica:

@@ -1,10 +1,7 @@
-"""Layout of checkpoints on disk, and reading them.
+"""Files of a checkpoint (`gpt2train.io.run_folder` has their folder), and reading them.
 
-    checkpoints/step-00000100/            written as step-00000100.tmp, renamed when every byte is on disk
-        __0_0.distcp, … .metadata         torch.distributed.checkpoint: one file per process
-        manifest.json                     size and SHA-256 of each file; step, sample index, settings, tokenizer, data
-    checkpoints/latest                    name of the newest checkpoint
-    checkpoints/best                      name of the checkpoint with the lowest validation loss
+    __0_0.distcp, … .metadata         torch.distributed.checkpoint: one file per process
+    manifest.json                     size and SHA-256 of each file; step, sample index, settings, tokenizer, data
 
 Tensors have flat names that do not depend on the parallel layout (`model.wte.weight`, `optim.wte.weight.exp_avg`), so
 that another layout can load them. torch's own loader does not detect a flipped bit; here hashes are compared first.
@@ -12,6 +9,7 @@ that another layout can load them. torch's own loader does not detect a flipped 
 
 import functools
 import hashlib
+import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,9 +21,9 @@ import torch.distributed.checkpoint as dcp
 from pydantic import Field, ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-from gpt2train.checkpoint.safe_reader import SafeReader
+from gpt2train.compat.torch import CHECKPOINT_METADATA_NAMES
 from gpt2train.config import ModelSettings
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import MANIFEST
@@ -35,49 +33,49 @@ from gpt2train.settings import Settings
 from gpt2train.training.train_state import TrainState
 
 FORMAT = 1
+# Classes in the `.metadata` of tensors. BytesStorageMetadata is excluded, since its payload would be unpickled.
+ALLOWED = CHECKPOINT_METADATA_NAMES | {
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+    ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
+    ("torch.distributed.checkpoint.metadata", "Metadata"),
+    ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
+    ("torch.distributed.checkpoint.metadata", "StorageMeta"),
+    ("torch.distributed.checkpoint.metadata", "TensorProperties"),
+    ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
+}
 
 
 class StoredFile(Settings):
     """File of a checkpoint."""
 
-    bytes: int
-    """Size in bytes."""
-    sha256: str
-    """SHA-256 of the content, lower-case hex."""
+    bytes: int  # size in bytes
+    sha256: str  # SHA-256 of the content, lower-case hex
 
 
 class StoredCorpus(Settings):
     """Training corpus of a run, as stored in checkpoints."""
 
-    identity: str
-    """Hash of its document lengths and of a sample of its tokens, independent of its path."""
-    tokens: int
-    """Number of tokens."""
-    share: float
-    """Share of the samples, 0 to 1."""
+    identity: str  # hash of its document lengths and of a sample of its tokens, independent of its path
+    tokens: int  # number of tokens
+    share: float  # share of the samples, 0 to 1
 
 
 class CheckpointManifest(Settings):
     """Content of `manifest.json`, whose presence makes a folder a checkpoint."""
 
-    format: int
-    """Version of the layout on disk."""
-    position: TrainState
-    """Train state of the run."""
-    config: dict[str, Any]
-    """Complete settings of the run."""
-    tokenizer_hash: str | None
-    """Hash of the tokenizer that the weights belong to."""
-    data: tuple[StoredCorpus, ...] = ()
-    """Training corpora, whose samples `position.samples` counts."""
-    validation: str | None = None
-    """Identity of the validation set; losses of different sets are not compared."""
+    format: int  # version of the layout on disk
+    position: TrainState  # train state of the run
+    config: dict[str, Any]  # complete settings of the run
+    tokenizer_hash: str | None  # hash of the tokenizer that the weights belong to
+    data: tuple[StoredCorpus, ...] = ()  # training corpora, whose samples `position.samples` counts
+    validation: str | None = None  # identity of the validation set; losses of different sets are not compared
     valid_loss: float | None = Field(None, allow_inf_nan=True)
     """Validation loss of these weights, if they were validated."""
-    torch: str
-    """Version of torch that wrote the checkpoint."""
-    files: dict[str, StoredFile]
-    """All other files of the folder, by name."""
+    torch: str  # version of torch that wrote the checkpoint
+    files: dict[str, StoredFile]  # all other files of the folder, by name
 
 
 def read_manifest(checkpoint: str | Path) -> CheckpointManifest:
@@ -100,12 +98,7 @@ def read_manifest(checkpoint: str | Path) -> CheckpointManifest:
 
 
 def verify(checkpoint: str | Path, part: int = 0, of: int = 1) -> CheckpointManifest:
-    """Compare the files of a checkpoint with its manifest, sizes first, then hashes.
-
-    Args:
-        checkpoint: folder of the checkpoint.
-        part: index of this process if several processes share the files; it verifies every `of`-th file.
-        of: number of processes that share the files.
+    """Compare the files of a checkpoint with its manifest, sizes first, then hashes: every `of`-th file from `part` on.
 
     Raises:
         UserError: there is no checkpoint at this path.
@@ -119,10 +112,39 @@ def verify(checkpoint: str | Path, part: int = 0, of: int = 1) -> CheckpointMani
             what = "is missing" if size is None else f"has {size:,} bytes instead of {stored.bytes:,}"
             raise RunError(f"the checkpoint is damaged: {path} {what}; use another checkpoint")
         if sha256(path) != stored.sha256:
-            raise RunError(
-                f"the checkpoint is damaged: {path} has changed since it was written; use another checkpoint"
-            )
+            what = "has changed since it was written"
+            raise RunError(f"the checkpoint is damaged: {path} {what}; use another checkpoint")
     return manifest
+
+
+class SafeReader(dcp.FileSystemReader):
+    """torch's reader of a checkpoint folder, but `RunError` if the pickle `.metadata` names code that is not `ALLOWED`.
+
+    The metadata is read once and cached: loading tensor by tensor requests it each time, and it has an entry for every
+    shard.
+    """
+
+    _read: Metadata | None = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Read the metadata, once.
+
+        Raises:
+            RunError: it names a class that is not allowed.
+        """
+        if self._read is None:
+            with (Path(self.path) / ".metadata").open("rb") as file:
+                self._read = _Unpickler(file).load()
+        self._read.storage_meta = self._read.storage_meta or StorageMeta()
+        self._read.storage_meta.load_id = self.load_id
+        return self._read
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise RunError(f"the checkpoint's .metadata names {module}.{name}, which is not allowed; do not use it")
 
 
 def load(checkpoint: str | Path, state: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:

@@ -1,5 +1,6 @@
-"""Atomic, collective writing of a checkpoint."""
+"""Atomic, collective writing of a checkpoint, removal of old ones, and clean-up after interrupted saves."""
 
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,15 +11,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from gpt2train.checkpoint.retention import publish
-from gpt2train.checkpoint.store import (
-    CheckpointManifest,
-    StoredFile,
-    sha256,
-)
-from gpt2train.errors import RunError
-from gpt2train.io.files import DISK_FULL_ERRNOS, is_full, make_folder
-from gpt2train.io.run_folder import FOLDER, TEMPORARY, checkpoint_name
+from gpt2train.checkpoint.store import CheckpointManifest, StoredFile, read_manifest, sha256
+from gpt2train.errors import RunError, UserError
+from gpt2train.io.files import DISK_FULL_ERRNOS, atomic_file, fsync, is_full, make_folder, write_error
+from gpt2train.io.run_folder import BEST, FOLDER, LATEST, MANIFEST, TEMPORARY, checkpoint_name, list_checkpoints
 from gpt2train.parallel.mesh import all_or_raise
 
 
@@ -30,20 +26,10 @@ def write(
     keep_best: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> Path:
-    """Write a checkpoint, and remove older ones beyond the newest `keep` and the best `keep_best`. Collective.
+    """Write the tensors of this process and the rest of a checkpoint, and return its folder. Collective.
 
-    Every process writes its file, fsyncs and hashes it; then rank 0 publishes the checkpoint.
-
-    Args:
-        run: run folder, the same on every process.
-        state: tensors that this process writes.
-        manifest: manifest of the checkpoint; its `files` are filled in here.
-        keep: number of newest checkpoints to keep.
-        keep_best: number of checkpoints with the lowest validation loss to keep in addition.
-        group: process group for synchronisation; None uses the default group.
-
-    Returns:
-        The folder of the checkpoint.
+    Every process writes its file, fsyncs and hashes it. Then rank 0 publishes the checkpoint, with these `files` in its
+    manifest, and removes older ones beyond the newest `keep` and the best `keep_best`.
 
     Raises:
         RunError: on every process, if the disk is full or cannot be written; earlier checkpoints are untouched.
@@ -72,7 +58,7 @@ def _empty_folder(draft: Path) -> None:
         make_folder(draft.parent)
         draft.mkdir()
     except OSError as error:
-        raise _write_error(draft, error) from error
+        raise _save_error(draft, error) from error
 
 
 def _write_tensors(draft: Path, state: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
@@ -83,7 +69,7 @@ def _write_tensors(draft: Path, state: Mapping[str, Tensor], group: dist.Process
     try:
         dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(draft, sync_files=True), process_group=group)
     except CheckpointException as error:  # a BaseException; the same one on every process
-        raise _write_error(draft, next(iter(error.failures.values()))[0]) from error
+        raise _save_error(draft, next(iter(error.failures.values()))[0]) from error
     finally:
         set_crc32_options(before)
 
@@ -95,7 +81,7 @@ def _own_files(draft: Path) -> dict[str, StoredFile]:
     try:
         return {n: StoredFile(bytes=(draft / n).stat().st_size, sha256=sha256(draft / n)) for n in names}
     except OSError as error:
-        raise _write_error(draft, error) from error
+        raise _save_error(draft, error) from error
 
 
 def _publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int, keep_best: int) -> None:
@@ -105,11 +91,100 @@ def _publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int, 
     try:
         publish(draft, final, manifest, keep, keep_best)
     except OSError as error:
-        raise _write_error(final, error) from error
+        raise _save_error(final, error) from error
 
 
-def _write_error(path: Path, error: BaseException) -> RunError:
+def _save_error(path: Path, error: BaseException) -> RunError:
     # torch's writer reports a full disk as an "unexpected pos" of its zip file, so the disk itself is checked as well.
     if (isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS) or is_full(path.parent):
         return RunError(f"no space left while saving {path}; free some and run again: earlier checkpoints are intact")
     return RunError(f"cannot save {path}: {error}; earlier checkpoints are intact")
+
+
+def publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int, keep_best: int) -> None:
+    """Publish a draft: manifest, fsync, rename, update `latest` and `best`; then keep the newest and the best only.
+
+    A kill between any two of these steps leaves a run that resumes from its newest complete checkpoint; `clean_up`
+    repairs the rest.
+    """
+    write_durably(draft / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
+    if final.exists():  # a run that fell back to an older checkpoint reaches this step again
+        remove(final)
+    draft.rename(final)
+    fsync(final.parent)
+    _prune(final, keep, keep_best)
+
+
+def clean_up(run: str | Path) -> None:
+    """Remove the remains of interrupted saves, and point `latest` and `best` to existing checkpoints.
+
+    Raises:
+        RunError: the disk is full.
+        UserError: the run folder cannot be written.
+    """
+    folder = Path(run) / FOLDER
+    for left in sorted(folder.glob("step-*")):
+        if left.name.endswith(TEMPORARY) or not (left / MANIFEST).exists():
+            shutil.rmtree(left)
+    if found := list_checkpoints(run):
+        try:
+            _point(folder, found[-1], best_first(found))
+        except OSError as error:
+            raise write_error(folder, error) from error
+
+
+def best_first(checkpoints: list[Path]) -> list[Path]:
+    """Sort the validated checkpoints by validation loss, lowest first; of equal losses the oldest comes first.
+
+    Checkpoints, given oldest first, with a loss on another validation set than the newest one are left out.
+    """
+    manifests = {checkpoint: _manifest(checkpoint) for checkpoint in checkpoints}
+    sets = [manifest.validation for manifest in manifests.values() if manifest and manifest.validation]
+    losses = [
+        (manifest.valid_loss, checkpoint.name, checkpoint)
+        for checkpoint, manifest in manifests.items()
+        if manifest and manifest.valid_loss is not None and (not sets or manifest.validation == sets[-1])
+    ]
+    return [checkpoint for loss, _, checkpoint in sorted(losses) if math.isfinite(loss)]
+
+
+def remove(checkpoint: Path) -> None:
+    """Remove a checkpoint, manifest first, so that a partly removed folder does not count as one."""
+    (checkpoint / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Replace a small file atomically; a draft that a kill leaves is overwritten by the next one."""
+    with atomic_file(path, path.with_name(path.name + TEMPORARY)) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def _prune(newest: Path, keep: int, keep_best: int) -> None:
+    """Point `latest` and `best` to their checkpoints, then remove those that are neither among the newest nor the best.
+
+    Checkpoints of later steps are removed too: they precede a fallback to an older checkpoint, or were damaged.
+    """
+    found = list_checkpoints(newest.parent.parent)
+    current = [checkpoint for checkpoint in found if checkpoint.name <= newest.name]
+    kept = {*current[-keep:], *best_first(current)[:keep_best]}
+    _point(newest.parent, newest, best_first([checkpoint for checkpoint in current if checkpoint in kept]))
+    for checkpoint in found:
+        if checkpoint not in kept:
+            remove(checkpoint)
+
+
+def _point(folder: Path, newest: Path, best: list[Path]) -> None:
+    write_durably(folder / LATEST, newest.name + "\n")
+    if best:
+        write_durably(folder / BEST, best[0].name + "\n")
+    else:
+        (folder / BEST).unlink(missing_ok=True)
+        fsync(folder)
+
+
+def _manifest(checkpoint: Path) -> CheckpointManifest | None:
+    try:
+        return read_manifest(checkpoint)
+    except (UserError, RunError):  # damaged: never the best, and removed when old
+        return None

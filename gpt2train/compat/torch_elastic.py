@@ -70,7 +70,7 @@ def is_machine_host_name(host: str) -> bool:
     return bool(_matches_machine_hostname(host))
 
 
-def use_store(handler: StaticTCPRendezvous, store: dist.TCPStore) -> None:
+def use_store(handler: StaticTCPRendezvous, store: dist.Store) -> None:
     """Make a static rendezvous use a store that is open already, instead of opening one on all interfaces.
 
     Breaks when the attribute is renamed: torch would open a second store, and fail because the port is taken.

@@ -17,9 +17,7 @@ here, a sequence is a document.
 """
 
 import struct
-from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -44,10 +42,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 def write_index(
-    path: str | Path,
-    lengths: npt.ArrayLike,
-    dtype: npt.DTypeLike,
-    documents: npt.ArrayLike | None = None,
+    path: str | Path, lengths: npt.ArrayLike, dtype: npt.DTypeLike, documents: npt.ArrayLike | None = None
 ) -> None:
     """Write one `.idx` file.
 
@@ -69,47 +64,6 @@ def write_index(
         file.write(sizes.astype("<i4").data)
         file.write(pointers.data)
         file.write(starts.astype("<i8").data)
-
-
-class IndexedWriter:
-    """Writer of `<prefix>.bin`, document by document, and then `<prefix>.idx`. The files are valid only after `finish`.
-
-    Args:
-        prefix: path of both files without extension.
-        dtype: dtype of a token; see `token_dtype`.
-    """
-
-    def __init__(self, prefix: str | Path, dtype: npt.DTypeLike) -> None:
-        self.prefix, self.dtype = Path(prefix), _known(dtype)
-        self._limits = np.iinfo(self.dtype)
-        self._lengths: list[int] = []
-        self._file = bin_path(self.prefix).open("wb")
-
-    def add(self, tokens: Sequence[int] | np.ndarray) -> None:
-        """Append one document.
-
-        Raises:
-            ValueError: an id does not fit the dtype.
-        """
-        ids = np.asarray(tokens, dtype=np.int64)
-        if ids.size and not (self._limits.min <= int(ids.min()) and int(ids.max()) <= self._limits.max):
-            raise ValueError(f"token ids {int(ids.min())}..{int(ids.max())} do not fit {self.dtype}")
-        self._file.write(ids.astype(self.dtype).data)
-        self._lengths.append(len(ids))
-
-    def finish(self) -> None:
-        """Close `.bin` and write `.idx`."""
-        self._file.close()
-        write_index(idx_path(self.prefix), self._lengths, self.dtype)
-
-    def __enter__(self) -> "IndexedWriter":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self._file.close()
 
 
 class IndexedDataset:
@@ -164,9 +118,8 @@ class IndexedDataset:
         for start in range(0, len(self), CHECK_CHUNK):
             sizes = self.lengths[start : start + CHECK_CHUNK].astype(np.int64) * self.dtype.itemsize
             ends = expected + np.cumsum(sizes)
-            good &= bool((sizes >= 0).all()) and np.array_equal(
-                self.pointers[start : start + CHECK_CHUNK], ends - sizes
-            )
+            good &= bool((sizes >= 0).all())
+            good &= np.array_equal(self.pointers[start : start + CHECK_CHUNK], ends - sizes)
             expected = int(ends[-1])
         if not good:
             raise RunError(f"{index} is damaged: its offsets do not follow from its lengths; make the pair again")

@@ -42,18 +42,7 @@ BLOCK = 1 << 22  # tokens copied at a time
 
 
 class LegacyDataset:
-    """Token dataset in the older format, memory-mapped.
-
-    Attributes:
-        lengths: int64[S] number of tokens of each sequence.
-        documents: int64[D] first sequence of each document, and S.
-        dtype: dtype of a token.
-        tokens: [total] concatenated tokens, read-only.
-
-    Raises:
-        UserError: a file is missing or has another format.
-        RunError: the files are truncated or do not belong together.
-    """
+    """Token dataset in the older format, memory-mapped; attributes and errors as of `IndexedDataset`."""
 
     def __init__(self, prefix: str | Path) -> None:
         index, data = find_pair(prefix)
@@ -85,16 +74,8 @@ class LegacyDataset:
             raise RunError(f"{data} has {data.stat().st_size:,} bytes, {total * width:,} expected by its .idx")
         self.tokens, _ = map_array(data, self.dtype, total, 0)
 
-    def __len__(self) -> int:
-        return len(self.lengths)
 
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Tokens of one sequence."""
-        start = int(self.lengths[: range(len(self))[index]].sum())
-        return self.tokens[start : start + int(self.lengths[index])]
-
-
-def open_any(prefix: str | Path) -> TokenDataset:
+def open_any(prefix: str | Path) -> TokenDataset | LegacyDataset:
     """Open a token dataset in either format, in one pair of files or several shards."""
     index = idx_path(prefix)
     if index.is_file():
@@ -107,13 +88,8 @@ def open_any(prefix: str | Path) -> TokenDataset:
 def convert(source: str | Path, target: str | Path, dtype: np.dtype[np.generic] | None = None) -> IndexedDataset:
     """Convert a dataset in either format, or its shards, to one `.bin/.idx` pair with the same sequences and documents.
 
-    Args:
-        source: prefix of the existing files.
-        target: prefix of the files to write; the folder is created.
-        dtype: token dtype of the new pair; that of the source by default.
-
-    Returns:
-        The new pair, opened and checked.
+    The folder of the target is created. Without `dtype` the ids keep their width. Returns the new pair, opened and
+    checked.
 
     Raises:
         UserError: the target exists already, or an id does not fit the dtype.

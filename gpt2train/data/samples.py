@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2train.data.epoch import Epoch, samples_in
-from gpt2train.data.index_cache import MIN_CACHED_DOCUMENTS, cached_epoch, corpus_identity
+from gpt2train.data.epoch import MIN_CACHED_DOCUMENTS, Epoch, cached_epoch, corpus_identity, samples_in
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
 
@@ -21,12 +20,8 @@ SCAN_CHUNK = 1 << 24  # tokens read at a time when a whole file is checked: 32 M
 class Samples:
     """Samples of one corpus by index.
 
-    Args:
-        prefix: path of `.bin/.idx` without extension.
-        context: inputs per sample.
-        vocab: vocabulary size; token ids must be below it.
-        seed: seed of the shuffles; None keeps the order of the file (validation).
-        cache: folder in which the epochs of a large corpus are cached; None builds them each time.
+    Token ids must be below `vocab`. Without a seed the samples keep the order of the file (validation). The epochs of a
+    large corpus are kept in the folder `cache`, if given.
 
     Raises:
         UserError: the files are missing or hold too few tokens for one sample.
@@ -50,59 +45,37 @@ class Samples:
         self._identity = corpus_identity(self._bounds) if self._cache else b""
         self._epochs: dict[int, Epoch] = {}
 
-    def batch(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Read the tokens of the samples with these indices, int64 [len(indices), context + 1].
-
-        Raises:
-            UserError: a token is outside the vocabulary.
-        """
-        return self.read(indices)[0]
-
     def read(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Read the tokens and document numbers of the samples with these indices.
+        """Read the tokens and document numbers of samples: two arrays int64 [len(indices), context + 1].
 
         Documents are numbered in the order of the epoch's stream, so that the numbers increase along a sample.
 
-        Returns:
-            Tokens and document numbers, two arrays int64 [len(indices), context + 1].
-
         Raises:
             UserError: a token is outside the vocabulary.
         """
-        offsets, documents = self._locate(indices)
+        offsets, documents = self.locate(indices)
         tokens = self.dataset.tokens[offsets].astype(np.int64)
         if tokens.size:
             self._check(int(tokens.min()), int(tokens.max()))
         return tokens, documents
 
-    def places(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Offsets of the tokens of these samples in the file, in tokens: int64 [len(indices), context + 1]."""
-        return self._locate(indices)[0]
+    def locate(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets in the file, in tokens, and document numbers of the tokens of samples; shapes as in `read`."""
+        offsets, documents = (np.empty((len(indices), self.context + 1), dtype=np.int64) for _ in range(2))
+        for rows, epoch, slots in self._by_epoch(indices):
+            offsets[rows], documents[rows] = epoch.locate(slots)
+        return offsets, documents
 
     def document_ends(self, indices: Sequence[int] | np.ndarray) -> int:
         """Count the inputs of these samples that are the last token of a document, without reading tokens."""
         return sum(epoch.document_ends(slots) for _, epoch, slots in self._by_epoch(indices))
 
     def check_vocabulary(self, part: int = 0, parts: int = 1) -> None:
-        """Check every token of one part of the file.
-
-        Args:
-            part: index of the part.
-            parts: number of equal parts of the file.
-
-        Raises:
-            UserError: a token is outside the vocabulary.
-        """
+        """Check every token of one of `parts` equal parts of the file; `UserError` names one outside the vocabulary."""
         first, last = self.tokens * part // parts, self.tokens * (part + 1) // parts
         for start in range(first, last, SCAN_CHUNK):
             chunk = self.dataset.tokens[start : min(start + SCAN_CHUNK, last)]
             self._check(int(chunk.min()), int(chunk.max()))
-
-    def _locate(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        offsets, documents = (np.empty((len(indices), self.context + 1), dtype=np.int64) for _ in range(2))
-        for rows, epoch, slots in self._by_epoch(indices):
-            offsets[rows], documents[rows] = epoch.locate(slots)
-        return offsets, documents
 
     def _by_epoch(self, indices: Sequence[int] | np.ndarray) -> Iterator[tuple[np.ndarray, Epoch, np.ndarray]]:
         """Yield (row mask, epoch, slots of these rows in the epoch) for each epoch that the samples belong to."""
@@ -115,11 +88,9 @@ class Samples:
         if number not in self._epochs:
             # If the corpus is larger than a batch, a batch spans at most two epochs; older ones are dropped.
             self._epochs = {known: epoch for known, epoch in self._epochs.items() if known == number - 1}
-            self._epochs[number] = (
-                cached_epoch(self._cache, self._identity, self._bounds, self.context, self.seed, number)
-                if self._cache
-                else Epoch.build(self._bounds, self.context, self.seed, number)
-            )
+            wanted = self._bounds, self.context, self.seed, number
+            cached = self._cache and cached_epoch(self._cache, self._identity, *wanted)
+            self._epochs[number] = cached or Epoch.build(*wanted)
         return self._epochs[number]
 
     def _check(self, smallest: int, largest: int) -> None:

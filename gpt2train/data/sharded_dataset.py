@@ -7,44 +7,12 @@ detected.
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from gpt2train.data.indexed import IndexedDataset, idx_path, shard_name
 from gpt2train.errors import RunError, UserError
-
-
-class Tokens(Protocol):
-    """Concatenated tokens of a dataset, indexed by slices or integer arrays."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype of a token."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, indices: Any) -> np.ndarray: ...
-
-
-class TokenDataset(Protocol):
-    """Interface of token datasets for the samplers."""
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """[S] number of tokens of each sequence."""
-
-    @property
-    def documents(self) -> np.ndarray:
-        """int64 [D + 1] first sequence of each document."""
-
-    @property
-    def tokens(self) -> Tokens:
-        """Concatenated tokens."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> np.ndarray: ...
 
 
 class ConcatenatedArrays:
@@ -81,12 +49,7 @@ class ConcatenatedArrays:
 
 
 class ShardedDataset:
-    """Several `.bin/.idx` pairs, read as one dataset.
-
-    Attributes:
-        lengths: int32[S] number of tokens of each sequence (in memory, like `documents`: 12 bytes per document).
-        documents: int64[D + 1] first sequence of each document.
-        tokens: concatenated tokens.
+    """Several `.bin/.idx` pairs, read as one `IndexedDataset`; `lengths` and `documents` take 12 bytes of memory each.
 
     Raises:
         RunError: the pairs have different dtypes.
@@ -112,6 +75,9 @@ class ShardedDataset:
         number = range(len(self))[index]
         shard = int(np.searchsorted(self._ends, number, side="right"))
         return self.shards[shard][number - int(self._ends[shard]) + len(self.shards[shard])]
+
+
+TokenDataset = IndexedDataset | ShardedDataset
 
 
 def shard_prefixes(prefix: str | Path) -> list[Path]:
@@ -142,9 +108,7 @@ def shard_prefixes(prefix: str | Path) -> list[Path]:
 def open_tokens(prefix: str | Path) -> TokenDataset:
     """Open the token dataset of a prefix, one pair or several shards.
 
-    Raises:
-        UserError: a file is missing or has another format.
-        RunError: the files are truncated or do not belong together.
+    Errors are those of `IndexedDataset` and `shard_prefixes`.
     """
     prefixes = shard_prefixes(prefix)
     return IndexedDataset(prefixes[0]) if len(prefixes) == 1 else ShardedDataset(prefixes)

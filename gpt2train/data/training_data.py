@@ -5,14 +5,15 @@ that restart with each document, attention within a document only, and no loss f
 document (Megatron-LM's `--reset-position-ids`, `--reset-attention-mask`, `--eod-mask-loss`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from gpt2train.config import DocumentSettings, RunConfig
-from gpt2train.data.batch import Batch
+from gpt2train.config.batch_plan import BatchPlan
+from gpt2train.data.batch import Batch, StepBatch
 from gpt2train.data.mixture import Mixture
 from gpt2train.data.samples import Samples
 from gpt2train.model.loss import IGNORE
@@ -21,13 +22,7 @@ CACHE = "index"  # folder in the run folder in which the sample order of large c
 
 
 class TrainingData:
-    """Training samples of one or several corpora by global index.
-
-    Args:
-        corpora: at least one corpus, all with the same context length.
-        weights: relative shares of the samples; only their ratios matter.
-        options: handling of document boundaries.
-    """
+    """Training samples of corpora of one context length by global index; only the ratios of the weights matter."""
 
     def __init__(self, corpora: Sequence[Samples], weights: Sequence[float], options: DocumentSettings) -> None:
         self.corpora, self.options = corpora, options
@@ -49,15 +44,15 @@ class TrainingData:
     def batch(self, indices: Sequence[int] | np.ndarray, until: int | None = None) -> Batch:
         """Read the samples with these global indices.
 
-        Args:
-            indices: global sample indices.
-            until: samples from this index on are padding: they repeat the last sample before it, with ignored targets.
+        Those from `until` on are padding: they repeat the last sample before it, with ignored targets.
 
         Raises:
             UserError: a token is outside the vocabulary.
         """
         wanted = np.asarray(indices, dtype=np.int64)
-        tokens, documents = self._read(wanted if until is None else wanted.clip(max=until - 1))
+        tokens, documents = (np.empty((len(wanted), self.context + 1), dtype=np.int64) for _ in range(2))
+        for rows, corpus, inner in self._by_corpus(wanted if until is None else wanted.clip(max=until - 1)):
+            tokens[rows], documents[rows] = corpus.read(inner)
         targets = tokens[:, 1:].copy()
         if self.options.eod_mask_loss:
             targets[documents[:, 1:] != documents[:, :-1]] = IGNORE
@@ -70,6 +65,22 @@ class TrainingData:
             torch.from_numpy(positions_within(documents)) if self.options.reset_positions else None,
             torch.from_numpy(documents) if self.options.mask_documents else None,
         )
+
+    def training_batches(
+        self, plan: BatchPlan, first: int, steps: int, *, micro: int, rank: int, ranks: int, pin: bool = False
+    ) -> Iterator[StepBatch]:
+        """Yield the batch of each of the `steps` that remain of a run, on one of `ranks` data-parallel ranks.
+
+        The first sample's global index is the number of samples used so far. `micro` is the number of samples of a
+        micro-batch; `pin` copies them to pinned memory, for a GPU.
+        """
+        for _ in range(steps):
+            size = plan.size_at(first)
+            starts = range(first + rank * micro, first + size, ranks * micro)
+            batches = [self.batch(range(start, start + micro)) for start in starts]
+            counted = self.counted(range(first, first + size))
+            yield StepBatch(size, counted, [batch.pinned() for batch in batches] if pin else batches)
+            first += size
 
     def counted(self, indices: Sequence[int] | np.ndarray) -> int:
         """Count the targets of these samples that are not ignored, without reading tokens.
@@ -84,23 +95,9 @@ class TrainingData:
         return max(1, count - ends)
 
     def check_vocabulary(self, part: int = 0, parts: int = 1) -> None:
-        """Check every token of one part of each corpus.
-
-        Args:
-            part: index of the part.
-            parts: number of equal parts of a corpus.
-
-        Raises:
-            UserError: a token is outside the vocabulary.
-        """
+        """Check every token of one of `parts` equal parts of each corpus, as `Samples.check_vocabulary`."""
         for corpus in self.corpora:
             corpus.check_vocabulary(part, parts)
-
-    def _read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        tokens, documents = (np.empty((len(indices), self.context + 1), dtype=np.int64) for _ in range(2))
-        for rows, corpus, inner in self._by_corpus(indices):
-            tokens[rows], documents[rows] = corpus.read(inner)
-        return tokens, documents
 
     def _by_corpus(self, indices: np.ndarray) -> list[tuple[np.ndarray, Samples, np.ndarray]]:
         """List (row mask, corpus, indices of these rows in the corpus) for each corpus that the samples belong to."""
@@ -110,15 +107,9 @@ class TrainingData:
 
 
 def positions_within(documents: np.ndarray) -> np.ndarray:
-    """Positions that restart at 0 with each document.
+    """Positions that restart at 0 with each document, from document numbers: int64 [..., length], as the result.
 
     The first document of a sample starts at 0 as well, even if the sample begins inside it.
-
-    Args:
-        documents: int64 [..., length] document number of each token.
-
-    Returns:
-        int64 [..., length].
     """
     index = np.arange(documents.shape[-1])
     starts = np.zeros_like(documents)
@@ -141,12 +132,7 @@ def training_data(config: RunConfig) -> TrainingData:
 
 
 def validation_data(config: RunConfig) -> TrainingData | None:
-    """Open the validation tokens of a run, in the order of the file; None if it has none.
-
-    Raises:
-        UserError: as `training_data`.
-        RunError: as `training_data`.
-    """
+    """Open the validation tokens of a run, in the order of the file; None if it has none. Errors as `training_data`."""
     if config.data.valid is None:
         return None
     samples = [Samples(config.data.valid, config.model.context, config.vocab, None)]

@@ -21,8 +21,9 @@ from gpt2train.evaluate.scoring_request import BATCH_TOKENS, Report
 from gpt2train.evaluate.tables import curve_lines, result_lines
 from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.inference.settings import ServingLayout
-from gpt2train.io.command_line import HELP_DEBUG, progress
+from gpt2train.io.command_line import HELP_DEBUG
 from gpt2train.io.files import write_atomic
+from gpt2train.io.progress import progress_bar
 
 if TYPE_CHECKING:
     from gpt2train.evaluate.eval_model import EvalModel
@@ -199,5 +200,5 @@ def _progress_bar(label: str) -> Iterator[Report | None]:
     """Show a progress bar on rank 0."""
     from gpt2train.evaluate.torchrun import is_rank0
 
-    with progress(label) if is_rank0() else contextlib.nullcontext() as report:
+    with progress_bar(label) if is_rank0() else contextlib.nullcontext() as report:
         yield report

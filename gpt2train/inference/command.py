@@ -12,6 +12,7 @@ from gpt2train.convert.settings import Device, Dtype
 from gpt2train.errors import UserError
 from gpt2train.inference.open_model import open_model
 from gpt2train.inference.settings import BeamSettings, SamplingSettings, ServingLayout
+from gpt2train.io.command_line import printable
 from gpt2train.settings import build
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(answer, ensure_ascii=False))
         return
     score = f", score {answer['score']:.4f}" if "score" in answer else ""
-    print(_printable(answer["prompt"] + answer["text"]))
+    print(printable(answer["prompt"] + answer["text"]))
     print(f"[{len(answer['tokens'])} tokens, stopped: {answer['stopped']}{score}]")
     for name, scored in (("prompt", "prompt_scores"), ("generated", "scores")):
         for token in answer.get(scored, ()):
@@ -159,8 +160,3 @@ def _searched(
                 "stopped": beam.stopped,
                 "score": beam.score,
             }
-
-
-def _printable(text: str) -> str:
-    """Replace control characters, so that generated text cannot control the terminal."""
-    return "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)

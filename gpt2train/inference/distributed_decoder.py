@@ -6,9 +6,9 @@ unpickled. Between calls rank 0 sends heartbeats, so that waiting ranks do not r
 noticed. A waiting process sleeps in the kernel.
 """
 
+import contextlib
 import os
 import threading
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from enum import IntEnum, auto
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gpt2train.errors import RunError
 from gpt2train.inference.model_shard import ModelShard
+from gpt2train.io.heartbeat import Heartbeat
 from gpt2train.launch import rank_store
 from gpt2train.launch.parent_death import LOST_CONTACT
 from gpt2train.launch.rank_logs import write_raw_stderr
@@ -145,11 +146,8 @@ class DistributedModel:
         self.lost: str | None = None
         self.current: ParallelDecoder | None = None
         self._shard, self._channel = shard, channel
-        self._lock, self._closed = threading.Lock(), threading.Event()
-        self._interval = timeout.total_seconds() / HEARTBEATS
-        self._last_call = time.monotonic()
-        self._heartbeat = threading.Thread(target=self._send_heartbeats, daemon=True, name="heartbeat")
-        self._heartbeat.start()
+        self._lock = threading.Lock()
+        self._heartbeat = Heartbeat(self._beat, timeout.total_seconds() / HEARTBEATS)
 
     def decoder(self, rows: int, context: int | None = None) -> "ParallelDecoder":
         """Create an empty decoder for `rows` sequences; earlier decoders of this model become invalid."""
@@ -182,7 +180,6 @@ class DistributedModel:
                 if not is_lost_contact(error):
                     raise
                 raise self._mark_lost(error) from error
-            self._last_call = time.monotonic()
             return answer
 
     def close(self) -> None:
@@ -191,8 +188,7 @@ class DistributedModel:
         Raises:
             PeerLostError: a rank had already ended.
         """
-        self._closed.set()
-        self._heartbeat.join()
+        self._heartbeat.stop()
         if not self.lost:
             self.call(Command.STOP, [])
 
@@ -205,14 +201,10 @@ class DistributedModel:
         timer.start()
         return PeerLostError(self.lost)
 
-    def _send_heartbeats(self) -> None:
-        while not self._closed.wait(max(0.01, self._last_call + self._interval - time.monotonic())):
-            if time.monotonic() - self._last_call < self._interval:
-                continue
-            try:
-                self.call(Command.HEARTBEAT, [])
-            except PeerLostError:
-                return
+    def _beat(self) -> bool:
+        with contextlib.suppress(PeerLostError):
+            self.call(Command.HEARTBEAT, [])
+        return self.lost is None
 
 
 def _exit(message: str) -> None:

@@ -1,1 +1,1 @@
-"""Atomic files and command-line conventions."""
+"""Atomic files, heartbeats, progress and command-line conventions."""

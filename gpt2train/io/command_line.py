@@ -1,8 +1,7 @@
 """Conventions of all commands: exit codes, errors in one line, tracebacks only with `--debug`."""
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 from pydantic import ValidationError
@@ -64,15 +63,6 @@ def explain_flags(error: CycloptsError) -> str:
     return str(error)
 
 
-@contextlib.contextmanager
-def progress(label: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a progress bar on standard error; yields a function `(done, total)`, or None without a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+def printable(text: str, keep: str = "\n\t") -> str:
+    """Replace the control characters of untrusted text, which a terminal would execute, but those to keep."""
+    return "".join(letter if letter.isprintable() or letter in keep else "\ufffd" for letter in text)

@@ -40,9 +40,8 @@ def check_folder(path: str | os.PathLike[str]) -> None:
         return
     if folder.is_file():
         if folder.suffix.lower() in ARCHIVES:
-            raise UserError(
-                f"{path} is an archive, but a folder is needed; unpack it and give the folder that it contains"
-            )
+            remedy = "unpack it and give the folder that it contains"
+            raise UserError(f"{path} is an archive, but a folder is needed; {remedy}")
         raise UserError(f"{path} is a file, but a folder is needed; give the folder that contains it")
     if str(path) == folder.name or (HUB_NAME.fullmatch(str(path)) and not folder.parent.is_dir()):
         raise UserError(
@@ -81,10 +80,8 @@ def private_folder() -> Path:
         status = folder.lstat()
     except OSError as error:
         raise UserError(f"cannot create {folder}: {error.strerror}; set TMPDIR to a writable folder") from error
-    is_private = stat.S_ISDIR(status.st_mode) and (
-        os.name == "nt" or (status.st_uid == user and not status.st_mode & 0o022)
-    )
-    if not is_private:
+    is_own = os.name == "nt" or (status.st_uid == user and not status.st_mode & 0o022)
+    if not (stat.S_ISDIR(status.st_mode) and is_own):
         raise UserError(
             f"{folder} is a link, belongs to another user, or is writable by others; remove it, or set TMPDIR to a "
             "folder of your own"
@@ -105,12 +102,7 @@ def read_json_lines(
 ) -> tuple[list[dict[str, Any]], list[int]]:
     """Parse a file with one JSON object per line; a last line without a line feed is incomplete and ignored.
 
-    Args:
-        data: content of the file.
-        is_row: returns True if an object is a valid row.
-
-    Returns:
-        The valid rows, and the numbers of all other lines, counted from 1.
+    Returns the objects for which `is_row` holds, and the numbers of all other lines, counted from 1.
     """
     rows: list[dict[str, Any]] = []
     unreadable: list[int] = []
@@ -151,9 +143,7 @@ def make_folder(folder: Path) -> None:
 def atomic_file(path: Path, draft: Path | None = None) -> Iterator[Path]:
     """Yield a temporary path to write; at the end of the block it is renamed to `path`, unless there was an error.
 
-    Args:
-        path: file to write, in an existing folder.
-        draft: temporary path, in the same folder; by default one that no other process uses.
+    `draft` is that path, in the same folder; by default one that no other process uses.
 
     Raises:
         OSError: the path is not writable, or the disk is full.

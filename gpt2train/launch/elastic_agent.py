@@ -19,23 +19,16 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from gpt2train.compat.torch_elastic import ObservedAgent, launch_config, parse_torchrun
 from gpt2train.errors import UserError
-from gpt2train.launch.parent_death import LOST_CONTACT, PEER_HUNG
+from gpt2train.launch.parent_death import LOST_CONTACT, PEER_HUNG, USER_ERROR
 from gpt2train.launch.process_env import ProcessEnv
 from gpt2train.launch.rank_logs import quietly
 from gpt2train.launch.rendezvous import rendezvous
 
-USER_ERROR = 2  # exit code of a rank for a user's mistake
 STOPPED = 128 + signal.SIGTERM
 
 
 class Agent(ObservedAgent):
-    """Elastic agent that starts, monitors and restarts the ranks of this machine.
-
-    Args:
-        config: launch configuration of torchrun.
-        spec: command and rendezvous of the ranks.
-        stopping: function that returns True after a stop request.
-    """
+    """Elastic agent that starts, monitors and restarts the ranks of this machine; `stopping()` is True after a stop."""
 
     def __init__(self, config: LaunchConfig, spec: WorkerSpec, stopping: Callable[[], bool]) -> None:
         super().__init__(config, spec)
@@ -51,18 +44,12 @@ class Agent(ObservedAgent):
                 raise ChildFailedError(spec.role, result.failures)
             self._restarts += 1
             report_failure(codes)
-            of = spec.max_restarts
-            message = f"restarting all ranks from the last checkpoint: restart {self._restarts} of {of}"
-            quietly(print)(f"warning: {message}", flush=True)
+            count = f"restart {self._restarts} of {spec.max_restarts}"
+            quietly(print)(f"warning: restarting all ranks from the last checkpoint: {count}", flush=True)
 
 
 def start(arguments: list[str], env: ProcessEnv, stopping: Callable[[], bool]) -> None:
-    """Run the ranks of this machine until the job ends.
-
-    Args:
-        arguments: arguments of torchrun.
-        env: rank of this launcher among the launchers of all machines, if Slurm sets it.
-        stopping: function that returns True after a stop request.
+    """Run the ranks of this machine until the job ends: torchrun's arguments, Slurm's variables, and a stop request.
 
     Raises:
         UserError: the arguments contradict Slurm's variables.
@@ -117,12 +104,10 @@ def _complete(args: Namespace, env: ProcessEnv) -> Namespace:
 
 
 def report_failure(codes: dict[int, int], stopped: bool = False, lost: int = 1) -> int:
-    """Report failed ranks by a line on stderr, unless a rank has printed its own, and return the exit code of the job.
+    """Report failed ranks by a line on stderr, unless one has printed its own, and return the job's exit code.
 
-    Args:
-        codes: exit code of each failed rank.
-        stopped: True after a stop request.
-        lost: exit code if a process was lost: killed by a signal, disconnected or hung.
+    `stopped` is True after a stop request. `lost` is the code if a process was killed by a signal, disconnected or
+    hung.
     """
     if stopped and set(codes.values()) <= {-signal.SIGTERM}:
         quietly(print)("stopped before training started", file=sys.stderr)
@@ -137,9 +122,8 @@ def report_failure(codes: dict[int, int], stopped: bool = False, lost: int = 1) 
         quietly(print)(f"{prefix} lost contact with another process; see logs/rank-{rank}.log", file=sys.stderr)
         return lost
     elif code < 0:
-        name = signal.Signals(-code).name
         hint = " (out of memory?)" if -code == signal.SIGKILL else f"; see logs/rank-{rank}.err"
-        quietly(print)(f"{prefix} was killed by {name}{hint}", file=sys.stderr)
+        quietly(print)(f"{prefix} was killed by {signal.Signals(-code).name}{hint}", file=sys.stderr)
         return lost
     quietly(print)(f"{prefix} exited with code {code}; see logs/rank-{rank}.log", file=sys.stderr)
     return 1
@@ -147,6 +131,5 @@ def report_failure(codes: dict[int, int], stopped: bool = False, lost: int = 1) 
 
 def _cause_order(code: int) -> int:
     """Sort key by which the root cause of several failures comes first: reported errors, signals, then consequences."""
-    causes = [USER_ERROR, 1, PEER_HUNG, -signal.SIGKILL]
-    consequences = [LOST_CONTACT, -signal.SIGTERM]
-    return causes.index(code) if code in causes else 10 + consequences.index(code) if code in consequences else 5
+    order = {USER_ERROR: 0, 1: 1, PEER_HUNG: 2, -signal.SIGKILL: 3, LOST_CONTACT: 5, -signal.SIGTERM: 6}
+    return order.get(code, 4)

@@ -16,6 +16,7 @@ POLL_SECONDS = 0.5
 
 # Process id of gpt2train.launch, set by it for its ranks. Ranks then leave the report of a lost rank to the launcher.
 LAUNCHER = "GPT2TRAIN_LAUNCHER"
+USER_ERROR = 2  # exit code of a rank for a user's mistake
 LOST_CONTACT = 3  # exit code of a rank that failed only because another one did
 PEER_HUNG = 4  # exit code of a rank that detected and reported a hung rank
 
@@ -26,10 +27,8 @@ def die_with_parent(parent: int | None = None, sig: signal.Signals = signal.SIGK
     The kernel watches the parent *thread* that created this process; callers keep that thread alive as long as the
     child.
 
-    Args:
-        parent: process id of the parent, as known to the parent; None uses the current parent. If the parent is already
-            gone, the process ends at once, which closes the race between fork and this call.
-        sig: signal to send.
+    The parent gives its own process id; by default it is the current parent's. If the parent is already gone, this
+    process ends at once, which closes the race between fork and this call.
     """
     expected = os.getppid() if parent is None else parent
     if sys.platform == "linux":

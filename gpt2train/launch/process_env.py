@@ -27,28 +27,17 @@ STORE = "GPT2TRAIN_STORE"
 class ProcessEnv:
     """Position of a process in its job, and the rendezvous of the job."""
 
-    rank: int = 0
-    """Rank among all processes."""
-    world: int = 1
-    """World size."""
-    local_rank: int = 0
-    """Local rank, among the processes of this machine."""
-    local_world: int = 1
-    """Number of processes on this machine."""
-    host: str = ""
-    """Address of the rendezvous store; empty for a single process."""
-    port: int = 0
-    """Port of the rendezvous store."""
-    job: str = ""
-    """Name of the job: the same for all of its processes, and different from other jobs on that port."""
-    hosts_store: bool = False
-    """True if this process opens the port; under torchrun its agent does."""
-    own_gpu: bool = False
-    """True if the launcher makes only its own GPUs visible to each process."""
-    store: str = ""
-    """File of the rendezvous store; empty if the store is at `host` and `port`."""
-    one_machine: bool = False
-    """True if the job has several processes and all are known to run on this machine."""
+    rank: int = 0  # rank among all processes
+    world: int = 1  # world size
+    local_rank: int = 0  # local rank, among the processes of this machine
+    local_world: int = 1  # number of processes on this machine
+    host: str = ""  # address of the rendezvous store; empty for a single process
+    port: int = 0  # port of the rendezvous store
+    job: str = ""  # name of the job: the same for all of its processes, and different from other jobs on that port
+    hosts_store: bool = False  # True if this process opens the port; under torchrun its agent does
+    own_gpu: bool = False  # True if the launcher makes only its own GPUs visible to each process
+    store: str = ""  # file of the rendezvous store; empty if the store is at `host` and `port`
+    one_machine: bool = False  # True if the job has several processes and all are known to run on this machine
 
 
 def is_loopback(host: str) -> bool:
@@ -158,29 +147,25 @@ def expand_nodes(nodelist: str) -> list[str]:
     Raises:
         UserError: it is not a valid node list.
     """
+    wrong = UserError(f"{nodelist!r} is not a list of Slurm nodes like a[01-03,7],b")
     nodes: list[str] = []
-    for entry in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+|.", nodelist):
-        if entry == ",":
-            continue
-        parts = [
-            _range(part[1:-1], nodelist) if part.startswith("[") else [part]
-            for part in re.findall(r"\[[^\]]*\]|[^\[\]]+|.", entry.strip())
-        ]
+    for entry in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+|[^,]", nodelist):
+        parts = []
+        for part in re.findall(r"\[[^\]]*\]|[^\[\]]+|.", entry.strip()):
+            inside = part[1:-1].split(",") if part.startswith("[") else None
+            parts.append([part] if inside is None else [name for one in inside for name in _range(one, wrong)])
         nodes += ["".join(choice) for choice in product(*parts)]
     if not nodes or any(re.search(r"[\[\]\s]", node) for node in nodes):
-        raise UserError(f"{nodelist!r} is not a list of Slurm nodes like a[01-03,7],b")
+        raise wrong
     return nodes
 
 
-def _range(inside: str, nodelist: str) -> list[str]:
-    numbers: list[str] = []
-    for part in inside.split(","):
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if not found or int(found[2] or found[1]) < int(found[1]):
-            raise UserError(f"{nodelist!r} is not a list of Slurm nodes like a[01-03,7],b")
-        first, last = found[1], found[2] or found[1]
-        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
-    return numbers
+def _range(text: str, wrong: UserError) -> list[str]:
+    """Expand `08-10` to 08, 09, 10."""
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    if not found or int(found[2] or found[1]) < int(found[1]):
+        raise wrong
+    return [str(n).zfill(len(found[1])) for n in range(int(found[1]), int(found[2] or found[1]) + 1)]
 
 
 def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -23,25 +23,17 @@ P = ParamSpec("P")
 
 log = logging.getLogger("gpt2train")
 
-_LINE = re.compile(r"(\S+ \S+Z) ([A-Z]+) attempt (\d+): (.*)")
+_LINE = re.compile(r"(\S+ \S+Z) ([A-Z]+) attempt \d+: (.*)")
 
 _stderr_fd = 2  # file descriptor of the original stderr of the process
 
 
 @dataclass(frozen=True)
 class LogLine:
-    """Line of a rank's log.
+    """Line of a rank's log."""
 
-    Attributes:
-        time: seconds since 1970, by the clock of the rank's machine.
-        level: level number of `logging`.
-        attempt: 0, then 1 after the first restart …
-        message: message of the log record.
-    """
-
-    time: float
-    level: int
-    attempt: int
+    time: float  # seconds since 1970, by the clock of the rank's machine
+    level: int  # level number of `logging`
     message: str
 
 
@@ -55,7 +47,7 @@ def read_line(text: str) -> LogLine | None:
         moment = datetime.fromisoformat(found[1]).timestamp()
     except ValueError:
         return None
-    return LogLine(moment, level, int(found[3]), found[4])
+    return LogLine(moment, level, found[3])
 
 
 class _Formatter(logging.Formatter):
@@ -66,12 +58,7 @@ class _Formatter(logging.Formatter):
 
 
 def log_to(folder: Path, rank: int, screen: bool = True) -> None:
-    """Send the log to `rank-N.log`, and on rank 0 also to stdout.
-
-    Args:
-        folder: folder of the log files.
-        rank: rank of this process.
-        screen: False if a launcher follows the log files (`train --quiet`) and would show each line twice.
+    """Send the log to `rank-N.log`, and on rank 0 also to stdout unless a launcher follows the file (`screen=False`).
 
     Raises:
         RunError: the disk is full.

@@ -126,10 +126,7 @@ def _log_thread_error(ended: threading.ExceptHookArgs) -> None:
 def _diagnose(kind: type[BaseException], error: BaseException, rank: int) -> tuple[int, str | None]:
     """Exit code and message of an unexpected error; no message if another process reports the cause."""
     if issubclass(kind, KeyboardInterrupt):
-        return (
-            130,
-            "killed by a second signal; steps after the last checkpoint are lost" if not rank else None,
-        )
+        return 130, None if rank else "killed by a second signal; steps after the last checkpoint are lost"
     if not is_lost_contact(error):
         return 1, f"rank {rank}: {kind.__name__}: {error}"
     if hung := rank_store.hung_ranks("timed out" in str(error).lower()):
@@ -159,13 +156,10 @@ def lock_run_folder(run: Path) -> Iterator[None]:
     """
     try:
         make_folder(run)
-        lock = filelock.FileLock(run / ".lock", timeout=LOCK_SECONDS)
-        lock.acquire()
+        lock = filelock.FileLock(run / ".lock").acquire(timeout=LOCK_SECONDS)
     except filelock.Timeout as error:
         raise UserError(f"another training job uses {run}; wait for it, stop it, or give another output") from error
     except OSError as error:
         raise write_error(run, error, "give another output") from error
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -26,7 +26,15 @@ STORE_TIMEOUT = timedelta(seconds=5)  # timeout of requests to the store after a
 REPORT_SECONDS = 5.0
 
 
-_store: "RankStore | None" = None
+class _Attempt(NamedTuple):
+    """Attempt that this process has joined, its own store, and the store of all attempts."""
+
+    env: ProcessEnv
+    shared: dist.Store
+    store: dist.Store
+
+
+_attempt: _Attempt | None = None
 
 
 def join(env: ProcessEnv, timeout: timedelta) -> dist.Store:
@@ -36,71 +44,51 @@ def join(env: ProcessEnv, timeout: timedelta) -> dist.Store:
         UserError: the port is taken.
         RunError: some ranks, or rank 0, did not join within the timeout.
     """
-    global _store
-    _store = RankStore(env, timeout)
-    return _store.store
+    global _attempt
+    shared = _open_store(env, timeout)
+    job = dist.PrefixStore(f"gpt2train/{env.job}", shared)
+    name = _announce_attempt(job, env, timeout) if env.rank == 0 else _request_attempt(job, env, timeout)
+    _attempt = _Attempt(env, shared, dist.PrefixStore(name, job))
+    return _attempt.store
 
 
 def hung_ranks(timed_out: bool) -> list[int] | None:
-    """Ranks that hang, after contact was lost; None on all processes but the one that must report them.
+    """Ranks that do not report a lost contact; None on all processes but the one that must report them.
 
-    Args:
-        timed_out: True if this process timed out, False if its connection broke.
+    The lowest rank that timed out, not one whose connection broke, reports. If a process died, none timed out: its
+    connections broke, and the launcher noticed its end.
     """
-    return _store.hung_ranks(timed_out) if _store else None
+    if _attempt is None:
+        return None
+    env, shared, store = _attempt
+    others = [rank for rank in range(env.world) if rank != env.rank]
+    try:
+        shared.set_timeout(STORE_TIMEOUT)
+        store.set(f"lost/{env.rank}", "timeout" if timed_out else "broken")
+        if not timed_out:
+            return None
+        end = time.monotonic() + REPORT_SECONDS
+        while others and time.monotonic() < end:
+            others = [rank for rank in others if not store.check([f"lost/{rank}"])]
+            time.sleep(POLL_SECONDS)
+        reported = sorted(set(range(env.rank)) - set(others))
+        if any(store.get(f"lost/{rank}") == b"timeout" for rank in reported):
+            return None
+    except (dist.DistError, RuntimeError):
+        return [0] if env.rank else others  # rank 0 or its machine hosts the store
+    return others
 
 
 def leave() -> None:
-    """Leave the store at the end of a successful job."""
-    if _store:
-        _store.leave()
-
-
-class RankStore:
-    """Store of one attempt.
-
-    Args:
-        env: rank, world size and address of the store.
-        timeout: timeout of the rendezvous.
-    """
-
-    def __init__(self, env: ProcessEnv, timeout: timedelta) -> None:
-        self.env = env
-        self._shared = _open_store(env, timeout)
-        job = dist.PrefixStore(f"gpt2train/{env.job}", self._shared)
-        name = _announce_attempt(job, env, timeout) if env.rank == 0 else _request_attempt(job, env, timeout)
-        self.store = dist.PrefixStore(name, job)
-
-    def hung_ranks(self, timed_out: bool) -> list[int] | None:
-        """Ranks that do not report a lost contact; None on all processes but the one that must report them.
-
-        The lowest rank that timed out reports. If a process died, none timed out: its connections broke, and the
-        launcher noticed its end.
-        """
-        others = [rank for rank in range(self.env.world) if rank != self.env.rank]
-        try:
-            self._shared.set_timeout(STORE_TIMEOUT)
-            self.store.set(f"lost/{self.env.rank}", "timeout" if timed_out else "broken")
-            if not timed_out:
-                return None
-            end = time.monotonic() + REPORT_SECONDS
-            while others and time.monotonic() < end:
-                others = [rank for rank in others if not self.store.check([f"lost/{rank}"])]
-                time.sleep(POLL_SECONDS)
-            reported = sorted(set(range(self.env.rank)) - set(others))
-            if any(self.store.get(f"lost/{rank}") == b"timeout" for rank in reported):
-                return None
-        except (dist.DistError, RuntimeError):
-            return [0] if self.env.rank else others  # rank 0 or its machine hosts the store
-        return others
-
-    def leave(self) -> None:
-        """Sign off; the process that hosts the store waits for all others."""
-        with contextlib.suppress(dist.DistError, RuntimeError):
-            self._shared.set_timeout(STORE_TIMEOUT)
-            self.store.set(f"left/{self.env.rank}", "")
-            if self.env.hosts_store:
-                self.store.wait([f"left/{rank}" for rank in range(self.env.world)], STORE_TIMEOUT)
+    """Sign off at the end of a successful job; the process that hosts the store waits for all others."""
+    if _attempt is None:
+        return
+    env, shared, store = _attempt
+    with contextlib.suppress(dist.DistError, RuntimeError):
+        shared.set_timeout(STORE_TIMEOUT)
+        store.set(f"left/{env.rank}", "")
+        if env.hosts_store:
+            store.wait([f"left/{rank}" for rank in range(env.world)], STORE_TIMEOUT)
 
 
 def serve_store(host: str, port: int, timeout: timedelta, address: str | None = None) -> dist.TCPStore:
@@ -108,11 +96,8 @@ def serve_store(host: str, port: int, timeout: timedelta, address: str | None = 
 
     torch by itself listens on all interfaces.
 
-    Args:
-        host: name or address by which other machines reach this one.
-        port: port of the store; 0 chooses a free one.
-        timeout: timeout of requests of a client of this store.
-        address: address of this machine, for a host name that resolves to loopback here, as in Debian's /etc/hosts.
+    The host is the name or address by which other machines reach this one; port 0 chooses a free one. `address` is that
+    of this machine, for a host name that resolves to loopback here, as in Debian's /etc/hosts.
 
     Raises:
         UserError: the port is taken.
@@ -126,14 +111,9 @@ def serve_store(host: str, port: int, timeout: timedelta, address: str | None = 
             flush=True,
         )
         bound = host
+    descriptor = listener.detach()
     return dist.TCPStore(
-        bound,
-        port,
-        None,
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
+        bound, port, None, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=descriptor
     )
 
 

@@ -26,13 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStateError,
-    RendezvousStoreInfo,
-)
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import Token, create_handler
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
@@ -70,11 +64,9 @@ DATES = {one.__name__: one for one in (datetime, timedelta, timezone)}
 
 @contextlib.contextmanager
 def rendezvous(parameters: RendezvousParameters) -> Iterator[RendezvousHandler]:
-    """Create the rendezvous handler of a launcher, and shut it down at the end.
+    """Create the rendezvous handler of a launcher from torchrun's parameters, and shut it down at the end.
 
-    Args:
-        parameters: parameters from torchrun's command line; with `is_host` this machine opens the port, by default the
-            machine with the endpoint's address does.
+    With `is_host` this machine opens the port, by default the machine with the endpoint's address does.
 
     Raises:
         UserError: the port is taken.
@@ -84,7 +76,10 @@ def rendezvous(parameters: RendezvousParameters) -> Iterator[RendezvousHandler]:
         os.environ.pop(STORE, None)  # set by an outer launcher
         if parameters.max_nodes == 1:
             os.environ[STORE] = stack.enter_context(_ranks_folder())
-            handler: RendezvousHandler = LocalRendezvous(parameters.run_id)
+            # It waits for no other launcher; the ranks use the folder and neither this store nor its address.
+            handler: RendezvousHandler
+            handler = local = StaticTCPRendezvous("localhost", 0, 0, 1, parameters.run_id, READ_SECONDS)
+            use_store(local, dist.HashStore())
         elif parameters.backend == "c10d":
             handler = _dynamic(parameters)
         elif parameters.backend == "static":
@@ -118,49 +113,6 @@ def _ranks_folder() -> Iterator[str]:
             yield folder
         finally:
             os.close(descriptor)
-
-
-class LocalRendezvous(RendezvousHandler):
-    """Rendezvous of a job with a single launcher, which waits for no other.
-
-    Args:
-        run_id: name of the job.
-    """
-
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-
-    def get_backend(self) -> str:
-        """See base class."""
-        return "local"
-
-    @property
-    def use_agent_store(self) -> bool:
-        """True, since the launcher creates the folder of the ranks' store."""
-        return True
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """See base class. The ranks use a file and no address."""
-        return RendezvousInfo(dist.HashStore(), 0, 1, RendezvousStoreInfo("localhost", 0))
-
-    def is_closed(self) -> bool:
-        """See base class."""
-        return False
-
-    def set_closed(self) -> None:
-        """See base class."""
-
-    def num_nodes_waiting(self) -> int:
-        """See base class."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """See base class."""
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        """See base class."""
-        return True
 
 
 class CheckedBackend(C10dRendezvousBackend):
@@ -225,11 +177,7 @@ def _dynamic(parameters: RendezvousParameters) -> RendezvousHandler:
     if store is None:
         store = dist.TCPStore(host, port, None, is_master=False, timeout=limit, wait_for_workers=False)
     handler = create_handler(store, CheckedBackend(store, parameters.run_id), parameters)
-
-    def serve_ranks(address: str, port: int) -> dist.TCPStore:
-        return serve_store(address, port, limit)
-
-    open_rank_stores_by(handler, serve_ranks)
+    open_rank_stores_by(handler, lambda address, port: serve_store(address, port, limit))
     return handler
 
 

@@ -29,12 +29,11 @@ from pydantic import Field, ValidationError
 from gpt2train.errors import UserError
 from gpt2train.io.files import private_folder
 from gpt2train.launch.network_interfaces import forget_loopback, use_interface_of
-from gpt2train.launch.parent_death import LOST_CONTACT
+from gpt2train.launch.parent_death import LOST_CONTACT, USER_ERROR
 from gpt2train.settings import Settings
 
 READY = "gpt2train: ready"
 GO = "go"
-USER_ERROR = 2
 REQUEST_SECONDS = 60.0  # timeout of the request
 POLL_SECONDS = 5.0  # interval of the message while an earlier job is still running
 
@@ -42,24 +41,15 @@ POLL_SECONDS = 5.0  # interval of the message while an earlier job is still runn
 class RemoteJobRequest(Settings):
     """Request to run the ranks of one machine."""
 
-    release: str
-    """`release()` of the requesting machine: ranks with different code would not train the same model."""
-    run: str
-    """Run folder."""
-    token: str
-    """Name of a file just created in the run folder, to check that this machine has the same disk."""
-    node: str
-    """Name of this machine on the requesting machine."""
-    arguments: tuple[str, ...]
-    """Arguments of torchrun."""
-    endpoint: str | None = None
-    """Host of the rendezvous."""
-    environment: dict[str, str] = {}
-    """Environment variables to set."""
-    peer_timeout: float = Field(gt=0)
-    """Seconds without a heartbeat until the connection counts as lost."""
-    shutdown_timeout: float = Field(gt=0)
-    """Seconds that the ranks have to save before they are killed."""
+    release: str  # `release()` of the requesting machine: ranks with different code would not train the same model
+    run: str  # run folder
+    token: str  # name of a file just created in the run folder, to check that this machine has the same disk
+    node: str  # name of this machine on the requesting machine
+    arguments: tuple[str, ...]  # arguments of torchrun
+    endpoint: str | None = None  # host of the rendezvous
+    environment: dict[str, str] = {}  # environment variables to set
+    peer_timeout: float = Field(gt=0)  # seconds without a heartbeat until the connection counts as lost
+    shutdown_timeout: float = Field(gt=0)  # seconds that the ranks have to save before they are killed
 
 
 @cache
@@ -105,13 +95,11 @@ def _read_request(connection: int) -> RemoteJobRequest:
 
 def _line(connection: int, seconds: float | None) -> str:
     """Read the next line, with its newline; empty if the other side has disconnected or timed out."""
-    line = bytearray()
-    while (
-        not line.endswith(b"\n")
-        and select.select([connection], [], [], seconds)[0]
-        and (byte := os.read(connection, 1))
-    ):
+    line = b""
+    while select.select([connection], [], [], seconds)[0] and (byte := os.read(connection, 1)):
         line += byte
+        if byte == b"\n":
+            break
     return line.decode(errors="replace")
 
 
@@ -123,7 +111,7 @@ def _lock_machine(request: RemoteJobRequest, connection: int) -> Iterator[None]:
     end = time.monotonic() + request.peer_timeout + request.shutdown_timeout + 2 * POLL_SECONDS
     while True:
         try:
-            lock.acquire(timeout=POLL_SECONDS)
+            held = lock.acquire(timeout=POLL_SECONDS)
             break
         except filelock.Timeout:
             if time.monotonic() > end:
@@ -131,10 +119,8 @@ def _lock_machine(request: RemoteJobRequest, connection: int) -> Iterator[None]:
             if select.select([connection], [], [], 0)[0] and not os.read(connection, 1):
                 raise UserError("the requesting machine has disconnected") from None
             print("waiting until an earlier job of this run has ended here", flush=True)
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def _check(request: RemoteJobRequest) -> list[str]:

@@ -34,7 +34,7 @@ import psutil
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.errors import UserError
 from gpt2train.io.run_folder import checkpoint_step, newest_checkpoint
-from gpt2train.launch.parent_death import LAUNCHER, die_with_parent
+from gpt2train.launch.parent_death import LAUNCHER, USER_ERROR, die_with_parent
 from gpt2train.launch.process_env import read_process_env
 from gpt2train.launch.rank_logs import quietly
 
@@ -77,13 +77,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         elastic_agent.start(arguments, read_process_env(os.environ), lambda: stop.received)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        return stop.report_forced() if stop.forced else elastic_agent.report_failure(codes, stop.received, options.lost)
+        if stop.forced:
+            message = "killed by a second signal; steps after the last checkpoint are lost"
+            quietly(print)(message, file=sys.stderr)
+            return 128 + signal.SIGTERM
+        return elastic_agent.report_failure(codes, stop.received, options.lost)
     except (RendezvousError, DistError) as error:  # DistError: another agent was killed while this one waited for it
         quietly(print)(f"error: the launchers of the machines lost each other: {error}", file=sys.stderr)
         return int(options.lost)
     except UserError as error:
         quietly(print)(f"error: {error}", file=sys.stderr)
-        return elastic_agent.USER_ERROR
+        return USER_ERROR
     return 0 if options.complete is None else _completeness(Path(options.complete))
 
 
@@ -92,23 +96,17 @@ def _completeness(run: Path) -> int:
     steps = read_run_config(run / CONFIG_FILE).steps
     reached = checkpoint_step(newest_checkpoint(run))
     if reached < steps:
-        quietly(print)(
-            f"stopped at step {reached} of {steps}; it resumes from there when it is started again", flush=True
-        )
+        message = f"stopped at step {reached} of {steps}; it resumes from there when it is started again"
+        quietly(print)(message, flush=True)
     return 0 if reached >= steps else UNFINISHED
 
 
 class SignalForwarder:
     """Signal handler that sends SIGTERM to the ranks, which save and exit. A second signal kills them.
 
-    Args:
-        grace: seconds until the ranks are killed, also if the parent dies before or during the save. Prefect's workers
-            give a cancelled flow 30 s, and no time at all if the worker is stopped, while a large checkpoint can take a
-            minute. None: no limit.
-
-    Attributes:
-        received: True after the first signal.
-        forced: True after a second signal.
+    After `grace` seconds the ranks are killed, also if the parent dies before or during the save: Prefect's workers
+    give a cancelled flow 30 s, and no time at all if the worker is stopped, while a large checkpoint can take a minute.
+    `received` is True after the first signal, `forced` after a second.
     """
 
     def __init__(self, grace: float | None = None) -> None:
@@ -133,11 +131,6 @@ class SignalForwarder:
                 rank.kill() if self.forced else rank.terminate()
         if not ranks:
             sys.exit(128 + signal.SIGTERM)
-
-    def report_forced(self) -> int:
-        """Report that a second signal ended the job, and return the exit code."""
-        quietly(print)("killed by a second signal; steps after the last checkpoint are lost", file=sys.stderr)
-        return 128 + signal.SIGTERM
 
 
 def _threads(processes: str) -> int:

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from gpt2train.parallel.grad_norm import local
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext
 
@@ -36,14 +36,10 @@ class RankMemory:
     pp: int
     dp: int
     tp: int
-    parameters: int
-    """Number of elements of the local parameter shards."""
-    resident: int
-    """Peak resident memory of the process, bytes."""
-    allocated: int
-    """Peak GPU memory of tensors, bytes; 0 without a GPU."""
-    reserved: int
-    """Peak GPU memory reserved by the allocator, bytes; 0 without a GPU."""
+    parameters: int  # number of elements of the local parameter shards
+    resident: int  # peak resident memory of the process, bytes
+    allocated: int  # peak GPU memory of tensors, bytes; 0 without a GPU
+    reserved: int  # peak GPU memory reserved by the allocator, bytes; 0 without a GPU
 
 
 def peak_resident() -> int:
@@ -56,26 +52,22 @@ def peak_resident() -> int:
     return peak if sys.platform == "darwin" else peak << 10
 
 
-def measure_rank(ctx: DistContext, layout: Layout, parameters: Iterable[Tensor]) -> RankMemory:
-    """Measure parameters and peak memory of this rank."""
+def log_memory(ctx: DistContext, layout: Layout, parameters: Iterable[Tensor], when: str) -> None:
+    """Log the table on rank 0, after one gather. Collective."""
     at, on_gpu = layout.coordinates(ctx.rank), ctx.device.type == "cuda"
-    return RankMemory(
+    own = RankMemory(
         rank=ctx.rank,
         host=socket.gethostname(),
         pp=at.pp,
         dp=layout.data_rank(ctx.rank),
         tp=at.tp,
-        parameters=sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in parameters),
+        parameters=sum(local(p).numel() for p in parameters),
         resident=peak_resident(),
         allocated=torch.cuda.max_memory_allocated(ctx.device) if on_gpu else 0,
         reserved=torch.cuda.max_memory_reserved(ctx.device) if on_gpu else 0,
     )
-
-
-def log_memory(ctx: DistContext, layout: Layout, parameters: Iterable[Tensor], when: str) -> None:
-    """Log the table on rank 0, after one gather. Collective."""
-    rows: list[RankMemory] = [None] * ctx.world if ctx.is_rank0 else []  # type: ignore[list-item]
-    dist.gather_object(measure_rank(ctx, layout, parameters), rows if ctx.is_rank0 else None, dst=0)
+    rows: list[RankMemory] = [own] * ctx.world
+    dist.gather_object(own, rows if ctx.is_rank0 else None, dst=0)
     if ctx.is_rank0:
         for line in table(rows, when):
             log.info(line)

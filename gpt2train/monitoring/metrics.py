@@ -36,19 +36,14 @@ def flops_per_token(shape: Shape) -> int:
     return 6 * counted + 12 * shape.layers * shape.heads * shape.head_dim * shape.context
 
 
-def peak_flops(device: "torch.device") -> float | None:
-    """Peak bfloat16 FLOP/s of a device; None if unknown (every CPU)."""
+def mfu(tokens_per_second: float, shape: Shape, device: "torch.device", world: int) -> float | None:
+    """Model FLOPs utilisation of all devices, 0 to 1; None if the peak is unknown, as of every CPU."""
     if device.type != "cuda":
         return None
     import torch  # imported here, so that reading metrics does not need it
 
     name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
-
-
-def mfu(tokens_per_second: float, shape: Shape, device: "torch.device", world: int) -> float | None:
-    """Model FLOPs utilisation of all devices, 0 to 1; None if the peak is unknown."""
-    peak = peak_flops(device)
+    peak = next((peak for part, peak in PEAKS.items() if part in name), None)
     return None if peak is None else tokens_per_second * flops_per_token(shape) / (peak * world)
 
 
@@ -76,14 +71,8 @@ def _read(run: str | Path) -> tuple[list[dict[str, Any]], list[int]]:
 class MetricsWriter:
     """Writer that appends one row per step to metrics.jsonl and forwards it to trackers.
 
-    Args:
-        run: run folder.
-        step: step from which the run resumes; rows of later steps, left by a run that was killed after its last
-            checkpoint, are removed.
-        trackers: trackers that get the rows as well; closed together with the writer.
-
-    Attributes:
-        rows: rows so far, including those from before a restart.
+    Rows of steps after `step`, left by a run that was killed after its last checkpoint, are removed; `rows` has the
+    others. The trackers are closed together with the writer.
 
     Raises:
         RunError: the disk is full.
@@ -96,9 +85,7 @@ class MetricsWriter:
             log.warning("%s", problem)
         self.rows = [row for row in read_metrics(run) if row["step"] <= step]
         write_atomic(path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
-        self._file = path.open(
-            "ab", buffering=0
-        )  # unbuffered: a write that failed on a full disk is not retried on close
+        self._file = path.open("ab", buffering=0)  # otherwise a write that failed on a full disk is retried on close
         self._trackers = trackers
 
     def write(self, row: dict[str, Any]) -> None:

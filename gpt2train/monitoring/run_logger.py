@@ -3,9 +3,12 @@
 Rank 0 prints and writes metrics; every rank keeps its own log file.
 """
 
+import contextlib
+import itertools
 import logging
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,6 @@ from gpt2train.monitoring.memory_report import peak_resident
 from gpt2train.monitoring.metrics import MetricsWriter, mfu
 from gpt2train.monitoring.run_record import record_start
 from gpt2train.monitoring.trackers import open_trackers
-from gpt2train.monitoring.training_warnings import overfitting_warning, warn_before_start
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext, all_or_raise
 from gpt2train.training.train_state import StepStats, TrainState
@@ -28,6 +30,9 @@ from gpt2train.training.train_state import StepStats, TrainState
 log = logging.getLogger("gpt2train")
 
 GIB = 1 << 30
+# Beyond this, repeated data helps less and less (Muennighoff et al. 2023, "Scaling Data-Constrained LMs").
+MAX_EPOCHS = 4
+RISES = 2  # consecutive increases of the validation loss, while the training loss falls
 
 
 def log_run_header(config: RunConfig, ctx: DistContext, layout: Layout, data: TrainingData, warmup: int) -> None:
@@ -53,26 +58,14 @@ def log_run_header(config: RunConfig, ctx: DistContext, layout: Layout, data: Tr
 
 
 class RunLogger:
-    """Logger of steps: metrics.jsonl and trackers on rank 0, log lines on every rank.
-
-    Args:
-        config: settings of the run.
-        ctx: rank, world size and device of this process.
-        state: train state from which the run starts or resumes.
-        layout: parallel layout, for the run record.
-        corpora: training corpora, for the run record.
+    """Logger of a run that starts from a train state: metrics.jsonl and trackers on rank 0, log lines on every rank.
 
     Raises:
         UserError: on all processes, if a requested tracker is not installed or refuses.
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        ctx: DistContext,
-        state: TrainState,
-        layout: Layout,
-        corpora: Sequence[StoredCorpus],
+        self, config: RunConfig, ctx: DistContext, state: TrainState, layout: Layout, corpora: Sequence[StoredCorpus]
     ) -> None:
         self._config, self._ctx = config, ctx
         self._metrics = all_or_raise(lambda: self._open(state, layout, corpora) if ctx.is_rank0 else None)
@@ -91,15 +84,7 @@ class RunLogger:
         return MetricsWriter(run, state.step, open_trackers(self._config, state.step))
 
     def row(self, state: TrainState, stats: StepStats, *, lr: float, tokens: int, seconds: float) -> dict[str, Any]:
-        """Metrics of the step that led to `state`.
-
-        Args:
-            state: train state after the step.
-            stats: loss and gradient norm of the step.
-            lr: learning rate; 0 if the step was skipped.
-            tokens: counted targets of the step.
-            seconds: time of the step.
-        """
+        """Metrics of the step that led to `state`; `lr` is 0 if it was skipped, `tokens` are its counted targets."""
         row: dict[str, Any] = {
             "step": state.step,
             "loss": stats.loss,
@@ -138,6 +123,30 @@ class RunLogger:
         return torch.cuda.max_memory_allocated(self._ctx.device) if on_gpu else peak_resident()
 
 
+class StepTimer:
+    """Timer of steps; validation and saves do not count."""
+
+    def __init__(self) -> None:
+        self._started_at = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap; the next step begins now."""
+        seconds = time.perf_counter() - self._started_at
+        self._started_at += seconds
+        return seconds
+
+    def restart(self) -> None:
+        """Begin the step now."""
+        self._started_at = time.perf_counter()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time of the block."""
+        paused_at = time.perf_counter()
+        yield
+        self._started_at += time.perf_counter() - paused_at
+
+
 def step_line(row: dict[str, Any], steps: int) -> str:
     """Format the metrics of a step as a log line."""
     parts = [
@@ -153,3 +162,42 @@ def step_line(row: dict[str, Any], steps: int) -> str:
     parts += [f"skipped {row['skipped']}"] if row["skipped"] else []
     parts += [f"valid {row['valid_loss']:.4f}"] if "valid_loss" in row else []
     return " | ".join(parts)
+
+
+def warn_before_start(config: RunConfig, warmup: int, epochs: Iterable[tuple[str, float]]) -> list[str]:
+    """Warnings about settings before the first step, from the warm-up in updates and the epochs of each corpus."""
+    found = [
+        f"{count:.1f} epochs of {name}; beyond {MAX_EPOCHS} epochs repeated data helps less and less"
+        for name, count in epochs
+        if count > MAX_EPOCHS
+    ]
+    if warmup > config.steps / 2:
+        found.append(f"the warm-up takes {warmup} of {config.steps} steps; schedule.warmup is usually below a tenth")
+    return found
+
+
+def overfitting_warning(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Warning of overfitting: the validation loss rises while the training loss falls; None otherwise.
+
+    Args:
+        rows: metrics of the run so far; the last row has a validation loss.
+    """
+    at = [i for i, row in enumerate(rows) if row.get("valid_loss") is not None]
+    if len(at) < RISES + 2:
+        return None
+    means = []  # mean training loss between two validations, since single steps are noisy
+    for first, last in zip(at[-RISES - 2 :], at[-RISES - 1 :], strict=False):
+        losses = [row["loss"] for row in rows[first + 1 : last + 1] if row.get("loss") is not None]
+        if not losses:
+            return None
+        means.append(sum(losses) / len(losses))
+    valid = [rows[i]["valid_loss"] for i in at[-RISES - 1 :]]
+    rising = all(a < b for a, b in itertools.pairwise(valid))
+    falling = all(a > b for a, b in itertools.pairwise(means))
+    if not (rising and falling):
+        return None
+    best = min((rows[i] for i in at), key=lambda row: row["valid_loss"])
+    return (
+        f"overfitting: the validation loss has risen {RISES} times in a row ({valid[0]:.4f} to {valid[-1]:.4f}) while "
+        f"the training loss fell; the lowest was at step {best['step']} ({best['valid_loss']:.4f})"
+    )

@@ -49,69 +49,47 @@ class LenientSettings(Settings):
 class RedoneSteps(LenientSettings):
     """Steps that were done after the last checkpoint of a start, and are repeated by the next one."""
 
-    first: int
-    """Number of the first step."""
-    last: int
-    """Number of the last step."""
-    seconds: float
-    """Time that the steps had taken."""
+    first: int  # number of the first step
+    last: int  # number of the last step
+    seconds: float  # time that the steps had taken
 
 
 class Start(LenientSettings):
     """One start of the job."""
 
-    at: str
-    """Time, ISO 8601 in UTC."""
-    host: str
-    """Host name of rank 0."""
-    world: int
-    """World size."""
-    layout: str
-    """Parallel layout."""
-    device: str
-    """Device: cpu, or the name of the GPU."""
-    step: int
-    """Steps done before."""
-    versions: dict[str, str]
-    """Versions of gpt2train, Python and torch."""
+    at: str  # time, ISO 8601 in UTC
+    host: str  # host name of rank 0
+    world: int  # world size
+    layout: str  # parallel layout
+    device: str  # device: cpu, or the name of the GPU
+    step: int  # steps done before
+    versions: dict[str, str]  # versions of gpt2train, Python and torch
     commit: str | None = None
     """Commit of the checkout that gpt2train runs from, with -dirty if files were changed; None without a checkout."""
-    repeated: RedoneSteps | None = None
-    """Steps of the previous start that are repeated."""
+    repeated: RedoneSteps | None = None  # steps of the previous start that are repeated
 
 
 class CorpusNote(LenientSettings):
     """Training corpus of a run."""
 
-    prefix: str
-    """Path of its files, without .bin and .idx."""
-    identity: str
-    """Hash of its document lengths and of a sample of its tokens, independent of its path."""
+    prefix: str  # path of its files, without .bin and .idx
+    identity: str  # hash of its document lengths and of a sample of its tokens, independent of its path
     fingerprint: str | None = None
     """Fingerprint of the step that made the tokens; None if there is no manifest beside them."""
-    tokens: int
-    """Number of tokens."""
-    share: float
-    """Share of the samples, 0 to 1."""
+    tokens: int  # number of tokens
+    share: float  # share of the samples, 0 to 1
 
 
 class RunRecord(LenientSettings):
     """Content of `run.json`."""
 
-    format: int = FORMAT
-    """Version of the file format."""
-    preset: str | None = None
-    """Preset of the settings, if a flow started the run."""
-    inputs: dict[str, str] = {}
-    """Steps whose outputs a flow passed in: name -> fingerprint:content."""
-    launch: dict[str, Any] = {}
-    """Launch settings of the flow."""
-    parameters: int | None = None
-    """Number of parameters of the model, including the padded vocabulary."""
-    data: tuple[CorpusNote, ...] = ()
-    """Training corpora."""
-    starts: tuple[Start, ...] = ()
-    """Starts of the job, oldest first."""
+    format: int = FORMAT  # version of the file format
+    preset: str | None = None  # preset of the settings, if a flow started the run
+    inputs: dict[str, str] = {}  # steps whose outputs a flow passed in: name -> fingerprint:content
+    launch: dict[str, Any] = {}  # launch settings of the flow
+    parameters: int | None = None  # number of parameters of the model, including the padded vocabulary
+    data: tuple[CorpusNote, ...] = ()  # training corpora
+    starts: tuple[Start, ...] = ()  # starts of the job, oldest first
 
     @property
     def repeated_seconds(self) -> float:
@@ -137,13 +115,7 @@ def read_record(run: str | Path) -> RunRecord | None:
 
 
 def record_flow(run: str | Path, preset: str, inputs: Mapping[str, str], launch: Mapping[str, Any]) -> None:
-    """Record the inputs and launch settings of a run that a flow is about to start; earlier starts are kept.
-
-    Args:
-        run: run folder.
-        preset: preset of the settings.
-        inputs: steps whose outputs are passed in: name -> fingerprint:content.
-        launch: launch settings.
+    """Record preset, inputs and launch settings of a run that a flow is about to start; earlier starts are kept.
 
     Raises:
         UserError: the folder cannot be written.
@@ -154,15 +126,9 @@ def record_flow(run: str | Path, preset: str, inputs: Mapping[str, str], launch:
 def record_start(
     config: RunConfig, step: int, *, world: int, layout: str, device: str, corpora: Sequence[tuple[str, int, float]]
 ) -> None:
-    """Record a start; rank 0 calls it before `metrics.jsonl` is truncated to the step from which the run resumes.
+    """Record a start, with identity, number of tokens and share of each corpus.
 
-    Args:
-        config: settings of the run.
-        step: step from which the run resumes.
-        world: world size.
-        layout: parallel layout.
-        device: device: cpu, or the name of the GPU.
-        corpora: identity, number of tokens and share of each training corpus.
+    Rank 0 calls it before `metrics.jsonl` is truncated to the step from which the run resumes.
 
     Raises:
         UserError: the folder cannot be written.
@@ -179,15 +145,10 @@ def record_start(
         commit=commit(),
         repeated=_repeated(config.output, step, before.starts),
     )
+    prefixes = [corpus.prefix for corpus in config.data.corpora]
     data = tuple(
-        CorpusNote(
-            prefix=corpus.prefix,
-            identity=identity,
-            fingerprint=token_fingerprint(corpus.prefix),
-            tokens=tokens,
-            share=share,
-        )
-        for corpus, (identity, tokens, share) in zip(config.data.corpora, corpora, strict=True)
+        CorpusNote(prefix=prefix, identity=name, fingerprint=token_fingerprint(prefix), tokens=tokens, share=share)
+        for prefix, (name, tokens, share) in zip(prefixes, corpora, strict=True)
     )
     update = {"parameters": parameter_count(config.shape), "data": data, "starts": (*before.starts, start)}
     _write(config.output, before.model_copy(update=update))

@@ -11,9 +11,9 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from gpt2train.config import LoggingSettings, RunConfig
+from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
 from gpt2train.io.files import write_atomic, write_error
 from gpt2train.settings import flatten
@@ -22,37 +22,6 @@ log = logging.getLogger("gpt2train")
 
 TENSORBOARD = "tensorboard"
 IDENTITY = "tracking.json"
-
-
-class Tracker(Protocol):
-    """Receiver of metrics."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write one row; every value is finite."""
-
-    def close(self) -> None:
-        """Flush and close."""
-
-
-def open_trackers(config: RunConfig, step: int) -> list[Tracker]:
-    """Open the trackers that the settings request.
-
-    Args:
-        config: settings of the run.
-        step: step from which the run resumes; W&B and MLflow resume the same tracked run.
-
-    Raises:
-        UserError: a requested tracker is not installed, or refuses.
-    """
-    settings: LoggingSettings = config.logging
-    found: list[Tracker] = []
-    if settings.tensorboard:
-        found.append(TensorBoard(Path(config.output), step))
-    if settings.wandb is not None:
-        found.append(WeightsAndBiases(config, settings.wandb))
-    if settings.mlflow is not None:
-        found.append(MLflow(config, settings.mlflow))
-    return found
 
 
 class TensorBoard:
@@ -140,6 +109,22 @@ class MLflow:
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
+
+
+Tracker = TensorBoard | WeightsAndBiases | MLflow
+
+
+def open_trackers(config: RunConfig, step: int) -> list[Tracker]:
+    """Open the trackers that the settings request; W&B and MLflow resume the same tracked run from a step.
+
+    Raises:
+        UserError: a requested tracker is not installed, or refuses.
+    """
+    settings = config.logging
+    found: list[Tracker] = [TensorBoard(Path(config.output), step)] if settings.tensorboard else []
+    found += [] if settings.wandb is None else [WeightsAndBiases(config, settings.wandb)]
+    found += [] if settings.mlflow is None else [MLflow(config, settings.mlflow)]
+    return found
 
 
 def _load(package: str, setting: str) -> Any:

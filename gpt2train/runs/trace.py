@@ -108,7 +108,7 @@ def trace(
     samples = Samples(data / "tokens" / split / "tokens", context, ANY_VOCABULARY, shuffle)
     if split != "train" and index >= samples.per_epoch:
         raise UserError(f"--sample {sample}: {split} has the samples 0 … {samples.per_epoch - 1}")
-    token_positions = samples.places([index])[0]
+    token_positions = samples.locate([index])[0][0]
     ends = np.concatenate(([0], np.cumsum(samples.dataset.lengths, dtype=np.int64)))[samples.dataset.documents[1:]]
     numbers = np.searchsorted(ends, token_positions, side="right")
     tokenizer = load_tokenizer(data / "tokenizer") if (data / "tokenizer" / TOKENIZER).is_file() else None

@@ -6,12 +6,11 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from starlette.exceptions import HTTPException
 
 from gpt2train import __version__
-from gpt2train.serve.api_docs_page import render_docs
 from gpt2train.serve.errors import ApiError, error_response, from_http_exception, from_validation_error
 from gpt2train.serve.megatron import megatron_routes
 from gpt2train.serve.middleware import Guard
 from gpt2train.serve.openai import openai_routes
-from gpt2train.serve.page import add_page
+from gpt2train.serve.page import add_page, render_docs
 from gpt2train.serve.schema import document
 from gpt2train.serve.service import Service
 

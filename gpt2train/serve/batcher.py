@@ -14,23 +14,12 @@ from dataclasses import dataclass, field
 
 from gpt2train.inference.decoder import Decoder
 from gpt2train.serve.decode_jobs import Continuation, Job, TokenDelta, advance, row_targets
+from gpt2train.serve.errors import RETRY, ApiError
 
 log = logging.getLogger(__name__)
 
 
-class QueueFullError(Exception):
-    """The queue is full."""
-
-
-class DeadlineExceededError(Exception):
-    """The deadline of the request has passed."""
-
-
-class ServerFailedError(Exception):
-    """The decoder failed or the server is shutting down; nothing more is generated."""
-
-
-Event = tuple[int, TokenDelta | None] | Exception
+Event = tuple[int, TokenDelta | None] | ApiError
 
 
 @dataclass(eq=False)
@@ -42,33 +31,37 @@ class Ticket:
     """
 
     jobs: Sequence[Job]
-    deadline: float
-    """Deadline on the clock of time.monotonic()."""
+    seconds: float
+    """Time limit from now on, in seconds."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     events: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     """True once the client has left or the deadline has passed."""
 
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + self.seconds
+
+    def late(self) -> ApiError:
+        """Error of a request that was not done in time."""
+        return ApiError(504, f"not done within {self.seconds:g} s, the limit of this server")
+
 
 @dataclass(eq=False)
 class Slot:
-    """Job in the queue or in the decoder, with its current rows of the decoder and the next token of each."""
+    """Job in the queue or in the decoder, with (row of the decoder, next token) pairs while it runs."""
 
     ticket: Ticket
     number: int
     job: Job
-    rows: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    pairs: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Batcher:
     """Scheduler that runs jobs on a decoder, as many at a time as fit.
 
-    Args:
-        decoder: decoder without rows; only the batcher's thread may use it.
-        queue: maximum number of waiting sequences.
-        prefill_tokens: maximum number of prompt tokens, with padding, read between two steps; one prompt always fits.
-        on_failure: called from the batcher's thread if the decoder fails; from then on every request is refused.
+    Only its thread uses the decoder, which begins without rows. At most `queue` sequences wait; at most
+    `prefill_tokens` of prompts, with padding, are read between two steps, but always one prompt. If the decoder fails,
+    `on_failure` is called from the thread, and every request is refused.
     """
 
     def __init__(
@@ -118,15 +111,14 @@ class Batcher:
         """Queue all jobs of a request, or none.
 
         Raises:
-            QueueFullError: the queue has no space for all of them.
-            ServerFailedError: requests are no longer accepted.
+            ApiError: the queue has no space for all of them, or requests are no longer accepted.
         """
         with self._change:
             if not self.accepting:
-                raise ServerFailedError("the server is shutting down")
+                raise ApiError(503, "the server is shutting down", headers=RETRY)
             width = sum(job.width for job in ticket.jobs)
             if self.waiting + width > self.queue + max(self.decoder.rows - self.rows, 0):
-                raise QueueFullError("the queue is full; try again in a moment")
+                raise ApiError(503, "the queue is full; try again in a moment", headers=RETRY)
             self._waiting.extend(Slot(ticket, number, job) for number, job in enumerate(ticket.jobs))
             self._change.notify()
 
@@ -137,7 +129,7 @@ class Batcher:
             self._change.notify()
 
     def close(self, seconds: float = 10.0) -> None:
-        """Stop the thread; requests that are still waiting get `ServerFailedError`."""
+        """Stop the thread; requests that are still waiting get an error."""
         with self._change:
             self._closing = True
             self._change.notify()
@@ -160,14 +152,15 @@ class Batcher:
         self._end()
 
     def _end(self) -> None:
-        """Send `ServerFailedError` to all waiting requests."""
+        """Send an error to all waiting requests."""
         with self._change:
             self._closing = True
             slots = [*self._waiting, *self._running]
             self._waiting.clear()
             self._running = []
         reason = "the model failed while it generated" if self.failure else "the server is shutting down"
-        self._events += [(ticket, ServerFailedError(reason)) for ticket in dict.fromkeys(slot.ticket for slot in slots)]
+        error = ApiError(500 if self.failure else 503, reason)
+        self._events += [(ticket, error) for ticket in dict.fromkeys(slot.ticket for slot in slots)]
         self._deliver_events()
         if self.failure:
             self.on_failure()
@@ -175,8 +168,7 @@ class Batcher:
     def _iterate(self) -> None:
         """Run one iteration: evict, admit and prefill, step all rows, deliver events."""
         self._evict()
-        new = self._admit()
-        if new:
+        if new := self._admit():
             self._prefill(new)
             self._deliver_events()  # first tokens, one step earlier
         if self._running:
@@ -191,13 +183,12 @@ class Batcher:
             for ticket in dict.fromkeys(slot.ticket for slot in slots):
                 if not ticket.cancelled and now > ticket.deadline:
                     ticket.cancelled = True
-                    self._events.append((ticket, DeadlineExceededError()))
+                    self._events.append((ticket, ticket.late()))
             if not any(slot.ticket.cancelled for slot in slots):
                 return
             self._waiting = deque(slot for slot in self._waiting if not slot.ticket.cancelled)
-        with self._change:
             self._running = [slot for slot in self._running if not slot.ticket.cancelled]
-        self._compact([[*zip(slot.rows, slot.tokens, strict=True)] for slot in self._running])
+        self._compact([slot.pairs for slot in self._running])
 
     def _admit(self) -> list[Slot]:
         """Take jobs from the head of the queue, as many as free rows and `prefill_tokens` allow."""
@@ -232,8 +223,8 @@ class Batcher:
         if started:
             first = len(self.decoder.lengths)
             logits = self.decoder.add([slot.job.prompt for slot in started])
-            others = [slot for slot in self._running if slot.rows]
-            kept = [[*zip(slot.rows, slot.tokens, strict=True)] for slot in others]
+            others = [slot for slot in self._running if slot.pairs]
+            kept = [slot.pairs for slot in others]
             continued = advance([slot.job for slot in started], [[i] for i in range(len(started))], logits)
             kept += [[(first + row, token) for row, token in pairs] for pairs in continued]
             self._continue(others + started, kept)
@@ -242,11 +233,11 @@ class Batcher:
         """Generate one more token for every row."""
         self.steps += 1
         tokens = [0] * len(self.decoder.lengths)
-        for slot in self._running:
-            for row, token in zip(slot.rows, slot.tokens, strict=True):
-                tokens[row] = token
+        for row, token in (pair for slot in self._running for pair in slot.pairs):
+            tokens[row] = token
         slots = list(self._running)
-        continued = advance([slot.job for slot in slots], [slot.rows for slot in slots], self.decoder.step(tokens))
+        rows = [[row for row, _ in slot.pairs] for slot in slots]
+        continued = advance([slot.job for slot in slots], rows, self.decoder.step(tokens))
         self._continue(slots, continued)
 
     def _continue(self, slots: Sequence[Slot], kept: Sequence[list[tuple[int, int]]]) -> None:
@@ -254,8 +245,8 @@ class Batcher:
         for slot, pairs in zip(slots, kept, strict=True):
             if not pairs:
                 self._finish(slot)
-            elif isinstance(slot.job, Continuation) and slot.job.streams:
-                self._events.append((slot.ticket, (slot.number, slot.job.delta())))
+            else:
+                self._stream(slot)
         self._compact([pairs for pairs in kept if pairs])
 
     def _compact(self, kept: Sequence[list[tuple[int, int]]]) -> None:
@@ -269,14 +260,18 @@ class Batcher:
             self.decoder.select(moved)
         rows = iter(at)
         for slot, pairs in zip(self._running, kept, strict=True):
-            slot.rows, slot.tokens = [next(rows) for _ in pairs], [token for _, token in pairs]
+            slot.pairs = [(next(rows), token) for _, token in pairs]
 
     def _finish(self, slot: Slot) -> None:
         with self._change:
             self._running.remove(slot)
+        self._stream(slot)
+        self._events.append((slot.ticket, (slot.number, None)))
+
+    def _stream(self, slot: Slot) -> None:
+        """Send the new tokens of a job to a client that wants each as it comes."""
         if isinstance(slot.job, Continuation) and slot.job.streams:
             self._events.append((slot.ticket, (slot.number, slot.job.delta())))
-        self._events.append((slot.ticket, (slot.number, None)))
 
     def _deliver_events(self) -> None:
         """Deliver the collected events, waking each event loop once."""

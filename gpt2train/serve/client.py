@@ -14,10 +14,11 @@ from http.client import HTTPException
 from typing import Any
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.command_line import printable
+from gpt2train.serve.settings import KEY_VARIABLE
 
 ASK_PROMPT = "Enter prompt: "
 ASK_TOKENS = "Enter number of tokens to generate: "
-KEY_VARIABLE = "GPT2TRAIN_API_KEY"
 REACH_SECONDS = 10.0
 ANSWER_SECONDS = 600.0  # the server has its own deadline; this timeout is for a dead connection
 
@@ -29,12 +30,7 @@ _OPENER.add_handler(urllib.request.HTTPErrorProcessor())
 
 
 def talk(address: str, read: Callable[[str], str] = input, write: Callable[[str], None] = print) -> None:
-    """Read prompts and show their completions until the input ends (Ctrl-D) or Ctrl-C is pressed.
-
-    Args:
-        address: `HOST:PORT`, or the server's URL.
-        read: shows a question and reads a line.
-        write: shows a line.
+    """Read prompts with `read` and `write` their completions until the input ends (Ctrl-D) or Ctrl-C is pressed.
 
     Raises:
         UserError: the address is invalid.
@@ -47,21 +43,15 @@ def talk(address: str, read: Callable[[str], str] = input, write: Callable[[str]
             prompt = read(ASK_PROMPT)
             tokens = _ask_number(read, write)
             try:
-                write(_printable(complete(base, prompt, tokens, key)))
+                write(printable(complete(base, prompt, tokens, key)))
             except RunError as error:
-                write(_printable(f"error: {error}"))
+                write(printable(f"error: {error}"))
     except (EOFError, KeyboardInterrupt):
         write("")
 
 
 def complete(base: str, prompt: str, tokens: int, key: str | None = None) -> str:
-    """Return the prompt with its continuation.
-
-    Args:
-        base: URL of the server.
-        prompt: text to continue.
-        tokens: number of tokens to generate.
-        key: API key of the server, if it needs one.
+    """Return the prompt with its continuation from the server at a URL, with its API key if it needs one.
 
     Raises:
         RunError: the server cannot be reached, or refuses the request; then the message is the server's own.
@@ -124,9 +114,8 @@ def _text(raw: bytes) -> str:
     if isinstance(answer, dict) and isinstance(answer.get("text"), list) and answer["text"]:
         return str(answer["text"][0])
     # Megatron-LM's own server refuses some requests with a bare string and status 200.
-    raise RunError(
-        answer if isinstance(answer, str) else "the server's answer has no text; is it another kind of server?"
-    )
+    refusal = answer if isinstance(answer, str) else "the server's answer has no text; is it another kind of server?"
+    raise RunError(refusal)
 
 
 def _refusal(status: int, raw: bytes) -> str:
@@ -146,8 +135,3 @@ def _json(raw: bytes) -> Any:
 def _reason(error: Exception) -> str:
     cause = getattr(error, "reason", error)
     return str(getattr(cause, "strerror", None) or cause) or type(cause).__name__
-
-
-def _printable(text: str) -> str:
-    """Replace control characters except line ends and tabs, so that the text cannot control the terminal."""
-    return "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)

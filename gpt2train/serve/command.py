@@ -1,5 +1,6 @@
 """The command `gpt2train serve`."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -32,8 +33,13 @@ def serve(
     with open_model(model, layout, device) as opened:
         from gpt2train.data.tokenizer import load_tokenizer
         from gpt2train.inference.decoder import decoder_of
-        from gpt2train.serve.server import serve as serve_decoder
+        from gpt2train.serve.server import prepare
         from gpt2train.serve.service import name_of
 
         decoder = decoder_of(opened, settings.max_batch_size)
-        serve_decoder(decoder, load_tokenizer(model), settings, name_of(model))
+        server = prepare(decoder, load_tokenizer(model), settings, name_of(model))
+        # After its shutdown uvicorn raises the signal again, and the previous handler would end the process by it.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        key = ", with a key" if server.service.key else ""
+        print(f"serving {server.service.name} at {server.address}{key}", flush=True)
+        server.run()

@@ -6,14 +6,17 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
-from gpt2train.serve.fields import whole
-
 TEXTS = {"type": "array", "minItems": 1, "items": {"type": "string"}}
 TOKENS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 TOKEN_LISTS = {"type": "array", "minItems": 1, "items": TOKENS}
 STOP = {"type": "string", "minLength": 1, "maxLength": 1000}
 STOPS = {"type": "array", "maxItems": 16, "items": STOP}
 PROMPT_KINDS = "give a text, a list of texts, a list of token ids of 0 or more, or a list of such lists; none empty"
+
+
+def whole(value: Any) -> Any:
+    """Convert a float without a fraction to int, as 1.0 is an integer to JSON Schema and JavaScript; keep the rest."""
+    return int(value) if type(value) is float and value.is_integer() else value
 
 
 def _prompt(value: Any) -> list[str] | list[list[int]]:
@@ -84,9 +87,7 @@ class CompletionRequest(BaseModel):
     model: str | None = Field(None, max_length=1000)
     """Name listed by /v1/models; optional, since there is one model."""
     prompt: Annotated[
-        Any,
-        PlainValidator(_prompt),
-        WithJsonSchema({"anyOf": [{"type": "string"}, TEXTS, TOKENS, TOKEN_LISTS]}),
+        Any, PlainValidator(_prompt), WithJsonSchema({"anyOf": [{"type": "string"}, TEXTS, TOKENS, TOKEN_LISTS]})
     ]
     """Text, list of texts, token ids, or list of lists of token ids. An empty text begins a new document."""
     max_tokens: int | None = Field(16, ge=0)

@@ -12,7 +12,9 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gpt2train.io.heartbeat import LastChange
 from gpt2train.serve.errors import error_body
+from gpt2train.serve.settings import ServeSettings
 
 CHECK_SECONDS = 1.0
 
@@ -20,23 +22,17 @@ CHECK_SECONDS = 1.0
 class LimitedConnection(H11Protocol):
     """Connection that closes if its client neither sends nor reads.
 
-    Args:
-        *args: arguments of uvicorn's protocol.
-        head_seconds: time limit from the start of the connection, or the end of the last request, to the end of a head.
-        body_seconds: time limit for the rest of a body after the response; it is discarded on arrival.
-        unread_seconds: time limit without progress for a response that the client reads.
-        **kwargs: arguments of uvicorn's protocol.
+    The head must end `head_seconds` after the connection began or the last request ended, the rest of a body, which is
+    discarded, `body_seconds` after the response. A response must progress within `unread_seconds`.
     """
 
-    def __init__(
-        self, *args: Any, head_seconds: float, body_seconds: float, unread_seconds: float, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, settings: ServeSettings, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.head_seconds, self.body_seconds, self.unread_seconds = head_seconds, body_seconds, unread_seconds
-        self._interval = min(CHECK_SECONDS, head_seconds / 4, body_seconds / 4)
+        self.head_seconds, self.body_seconds = settings.head_seconds, settings.body_seconds
+        self.unread_seconds = settings.deadline + settings.body_seconds
+        self._interval = min(CHECK_SECONDS, self.head_seconds / 4, self.body_seconds / 4)
         self._timer: asyncio.TimerHandle | None = None
-        self._awaited: object = None
-        self._since = 0.0
+        self._progress = LastChange()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -51,11 +47,8 @@ class LimitedConnection(H11Protocol):
         return False  # no WebSocket: an upgrade request is answered like any other, as RFC 9110 7.8 allows
 
     def _check(self) -> None:
-        now = self.loop.time()
         awaited, seconds = self._state()
-        if awaited != self._awaited:
-            self._awaited, self._since = awaited, now
-        elif now - self._since > seconds:
+        if self._progress.age(awaited) > seconds:
             self._time_out()
         self._timer = self.loop.call_later(self._interval, self._check)
 

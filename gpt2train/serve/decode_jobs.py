@@ -1,8 +1,7 @@
-"""Jobs of the batcher: continuations, sampled together, and searches, each with several rows."""
+"""Jobs of the batcher: continuations, sampled together, and beam searches, each with several rows."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -21,36 +20,8 @@ class TokenDelta:
     scores: tuple[TokenScore, ...]
 
 
-class Search(Protocol):
-    """Job that chooses itself which of its rows continue."""
-
-    prompt: Sequence[int]
-    width: int
-    """Maximum number of rows."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens generated so far."""
-
-    def advance(self, logits: Tensor) -> tuple[Sequence[int], Sequence[int]]:
-        """Advance the search.
-
-        Args:
-            logits: logits [rows, vocab] of its rows; after the prompt it has one row.
-
-        Returns:
-            The rows that continue, where a row listed twice is copied, and the next token of each; both empty when
-            the search is done.
-        """
-
-
 class Continuation:
-    """Sampled continuation of a prompt; takes one row.
-
-    Args:
-        sequence: prompt and continuation.
-        streams: True to send an event per token, False for one at the end.
-    """
+    """Sampled continuation of a prompt, in one row; `streams` to send an event per token instead of one at the end."""
 
     width = 1
 
@@ -67,22 +38,14 @@ class Continuation:
     def delta(self) -> TokenDelta:
         """Return the text and tokens generated since the last call."""
         start, self._sent = self._sent, len(self.sequence.tokens)
-        return TokenDelta(
-            self.sequence.pop_delta(),
-            tuple(self.sequence.tokens[start:]),
-            tuple(self.sequence.scores[start : self._sent]),
-        )
+        tokens, scores = self.sequence.tokens[start:], self.sequence.scores[start : self._sent]
+        return TokenDelta(self.sequence.pop_delta(), tuple(tokens), tuple(scores))
 
 
 class BeamSearch:
     """Beam search; `beams` holds the results when it is done.
 
-    Args:
-        prompt: token ids, at least one.
-        settings: number of beams, length and scoring.
-        context: context length of the model, in tokens.
-        tokenizer: decodes the texts; without `end`, its `<|endoftext|>` ends a beam.
-        end: id of the token that ends a beam.
+    Without `end`, the id of the token that ends a beam, the tokenizer's `<|endoftext|>` does.
     """
 
     def __init__(
@@ -99,7 +62,15 @@ class BeamSearch:
         return sum(len(beam.tokens) for beam in self.beams)
 
     def advance(self, logits: Tensor) -> tuple[Sequence[int], Sequence[int]]:
-        """Advance the search as `Search.advance` defines."""
+        """Advance the search by one token.
+
+        Args:
+            logits: logits [rows, vocab] of its rows; after the prompt it has one row.
+
+        Returns:
+            The rows that continue, where a row listed twice is copied, and the next token of each; both empty when
+            the search is done.
+        """
         try:
             return self._steps.send(logits)
         except StopIteration as stop:
@@ -107,7 +78,7 @@ class BeamSearch:
             return [], []
 
 
-Job = Continuation | Search
+Job = Continuation | BeamSearch
 
 
 def advance(jobs: Sequence[Job], rows: Sequence[Sequence[int]], logits: Tensor) -> list[list[tuple[int, int]]]:
@@ -143,8 +114,7 @@ def row_targets(kept: Iterable[int]) -> list[int]:
     A decoder's rows have no gaps, and moving a row copies its whole cache: when the first of 32 rows ends, the last one
     moves there instead of 31 rows moving up.
 
-    Args:
-        kept: current index of each row to keep; an index listed twice is copied.
+    An index that is listed twice is copied.
     """
     rows = list(kept)
     targets = [-1] * len(rows)

@@ -7,18 +7,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+RETRY = {"Retry-After": "1"}
 OPENAI_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 
 
 class ApiError(Exception):
-    """Refused request.
-
-    Args:
-        status: HTTP status.
-        message: one line with the remedy.
-        field: field of the request that is wrong, if it is one.
-        headers: headers of the response.
-    """
+    """Refused request: HTTP status, one line with the remedy, the wrong field if it is one, and headers."""
 
     def __init__(
         self, status: int, message: str, field: str | None = None, headers: Mapping[str, str] | None = None

@@ -17,15 +17,10 @@ ANY = "*"
 
 @dataclass(frozen=True)
 class AllowedHosts:
-    """Hosts that requests may name.
+    """Hosts that requests may name."""
 
-    Attributes:
-        names: host names in lower case; `*` allows every host.
-        any_address: True to allow every IP address, False to allow loopback addresses and `names` only.
-    """
-
-    names: frozenset[str]
-    any_address: bool
+    names: frozenset[str]  # names in lower case; `*` allows every host
+    any_address: bool  # True to allow every IP address, False for loopback addresses and `names` only
 
     def allows_host(self, header: str) -> bool:
         """Return True if the `Host` header, `name[:port]`, names an allowed host; the port is ignored."""
@@ -52,15 +47,10 @@ class AllowedHosts:
 
 
 def allowed_hosts(bound: str, host: str, more: Sequence[str] = ()) -> AllowedHosts:
-    """Return the allowed hosts of a listening address.
+    """Return the hosts that requests may name: those of a listening IP address and host name, and `more`.
 
     If the address is not loopback, every IP address is allowed too: DNS rebinding needs a name, and the addresses that
     lead here (container networks, port forwards) cannot be known.
-
-    Args:
-        bound: IP address of the listening socket.
-        host: host name or address in the settings.
-        more: further names that the settings allow.
     """
     loopback = ipaddress.ip_address(bound.partition("%")[0]).is_loopback
     own = {"localhost", host, bound} | (set() if loopback else {socket.gethostname()})

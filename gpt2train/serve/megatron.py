@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
 from gpt2train.inference.text_stream import token_bytes
+from gpt2train.serve.completions import whole
 from gpt2train.serve.decode_jobs import BeamSearch, Continuation
 from gpt2train.serve.errors import ApiError
-from gpt2train.serve.fields import whole
 from gpt2train.serve.service import Service, continuation, finish, seed_of
 
 LEGACY = {"max_len": "tokens_to_generate", "sentences": "prompts"}
@@ -103,12 +103,8 @@ def megatron_routes(service: Service) -> APIRouter:
         settings = _sampling(service, body)
         jobs = [continuation(service, prompt, settings, index) for index, prompt in enumerate(prompts)]
         await finish(service, jobs, request)
-        tokens = [[*job.prompt, *job.sequence.tokens] for job in jobs]
-        return {
-            "text": [_text(service, ids) for ids in tokens],
-            "segments": [_segments(service, ids) for ids in tokens],
-            "logprobs": [_log_probs(job) for job in jobs] if body.logprobs else None,
-        }
+        texts = _texts(service, [[*job.prompt, *job.sequence.tokens] for job in jobs])
+        return texts | {"logprobs": [_log_probs(job) for job in jobs] if body.logprobs else None}
 
     return router
 
@@ -118,17 +114,12 @@ async def _search(service: Service, body: ApiRequest, prompt: list[int], request
     width = body.beam_width or 1
     if width > service.batcher.decoder.rows:
         raise ApiError(400, f"beam_width: at most {service.batcher.decoder.rows} on this server", "beam_width")
-    settings = BeamSettings(
-        beams=width, length_penalty=body.length_penalty, max_new_tokens=_max_new_tokens(service, body)
-    )
+    length = _max_new_tokens(service, body)
+    settings = BeamSettings(beams=width, length_penalty=body.length_penalty, max_new_tokens=length)
     job = BeamSearch(prompt, settings, service.context, service.tokenizer, body.stop_token)
     await finish(service, [job], request)
-    tokens = [[*prompt, *beam.tokens] for beam in job.beams]
-    return {
-        "text": [_text(service, ids) for ids in tokens],
-        "segments": [_segments(service, ids) for ids in tokens],
-        "scores": [beam.score for beam in job.beams],
-    }
+    texts = _texts(service, [[*prompt, *beam.tokens] for beam in job.beams])
+    return texts | {"scores": [beam.score for beam in job.beams]}
 
 
 async def _prompts(service: Service, body: ApiRequest) -> list[list[int]]:
@@ -178,13 +169,13 @@ def _sampling(service: Service, body: ApiRequest) -> SamplingSettings:
     )
 
 
-def _text(service: Service, tokens: Sequence[int]) -> str:
-    """Decode prompt and continuation; `<|endoftext|>` is spelled out, as in Megatron-LM."""
-    return service.tokenizer.decode(list(tokens), skip_special_tokens=False)
-
-
-def _segments(service: Service, tokens: Sequence[int]) -> list[str]:
-    return [token_bytes(service.tokenizer, token).decode(errors="replace") for token in tokens]
+def _texts(service: Service, sequences: Sequence[list[int]]) -> dict[str, Any]:
+    """Decode prompts with continuations, whole and by token; `<|endoftext|>` is spelled out, as in Megatron-LM."""
+    tokenizer = service.tokenizer
+    return {
+        "text": [tokenizer.decode(ids, skip_special_tokens=False) for ids in sequences],
+        "segments": [[token_bytes(tokenizer, token).decode(errors="replace") for token in ids] for ids in sequences],
+    }
 
 
 def _log_probs(job: Continuation) -> list[float]:

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpt2train.serve.errors import ApiError, error_response
-from gpt2train.serve.service import RETRY_SECONDS, Service
+from gpt2train.serve.errors import RETRY, ApiError, error_response
+from gpt2train.serve.service import Service
 from gpt2train.serve.sse import ClientDisconnectedError
 
 log = logging.getLogger(__name__)
@@ -19,17 +19,11 @@ log = logging.getLogger(__name__)
 GUARDED = ("/api", "/v1", "/metrics")
 BODIES = {"/api": ("PUT", "POST"), "/v1/completions": ("POST",)}
 """Methods of the paths that read a body. The body of any other request is not read: the connection discards it."""
-RETRY = {"Retry-After": RETRY_SECONDS}
 COUNTED = ("/api", "/v1/completions", "/v1/models", "/health", "/metrics")
 
 
 class Guard:
-    """ASGI middleware around the whole application.
-
-    Args:
-        app: application to protect.
-        service: served model, with its settings and metrics.
-    """
+    """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service

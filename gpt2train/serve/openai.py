@@ -12,9 +12,10 @@ from fastapi.responses import JSONResponse
 from gpt2train.inference.sequence import TokenScore
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.inference.text_stream import TextStream
+from gpt2train.plan.parameters import Piece, parameters
 from gpt2train.serve.batcher import Ticket
 from gpt2train.serve.completions import CompletionRequest
-from gpt2train.serve.decode_jobs import Continuation
+from gpt2train.serve.decode_jobs import Continuation, TokenDelta
 from gpt2train.serve.errors import ApiError, error_body
 from gpt2train.serve.service import Service, cancel, continuation, deltas, finish, seed_of, submit
 from gpt2train.serve.sse import EventStream
@@ -58,13 +59,14 @@ def openai_routes(service: Service) -> APIRouter:
 
 
 def _model(service: Service) -> dict[str, Any]:
+    shape = service.batcher.decoder.shape
     return {
         "id": service.name,
         "object": "model",
         "created": service.started,
         "owned_by": "gpt2train",
         "max_model_len": service.context,
-        "parameters": service.parameters,
+        "parameters": parameters(Piece(shape.layers, first=True, last=True), shape, tp=1, padding=1),
     }
 
 
@@ -126,91 +128,74 @@ class _Answer:
         self, service: Service, body: CompletionRequest, prompts: list[list[int]], jobs: list[Continuation]
     ) -> None:
         self.service, self.body, self.prompts, self.jobs = service, body, prompts, jobs
-        self.head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": service.name,
-        }
+        kind, number, now = "text_completion", f"cmpl-{secrets.token_hex(12)}", int(time.time())
+        self.head = {"id": number, "object": kind, "created": now, "model": service.name}
         self.decoded = [TextStream(service.tokenizer) for _ in jobs]  # text so far: gives each token's offset
         self.echoed: set[int] = set()
 
     def whole(self) -> dict[str, Any]:
         """Return the body of the response."""
-        choices = []
-        for number, job in enumerate(self.jobs):
-            sequence = job.sequence
-            text, scores = self._prefix(number)
-            _extend(scores, self._scores(number, sequence.tokens, sequence.scores))
-            choices.append(self._choice(number, text + sequence.text, scores, REASONS[sequence.finished or "length"]))
+        choices = [
+            self._choice(number, found.text, found.tokens, found.scores, REASONS[found.finished or "length"])
+            for number, found in enumerate(job.sequence for job in self.jobs)
+        ]
         return {**self.head, "choices": choices, "usage": self._usage()}
 
     async def events(self, ticket: Ticket) -> AsyncGenerator[str, None]:
         """Yield server-sent events; the last one is `[DONE]` or an error."""
         try:
-            async for number, delta in deltas(self.service, ticket):
-                text, scores = self._prefix(number)
-                if delta is not None:
-                    text += delta.text
-                    _extend(scores, self._scores(number, delta.tokens, delta.scores))
+            async for number, delta in deltas(ticket):
                 finished = REASONS[self.jobs[number].sequence.finished or "length"] if delta is None else None
-                if text or finished or (scores and scores["tokens"]):
-                    yield _event({**self.head, "choices": [self._choice(number, text, scores, finished)]})
+                new = delta or TokenDelta("", (), ())
+                choice = self._choice(number, new.text, new.tokens, new.scores, finished)
+                if choice["text"] or finished or (choice["logprobs"] and choice["logprobs"]["tokens"]):
+                    yield _event({**self.head, "choices": [choice]})
             if self.body.stream_options and self.body.stream_options.include_usage:
                 yield _event({**self.head, "choices": [], "usage": self._usage()})
             yield "data: [DONE]\n\n"
         except ApiError as refusal:
             yield _event(error_body("/v1", refusal.status, refusal.message))
 
-    def _prefix(self, number: int) -> tuple[str, dict[str, list[Any]] | None]:
-        """Return text and scores before the continuation: the prompt at the first call with `echo`, else empty."""
-        scores: dict[str, list[Any]] | None = None if self.body.logprobs is None else {name: [] for name in SCORES}
-        if not self.body.echo or number in self.echoed:
-            return "", scores
-        self.echoed.add(number)
-        index = number // (self.body.n or 1)
-        prompt, given = self.prompts[index], self.body.prompt[index]
-        text = given if isinstance(given, str) else self.service.tokenizer.decode(prompt, skip_special_tokens=False)
-        if scores is not None:
-            own = self.jobs[number].sequence.prompt_scores
-            _extend(scores, self._scores(number, prompt, [None, *own]))
-        return text, scores
+    def _choice(
+        self, number: int, text: str, tokens: Sequence[int], scores: Sequence[TokenScore], finished: str | None
+    ) -> dict[str, Any]:
+        """Return new text and tokens of a choice; with `echo` the prompt comes before the first ones."""
+        scored: list[tuple[int, TokenScore | None]] = []
+        if self.body.echo and number not in self.echoed:
+            self.echoed.add(number)
+            index = number // (self.body.n or 1)
+            prompt, given = self.prompts[index], self.body.prompt[index]
+            decode = self.service.tokenizer.decode
+            text = (given if isinstance(given, str) else decode(prompt, skip_special_tokens=False)) + text
+            if self.body.logprobs is not None:  # the first token of a text has no log-probability
+                scored += zip(prompt, [None, *self.jobs[number].sequence.prompt_scores], strict=True)
+        if self.body.logprobs is not None:
+            scored += zip(tokens, scores, strict=True)
+        return {
+            "index": number,
+            "text": text,
+            "logprobs": self._log_probs(number, scored),
+            "finish_reason": finished,
+        }
 
-    def _scores(
-        self, number: int, tokens: Sequence[int], scores: Sequence[TokenScore | None]
-    ) -> dict[str, list[Any]] | None:
-        """Return OpenAI's four lists for tokens of a choice; the first token of a text has no log-probability."""
+    def _log_probs(self, number: int, scored: Sequence[tuple[int, TokenScore | None]]) -> dict[str, Any] | None:
+        """Return OpenAI's four lists for tokens of a choice; None without `logprobs`."""
         if self.body.logprobs is None:
             return None
-        found: dict[str, list[Any]] = {name: [] for name in SCORES}
+        found: dict[str, Any] = {name: [] for name in SCORES}
         name = self.service.token_name
-        for token, score in zip(tokens, scores, strict=True):
+        for token, score in scored:
             found["tokens"].append(name(token))
             found["text_offset"].append(len(self.decoded[number].text))
             self.decoded[number].add(token)
             found["token_logprobs"].append(score and score.log_prob)
             found["top_logprobs"].append(score and {name(other): value for other, value in score.top})
-        return found
-
-    def _choice(self, number: int, text: str, scores: Any, finished: str | None) -> dict[str, Any]:
-        if scores is not None and not self.body.logprobs:
-            scores = scores | {"top_logprobs": None}
-        return {"index": number, "text": text, "logprobs": scores, "finish_reason": finished}
+        return found if self.body.logprobs else found | {"top_logprobs": None}
 
     def _usage(self) -> dict[str, int]:
-        prompt_tokens = sum(map(len, self.prompts))  # each prompt counts once, whatever n is
+        prompt = sum(map(len, self.prompts))  # each prompt counts once, whatever n is
         generated = sum(len(job.sequence.tokens) for job in self.jobs)
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": generated,
-            "total_tokens": prompt_tokens + generated,
-        }
-
-
-def _extend(scores: dict[str, list[Any]] | None, more: dict[str, list[Any]] | None) -> None:
-    if scores is not None and more is not None:
-        for name in SCORES:
-            scores[name] += more[name]
+        return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
 
 def _event(data: dict[str, Any]) -> str:

@@ -13,16 +13,7 @@ from gpt2train import __version__
 from gpt2train.serve.completions import CompletionRequest
 from gpt2train.serve.errors import error_body
 from gpt2train.serve.megatron import ApiRequest
-from gpt2train.serve.response_models import (
-    Beams,
-    Completion,
-    Health,
-    Message,
-    Model,
-    ModelList,
-    OpenAIError,
-    Texts,
-)
+from gpt2train.serve.response_models import Beams, Completion, Health, Message, Model, ModelList, OpenAIError, Texts
 from gpt2train.serve.service import Service
 
 MODELS = (Beams, Completion, CompletionRequest, ApiRequest, Health, Message, Model, ModelList, OpenAIError, Texts)
@@ -48,100 +39,71 @@ EXAMPLES = {
     504: ("not done within 120 s, the limit of this server", None),
 }
 HEADERS = {401: "WWW-Authenticate", 405: "Allow", 503: "Retry-After"}
+ABOUT = {
+    "api": "Continue prompts, as Megatron-LM's text generation server does.",
+    "models": "List the served model.",
+    "model": "Describe the served model.",
+    "completions": "Continue prompts. With `stream`, the response is server-sent events; the last one is `[DONE]` or "
+    "an error.",
+    "health": "200 while requests are accepted, else 503: the model failed, the server is shutting down, or a step "
+    "hangs.",
+    "metrics": "Metrics for Prometheus.",
+}
 ALWAYS = (400, 403, 405, 408, 421, 500)
 WITH_BODY = (*ALWAYS, 413, 503, 504)
 
 
 def document(service: Service) -> dict[str, Any]:
     """Return the OpenAPI description of one server."""
-    schemas = models_json_schema(
-        [(model, "validation") for model in MODELS], ref_template="#/components/schemas/{model}"
-    )
+    template = "#/components/schemas/{model}"
+    schemas = models_json_schema([(model, "validation") for model in MODELS], ref_template=template)
     components: dict[str, Any] = {"schemas": schemas[1]["$defs"]}
     _set_limits(components["schemas"], service)
     if service.key is not None:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+
+    def operation(
+        path: str,
+        name: str,
+        content: dict[str, Any],
+        errors: tuple[int, ...] = ALWAYS,
+        body: type[BaseModel] | None = None,
+    ) -> dict[str, Any]:
+        guarded = service.key is not None and path != "/health"
+        about = ABOUT.get(name, ABOUT["api"])
+        found: dict[str, Any] = {"operationId": name, "summary": name, "description": about}
+        if body:
+            found["requestBody"] = {"required": True, "content": _json(body)}
+        found["responses"] = {"200": {"description": "The answer.", "content": content}}
+        found["responses"] |= {str(status): _error(path, status) for status in sorted({*errors, *[401] * guarded})}
+        if path == "/health":
+            found["responses"]["503"] = {"description": "No requests are accepted.", "content": _json(Health)}
+        if guarded:
+            found["security"] = [{"key": []}]
+        return found
+
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": service.names}}
-    about = "Continue prompts, as Megatron-LM's text generation server does."
-    api = [
-        _operation(service, "/api", f"{method}_api", about, WITH_BODY, _json(Texts, Beams), ApiRequest)
-        for method in ("put", "post")
-    ]
+    model = operation("/v1", "model", _json(Model), (*ALWAYS, 404))
     event = {"type": "object", "properties": {"data": {"type": "string", "description": "A completion as JSON."}}}
     stream = {"text/event-stream": {"schema": event | {"description": "An event of the stream."}}}
     completions = _json(Completion) | stream
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    answers = _json(Texts, Beams)
     return {
         "openapi": "3.1.0",
         "info": {"title": "gpt2train", "version": __version__},
         "paths": {
-            "/api": {"put": api[0], "post": api[1]},
-            "/v1/models": {
-                "get": _operation(service, "/v1", "models", "List the served model.", ALWAYS, _json(ModelList))
-            },
-            "/v1/models/{name}": {
-                "get": {"parameters": [name]}
-                | _operation(service, "/v1", "model", "Describe the served model.", (*ALWAYS, 404), _json(Model))
-            },
+            "/api": {m: operation("/api", f"{m}_api", answers, WITH_BODY, ApiRequest) for m in ("put", "post")},
+            "/v1/models": {"get": operation("/v1", "models", _json(ModelList))},
+            "/v1/models/{name}": {"get": {"parameters": [name]} | model},
             "/v1/completions": {
-                "post": _operation(
-                    service,
-                    "/v1",
-                    "completions",
-                    "Continue prompts. With `stream`, the response is server-sent events; the last one is `[DONE]` or "
-                    "an error.",
-                    (*WITH_BODY, 404),
-                    completions,
-                    CompletionRequest,
-                )
+                "post": operation("/v1", "completions", completions, (*WITH_BODY, 404), CompletionRequest)
             },
-            "/health": {
-                "get": _operation(
-                    service,
-                    "/health",
-                    "health",
-                    "200 while requests are accepted, else 503: the model failed, the server is shutting down, or a "
-                    "step hangs.",
-                    ALWAYS,
-                    _json(Health),
-                )
-            },
-            "/metrics": {
-                "get": _operation(
-                    service,
-                    "/metrics",
-                    "metrics",
-                    "Metrics for Prometheus.",
-                    ALWAYS,
-                    {"text/plain": {"schema": {"type": "string"}}},
-                )
-            },
+            "/health": {"get": operation("/health", "health", _json(Health))},
+            "/metrics": {"get": operation("/metrics", "metrics", text)},
         },
         "components": components,
     }
-
-
-def _operation(
-    service: Service,
-    path: str,
-    name: str,
-    about: str,
-    errors: tuple[int, ...],
-    content: dict[str, Any],
-    body: type[BaseModel] | None = None,
-) -> dict[str, Any]:
-    guarded = service.key is not None and path != "/health"
-    operation: dict[str, Any] = {"operationId": name, "summary": name, "description": about}
-    if body:
-        operation["requestBody"] = {"required": True, "content": _json(body)}
-    answers: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
-    for status in sorted({*errors, *([401] if guarded else [])}):
-        answers[str(status)] = _error(path, status)
-    if path == "/health":
-        answers["503"] = {"description": "No requests are accepted.", "content": _json(Health)}
-    operation["responses"] = answers
-    if guarded:
-        operation["security"] = [{"key": []}]
-    return operation
 
 
 def _error(path: str, status: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,8 @@ from gpt2train.serve.batcher import Batcher
 from gpt2train.serve.connection import LimitedConnection
 from gpt2train.serve.hosts import allowed_hosts
 from gpt2train.serve.service import Service
-from gpt2train.serve.settings import ServeSettings
+from gpt2train.serve.settings import KEY_VARIABLE, ServeSettings
 
-KEY = "GPT2TRAIN_API_KEY"
 BACKLOG = 2048  # uvicorn's default
 
 
@@ -53,14 +51,8 @@ class Server:
             raise RunError(f"the decoder failed: {type(batcher.failure).__name__}: {batcher.failure}")
 
 
-def prepare(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, name: str = "gpt2train") -> Server:
-    """Bind the address and create the server.
-
-    Args:
-        decoder: decoder without rows.
-        tokenizer: tokenizer of the model.
-        settings: settings of the server.
-        name: name of the model for clients; `settings.name` overrides it.
+def prepare(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, name: str) -> Server:
+    """Bind the address and create the server of a decoder without rows; `settings.name` overrides the name for clients.
 
     Raises:
         UserError: the address cannot be bound, or the key file cannot be read.
@@ -70,12 +62,7 @@ def prepare(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, nam
     batcher = Batcher(decoder, settings.max_queued, settings.prefill_tokens)
     hosts = allowed_hosts(listener.getsockname()[0], settings.host, settings.allowed_host)
     service = Service(batcher, tokenizer, settings, settings.name or name, key, hosts)
-    connection = functools.partial(
-        LimitedConnection,
-        head_seconds=settings.head_seconds,
-        body_seconds=settings.body_seconds,
-        unread_seconds=settings.deadline + settings.body_seconds,
-    )
+    connection = functools.partial(LimitedConnection, settings=settings)
     http = uvicorn.Server(
         uvicorn.Config(
             make_app(service),
@@ -89,32 +76,8 @@ def prepare(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, nam
         )
     )
 
-    def end() -> None:
-        http.should_exit = True
-
-    batcher.on_failure = end
+    batcher.on_failure = functools.partial(setattr, http, "should_exit", True)
     return Server(service, http, listener)
-
-
-def serve(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, name: str = "gpt2train") -> None:
-    """Answer requests until SIGTERM or SIGINT; running ones get `settings.shutdown_timeout` seconds to finish.
-
-    Args:
-        decoder: decoder without rows; from now on only the batcher's thread may use it.
-        tokenizer: tokenizer of the model.
-        settings: settings of the server.
-        name: name of the model for clients; `settings.name` overrides it.
-
-    Raises:
-        UserError: the address cannot be bound, or the key file cannot be read.
-        RunError: the decoder failed.
-    """
-    server = prepare(decoder, tokenizer, settings, name)
-    # After its shutdown uvicorn raises the signal again for the previous handler, which would end the process by it.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    key = ", with a key" if server.service.key else ""
-    print(f"serving {server.service.name} at {server.address}{key}", flush=True)
-    server.run()
 
 
 def read_key(settings: ServeSettings) -> str | None:
@@ -124,7 +87,7 @@ def read_key(settings: ServeSettings) -> str | None:
         UserError: the file cannot be read or is empty.
     """
     if settings.key_file is None:
-        return os.environ.get(KEY) or None
+        return os.environ.get(KEY_VARIABLE) or None
     try:
         key = Path(settings.key_file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

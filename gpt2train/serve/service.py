@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import Request
 from tokenizers import Tokenizer
 
@@ -16,19 +17,41 @@ from gpt2train.errors import UserError
 from gpt2train.inference.sequence import TokenSequence
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.inference.text_stream import longest_token, token_bytes
-from gpt2train.plan.parameters import Piece, parameters
-from gpt2train.serve.batcher import Batcher, DeadlineExceededError, QueueFullError, ServerFailedError, Ticket
+from gpt2train.serve.batcher import Batcher, Ticket
 from gpt2train.serve.decode_jobs import Continuation, Job, TokenDelta
 from gpt2train.serve.errors import ApiError
 from gpt2train.serve.hosts import AllowedHosts
-from gpt2train.serve.metrics import Metrics
 from gpt2train.serve.settings import ServeSettings
-from gpt2train.serve.sse import ClientDisconnectedError, closed
+from gpt2train.serve.sse import unless_disconnected
 
-RETRY_SECONDS = "1"
 DEADLINE_MARGIN_SECONDS = 5.0  # added to the deadline, which the batcher checks between steps, if a step hangs
 DEFAULT_NAME = "model"  # name of the folder that a merge writes; always accepted as the model's name
 LONG_TEXT = 20_000  # characters; longer texts take milliseconds to encode, so a thread does it
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # seconds
+
+
+class Metrics:
+    """Prometheus metrics of one server, in their own registry; they contain no part of any prompt or answer."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.requests = Counter("gpt2train_requests", "Requests answered.", ["path", "status"], registry=registry)
+        self.seconds = Histogram(
+            "gpt2train_request_seconds", "From arrival to the last byte.", ["path"], buckets=BUCKETS, registry=registry
+        )
+        self.disconnects = Counter(
+            "gpt2train_disconnects", "Clients that disconnected before the answer.", registry=registry
+        )
+        self.prompt_tokens = Counter("gpt2train_prompt_tokens", "Prompt tokens accepted.", registry=registry)
+        self.generated_tokens = Counter("gpt2train_generated_tokens", "Tokens generated.", registry=registry)
+        self.waiting = Gauge("gpt2train_waiting_sequences", "Sequences that wait for a row.", registry=registry)
+        self.running = Gauge("gpt2train_running_rows", "Decoder rows in use.", registry=registry)
+        self.steps = Gauge("gpt2train_decoder_steps", "Steps of the decoder since the start.", registry=registry)
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
 
 
 @dataclass(frozen=True)
@@ -38,12 +61,9 @@ class Service:
     batcher: Batcher
     tokenizer: Tokenizer
     settings: ServeSettings
-    name: str
-    """Name of the model for clients."""
-    key: str | None = None
-    """API key that clients must send; never logged, never part of an answer."""
-    hosts: AllowedHosts | None = None
-    """Hosts that requests may name; None allows any."""
+    name: str  # name of the model for clients
+    key: str | None = None  # API key that clients must send; never logged, never part of an answer
+    hosts: AllowedHosts | None = None  # hosts that requests may name; None allows any
     metrics: Metrics = field(default_factory=Metrics)
     started: int = field(default_factory=lambda: int(time.time()))
 
@@ -62,12 +82,6 @@ class Service:
         """Accepted names of the model; `model` is always one of them."""
         return list(dict.fromkeys((self.name, DEFAULT_NAME)))
 
-    @property
-    def parameters(self) -> int:
-        """Number of parameters of the model."""
-        shape = self.batcher.decoder.shape
-        return parameters(Piece(shape.layers, first=True, last=True), shape, tp=1, padding=1)
-
     @functools.cached_property
     def longest_text(self) -> int | None:
         """Bytes above which no text fits into the context; None if the tokenizer may drop or change characters."""
@@ -75,11 +89,7 @@ class Service:
         return longest and longest * self.context
 
     async def encode(self, texts: Sequence[str], field: str) -> list[list[int]]:
-        """Encode texts in order, up to and including the first one that is longer than the context.
-
-        Args:
-            texts: texts to encode.
-            field: field of the request that holds them, for error messages.
+        """Encode texts in order, up to and including the first longer than the context; errors name a `field`.
 
         Raises:
             ApiError: a text cannot be encoded, or is certainly longer than the context.
@@ -133,13 +143,8 @@ def continuation(
 ) -> Continuation:
     """Create the job of one continuation.
 
-    Args:
-        service: served model.
-        prompt: token ids; at least one, and fewer than the context.
-        settings: settings of the continuation.
-        prompt_index: index of the prompt in its request; with `sample` and the seed it selects the random stream.
-        sample: index of this continuation among those of the prompt.
-        streams: True to send an event per token.
+    The prompt has at least one token and fewer than the context. The seed, `prompt_index` and `sample`, an index among
+    the continuations of a prompt, select the random stream. With `streams` each token is an event.
     """
     sequence = TokenSequence(prompt, settings, service.context, service.tokenizer, service.end, prompt_index, sample)
     return Continuation(sequence, streams)
@@ -151,11 +156,8 @@ def submit(service: Service, jobs: Sequence[Job]) -> Ticket:
     Raises:
         ApiError: the queue is full, or requests are no longer accepted.
     """
-    ticket = Ticket(jobs, time.monotonic() + service.settings.deadline)
-    try:
-        service.batcher.submit(ticket)
-    except (QueueFullError, ServerFailedError) as error:
-        raise ApiError(503, str(error), headers={"Retry-After": RETRY_SECONDS}) from None
+    ticket = Ticket(jobs, service.settings.deadline)
+    service.batcher.submit(ticket)
     service.metrics.prompt_tokens.inc(sum(len(job.prompt) for job in jobs))
     return ticket
 
@@ -166,7 +168,7 @@ def cancel(service: Service, ticket: Ticket) -> None:
     service.metrics.generated_tokens.inc(sum(job.num_tokens for job in ticket.jobs))
 
 
-async def deltas(service: Service, ticket: Ticket) -> AsyncIterator[tuple[int, TokenDelta | None]]:
+async def deltas(ticket: Ticket) -> AsyncIterator[tuple[int, TokenDelta | None]]:
     """Yield (job number, delta) while jobs run and (job number, None) when a job is done, until all are done.
 
     Raises:
@@ -183,11 +185,9 @@ async def deltas(service: Service, ticket: Ticket) -> AsyncIterator[tuple[int, T
                 async with asyncio.timeout(latest - time.monotonic()):
                     event = await ticket.events.get()
             except TimeoutError:
-                event = DeadlineExceededError()
-        if isinstance(event, DeadlineExceededError):
-            raise ApiError(504, f"not done within {service.settings.deadline:g} s, the limit of this server")
-        if isinstance(event, Exception):
-            raise ApiError(500 if service.batcher.failure else 503, str(event))
+                event = ticket.late()
+        if isinstance(event, ApiError):
+            raise event
         unfinished -= event[1] is None
         yield event
 
@@ -200,23 +200,15 @@ async def finish(service: Service, jobs: Sequence[Job], request: Request) -> Non
         ClientDisconnectedError: the client closed the connection.
     """
     ticket = submit(service, jobs)
-    done = asyncio.ensure_future(_drain(service, ticket))
-    disconnected = asyncio.ensure_future(closed(request.receive))
+
+    async def drain() -> None:
+        async for _ in deltas(ticket):
+            pass
+
     try:
-        await asyncio.wait({done, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            raise ClientDisconnectedError
-        done.result()
+        await unless_disconnected(drain(), request.receive)
     finally:
         cancel(service, ticket)
-        for task in (done, disconnected):
-            task.cancel()
-        await asyncio.gather(done, disconnected, return_exceptions=True)
-
-
-async def _drain(service: Service, ticket: Ticket) -> None:
-    async for _ in deltas(service, ticket):
-        pass
 
 
 def name_of(folder: Path) -> str:

@@ -7,6 +7,8 @@ from pydantic import Field
 
 from gpt2train.settings import Settings
 
+KEY_VARIABLE = "GPT2TRAIN_API_KEY"  # environment variable with the key, for server and client
+
 HostName = Annotated[str, Field(pattern=r"^(\*|[^\s:/@*]+|\[[0-9A-Fa-f:.]+\])$")]
 """Host name or address, without scheme and port."""
 

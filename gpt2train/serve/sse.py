@@ -1,7 +1,8 @@
 """Server-sent events to a client that may disconnect, or read slowly, at any time."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -11,19 +12,33 @@ class ClientDisconnectedError(Exception):
     """The client closed the connection."""
 
 
-async def closed(receive: Receive) -> None:
-    """Wait until the client closes the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def unless_disconnected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Run a coroutine to its end.
+
+    Raises:
+        ClientDisconnectedError: the client closed the connection before.
+    """
+
+    async def disconnect() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = working, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnectedError
+        working.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(working, disconnected, return_exceptions=True)
 
 
 class EventStream(Response):
-    """Streaming response of server-sent events.
+    """Streaming response of server-sent events; `on_end` is called once, however it ends.
 
-    Args:
-        events: text of each event.
-        on_end: called once at the end of the response: complete, client disconnected, or server stopped.
-        seconds: time limit in seconds, after which a client that does not read is disconnected.
+    A client that does not read is disconnected after some seconds.
     """
 
     media_type = "text/event-stream"
@@ -35,21 +50,13 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or the client disconnects."""
-        sending = asyncio.ensure_future(self._send_events(send))
-        disconnected = asyncio.ensure_future(closed(receive))
         try:
             async with asyncio.timeout(self.seconds):
-                await asyncio.wait({sending, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                raise ClientDisconnectedError
-            sending.result()
+                await unless_disconnected(self._send_events(send), receive)
         except TimeoutError:
             raise ClientDisconnectedError from None
         finally:
             self.on_end()
-            for task in (sending, disconnected):
-                task.cancel()
-            await asyncio.gather(sending, disconnected, return_exceptions=True)
             await self.events.aclose()
 
     async def _send_events(self, send: Send) -> None:

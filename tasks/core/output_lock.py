@@ -9,6 +9,7 @@ runs may write; this is harmless if their work is the same, since the bytes are 
 """
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -23,6 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.heartbeat import Heartbeat, LastChange
 from tasks.core.object_stores import abort_uploads, is_alive
 from tasks.core.storage import TEMPORARY, Folder, sweep_drafts
 
@@ -69,14 +71,23 @@ def _lock_file(root: Folder) -> Iterator[None]:
 def _lock_object(root: Folder, lost: Callable[[], None]) -> Iterator[None]:
     owner = {"token": secrets.token_hex(8), "host": socket.gethostname(), "machine": _machine(), "pid": os.getpid()}
     _acquire(root, owner)
-    stop, taken_over = threading.Event(), threading.Event()
-    heartbeat = threading.Thread(target=_heartbeat, args=(root, owner, stop, taken_over, lost), daemon=True)
-    heartbeat.start()
+    beats, taken_over = itertools.count(1), threading.Event()
+
+    def beat() -> bool:
+        """Rewrite the lock, unless another owner is found in it."""
+        # Any error of the store is ignored: the lease covers a short outage, and a heartbeat that ends loses the lock.
+        with contextlib.suppress(Exception):
+            if _read_owner(root).get("token") != owner["token"]:
+                taken_over.set()
+                lost()
+            else:
+                root.write_bytes(LOCK, json.dumps({**owner, "beat": next(beats)}).encode())
+        return not taken_over.is_set()
+
     try:
-        yield
+        with Heartbeat(beat, HEARTBEAT_SECONDS):
+            yield
     finally:
-        stop.set()
-        heartbeat.join()
         if not taken_over.is_set() and _read_owner(root).get("token") == owner["token"]:
             root.remove(LOCK)
     if taken_over.is_set():
@@ -86,17 +97,16 @@ def _lock_object(root: Folder, lost: Callable[[], None]) -> Iterator[None]:
 def _acquire(root: Folder, owner: dict[str, Any]) -> None:
     """Create the lock; if there is one, watch it until it changes (then another run is alive) or its lease expires."""
     seen: dict[str, Any] = {}
-    since = time.monotonic()
+    change = LastChange()
     while True:
         found = _read_owner(root)
         if not found and _create(root, owner):
             return
         if found and seen and found != seen:
             raise UserError(_busy(root, f" (process {found.get('pid')} on {found.get('host')})"))
-        if found != seen:
-            seen, since = found, time.monotonic()
+        seen, silent = found, change.age(found)
         dead = found.get("machine") == owner["machine"] and not is_alive(int(found.get("pid", 0)))
-        if found and (dead or time.monotonic() - since > LEASE_SECONDS):
+        if found and (dead or silent > LEASE_SECONDS):
             if _read_owner(root) == found:
                 root.remove(LOCK)
             continue
@@ -130,22 +140,6 @@ def _read_owner(root: Folder) -> dict[str, Any]:
         return found if isinstance(found, dict) else {}
     except (FileNotFoundError, ValueError):
         return {}
-
-
-def _heartbeat(
-    root: Folder, owner: dict[str, Any], stop: threading.Event, taken_over: threading.Event, lost: Callable[[], None]
-) -> None:
-    """Rewrite the lock until `stop` is set, or until another owner is found in it."""
-    beat = 0
-    while not stop.wait(HEARTBEAT_SECONDS):
-        # Any error of the store is ignored: the lease covers a short outage, and a heartbeat that ends loses the lock.
-        with contextlib.suppress(Exception):
-            if _read_owner(root).get("token") != owner["token"]:
-                taken_over.set()
-                lost()
-                return
-            beat += 1
-            root.write_bytes(LOCK, json.dumps({**owner, "beat": beat}).encode())
 
 
 def _busy(root: Folder, who: str) -> str:

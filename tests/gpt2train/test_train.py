@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from gpt2train.checkpoint import retention, store
+from gpt2train.checkpoint import store, writer
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
@@ -66,7 +66,7 @@ def test_a_sharded_run_resumes_in_one_process(
 ) -> None:
     run = Path(two_ranks["zero 3"].output)
     straight = curve(run)
-    retention.remove(newest_checkpoint(run))  # back to step 10
+    writer.remove(newest_checkpoint(run))  # back to step 10
     train(make(tokens, run), alone)
     assert curve(run)[:10] == straight[:10] and curve(run)[10:] != straight[10:]
     np.testing.assert_allclose(curve(run), straight, rtol=1e-5)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2train.errors import RunError, TransientError, UserError
-from gpt2train.launch.parent_death import LOST_CONTACT
+from gpt2train.launch.parent_death import LOST_CONTACT, USER_ERROR
 from tasks.train.launch.common_settings import CommonLaunchSettings
 
-USER_ERROR = 2  # exit code of the engine for a user's mistake
 LAST_LINES = 20  # lines of a job's output that are kept to find the cause of its end
 LOST = LOST_CONTACT  # exit code of a launcher that lost a process, also that of `gpt2train.launch --lost 3`
 

@@ -19,10 +19,11 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from gpt2train.errors import UserError
+from gpt2train.launch.parent_death import USER_ERROR
 from gpt2train.launch.ssh_agent import GO, READY, RemoteJobRequest, release
 from gpt2train.settings import Settings
 from tasks.train.launch.common_settings import CommonLaunchSettings
-from tasks.train.launch.job import LOST, USER_ERROR, Job, LogLineSink, torchrun_arguments
+from tasks.train.launch.job import LOST, Job, LogLineSink, torchrun_arguments
 from tasks.train.launch.registry import Launcher, register_launcher
 from tasks.train.launch.ssh_session import Connection, Connections
 

@@ -9,7 +9,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.ui.artifact_publisher import ArtifactPublisher
-from flows.ui.artifacts import StepRow, as_table, counts, steps_summary, steps_table, training
+from flows.ui.artifacts import StepRow, as_table, counts, steps_summary, steps_table, training, training_summary
 from flows.ui.result import next_commands, output_paths
 from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
 from tasks.core.reject_limits import LimitSettings
@@ -147,3 +147,9 @@ def test_without_a_flow_run_no_artifact_is_written() -> None:
     publisher.publish("steps", lambda: pytest.fail("made in vain"), "one")
     publisher.close()
     assert not publisher.has("steps")
+
+
+def test_text_of_a_training() -> None:
+    records = [{"step": step, "seconds": 2.0, "tokens_per_second": 12345.6} for step in range(1, 41)]
+    assert training_summary(records, 100) == "step 40 of 100, 12,346 tokens/s, 2:00 left"
+    assert training_summary([*records, {"step": 100, "seconds": None}], 100) == "step 100 of 100"

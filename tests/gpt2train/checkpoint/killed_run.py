@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gpt2train.checkpoint import retention, writer
+from gpt2train.checkpoint import writer
 from gpt2train.config import read_run_config
 from gpt2train.launch.rank_process import exit_without_teardown, follow_launcher, install_excepthook
 from gpt2train.parallel.mesh import join
@@ -50,10 +50,10 @@ newest: list[str] = []
 if moment == "written":
     die_in(writer, "_own_files", 1, lambda draft: step in draft.name)
 elif moment == "renamed":
-    die_in(retention, "write_durably", 0, lambda path, text: path.name == "latest" and step in text)
+    die_in(writer, "write_durably", 0, lambda path, text: path.name == "latest" and step in text)
 elif moment == "removing":
-    die_in(retention, "_point", 0, lambda folder, path, best: bool(newest.append(path.name)))
-    die_in(retention, "remove", 0, in_removing)
+    die_in(writer, "_point", 0, lambda folder, path, best: bool(newest.append(path.name)))
+    die_in(writer, "remove", 0, in_removing)
 train(read_run_config(config), ctx)
 dist.destroy_process_group()
 exit_without_teardown(0)

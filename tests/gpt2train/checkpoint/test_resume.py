@@ -12,7 +12,6 @@ from gpt2train.checkpoint import store
 from gpt2train.checkpoint.manager import CheckpointManager
 from gpt2train.config import RunConfig
 from gpt2train.convert.initial_weights import open_initial_weights
-from gpt2train.data.indexed import IndexedWriter
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import checkpoint_name, list_checkpoints, newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
@@ -20,6 +19,7 @@ from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
 from gpt2train.training.train_state import START
+from tests.gpt2train.indexed_writer import IndexedWriter
 from tests.gpt2train.jobs import curve, make
 
 SAVING = {"interval": 3, "keep": 9}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt2train.checkpoint import retention
-from gpt2train.checkpoint.retention import clean_up, publish
+from gpt2train.checkpoint import writer
 from gpt2train.checkpoint.store import CheckpointManifest
+from gpt2train.checkpoint.writer import clean_up, publish
 from gpt2train.io.run_folder import checkpoint_name, list_checkpoints
 from gpt2train.training.train_state import TrainState
 
@@ -107,7 +107,7 @@ def test_removing_takes_the_manifest_first(tmp_path: Path, monkeypatch: pytest.M
     def killed(_: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(retention.shutil, "rmtree", killed)
+    monkeypatch.setattr(writer.shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
-        retention.remove(folder)
+        writer.remove(folder)
     assert folder.exists() and checkpoint_steps(tmp_path) == []

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from gpt2train.checkpoint import store
-from gpt2train.checkpoint.retention import clean_up
 from gpt2train.checkpoint.store import CheckpointManifest
-from gpt2train.checkpoint.writer import write
+from gpt2train.checkpoint.writer import clean_up, write
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint
 from gpt2train.parallel.mesh import join

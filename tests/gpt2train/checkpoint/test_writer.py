@@ -12,8 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from gpt2train.checkpoint import manager, store
-from gpt2train.checkpoint.safe_reader import SafeReader
-from gpt2train.checkpoint.store import CheckpointManifest
+from gpt2train.checkpoint.store import CheckpointManifest, SafeReader
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError
 from gpt2train.io.run_folder import list_checkpoints, newest_checkpoint

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2train.config import DocumentSettings
-from gpt2train.data.indexed import IndexedWriter
 from gpt2train.data.samples import Samples
 from gpt2train.data.training_data import TrainingData
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import document_mask
 from gpt2train.model.loss import IGNORE
+from tests.gpt2train.indexed_writer import IndexedWriter
 
 END = 99
 ALL = DocumentSettings(reset_positions=True, mask_documents=True, eod_mask_loss=True)
@@ -55,7 +55,7 @@ def test_masks_and_positions_equal_megatrons(
 ) -> None:
     samples = corpus(tmp_path_factory.mktemp("b") / "c", lengths, context)
     data = TrainingData([samples], [1.0], ALL)
-    batch, plain = data.batch(wanted), samples.batch(wanted)
+    batch, plain = data.batch(wanted), samples.read(wanted)[0]
     assert batch.positions is not None and batch.documents is not None
     masks = document_mask(batch.documents)
     for row in range(len(wanted)):
@@ -107,8 +107,8 @@ def test_each_corpus_has_its_own_epochs(tmp_path: Path) -> None:
     rounds = 3 * parts[1].per_epoch
     batch = data.batch(range(2 * rounds)).tokens.numpy()
     # Every other sample is from the small corpus, which is read three times, in a new order each time.
-    assert np.array_equal(batch[0::2], parts[0].batch(range(rounds))[:, :-1])
-    assert np.array_equal(batch[1::2], parts[1].batch(range(rounds))[:, :-1])
+    assert np.array_equal(batch[0::2], parts[0].read(range(rounds))[0][:, :-1])
+    assert np.array_equal(batch[1::2], parts[1].read(range(rounds))[0][:, :-1])
     assert data.epochs(2 * rounds) == [
         (str(tmp_path / "one" / "t"), 124, rounds / parts[0].per_epoch),
         (str(tmp_path / "two" / "t"), 21, 3.0),

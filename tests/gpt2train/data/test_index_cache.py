@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2train.data import index_cache, samples
-from gpt2train.data.epoch import Epoch
-from gpt2train.data.index_cache import HEADER, cached_epoch, corpus_identity
-from gpt2train.data.indexed import IndexedWriter
+from gpt2train.data import samples
+from gpt2train.data.epoch import HEADER, Epoch, cached_epoch, corpus_identity, read_epoch
 from gpt2train.data.samples import Samples
+from tests.gpt2train.indexed_writer import IndexedWriter
 
 BOUNDS = np.cumsum([0, *np.random.default_rng(1).integers(0, 50, 500)])
 SPAWN = multiprocessing.get_context("spawn")
@@ -72,7 +71,7 @@ def test_an_incomplete_cache_file_is_rebuilt(tmp_path: Path, damage: str) -> Non
     sizes = {"cut": -1, "cut in the header": HEADER.size - 1, "empty": 0}
     path.write_bytes(bytes(data[: sizes.get(damage)]) + (b"\x00" if damage == "longer" else b""))
     assert same(get(tmp_path), BUILT)
-    assert index_cache.read_epoch(path, bytes.fromhex(path.stem), 8) is not None
+    assert read_epoch(path, bytes.fromhex(path.stem), 8) is not None
 
 
 def test_an_unwritable_cache_folder_is_harmless(tmp_path: Path) -> None:
@@ -88,7 +87,7 @@ def test_concurrent_processes_leave_one_valid_file(tmp_path: Path) -> None:
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * 4
     [path] = files(tmp_path)
-    assert index_cache.read_epoch(path, bytes.fromhex(path.stem), 8) is not None
+    assert read_epoch(path, bytes.fromhex(path.stem), 8) is not None
 
 
 def test_a_kill_during_the_write_is_harmless(tmp_path: Path) -> None:
@@ -108,11 +107,11 @@ def test_only_a_large_corpus_is_cached(tmp_path: Path, monkeypatch: pytest.Monke
         for document in [[1, 2, 3]] * 20:
             writer.add(document)
     small = Samples(tmp_path / "t", 4, 9, seed=1, cache=tmp_path / "cache")
-    expected = small.batch(range(30))  # three epochs
+    expected = small.read(range(30))[0]  # three epochs
     assert not (tmp_path / "cache").exists()
     monkeypatch.setattr(samples, "MIN_CACHED_DOCUMENTS", 10)
     large = Samples(tmp_path / "t", 4, 9, seed=1, cache=tmp_path / "cache")
-    assert np.array_equal(large.batch(range(30)), expected)
+    assert np.array_equal(large.read(range(30))[0], expected)
     assert len(files(tmp_path / "cache")) == 3
 
 

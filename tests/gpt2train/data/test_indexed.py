@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2train.data.indexed import IndexedDataset, IndexedWriter, token_dtype, write_index
+from gpt2train.data.indexed import IndexedDataset, token_dtype, write_index
 from gpt2train.errors import RunError, UserError
+from tests.gpt2train.indexed_writer import IndexedWriter
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 65499), max_size=20), max_size=12)
 

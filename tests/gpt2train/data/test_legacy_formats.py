@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2train.data.indexed import IndexedDataset, IndexedWriter
+from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.legacy_formats import LegacyDataset, convert, open_any
 from gpt2train.errors import RunError, UserError
+from tests.gpt2train.indexed_writer import IndexedWriter
 
 SEQUENCES = [[5, 6, 7], [], [8], [9, 50256], [1]]
 DOCUMENTS = [0, 2, 4, 5]
@@ -33,7 +34,8 @@ def write(prefix: Path, sequences: list[list[int]], documents: list[int], code: 
 
 def test_the_legacy_format_is_read(tmp_path: Path) -> None:
     found = LegacyDataset(write(tmp_path / "old", SEQUENCES, DOCUMENTS))
-    assert [found[number].tolist() for number in range(len(found))] == SEQUENCES
+    assert found.lengths.tolist() == [len(ids) for ids in SEQUENCES]
+    assert found.tokens.tolist() == [token for ids in SEQUENCES for token in ids]
     assert found.documents.tolist() == DOCUMENTS
     assert isinstance(open_any(tmp_path / "old"), LegacyDataset)
 

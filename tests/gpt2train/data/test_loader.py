@@ -9,11 +9,11 @@ import torch
 
 from gpt2train.config import DocumentSettings, RampUp
 from gpt2train.config.batch_plan import BatchPlan
-from gpt2train.data.indexed import IndexedWriter
-from gpt2train.data.loader import prefetch, step_batches, training_batches
+from gpt2train.data.batch import prefetch
 from gpt2train.data.samples import Samples
 from gpt2train.data.training_data import TrainingData
 from gpt2train.errors import UserError
+from tests.gpt2train.indexed_writer import IndexedWriter
 
 
 @pytest.fixture
@@ -69,7 +69,9 @@ def test_any_exception_in_the_loop_ends_the_thread(error: type[BaseException]) -
 
 def test_the_ranks_of_a_step_share_its_samples(data: TrainingData) -> None:
     whole = data.batch(range(100, 124))
-    parts = [step_batches(data, 100, micro=3, accumulation=2, rank=rank, ranks=4) for rank in range(4)]
+    plan = BatchPlan(24, None)
+    steps = [next(data.training_batches(plan, 100, 1, micro=3, rank=rank, ranks=4)) for rank in range(4)]
+    parts = [step.micro_batches for step in steps]
     in_order = [parts[rank][turn] for turn in range(2) for rank in range(4)]
     for name in ("tokens", "targets", "positions", "documents"):
         assert torch.equal(getattr(whole, name), torch.cat([getattr(batch, name) for batch in in_order]))
@@ -77,7 +79,7 @@ def test_the_ranks_of_a_step_share_its_samples(data: TrainingData) -> None:
 
 def test_the_steps_of_a_growing_batch_follow_each_other(data: TrainingData) -> None:
     plan = BatchPlan(8, RampUp(start=4, increment=4, samples=8))
-    ranks = [list(training_batches(data, plan, 4, 3, micro=2, rank=rank, ranks=2)) for rank in range(2)]
+    ranks = [list(data.training_batches(plan, 4, 3, micro=2, rank=rank, ranks=2)) for rank in range(2)]
     for steps in ranks:
         assert [batch.samples for batch in steps] == [4, 8, 8]
         assert [len(batch.micro_batches) for batch in steps] == [1, 2, 2]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2train.data.indexed import IndexedWriter
 from gpt2train.data.samples import Samples
 from gpt2train.errors import UserError
+from tests.gpt2train.indexed_writer import IndexedWriter
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(lambda lengths: sum(lengths) > 8)
 
@@ -28,9 +28,9 @@ def test_a_batch_equals_its_samples_one_by_one(
 ) -> None:
     counter = iter(range(10_000))
     prefix = write(tmp_path_factory.mktemp("s") / "t", [[next(counter) for _ in range(n)] for n in lengths])
-    batch = Samples(prefix, context, 10_000, seed=3).batch(wanted)
+    batch = Samples(prefix, context, 10_000, seed=3).read(wanted)[0]
     # A fresh loader per index, as after a restart: the index alone decides.
-    alone = [Samples(prefix, context, 10_000, seed=3).batch([index])[0] for index in wanted]
+    alone = [Samples(prefix, context, 10_000, seed=3).read([index])[0][0] for index in wanted]
     assert batch.dtype == np.int64 and (batch == np.stack(alone)).all()
 
 
@@ -41,7 +41,7 @@ def test_a_token_outside_the_vocabulary_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"t\.bin contains the token id 99, but the vocabulary has 99"):
         samples.check_vocabulary(0, 2)
     with pytest.raises(UserError, match="another tokenizer"):
-        samples.batch(range(samples.per_epoch))
+        samples.read(range(samples.per_epoch))[0]
 
 
 def test_too_few_tokens_are_an_error(tmp_path: Path) -> None:

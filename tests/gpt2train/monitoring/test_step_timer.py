@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt2train.monitoring.step_timer import StepTimer
+from gpt2train.monitoring.run_logger import StepTimer
 
 
 def test_a_pause_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.config import RunConfig
-from gpt2train.monitoring.training_warnings import overfitting_warning, warn_before_start
+from gpt2train.monitoring.run_logger import overfitting_warning, warn_before_start
 from gpt2train.settings import build
 
 CONFIG = build(

@@ -84,7 +84,7 @@ def test_every_sample_leads_to_its_documents(root: Path, split: Any) -> None:
     several = 0
     for sample in range(samples.per_epoch * (2 if split == "train" else 1)):
         found = trace(root, sample, split=split, context=CONTEXT, seed=7)
-        tokens = samples.batch([sample])[0].tolist()
+        tokens = samples.read([sample])[0][0].tolist()
         assert "".join(str(part.text) for part in found.parts) == words.decode(tokens, skip_special_tokens=False)
         several += len(found.parts) > 1
         for part in found.parts:

@@ -1,8 +1,6 @@
 """Cancellation of a request at the moment of an event."""
 
 import asyncio
-import time
-from types import SimpleNamespace
 from typing import Any
 
 from gpt2train.serve.batcher import Ticket
@@ -13,11 +11,10 @@ from gpt2train.serve.service import deltas
 async def is_left_running(iterations: int) -> bool:
     """True if a request still waits after a cancellation so many iterations of the event loop after an event."""
     job: Any = None
-    ticket = Ticket([job], time.monotonic() + 60)
-    service: Any = SimpleNamespace(settings=SimpleNamespace(deadline=60.0))
+    ticket = Ticket([job], 60)
 
     async def listen() -> None:
-        async for _ in deltas(service, ticket):
+        async for _ in deltas(ticket):
             pass
 
     listening = asyncio.ensure_future(listen())

@@ -16,9 +16,9 @@ import pytest
 
 from gpt2train.checkpoint import store
 from gpt2train.config import RunConfig, to_toml
-from gpt2train.data.indexed import IndexedWriter
 from gpt2train.io.run_folder import list_checkpoints
 from gpt2train.launch.rank_process import lock_run_folder
+from tests.gpt2train.indexed_writer import IndexedWriter
 from tests.gpt2train.jobs import finish, make, start, write_tokens
 from tests.small_disk import small_disk
 

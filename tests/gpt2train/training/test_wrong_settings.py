@@ -25,8 +25,8 @@ import flows
 import gpt2train
 import tasks
 from gpt2train.config import RunConfig, TrainSettings, to_toml
-from gpt2train.data.indexed import IndexedWriter
 from gpt2train.settings import Settings, build
+from tests.gpt2train.indexed_writer import IndexedWriter
 from tests.gpt2train.jobs import SECONDS, make, write_tokens
 
 HERE = Path(__file__).parent

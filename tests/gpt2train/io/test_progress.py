@@ -9,20 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from flows.ui.artifacts import training_summary
-from flows.ui.progress import StageProgress, format_duration
+from gpt2train.io.progress import StageProgress, format_duration, progress_bar
 
 ROOT = Path(__file__).parents[3]
 DRAW = """
-from flows.ui.console import StepProgress
-from flows.ui.progress import StageProgress
+from gpt2train.io.progress import ProgressBar, StageProgress
 import time
 progress = StageProgress("pages", 8, started=time.monotonic() - 30)
-bar = StepProgress("download", progress)
+bar = ProgressBar("download", progress)
 progress.done, progress.rows = 2, 6000
 bar.update()
 time.sleep(0.3)
 bar.close()
+"""
+BLOCK = """
+from gpt2train.io.progress import progress_bar
+import time
+with progress_bar("lambada") as report:
+    time.sleep(0.3)
+    report(3, 4)
+    time.sleep(0.3)
 """
 
 
@@ -53,16 +59,11 @@ def test_durations_are_formatted_as_clock_time(seconds: float, said: str) -> Non
     assert format_duration(seconds) == said
 
 
-def test_text_of_a_training() -> None:
-    records = [{"step": step, "seconds": 2.0, "tokens_per_second": 12345.6} for step in range(1, 41)]
-    assert training_summary(records, 100) == "step 40 of 100, 12,346 tokens/s, 2:00 left"
-    assert training_summary([*records, {"step": 100, "seconds": None}], 100) == "step 100 of 100"
-
-
-def test_a_terminal_shows_rate_and_time_left() -> None:
+def drawn(code: str) -> str:
+    """Run a program on a terminal and return what it shows, without control sequences."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", DRAW], stderr=theirs, env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], stderr=theirs, env=environment, check=True, timeout=60)
     os.close(theirs)
     shown = b""
     while True:
@@ -73,5 +74,22 @@ def test_a_terminal_shows_rate_and_time_left() -> None:
         if not block:
             break
         shown += block
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    os.close(ours)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+
+
+def test_a_terminal_shows_rate_and_time_left() -> None:
+    plain = drawn(DRAW)
     assert re.search(r"download .* 2/8 (1[5-9]\d|200) pages/s 0:00:\d\d 1:[3-5]\d left", plain), plain
+
+
+def test_the_bar_of_a_block_of_work() -> None:
+    """Total unknown at first, then as reported."""
+    plain = drawn(BLOCK)
+    assert "0/?" in plain and re.search(r"lambada .* 3/4 .*0:00 left", plain), plain
+
+
+def test_nothing_is_drawn_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    with progress_bar("lambada") as report:
+        report(1, 2)
+    assert capfd.readouterr() == ("", "")
