@@ -5,6 +5,7 @@ NOT_UNIT, and those that use one of COSTLY_FIXTURES. An entry of NOT_UNIT is a f
 tests/test_inner_loop.py checks that each exists.
 """
 
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -203,6 +204,7 @@ NOT_UNIT = (
 COSTLY_FIXTURES = {"finished", "mini", "runner", "runners", "trained_run"}  # each starts processes
 
 
+@functools.cache
 def is_unit_file(path: Path) -> bool:
     """True if a file of tests has any test of the inner loop."""
     name = path.relative_to(ROOT).as_posix()

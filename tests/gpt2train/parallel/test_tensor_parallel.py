@@ -13,7 +13,7 @@ RANKS = Path(__file__).parent / "run_cases.py"
 Findings = Callable[[str], list[dict[str, Any]]]
 WAYS = [(tp, sequence) for tp in (2, 4) for sequence in (False, True)]
 WHOLE = ("equal", "stages", "documents")
-LONG = [(2, False), (4, True)]
+LONG = [(2, True)]
 ZERO = [(0, True), (1, False), (2, True), (3, False), (3, True)]
 CASES = [
     *(f"tensor_cases.{name} {tp} {sequence}" for name in WHOLE for tp, sequence in WAYS),
