@@ -105,6 +105,7 @@ def test_a_failing_rank_ends_the_job_in_one_line(how: str, line: str, tmp_path: 
         assert "Traceback" in (tmp_path / "rank-1.log").read_text()  # the other may be ended before it writes one
 
 
+@pytest.mark.slow
 def test_a_user_error_is_one_line_and_exit_code_2(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", batch={"micro_batch": 3})
     code, out, err = finish(start_alone(write(config)))
