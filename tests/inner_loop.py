@@ -5,6 +5,7 @@ NOT_UNIT, and those that use one of COSTLY_FIXTURES. An entry of NOT_UNIT is a f
 tests/test_inner_loop.py checks that each exists.
 """
 
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -177,18 +178,18 @@ NOT_UNIT = (
     "tasks/report/test_report.py",
     "tasks/shuffle/test_step.py::test_bytes_do_not_depend_on_shards_and_workers",
     "tasks/shuffle/test_step.py::test_every_position_is_equally_likely",
-    "tasks/sources/test_texts.py::test_a_decompression_bomb_is_a_rejected_row",
-    "tasks/sources/test_texts.py::test_a_large_page_of_a_parquet_file_takes_little_memory",
-    "tasks/sources/test_texts.py::test_a_long_line_is_not_held_in_memory",
-    "tasks/sources/test_texts.py::test_a_repeated_text_in_a_parquet_file_takes_little_memory",
+    "tasks/sources/test_text_limits.py::test_a_decompression_bomb_is_a_rejected_row",
+    "tasks/sources/test_text_limits.py::test_a_large_page_of_a_parquet_file_takes_little_memory",
+    "tasks/sources/test_text_limits.py::test_a_long_line_is_not_held_in_memory",
+    "tasks/sources/test_text_limits.py::test_a_repeated_text_in_a_parquet_file_takes_little_memory",
+    "tasks/sources/test_text_limits.py::test_many_keys_take_bounded_memory",
     "tasks/sources/test_texts.py::test_bytes_do_not_depend_on_workers_or_paths",
     "tasks/sources/test_texts.py::test_each_file_of_a_folder_is_a_record_and_html_is_extracted",
-    "tasks/sources/test_texts.py::test_many_keys_take_bounded_memory",
     "tasks/sources/test_texts.py::test_several_sources_are_one_input",
-    "tasks/sources/test_warcs.py::test_a_fault_has_a_reason_and_costs_no_other_page",
+    "tasks/sources/test_warc_faults.py::test_a_fault_has_a_reason_and_costs_no_other_page",
+    "tasks/sources/test_warc_faults.py::test_decompression_bombs_are_read_in_bounded_memory",
+    "tasks/sources/test_warc_faults.py::test_reading_time_is_proportional_to_the_decompressed_size",
     "tasks/sources/test_warcs.py::test_a_killed_step_run_again_gives_the_same_bytes",
-    "tasks/sources/test_warcs.py::test_decompression_bombs_are_read_in_bounded_memory",
-    "tasks/sources/test_warcs.py::test_reading_time_is_proportional_to_the_decompressed_size",
     "tasks/test_determinism.py",
     "tasks/test_kills.py",
     "tasks/tokenize/test_tokenize.py",
@@ -205,6 +206,7 @@ NOT_UNIT = (
 COSTLY_FIXTURES = {"finished", "mini", "runner", "runners", "trained_run"}  # each starts processes
 
 
+@functools.cache
 def is_unit_file(path: Path) -> bool:
     """True if a file of tests has any test of the inner loop."""
     name = path.relative_to(ROOT).as_posix()

@@ -56,19 +56,19 @@ def test_a_checkpoint_can_be_named(trained_run: TrainedRun, tmp_path: Path, mode
     assert (tmp_path / "m/model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
 
 
-def test_lambada_is_scored(model: Path, tmp_path: Path) -> None:
+def test_lambada_is_scored(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "set.jsonl"
     passages = [" ".join(paragraph.split()[:9]) for paragraph in LICENSE.split("\n\n") if len(paragraph.split()) > 9]
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in passages))
-    done = call("evaluate", "lambada", "--model", str(model), "--data", str(data))
-    assert done.returncode == 0, done.stderr
+    assert run_command(app, ["evaluate", "lambada", "--model", str(model), "--data", str(data)]) == 0
+    said = capsys.readouterr().out
     scores = model / "eval/lambada.json"
-    assert done.stdout.splitlines()[-1] == f"scores: {scores}"
+    assert said.splitlines()[-1] == f"scores: {scores}"
     result = json.loads(scores.read_text())
     assert result["passages"] == len(passages)
     assert result["data"] == "set.jsonl"
     assert set(result["definitions"]) == {"lambada_openai", "last_token", "megatron_strict"}
-    assert "note: none of" in done.stdout
+    assert "note: none of" in said
 
 
 def test_wikitext_is_scored(model: Path, tmp_path: Path, open_data: Path, capsys: pytest.CaptureFixture[str]) -> None:

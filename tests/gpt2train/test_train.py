@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import shutil
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from gpt2train.launch.rank_process import install_excepthook, lock_run_folder
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
+from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import all_ended, curve, finish, make, start, start_alone, wait_for, weights, with_lr, write
 
 HERE = Path(__file__).parent
@@ -30,16 +30,11 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def two_ranks(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
-    """Finished runs of two processes, all of one torchrun job: every ZeRO stage, and a longer one with dropout."""
+    """Finished runs of two processes, all in one process group: every ZeRO stage."""
     folder = tmp_path_factory.mktemp("two")
     runs = {f"zero {zero}": make(tokens, folder / f"zero{zero}", parallel={"zero": zero}) for zero in (0, 1, 2, 3)}
-    runs["dropout"] = make(tokens, folder / "dropout", **WITH_DROPOUT)
-    code, _, err = finish(start(str(HERE / "runs_of_layouts.py"), *map(write, runs.values())))
-    assert code == 0, err
+    run_ranks(HERE / "runs_of_layouts.py", *map(write, runs.values()))
     return runs
-
-
-WITH_DROPOUT = {"model": {"dropout": 0.1}, "steps": 60, "checkpoints": {"interval": 10, "keep": 2}}
 
 
 def test_every_layout_trains_the_same(
@@ -110,6 +105,7 @@ def test_a_failing_rank_ends_the_job_in_one_line(how: str, line: str, tmp_path: 
         assert "Traceback" in (tmp_path / "rank-1.log").read_text()  # the other may be ended before it writes one
 
 
+@pytest.mark.slow
 def test_a_user_error_is_one_line_and_exit_code_2(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", batch={"micro_batch": 3})
     code, out, err = finish(start_alone(write(config)))
@@ -158,14 +154,16 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tokens: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_all_ranks_skip_a_damaged_checkpoint(tokens: Path, tmp_path: Path, two_ranks: dict[str, RunConfig]) -> None:
-    run = tmp_path / "copy"
-    shutil.copytree(two_ranks["dropout"].output, run)
-    (newest_checkpoint(run) / ".metadata").write_bytes(b"")
-    code, out, err = finish(start("-m", "gpt2train.train", "--config", write(make(tokens, run, **WITH_DROPOUT))))
+def test_all_ranks_skip_a_damaged_checkpoint(tokens: Path, tmp_path: Path) -> None:
+    settings = {"model": {"dropout": 0.1}, "steps": 60, "checkpoints": {"interval": 10, "keep": 2}}
+    config = make(tokens, tmp_path / "run", **settings)
+    run_ranks(HERE / "runs_of_layouts.py", write(config))
+    straight = curve(config.output)
+    (newest_checkpoint(config.output) / ".metadata").write_bytes(b"")
+    code, out, err = finish(start("-m", "gpt2train.train", "--config", write(config)))
     assert code == 0, err
     assert "resuming from step 50" in out
-    assert curve(run) == curve(two_ranks["dropout"].output)
+    assert curve(config.output) == straight
 
 
 def test_an_unwritable_output_is_a_user_error(tmp_path: Path) -> None:

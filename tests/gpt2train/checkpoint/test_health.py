@@ -55,7 +55,9 @@ def break_in_step(monkeypatch: pytest.MonkeyPatch, step: int, harm: Any) -> None
     monkeypatch.setattr(Engine, "update", update)
 
 
-@pytest.mark.parametrize(("lr", "async_save"), [(1e30, True), (1e5, True), (float("inf"), False)])
+@pytest.mark.parametrize(
+    ("lr", "async_save"), [(1e30, True), pytest.param(1e5, True, marks=pytest.mark.slow), (float("inf"), False)]
+)
 def test_lost_weights_are_not_saved_and_the_run_resumes_from_an_earlier_step(
     tokens: Path, tmp_path: Path, alone: DistContext, lr: float, async_save: bool
 ) -> None:

@@ -1,6 +1,6 @@
 """Merging a checkpoint of any layout into one model folder that has the logits of the trained model.
 
-The layouts of a number of processes share one torchrun job (`logits_before_merge.py`).
+The layouts of a number of processes share one process group (`logits_before_merge.py`).
 """
 
 import subprocess
@@ -14,7 +14,8 @@ import torch
 from gpt2train.convert.merge import merge
 from gpt2train.errors import UserError
 from tests.gpt2train.convert.small_tokenizer import write_tokenizer
-from tests.gpt2train.jobs import VOCAB, finish, make, start, write
+from tests.gpt2train.forked_ranks import run_ranks
+from tests.gpt2train.jobs import VOCAB, make, write
 
 MERGING = Path(__file__).parent / "logits_before_merge.py"
 SECONDS = 900.0
@@ -53,8 +54,7 @@ def merged(layouts: dict[str, dict[str, Any]], processes: int, tokens: Path, fol
         )
         for name, layout in layouts.items()
     }
-    code, _, err = finish(start(str(MERGING), *map(write, configs.values()), processes=processes), SECONDS)
-    assert code == 0, err
+    run_ranks(MERGING, *map(write, configs.values()), processes=processes, seconds=SECONDS)
     logits: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     fresh = set()
     for name, config in configs.items():

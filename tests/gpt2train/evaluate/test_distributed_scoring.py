@@ -11,6 +11,7 @@ import pytest
 
 from gpt2train.evaluate.passages import read_passages
 from tests.gpt2train.evaluate.overfitted_model import learn_last_words, small_bpe, write
+from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import finish, start
 
 RANKS = Path(__file__).parents[1] / "parallel/run_cases.py"
@@ -20,11 +21,10 @@ Findings = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """Results of each case on the three processes of one job."""
+    """Results of each case on three processes."""
     output = tmp_path_factory.mktemp("share") / "found.json"
     cases = [*(f"share_cases.equal {count}" for count in COUNTS), "share_cases.wrong"]
-    code, _, err = finish(start(str(RANKS), str(output), *cases, processes=3))
-    assert code == 0, err
+    run_ranks(RANKS, str(output), *cases, processes=3)
     found = json.loads(output.read_text())
     return lambda name: found[name]
 

@@ -11,7 +11,7 @@ from gpt2train.convert.huggingface import read_model
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
-from tests.gpt2train.jobs import finish, start
+from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.parallel.small_model_folder import SHAPE, write_folder
 
 RANKS = Path(__file__).parents[1] / "parallel" / "run_cases.py"
@@ -34,7 +34,7 @@ def findings_of_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> F
 
 @pytest.fixture(scope="module")
 def findings(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """Results of each case on the four processes of one job."""
+    """Results of each case on four processes."""
     names = [f"{name} '{folder}' {tp} {pp}" for name in ("equal", "scored", "lambada") for tp, pp in LAYOUTS]
     return run(folder, tmp_path_factory, 4, [*names, f"idle '{folder}' 2 2"])
 
@@ -42,8 +42,7 @@ def findings(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings
 def run(folder: Path, temporary: pytest.TempPathFactory, processes: int, cases: list[str]) -> Findings:
     output = temporary.mktemp("found") / "found.json"
     names = [f"decode_cases.{case}" for case in cases]
-    code, _, err = finish(start(str(RANKS), str(output), *names, processes=processes))
-    assert code == 0, err
+    run_ranks(RANKS, str(output), *names, processes=processes)
     found = json.loads(output.read_text())
     return lambda case: found[f"decode_cases.{case.split()[0]} '{folder}' {case.split(maxsplit=1)[1]}"]
 

@@ -4,25 +4,31 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.processes import CONTAINER, wait_for
+from tests.processes import CONTAINER, wait_for, wait_until_ended
 
 # A command that leaves an orphan in a session of its own, and ends when it has been asked to so many times.
-COMMAND = """
+COMMAND = '''
 import pathlib, signal, subprocess, sys, time
 folder = pathlib.Path(sys.argv[1])
-saves = "import pathlib, sys, time; time.sleep(2); pathlib.Path(sys.argv[1], 'saved').touch()"
+saves = """
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[1], "may save").exists():
+    time.sleep(0.02)
+pathlib.Path(sys.argv[1], "saved").touch()
+"""
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1) or len(asked) < int(sys.argv[2]) or sys.exit(7))
 subprocess.Popen([sys.executable, "-c", saves, str(folder)], start_new_session=True)
 (folder / "ready").touch()
 while True:
     time.sleep(600)
-"""
+'''
 
 
 INIT = [sys.executable, "-m", "gpt2train.launch.container_init"]
@@ -36,11 +42,14 @@ def test_the_init_process_stays_until_all_children_have_ended(tmp_path: Path, co
     process = subprocess.Popen([*CONTAINER * container, *command])
     try:
         wait_for(lambda: (tmp_path / "ready").exists(), 60, "the command")
-        assert not (tmp_path / "saved").exists()
-        if container:  # unshare ignores it; a container engine signals the first process inside
-            psutil.Process(process.pid).children()[0].send_signal(signal.SIGTERM)
-        else:
-            process.send_signal(signal.SIGTERM)
+        # unshare ignores signals; a container engine signals the first process inside.
+        init = psutil.Process(process.pid).children()[0] if container else psutil.Process(process.pid)
+        [command_itself] = [child for child in init.children() if str(tmp_path) in child.cmdline()]
+        init.send_signal(signal.SIGTERM)
+        wait_until_ended([command_itself], 60)
+        time.sleep(0.2)  # in which an init process that does not stay would end
+        assert init.is_running() and process.poll() is None
+        (tmp_path / "may save").touch()
         assert process.wait(60) == 7
         assert (tmp_path / "saved").exists()
     finally:
@@ -49,7 +58,10 @@ def test_the_init_process_stays_until_all_children_have_ended(tmp_path: Path, co
 
 
 def test_the_init_process_repeats_sigterm(tmp_path: Path) -> None:
-    command = [*INIT, sys.executable, "-c", COMMAND, str(tmp_path), "2"]
+    (tmp_path / "may save").touch()
+    program = "import sys; from gpt2train.launch import container_init as init; init.RESIGNAL_SECONDS = 1; "
+    program += "sys.exit(init.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, sys.executable, "-c", COMMAND, str(tmp_path), "2"]
     process = subprocess.Popen(command)
     try:
         wait_for(lambda: (tmp_path / "ready").exists(), 60, "the command")

@@ -61,12 +61,14 @@ class Job:
 
 def test_a_save_outlives_a_killed_parent_for_the_shutdown_timeout_at_most(tmp_path: Path) -> None:
     patient, hasty = Job(tmp_path / "a", 2.0, 60.0), Job(tmp_path / "b", 600.0, 2.0)
+    ending: list[psutil.Process] = []
     for job in (patient, hasty):
         launcher, rank = job.processes()
         launcher.send_signal(signal.SIGTERM)
         wait_for(lambda job=job: job.has("asked"), 60, "the signal")
         job.parent.kill()
-        wait_until_ended([launcher, rank], 60)
+        ending += [launcher, rank]
+    wait_until_ended(ending, 60)
     assert patient.has("saved") and not hasty.has("saved")
     for job in (patient, hasty):
         job.parent.wait()
@@ -78,10 +80,12 @@ def test_a_job_whose_parent_is_killed_saves_if_it_has_a_shutdown_timeout(tmp_pat
         Job(tmp_path / "b", 600.0, 2.0),
         Job(tmp_path / "c", 1.0, None),
     )
-    for job in (saves, hasty, without_timeout):
-        processes = job.processes()
+    jobs = (saves, hasty, without_timeout)
+    processes = [process for job in jobs for process in job.processes()]
+    for job in jobs:
         job.parent.kill()
-        wait_until_ended(processes, 60)
+    wait_until_ended(processes, 60)
+    for job in jobs:
         job.parent.wait()
     assert saves.has("saved")
     assert hasty.has("asked") and not hasty.has("saved")

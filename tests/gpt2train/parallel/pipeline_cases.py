@@ -21,7 +21,7 @@ from gpt2train.parallel.mesh import join
 from gpt2train.settings import build
 from gpt2train.training.engine import Engine
 
-VOCAB, CONTEXT, STEPS, SAMPLES, HELD_OUT = 300, 16, 20, 8, 7
+VOCAB, CONTEXT, STEPS, SAMPLES, HELD_OUT = 300, 16, 10, 8, 7
 
 
 def settings(changes: dict[str, Any]) -> RunConfig:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpt2train.jobs import finish, start
+from tests.gpt2train.forked_ranks import run_ranks
 
 RANKS = Path(__file__).parent / "run_cases.py"
 LAYOUTS = {
@@ -30,11 +30,10 @@ def case(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """Results of each case on the four processes of one job."""
+    """Results of each case on four processes."""
     output = tmp_path_factory.mktemp("norm") / "found.json"
     cases = [*map(case, LAYOUTS), "norm_cases.partial"]
-    code, _, err = finish(start(str(RANKS), str(output), *cases, processes=4), 240)
-    assert code == 0, err
+    run_ranks(RANKS, str(output), *cases, processes=4)
     found = json.loads(output.read_text())
     return lambda name: found[name]
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
+from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import finish, start
 from tests.gpt2train.parallel.pipeline_cases import HELD_OUT, SAMPLES, STEPS, batch, counted, settings
 
 HERE = Path(__file__).parent
-SECONDS = 240.0  # for one job, on a busy machine
 CASES: dict[str, dict[str, Any]] = {
     "1f1b": {"parallel": {"pp": 2}},
     "gpipe": {"parallel": {"pp": 2, "schedule": "gpipe"}},
@@ -25,11 +25,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """Results of each rank of one job, by case."""
+    """Results of each rank, by case."""
     folder = tmp_path_factory.mktemp("two")
     (folder / "cases.json").write_text(json.dumps(CASES))
-    code, out, err = finish(start(str(HERE / "pipeline_cases.py"), str(folder), str(folder / "cases.json")), SECONDS)
-    assert code == 0, out + err
+    run_ranks(HERE / "pipeline_cases.py", str(folder), str(folder / "cases.json"))
     return {name: [torch.load(folder / f"{name}-{rank}.pt") for rank in range(2)] for name in CASES}
 
 
@@ -107,12 +106,9 @@ def test_gradients_equal_those_of_one_process(case: str, plain: dict[str, Any], 
     assert difference(first["fewer"] | last["fewer"], plain["fewer"]) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "line"),
-    [
-        ("raise", "error: rank 1: ValueError: broken on purpose"),
-        pytest.param("die", "error: rank 1 on ", marks=pytest.mark.slow),
-    ],
+    ("how", "line"), [("raise", "error: rank 1: ValueError: broken on purpose"), ("die", "error: rank 1 on ")]
 )
 def test_a_failing_stage_ends_the_job_in_one_line(how: str, line: str) -> None:
     code, _, err = finish(start(str(HERE / "failing_stage.py"), how))

@@ -11,14 +11,15 @@ from gpt2train.parallel.layout import Layout
 from gpt2train.plan.memory import peak
 from gpt2train.plan.parameters import pieces
 from gpt2train.settings import build
-from tests.gpt2train.jobs import finish, start, write
+from tests.gpt2train.forked_ranks import run_ranks
+from tests.gpt2train.jobs import write
 
 HERE = Path(__file__).parent
 LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     1: {
         "one process": {},
         "more layers": {"model": {"layers": 8}},
-        "large micro-batch": {"batch": {"micro_batch": 16}},
+        "large micro-batch": {"batch": {"micro_batch": 16, "global_batch": 16}},
         "short context": {"model": {"context": 64}},
         "large vocabulary": {"vocab": 4000},
         "bf16": {"precision": "bf16"},
@@ -28,7 +29,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "full": {
             "parallel": {"activation_checkpointing": "full"},
             "model": {"layers": 8},
-            "batch": {"micro_batch": 16},
+            "batch": {"micro_batch": 16, "global_batch": 16},
         },
     },
     2: {
@@ -50,11 +51,11 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 }
 
 
-def run(output: Path, changes: dict[str, Any]) -> RunConfig:
+def run(output: Path, changes: dict[str, Any], processes: int) -> RunConfig:
     """A model whose activations, states and logits all count: 3.8 MB of parameters, 18 MB of activations."""
     base = {
         "model": {"layers": 4, "heads": 4, "hidden": 128, "context": 128, "dropout": 0.0},
-        "batch": {"micro_batch": 4, "global_batch": 16},
+        "batch": {"micro_batch": 4, "global_batch": 8 * processes},
         "schedule": {"warmup": 1},
         "precision": "fp32",
         "device": "cpu",
@@ -67,12 +68,10 @@ def run(output: Path, changes: dict[str, Any]) -> RunConfig:
 
 def compare(folder: Path, processes: int) -> dict[str, list[float]]:
     """Measured bytes of every rank for each layout, as multiples of the planned ones."""
-    runs = {name: run(folder / f"{i}", changes) for i, (name, changes) in enumerate(LAYOUTS[processes].items())}
+    layouts = enumerate(LAYOUTS[processes].items())
+    runs = {name: run(folder / f"{i}", changes, processes) for i, (name, changes) in layouts}
     report = folder / "peaks.json"
-    code, _, err = finish(
-        start(str(HERE / "measure_peak.py"), str(report), *map(write, runs.values()), processes=processes), 240
-    )
-    assert code == 0, err
+    run_ranks(HERE / "measure_peak.py", str(report), *map(write, runs.values()), processes=processes)
     peaks = json.loads(report.read_text())
     found: dict[str, list[float]] = {}
     for number, (name, config) in enumerate(runs.items()):

@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -265,13 +265,20 @@ def test_a_client_that_disconnects_frees_its_row() -> None:
 def test_a_request_ends_at_its_deadline() -> None:
     gate = Gate(LocalDecoder(small_model(), 1))
     with running(gate, ServeSettings(max_batch_size=1, deadline=0.4)) as server, ThreadPoolExecutor(1) as pool:
+        batcher = server.server.service.batcher
+
+        def wait_for_deadline(request: Future[httpx.Response]) -> None:
+            wait_for(lambda: request.done() or batcher.rows == 1, 30, "the row to be taken")
+            tickets = [row.ticket for row in list(batcher._running)]
+            wait_for(lambda: all(time.monotonic() > ticket.deadline for ticket in tickets), 30, "the deadline")
+
         late = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 9})
-        time.sleep(0.6)
+        wait_for_deadline(late)
         gate.allow(1)
         assert late.result().status_code == 504
-        gate.allow(1)
+        wait_for(lambda: batcher.rows == 0, 30, "the row to be free")
         streamed = pool.submit(server.client.post, "/v1/completions", json={"prompt": "a", "stream": True})
-        time.sleep(0.6)
+        wait_for_deadline(streamed)
         gate.allow(1)
         last = streamed.result().text.strip().rpartition("data: ")[2]
         assert json.loads(last)["error"]["code"] == 504

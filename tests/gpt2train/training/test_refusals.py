@@ -18,8 +18,9 @@ from gpt2train.checkpoint import store
 from gpt2train.config import RunConfig, to_toml
 from gpt2train.io.run_folder import list_checkpoints
 from gpt2train.launch.rank_process import lock_run_folder
+from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.indexed_writer import IndexedWriter
-from tests.gpt2train.jobs import finish, make, start, write_tokens
+from tests.gpt2train.jobs import make, write_tokens
 from tests.small_disk import small_disk
 
 HERE = Path(__file__).parent
@@ -64,7 +65,7 @@ def write_bad_tokens(folder: Path) -> tuple[Path, Path, Path]:
 
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ending]]:
-    """Ending of each case, all in one torchrun job; without those that this machine cannot run."""
+    """Ending of each case, all of the same two ranks; without those that this machine cannot run."""
     folder = tmp_path_factory.mktemp("refusals")
     sound, truncated, other = write_bad_tokens(folder)
     (folder / "elsewhere").write_text("a file where a folder should be")
@@ -97,8 +98,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Endi
         (folder / "cases.json").write_text(json.dumps(cases))
         out = folder / "out"
         out.mkdir()
-        code, _, err = finish(start(str(HERE / "command_cases.py"), str(folder / "cases.json"), str(out)), 270)
-        assert code == 0, err
+        run_ranks(HERE / "command_cases.py", str(folder / "cases.json"), str(out))
         yield {name: ending(out, name, config.output) for name, config in configs.items()}
 
 

@@ -101,6 +101,7 @@ def imports_of(path: Path) -> set[str]:
     return found | ({"unicodedata"} if unicode else set())
 
 
+@functools.cache
 def declared() -> dict[str, set[str]]:
     """Packages of each `Step(…)` in the code, by the step's name."""
     found: dict[str, set[str]] = {}

@@ -10,38 +10,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from tasks.core.runner import Runner
-from tasks.core.shards import in_groups, read_rows
 from tasks.core.step import Manifest
-from tasks.core.storage import FileRecord, Folder
+from tasks.core.storage import Folder
 from tasks.dedup.cluster_report import largest_clusters
-from tasks.dedup.clusters import Edges, choose_survivors, components_of
-from tasks.dedup.lsh import pair_up_all, pair_with_pivots
 from tasks.dedup.minhash import band_name, sketch_texts
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup
-from tests.tasks.corpus import Inline, content_of, documents_of, read_jsonl, rejected_of, row, rows_of
+from tests.tasks.corpus import content_of, documents_of, read_jsonl, rejected_of, row, rows_of
 from tests.tasks.dedup import reference
-
-TEXT = " ".join(f"word{i:02d}" for i in range(100))
-
-
-def run(
-    folder: Path, rows: list[dict[str, Any]], settings: DedupSettings | None = None, per_shard: int = 1000
-) -> tuple[Folder, Manifest]:
-    root = Folder(folder)
-    documents = documents_of(root, rows, per_shard)
-    with Inline(workers=1) as runner:
-        return root, dedup(root, documents, settings or DedupSettings(), runner)
-
-
-def audit(root: Folder, manifest: Manifest, kind: str) -> list[dict[str, Any]]:
-    names = [record.name for record in manifest.outcome.audit if record.name.startswith(kind)]
-    return [found for name in names for found in read_rows(root / "dedup", name)]
+from tests.tasks.dedup.dedup_helpers import audit, run
 
 
 @pytest.fixture(scope="module")
@@ -226,132 +205,13 @@ def check_articles(name: Path, tmp_path: Path) -> None:
     assert sorted(map(sorted, clusters.values())) == sorted(map(sorted, pairs))
 
 
-def test_exact_copies_and_short_and_empty_texts_are_handled(tmp_path: Path) -> None:
-    rows = [
-        row("Two words", document_id="b"),
-        row("two  WORDS\n", document_id="a"),
-        row("Two words!", document_id="c"),
-        row("...", document_id="d"),
-        row("???", document_id="e"),
-        row("", document_id="f"),
-        row(" ", document_id="g"),
-        row(TEXT, document_id="h"),
-        row(TEXT.upper(), document_id="i"),
-        row(TEXT.replace("word05 ", "word05, "), document_id="j"),
-    ]
-    root, manifest = run(tmp_path, rows, per_shard=3)
-    # The longer copy stays (`a` and `g` have more white space), then the lower id; short texts must be equal.
-    assert [r["id"] for r in rows_of(root, manifest)] == ["a", "c", "d", "e", "g", "j"]
-    reasons = {r["id"]: (r["reason"], r["detail"]) for r in rejected_of(root, manifest)}
-    assert {key: reason for key, (reason, _) in reasons.items()} == {
-        "b": "exact_duplicate",
-        "f": "exact_duplicate",
-        "h": "near_duplicate",
-        "i": "near_duplicate",
-    }
-    assert reasons["b"][1] == f"same text as {rows[1]['url']} (Jaccard 1.000)"
-    assert manifest.outcome.reasons == {"exact_duplicate": 2, "near_duplicate": 2}
-
-
-@pytest.mark.parametrize(("policy", "kept"), [("greedy", ["a", "c"]), ("connected", ["a"])])
-def test_a_chain_of_duplicates_follows_the_policy(tmp_path: Path, policy: Any, kept: list[str]) -> None:
-    """a ~ b ~ c, but a and c are too different: greedy keeps both ends, connected only the best."""
-    words = TEXT.split()
-    texts = {key: " ".join(words[start : start + 91]) for key, start in (("a", 0), ("b", 4), ("c", 8))}
-    settings = DedupSettings(policy=policy, threshold=0.9, num_bands=64, rows_per_band=2)
-    rows = [row(text, document_id=key) for key, text in texts.items()]
-    root, manifest = run(tmp_path, rows, settings)
-    assert [r["id"] for r in rows_of(root, manifest)] == kept
-    assert {m["cluster"] for m in audit(root, manifest, "clusters/")} == {"a"}
-    details = {r["id"]: r["detail"] for r in rejected_of(root, manifest)}
-    assert details["b"] == f"much like {rows[0]['url']} (Jaccard 0.912)"
-    if policy == "connected":
-        assert details["c"] == f"much like {rows[0]['url']} (in one cluster, not compared)"
-
-
-def test_empty_corpora_and_shards_are_handled(tmp_path: Path) -> None:
-    root, manifest = run(tmp_path, [])
-    assert (manifest.outcome.seen, manifest.outcome.kept) == (0, 0)
-    assert rows_of(root, manifest) == []
-
-
-def test_the_threshold_is_inclusive(tmp_path: Path) -> None:
-    """8 common 1-grams of 10 are 0.8 exactly."""
-    rows = [row("a1 a2 a3 a4 a5 a6 a7 a8 b1", document_id="x"), row("a1 a2 a3 a4 a5 a6 a7 a8 c1", document_id="y")]
-    for threshold, kept in ((0.8, ["x"]), (0.800001, ["x", "y"])):
-        settings = DedupSettings(ngram=1, threshold=threshold, num_bands=64, rows_per_band=1)
-        root, manifest = run(tmp_path / str(threshold), rows, settings)
-        assert [r["id"] for r in rows_of(root, manifest)] == kept
-
-
 def test_only_files_of_the_manifest_are_left(planted_run: tuple[Folder, Manifest]) -> None:
     root, manifest = planted_run
     named = {record.name for record in manifest.outcome.files}
     assert set((root / "dedup").files()) == named | {"_manifest.json"}
 
 
-@given(st.lists(st.integers(1, 12), max_size=6), st.integers(1, 12))
-@hypothesis_settings(deadline=None)
-def test_buckets_give_each_pair_with_a_pivot_once(sizes: list[int], pivots: int) -> None:
-    starts = np.cumsum([0, *sizes])
-    small, hot = pair_up_all(np.arange(starts[-1]), starts, pivots)
-    pairs = [tuple(pair) for part in [small, *(pair_with_pivots(b, pivots) for b in hot)] for pair in part.tolist()]
-    expected = {
-        (begin + a, begin + b)
-        for begin, size in zip(starts.tolist(), sizes, strict=False)
-        for b in range(size)
-        for a in range(b if size <= pivots + 1 else min(b, pivots))
-    }
-    assert len(pairs) == len(set(pairs)) and set(pairs) == expected
-
-
-def test_a_huge_bucket_takes_linear_time() -> None:
-    for size in (100_000, 3_000_000, 9_000_000):
-        assert size - 1 <= len(pair_with_pivots(np.arange(size), 64)) <= max(1 << 20, size)
-
-
-GRAPHS = st.lists(
-    st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda e: e[0] < e[1]), max_size=20, unique=True
-)
-
-
-@given(GRAPHS, st.integers(0, 3))
-@hypothesis_settings(deadline=None)
-def test_survivors_follow_the_policy(graph: list[tuple[int, int]], fixed: int) -> None:
-    graph = [(a, b) for a, b in graph if b >= fixed]  # none between two that are kept in any case
-    weight = {(a, b): 0.8 + (a * 7 + b * 3) % 20 / 100 for a, b in graph}
-    better, worse = np.array(graph, dtype=np.int64).reshape(-1, 2).T
-    edges = Edges(better, worse, np.array(list(weight.values()), dtype=np.float64))
-    components = components_of(10, better, worse)
-    chosen, similarity = (column.tolist() for column in choose_survivors(edges, components, "greedy", fixed))
-    for node in range(10):
-        options = [(-weight[a, b], a) for a, b in graph if b == node and chosen[a] == a]
-        assert (-similarity[node], chosen[node]) == min(options, default=(-1.0, node))
-    assert chosen[:fixed] == list(range(fixed))
-    chosen, similarity = (column.tolist() for column in choose_survivors(edges, components, "connected", fixed))
-    same = components.tolist()
-    assert chosen == [node if node < fixed else same.index(same[node]) for node in range(10)]
-    assert all(same[a] == same[b] for a, b in graph)
-    for node, other in enumerate(chosen):
-        expected = 1.0 if other == node else weight.get((other, node))
-        assert similarity[node] == expected or (expected is None and np.isnan(similarity[node]))
-
-
-def test_shards_are_grouped_within_bounds() -> None:
-    def record(rows: int, size: int = 1) -> FileRecord:
-        return FileRecord(name="x", bytes=size, sha256="", rows=rows)
-
-    def cut(*records: FileRecord) -> list[list[int]]:
-        return [list(places) for places in in_groups(records, 10, 100, 4)]
-
-    assert cut() == [[]]
-    assert cut(record(11)) == [[0]]
-    assert cut(*[record(4)] * 5) == [[0, 1], [2, 3], [4]]
-    assert cut(record(1, 60), record(1, 60), record(1, 40)) == [[0], [1, 2]]
-    assert cut(*[record(10)] * 16) == [[n, n + 1, n + 2, n + 3] for n in (0, 4, 8, 12)]
-
-
-@pytest.mark.parametrize("policy", ["greedy", "connected"])
+@pytest.mark.parametrize("policy", ["greedy", pytest.param("connected", marks=pytest.mark.slow)])
 def test_small_groups_ranges_and_pieces_give_the_same_result(
     planted: list[dict[str, Any]],
     planted_run: tuple[Folder, Manifest],
@@ -372,34 +232,3 @@ def test_small_groups_ranges_and_pieces_give_the_same_result(
     pairs = [sorted((p["first"], p["second"], p["jaccard"]) for p in audit(*d, "pairs/")) for d in (done, expected)]
     assert pairs[0] == pairs[1]
     assert audit(*done, "clusters/") == audit(*expected, "clusters/")
-
-
-def test_boilerplate_in_a_hot_bucket_gives_linear_pairs(tmp_path: Path) -> None:
-    """3,000 pages that differ in one word of two hundred: one stays, and the pairs are linear in their number."""
-    words = " ".join(f"word{number:03d}" for number in range(200))
-    rows = [row(f"{words} page{number:05d}", document_id=f"{number:05d}") for number in range(3000)]
-    root, manifest = run(tmp_path, rows, DedupSettings(bucket_pivots=8))
-    assert [r["id"] for r in rows_of(root, manifest)] == ["00000"]
-    assert manifest.outcome.facts["hot_buckets"] == 16
-    assert manifest.outcome.facts["candidate_pairs"] <= 2 * 8 * 3000  # not every page is in each of the buckets
-
-
-def test_parity_sets_the_defaults_of_settings_not_given() -> None:
-    settings = DedupSettings(parity="megatron", rows_per_band=9)
-    assert (settings.shingle, settings.num_bands, settings.rows_per_band, settings.threshold) == (
-        "characters",
-        10,
-        9,
-        0.7,
-    )
-    assert DedupSettings(**settings.model_dump()) == settings
-    assert DedupSettings().num_bands == 16
-
-
-def test_parity_includes_the_last_shingle_unlike_megatron(tmp_path: Path) -> None:
-    """Five letters are one shingle: Megatron's `range(0, len - 5)` had none."""
-    rows = [row("abcde", document_id="a"), row("abcde", document_id="b"), row("abcdf", document_id="c")]
-    root, manifest = run(tmp_path, rows, DedupSettings(parity="megatron"))
-    assert [r["id"] for r in rows_of(root, manifest)] == ["a", "c"]
-    sketch = audit(root, manifest, "sketch/")
-    assert all(r["band_00"] is not None for r in sketch) and sketch[0]["band_00"] != sketch[2]["band_00"]

@@ -24,6 +24,7 @@ from tasks.merge.step import checkpoint_name, merge, write_card
 from tasks.report.settings import ReportSettings
 from tasks.report.step import REPORT, report
 from tests.gpt2train.evaluate.plugin_of_page import install, write_items
+from tests.tasks.corpus import Inline
 from tests.trained_run import TrainedRun
 
 LICENSE = (Path(__file__).parents[3] / "LICENSE").read_text()
@@ -105,7 +106,7 @@ def test_a_model_folder_of_the_previous_format_is_merged_again(upstream: Upstrea
     records.remove("_manifest.json")
     folder.write_bytes("_manifest.json", json.dumps(old).encode())
     folder.write_bytes("_batches/part-00000.json", json.dumps({"fingerprint": "0" * 32, "outcome": {}}).encode())
-    with Runner(workers=1) as runner:
+    with Inline() as runner:
         assert merge(upstream.root, upstream.training, upstream.tokenizer, MergeSettings(), runner) == model
         assert not runner.skipped
     assert {name: folder.read_bytes(name) for name in folder.files()} == before
@@ -115,7 +116,7 @@ def test_a_model_folder_of_the_previous_format_is_merged_again(upstream: Upstrea
 def test_a_killed_or_damaged_merge_is_run_again(upstream: Upstream, model: Manifest) -> None:
     folder, records = upstream.root / model.folder, upstream.root / "runs/small/merge"
     folder.remove("config.json")
-    with Runner(workers=1) as runner:
+    with Inline() as runner:
         assert merge(upstream.root, upstream.training, upstream.tokenizer, MergeSettings(), runner) == model
         assert not runner.skipped and folder.size("config.json")
     # Killed between the batch and the manifest: the batch is not repeated.
@@ -123,7 +124,7 @@ def test_a_killed_or_damaged_merge_is_run_again(upstream: Upstream, model: Manif
     records.write_bytes("_batches/part-00000.json", json.dumps(outcome).encode())
     records.remove("_manifest.json")
     written = Path(folder.path("model.safetensors")).stat().st_mtime_ns
-    with Runner(workers=1) as runner:
+    with Inline() as runner:
         assert merge(upstream.root, upstream.training, upstream.tokenizer, MergeSettings(), runner) == model
     assert Path(folder.path("model.safetensors")).stat().st_mtime_ns == written
     assert records.files() == ["_card.json", "_manifest.json"]
@@ -171,7 +172,7 @@ def test_an_edited_model_card_is_kept(upstream: Upstream, model: Manifest, score
     folder = upstream.root / model.folder
     folder.write_bytes("README.md", b"# My model")
     folder.remove("config.json")
-    with Runner(workers=1) as runner:
+    with Inline() as runner:
         assert merge(upstream.root, upstream.training, upstream.tokenizer, MergeSettings(), runner) == model
         assert not runner.skipped and folder.size("config.json")
     write_card(upstream.root, upstream.training, MergeSettings(license="mit"), scores)
@@ -206,7 +207,7 @@ def test_another_cloze_set_is_scored_and_one_worker_gives_the_same_bytes(
 def test_wikitext_is_scored_if_given(upstream: Upstream, model: Manifest, scores: Manifest, tmp_path: Path) -> None:
     file, (lambada, documents) = tmp_path / "wiki.test.tokens", (str(upstream.cloze), upstream.documents)
     file.write_text(" = Valkyria = \n A game , in the third @-@ person . \n" * 5)
-    with Runner(workers=2) as runner:
+    with Inline() as runner:
         more = evaluate(upstream.root, model, lambada, documents, SETTINGS, runner, wikitext=str(file))
         assert [record.name for record in more.outputs][-1] == "wikitext.json"
         found = json.loads((upstream.root / more.folder).read_bytes("wikitext.json"))
@@ -304,7 +305,7 @@ def test_without_any_evaluation_data_only_samples_are_written(
     rows = [{"id": "1", "url": "u", "text": "t", "split": "train"}]
     write_rows(upstream.root / "unsplit", "p.parquet", rows, CLEAN)
     unsplit = upstream.step("shuffle", "unsplit", ["p.parquet"])
-    with Runner(workers=1) as one:
+    with Inline() as one:
         bare = evaluate(upstream.root, model, None, unsplit, SETTINGS, one)
         assert [record.name for record in bare.outputs] == ["samples.json"]
         assert bare.outcome.facts["held_out_documents"] == 0

@@ -1,10 +1,25 @@
-"""Web archives for the tests, written byte by byte, so that any part can be malformed."""
+"""Web archives for the tests, written byte by byte, so that any part can be malformed; and their index."""
 
+import bz2
 import gzip
+import lzma
 import zlib
 from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+
+from tasks.core.runner import Runner
+from tasks.core.step import Manifest
+from tasks.core.storage import Folder
+from tasks.download.warc import Page
+from tasks.sources.index import read_pages
+from tasks.sources.warcs import WarcSettings, find_warcs, warcs
+from tests.tasks.corpus import Inline, rejected_of
 
 HTML = "text/html; charset=utf-8"
+
+BODY = b"<html><body>" + b"<p>a paragraph of some words</p>" * 40
 
 
 def response(
@@ -51,3 +66,47 @@ def zeros(count: int, wrapper: int = 16 + zlib.MAX_WBITS, before: bytes = b"") -
     block = bytes(2**20)
     pieces = [packer.compress(before)] + [packer.compress(block) for _ in range(count // len(block))]
     return b"".join(pieces) + packer.compress(bytes(count % len(block))) + packer.flush()
+
+
+def zstd(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return bytes(sink.getvalue())
+
+
+INFO = record("warcinfo", 0, b"software: none\r\n")
+
+COMPRESSORS = {
+    "members.warc.gz": members,
+    "plain.warc": b"".join,
+    "one_stream.warc.gz": lambda records: gzip.compress(b"".join(records)),
+    "frames.warc.zst": lambda records: b"".join(map(zstd, records)),
+    "stream.warc.zst": lambda records: zstd(b"".join(records)),
+    "stream.warc.xz": lambda records: lzma.compress(b"".join(records)),
+    "stream.warc.bz2": lambda records: bz2.compress(b"".join(records)),
+}
+
+
+def numbered(number: int) -> bytes:
+    return BODY + str(number).encode()
+
+
+def archive(folder: Path, data: bytes, name: str = "a.warc.gz") -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def index(root: Path, *files: Path, runner: Runner | None = None, **chosen: object) -> Manifest:
+    return warcs(Folder(root), find_warcs([str(file) for file in files]), WarcSettings(**chosen), runner or Inline())
+
+
+def pages_of(root: Path, manifest: Manifest) -> list[Page]:
+    folder = Folder(root) / manifest.folder
+    return [page for output in manifest.outputs for page in read_pages(folder, output.name)]
+
+
+def faults_of(root: Path, manifest: Manifest) -> list[tuple[str, str, str]]:
+    rows = rejected_of(Folder(root), manifest)
+    return [(row["url"], row["reason"], row["detail"]) for row in rows]

@@ -1,69 +1,37 @@
 """Texts of the user: every kind of file, and a reason with its row for every fault."""
 
-import bz2
 import gzip
 import json
-import lzma
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.errors import UserError
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
-from tasks.core.step import Manifest
 from tasks.core.storage import Folder
 from tasks.extract.settings import ExtractSettings
 from tasks.extract.step import document_id, extract
 from tasks.sources.documents import find_documents
 from tasks.sources.merge_manifests import merge_manifests
-from tasks.sources.parquet_texts import ROWS
 from tasks.sources.text_records import json_item
 from tasks.sources.texts import TextsSettings, texts
-from tasks.sources.user_files import grouped
 from tasks.sources.warcs import WarcSettings, find_warcs, warcs
 from tasks.sources.webpages import WebpagesSettings, webpages
 from tests.tasks.corpus import Inline, content_of, rejected_of, rows_of
 from tests.tasks.sources.archives import members, record, response, url
+from tests.tasks.sources.text_files import COMPRESSORS, read, write
 
 PARAGRAPH = "The library waits for the reply of the server, and it gives up when the reply does not come in time. "
+
 PAGE = f"<html><head><title>A title</title></head><body><article><p>{PARAGRAPH * 4}</p></article></body></html>"
-
-
-def zstd(data: bytes) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "zstd") as stream:
-        stream.write(data)
-    return bytes(sink.getvalue())
-
-
-COMPRESSORS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
-
-
-def read(root: Path, *places: Path, key: str = "text", runner: Runner | None = None, **chosen: Any) -> Manifest:
-    settings = TextsSettings(**chosen)
-    found = find_documents([str(place) for place in places], key, settings.max_bytes)
-    return texts(Folder(root), found.texts, key, settings, runner or Inline())
-
-
-def write(path: Path, *lines: Any) -> Path:
-    """Write JSON lines; bytes are written unchanged."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(
-        b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
-    )
-    return path
 
 
 @pytest.mark.parametrize("pack", COMPRESSORS)
@@ -138,80 +106,6 @@ def test_any_bytes_are_a_record_or_a_reason(line: bytes) -> None:
 def test_any_text_is_read_unchanged(text: str) -> None:
     _, item = json_item(2, json.dumps({"text": text}).encode(), "text", 10_000)
     assert item.text == text if text.strip() else item.reason == "empty"
-
-
-# VmHWM, not ru_maxrss: that of a new process begins with the memory of the process that started it.
-MEMORY = """
-import pathlib, re, sys
-from tasks.sources.documents import find_documents
-from tasks.sources.texts import TextsSettings, texts_part
-from tasks.core.storage import Folder
-def peak():
-    return int(re.search("VmHWM: *\\t* *([0-9]+)", pathlib.Path("/proc/self/status").read_text()).group(1))
-before = peak()
-found = find_documents([sys.argv[1]], "text", 2**24)
-outcome = texts_part(Folder(sys.argv[2]), "part-00000", found.texts, "text", TextsSettings())
-print(outcome.kept, dict(outcome.reasons), peak() - before)
-"""
-
-
-def test_a_long_line_is_not_held_in_memory(tmp_path: Path) -> None:
-    """Sparse on disk: 300 MB of NULs between two lines."""
-    with (tmp_path / "long.jsonl").open("wb") as file:
-        file.write(b'{"text": "before"}\n{"text": "')
-        file.seek(300 * 2**20)
-        file.write(b'"}\n{"text": "after"}\n')
-    command = [sys.executable, "-c", MEMORY, str(tmp_path / "long.jsonl"), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("2 {'too_large': 1} ")
-    grown = int(done.stdout.split()[-1])
-    assert grown < 120 * 1024, f"{grown / 1024:.0f} MB"
-
-
-def opened(path: Path, packing: str) -> Any:
-    if packing == "zst":
-        return pa.CompressedOutputStream(str(path), "zstd")
-    return {"gz": gzip, "bz2": bz2, "xz": lzma}[packing].open(path, "wb")
-
-
-FAST_BOMBS = [("gz", "jsonl"), ("zst", "txt")]  # each kind and each library once
-SLOW_BOMBS = [("gz", "txt"), ("zst", "jsonl"), ("bz2", "jsonl"), ("bz2", "txt"), ("xz", "jsonl"), ("xz", "txt")]
-
-
-@pytest.mark.parametrize(
-    ("packing", "kind"), [*FAST_BOMBS, *(pytest.param(*bomb, marks=pytest.mark.slow) for bomb in SLOW_BOMBS)]
-)
-def test_a_decompression_bomb_is_a_rejected_row(tmp_path: Path, packing: str, kind: str) -> None:
-    """One line of 300 MB without an end, packed to less than 2 MB."""
-    (tmp_path / "in").mkdir()
-    bomb = tmp_path / "in" / f"bomb.{kind}.{packing}"
-    with opened(bomb, packing) as file:
-        file.write(b'{"text": "first"}\n{"text": "')
-        for _ in range(300):
-            file.write(b"x" * 10**6)
-    assert bomb.stat().st_size < 2 * 10**6
-    (tmp_path / "in" / f"good.{kind}").write_bytes(b'{"text": "good"}\n')
-    command = [sys.executable, "-c", MEMORY, str(tmp_path / "in"), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{2 if kind == 'jsonl' else 1} {{'too_large': 1}} ")
-    grown = int(done.stdout.split()[-1])
-    assert grown < 150 * 1024, f"{grown / 1024:.0f} MB"
-
-
-def test_many_keys_take_bounded_memory(tmp_path: Path) -> None:
-    """Nine lines of 2 MB with distinct keys, none of them the text key, then a good one."""
-    with (tmp_path / "keys.jsonl").open("w") as file:
-        for line in range(9):
-            file.write("{" + ",".join(f'"{line}-{n}":0' for n in range(200_000)) + "}\n")
-        file.write('{"text": "good"}\n')
-    command = [sys.executable, "-c", MEMORY, str(tmp_path / "keys.jsonl"), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 {'no_text': 9} ")
-    grown = int(done.stdout.split()[-1])
-    assert grown < 180 * 1024, f"{grown / 1024:.0f} MB"
 
 
 def test_parquet_is_read(tmp_path: Path) -> None:
@@ -292,59 +186,6 @@ def test_wet_files_of_common_crawl_are_read(tmp_path: Path) -> None:
     assert manifest.outcome.reasons == {"broken_record": 1, "invalid_utf8": 1}
 
 
-NO_SUCH = {
-    "an array": (b'[\n{"text": "a"},\n{"text": "b"}\n]\n', "x.json", r"x\.json, row 1: .*one JSON object per line.*jq"),
-    "a page": (b"<html>\n<p>hello\n", "x.jsonl", r"x\.jsonl, row 1: broken_json .*one JSON object per line"),
-    "packed": (gzip.compress(b'{"text": "a"}'), "x.jsonl", r"x\.jsonl, row 1: invalid_utf8 .*rename the file"),
-    "another key": (b'{"body": "a", "u": 1}\n', "x.jsonl", r"row 1: no key 'text'; it has 'body', 'u'; .*--json-key"),
-    "a wrong type": (b'{"text": {"a": 1}}\n', "x.jsonl", r"row 1: 'text' is dict, .*--json-key"),
-    "no gzip": (b'{"text": "a"}', "x.jsonl.gz", r"x\.jsonl\.gz is not a complete \.gz file .*rename"),
-    "no Parquet": (b'{"text": "a"}', "x.parquet", r"x\.parquet is not a valid Parquet file"),
-    "an unknown ending": (b"a", "x.pdf", r"x\.pdf: its ending is none of \.jsonl .*rename"),
-    "an archive": (b"a", "x.warc.gz", r"x\.warc\.gz: its ending .*--warcs"),
-}
-
-
-@pytest.mark.parametrize("kind", NO_SUCH)
-def test_a_file_with_a_wrong_suffix_is_refused(tmp_path: Path, kind: str) -> None:
-    data, name, said = NO_SUCH[kind]
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=said):
-        find_documents([str(tmp_path / name)], "text", 2**20)
-
-
-def test_a_parquet_file_without_the_column_is_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"body": ["a"], "n": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=r"no column 'text'; it has 'body', 'n'; name it with --json-key"):
-        find_documents([str(tmp_path)], "text", 2**20)
-    with pytest.raises(UserError, match=r"column 'n' of .* holds int64, strings expected"):
-        find_documents([str(tmp_path)], "n", 2**20)
-
-
-def test_a_truncated_parquet_file_is_named_by_the_step(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": ["words " * 50] * 1000}), tmp_path / "a.parquet", compression="none")
-    data = bytearray((tmp_path / "a.parquet").read_bytes())
-    data[4:60] = b"\xff" * 56  # the first page's header
-    (tmp_path / "a.parquet").write_bytes(bytes(data))
-    with pytest.raises(UserError, match=r"a\.parquet is not a valid Parquet file after row 0 "):
-        find_documents([str(tmp_path)], "text", 2**20)
-
-
-def test_a_later_file_is_checked_as_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.sources.documents.CHECKED_FILES", 1)
-    files = [write(tmp_path / "1.jsonl", {"text": "a"}), write(tmp_path / "2.jsonl", {"body": "a"})]
-    with pytest.raises(UserError, match=r"2\.jsonl, row 1: no key 'text'; it has 'body'"):
-        read(tmp_path / "out", *files)
-
-
-def test_small_files_share_a_batch_and_large_ones_have_their_own(tmp_path: Path) -> None:
-    paths = [write(tmp_path / f"{n}.jsonl", {"text": "x" * size}) for n, size in enumerate([10, 10, 900, 10, 10, 10])]
-    found = find_documents([str(path) for path in paths], "text", 2**20)
-    assert [len(group) for group in grouped(found.texts, 2, 800)] == [2, 1, 2, 1]
-    assert [len(group) for group in grouped(found.texts, 9, 20)] == [1] * 6
-    assert grouped([], 2, 800) == []
-
-
 @pytest.mark.slow
 def test_bytes_do_not_depend_on_workers_or_paths(tmp_path: Path) -> None:
     found = []
@@ -389,7 +230,7 @@ def test_a_killed_step_run_again_gives_the_same_bytes(tmp_path: Path) -> None:
     chosen = {"shard_bytes": 100_000}
     whole = read(tmp_path / "whole", tmp_path / "in", **chosen)
     code = (
-        "import sys; from tests.tasks.sources.test_texts import read; from pathlib import Path; "
+        "import sys; from tests.tasks.sources.text_files import read; from pathlib import Path; "
         "read(Path(sys.argv[1]), Path(sys.argv[2]), shard_bytes=100_000)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "out"), str(tmp_path / "in")])
@@ -401,80 +242,3 @@ def test_a_killed_step_run_again_gives_the_same_bytes(tmp_path: Path) -> None:
     process.wait()
     assert not (tmp_path / "out/texts/_manifest.json").exists()
     assert read(tmp_path / "out", tmp_path / "in", **chosen) == whole
-
-
-def test_unreadable_files_of_a_folder_are_rejected_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dangling link, a FIFO, a loop of links, a file that disappears; the others are read."""
-    folder = tmp_path / "in"
-    (folder / "below").mkdir(parents=True)
-    (folder / "a.txt").write_text("Some text.")
-    (folder / "below" / "b.txt").write_text("Another text.")
-    (folder / "dangling.txt").symlink_to(tmp_path / "nowhere")
-    (folder / "page.html").symlink_to(tmp_path / "nowhere.html")
-    (folder / "below" / "loop").symlink_to(folder)
-    (folder / "self.txt").symlink_to(folder / "self.txt")
-    os.mkfifo(folder / "fifo.txt")
-    (folder / "gone.txt").write_text("It goes away.")
-    found = find_documents([str(folder)], "text", 1000)
-    assert [file.name for file in found.texts] == [
-        *("a.txt", "below/b.txt", "dangling.txt", "fifo.txt", "gone.txt", "self.txt")
-    ]
-    (folder / "gone.txt").unlink()
-    root = Folder(tmp_path / "out")
-    with Inline(workers=1) as runner:
-        manifest = texts(root, found.texts, "text", TextsSettings(), runner)
-    assert [row["text"] for row in rows_of(root, manifest)] == ["Some text.", "Another text."]
-    assert manifest.outcome.reasons == {"unreadable": 4}
-    details = {row["url"]: row["detail"] for row in rejected_of(root, manifest)}
-    assert "a link to a file that is not there" in details["dangling.txt"]
-    assert "no regular file" in details["fifo.txt"] and "since the run began" in details["gone.txt"]
-    assert [file.fault for file in found.pages] == ["it is a link to a file that is not there"]
-    with pytest.raises(UserError, match="nowhere"):  # a missing file that is named itself is a user error
-        find_documents([str(tmp_path / "nowhere.txt")], "text", 1000)
-
-
-BOMB = """
-import resource, sys
-from tasks.sources.parquet_texts import parquet_items
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-found = [(item.reason, len(item.text)) for item in parquet_items(sys.argv[1], "text", 2**20)]
-print(len(found), sorted({str(reason) for reason, _ in found}))
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
-"""
-
-
-def unpacked(bomb: Path) -> tuple[str, int]:
-    """Items that another process reads from a Parquet file, and the megabytes by which it grows."""
-    assert bomb.stat().st_size < 2**17
-    command = [sys.executable, "-c", BOMB, str(bomb)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    said, grown = done.stdout.splitlines()
-    return said, int(grown)
-
-
-def test_a_repeated_text_in_a_parquet_file_takes_little_memory(tmp_path: Path) -> None:
-    """One text of 16 MiB that a thousand rows repeat: 1 kB of file, 16 GB of texts."""
-    column = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["x" * 2**24]))
-    bomb, limit = tmp_path / "bomb.parquet", 2**30
-    pq.write_table(
-        pa.table({"text": column}), bomb, compression="zstd", dictionary_pagesize_limit=limit, store_schema=False
-    )
-    said, grown = unpacked(bomb)
-    assert said == "1000 ['too_large']"
-    assert grown < 600
-
-
-@pytest.mark.parametrize("megabytes", [300, pytest.param(600, marks=pytest.mark.slow)])
-def test_a_large_page_of_a_parquet_file_takes_little_memory(tmp_path: Path, megabytes: int) -> None:
-    """A text in one plain page, 10 to 60 kB of file, behind rows that can be used."""
-    bomb = tmp_path / "bomb.parquet"
-    plain = pa.schema([("text", pa.string())])
-    with pq.ParquetWriter(bomb, plain, compression="zstd", use_dictionary=False, write_statistics=False) as writer:
-        writer.write_table(pa.table({"text": ["before"] * ROWS}))
-        page = pa.py_buffer(bytes(megabytes * 2**20))
-        offsets = pa.py_buffer(np.array([0, page.size], dtype=np.int32))
-        writer.write_table(pa.table({"text": pa.StringArray.from_buffers(1, offsets, page)}))
-    said, grown = unpacked(bomb)
-    assert said == f"{ROWS + 1} ['None', 'too_large']"
-    assert grown < 600

@@ -15,17 +15,24 @@ from pathlib import Path
 from gpt2train.launch.rank_process import lock_run_folder
 with lock_run_folder(Path(sys.argv[1])):
     print("holds", flush=True)
-    time.sleep(3)
+    sys.stdin.read()
+    time.sleep(0.5)
 """
 
 
 def test_the_next_job_waits_while_the_previous_one_saves(tmp_path: Path) -> None:
     job = Job(str(tmp_path / "config.toml"), LaunchSettings(processes=1))
     waits = f"waiting until the previous job has saved and ended in {tmp_path}"
-    before = subprocess.Popen([sys.executable, "-c", SAVES, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert before.stdout is not None and before.stdout.readline() == "holds\n"
+    command = [sys.executable, "-c", SAVES, str(tmp_path)]
+    before = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert before.stdin is not None and before.stdout is not None and before.stdout.readline() == "holds\n"
     logged: list[str] = []
-    code = run_local(job, logged.append)
+
+    def log(line: str) -> None:
+        logged.append(line)
+        before.stdin.close()  # type: ignore[union-attr]  # it ends when it has been waited for
+
+    code = run_local(job, log)
     assert before.poll() == 0
     assert code == 2 and logged[0] == waits and "config.toml" in logged[-1]  # which is not there
 

@@ -1,0 +1,25 @@
+"""The dedup step over given documents, and its audit."""
+
+from pathlib import Path
+from typing import Any
+
+from tasks.core.shards import read_rows
+from tasks.core.step import Manifest
+from tasks.core.storage import Folder
+from tasks.dedup.settings import DedupSettings
+from tasks.dedup.step import dedup
+from tests.tasks.corpus import Inline, documents_of
+
+
+def run(
+    folder: Path, rows: list[dict[str, Any]], settings: DedupSettings | None = None, per_shard: int = 1000
+) -> tuple[Folder, Manifest]:
+    root = Folder(folder)
+    documents = documents_of(root, rows, per_shard)
+    with Inline(workers=1) as runner:
+        return root, dedup(root, documents, settings or DedupSettings(), runner)
+
+
+def audit(root: Folder, manifest: Manifest, kind: str) -> list[dict[str, Any]]:
+    names = [record.name for record in manifest.outcome.audit if record.name.startswith(kind)]
+    return [found for name in names for found in read_rows(root / "dedup", name)]
