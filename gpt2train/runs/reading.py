@@ -28,74 +28,39 @@ MEAN_ROWS = 10  # number of last steps whose mean training loss is shown; the lo
 
 @dataclass(frozen=True)
 class Run:
-    """Contents of a run folder.
+    """Contents of a run folder. Losses are in nats per token."""
 
-    Attributes:
-        name: name of the folder, with parent folders if two runs have the same name.
-        folder: path of the folder.
-        state: `running`, `finished`, `stopped` or `not begun`.
-        step: last finished step.
-        steps: number of steps of the training.
-        data: fingerprint of the training tokens, several joined by `+`; None if unknown.
-        tokens: tokens trained on so far.
-        data_tokens: tokens of the training data.
-        parameters: parameters of the model.
-        layout: parallel layout of the last start.
-        loss: mean training loss of the last ten steps, nats per token.
-        valid_loss: last validation loss, nats per token.
-        best_valid_loss: lowest validation loss, nats per token.
-        lambada_accuracy: accuracy by LAMBADA's headline definition.
-        lambada_perplexity: perplexity by LAMBADA's headline definition.
-        wikitext_perplexity: WikiText perplexity per word of the original text.
-        hours: time of all steps; a repeated step counts each time.
-        repeated_hours: part of `hours` spent on steps that were repeated.
-        tokens_per_second: median over the steps.
-        started: time of the first start, ISO 8601.
-        record: contents of `run.json`.
-        settings: flat settings, by dotted name.
-        rows: rows of metrics.jsonl.
-        evaluation: results in eval/, by name of the file.
-    """
-
-    name: str
+    name: str  # of the folder, with parent folders if two runs have the same name
     folder: Path
-    state: str
-    step: int
-    steps: int
-    data: str | None
-    tokens: int
-    data_tokens: int | None
-    parameters: int
-    layout: str | None
-    loss: float | None
-    valid_loss: float | None
-    best_valid_loss: float | None
-    lambada_accuracy: float | None
-    lambada_perplexity: float | None
-    wikitext_perplexity: float | None
-    hours: float
-    repeated_hours: float
-    tokens_per_second: float | None
-    started: str | None
-    record: RunRecord
-    settings: dict[str, Any]
-    rows: list[dict[str, Any]] = field(repr=False)
-    evaluation: dict[str, Any] = field(repr=False)
+    state: str  # `running`, `finished`, `stopped` or `not begun`
+    step: int  # last finished step
+    steps: int  # of the training
+    data: str | None  # fingerprint of the training tokens, several joined by `+`; None if unknown
+    tokens: int  # trained on so far
+    data_tokens: int | None  # of the training data
+    parameters: int  # of the model
+    layout: str | None  # parallel layout of the last start
+    loss: float | None  # mean training loss of the last MEAN_ROWS steps
+    valid_loss: float | None  # last validation loss
+    best_valid_loss: float | None  # lowest validation loss
+    lambada_accuracy: float | None  # by LAMBADA's headline definition
+    lambada_perplexity: float | None  # by LAMBADA's headline definition
+    wikitext_perplexity: float | None  # per word of the original text
+    hours: float  # time of all steps; a repeated step counts each time
+    repeated_hours: float  # part of `hours` spent on steps that were repeated
+    tokens_per_second: float | None  # median over the steps
+    started: str | None  # time of the first start, ISO 8601
+    record: RunRecord  # contents of run.json
+    settings: dict[str, Any]  # by dotted name
+    rows: list[dict[str, Any]] = field(repr=False)  # of metrics.jsonl
+    evaluation: dict[str, Any] = field(repr=False)  # results in eval/, by name of the file
 
 
-@dataclass(frozen=True)
-class UnreadableRun:
-    """Run folder that cannot be read, with the reason."""
-
-    folder: Path
-    reason: str
-
-
-def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[UnreadableRun]]:
+def read_runs(paths: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
     """Read every run at or below the given folders.
 
     Returns:
-        The runs, each once, sorted by name, and the run folders that are partly or wholly unreadable.
+        The runs, each once, sorted by name, and the reason for each folder that is partly or wholly unreadable.
 
     Raises:
         UserError: a folder does not exist, or there is no run below any of them.
@@ -105,16 +70,16 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[UnreadableRun]]:
         where = ", ".join(map(str, paths))
         raise UserError(f"no run below {where}; give an output folder, its runs/, or the folder of a run")
     runs: list[Run] = []
-    unreadable: list[UnreadableRun] = []
+    unreadable: dict[Path, str] = {}
     for folder, name in zip(folders, _names(folders), strict=True):
         try:
             runs.append(read_run(folder, name))
             if problem := unreadable_lines(folder):
-                unreadable.append(UnreadableRun(folder, problem))
+                unreadable[folder] = problem
         except (UserError, RunError) as error:
-            unreadable.append(UnreadableRun(folder, str(error)))
+            unreadable[folder] = str(error)
         except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
-            unreadable.append(UnreadableRun(folder, f"{folder} has unknown contents ({type(error).__name__}: {error})"))
+            unreadable[folder] = f"{folder} has unknown contents ({type(error).__name__}: {error})"
     return sorted(runs, key=lambda run: run.name), unreadable
 
 
@@ -128,7 +93,8 @@ def find_runs(root: Path) -> Iterator[Path]:
         raise UserError(f"{root} is not a folder; give an output folder, its runs/, or the folder of a run")
     for path, subfolders, files in os.walk(root):
         folder = Path(path)
-        if _is_run({*subfolders, *files}):
+        names = {*subfolders, *files}
+        if RECORD in names or (CONFIG_FILE in names and not names.isdisjoint(SIGNS)):
             subfolders.clear()
             yield folder
         elif len(folder.relative_to(root).parts) >= MAX_DEPTH:
@@ -140,10 +106,6 @@ def find_runs(root: Path) -> Iterator[Path]:
 def read_run(folder: Path, name: str | None = None) -> Run:
     """Read one run folder.
 
-    Args:
-        folder: run folder.
-        name: name of the run; by default the folder's name.
-
     Raises:
         UserError: the settings are missing or invalid.
         RunError: a file is damaged.
@@ -154,7 +116,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     rows = read_metrics(folder)
     record = read_record(folder) or RunRecord()
     last: dict[str, Any] = rows[-1] if rows else {}
-    valid = _numbers(rows, "valid_loss")
+    losses, valid = _numbers(rows[-MEAN_ROWS:], "loss"), _numbers(rows, "valid_loss")
     evaluation = dict(_evaluation(folder))
     lambada = evaluation.get("lambada", {})
     headline = lambada.get("definitions", {}).get(lambada.get("headline"), {})
@@ -172,7 +134,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         data_tokens=sum(corpus.tokens for corpus in record.data) or None,
         parameters=parameter_count(config.shape),
         layout=start.layout if start else None,
-        loss=_mean(_numbers(rows[-MEAN_ROWS:], "loss")),
+        loss=sum(losses) / len(losses) if losses else None,
         valid_loss=valid[-1] if valid else None,
         best_valid_loss=min(valid, default=None),
         lambada_accuracy=headline.get("accuracy"),
@@ -205,10 +167,6 @@ def is_locked(run: Path) -> bool:
     return False
 
 
-def _is_run(names: set[str]) -> bool:
-    return RECORD in names or (CONFIG_FILE in names and not names.isdisjoint(SIGNS))
-
-
 def _state(folder: Path, step: int, steps: int) -> str:
     if is_locked(folder):
         return "running"
@@ -220,11 +178,10 @@ def _state(folder: Path, step: int, steps: int) -> str:
 
 def _data(record: RunRecord, config: RunConfig) -> str | None:
     """Return the fingerprint of the training tokens by the flows, else the identity that checkpoints use."""
-    names = [corpus.fingerprint or corpus.identity for corpus in record.data]
-    if not names:  # before the first step, or a run of a release that wrote no record
-        found = [token_fingerprint(corpus.prefix) for corpus in config.data.corpora]
-        names = [name for name in found if name]
-    return "+".join(names) or None
+    names: list[str | None] = [corpus.fingerprint or corpus.identity for corpus in record.data]
+    # Without them: before the first step, or a run of a release that wrote no record.
+    names = names or [token_fingerprint(corpus.prefix) for corpus in config.data.corpora]
+    return "+".join(filter(None, names)) or None
 
 
 def _evaluation(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -252,7 +209,3 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _numbers(rows: Iterable[dict[str, Any]], key: str) -> list[float]:
     return [float(row[key]) for row in rows if row.get(key) is not None and math.isfinite(row[key])]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
