@@ -7,7 +7,7 @@ from typing import Any
 
 from flows.ui.progress import format_duration
 from tasks.core.step import Manifest
-from tasks.report.pictures import data_uri, loss_curve
+from tasks.report.pictures import loss_curve
 
 COLUMNS = {
     "step": "step",
@@ -118,7 +118,7 @@ def training(records: Sequence[dict[str, Any]], steps: int) -> str:
     last = records[-MAX_METRIC_ROWS:]
     columns = {key: name for key, name in COLUMNS.items() if any(record.get(key) is not None for record in last)}
     rows = [{name: short(record.get(key)) for key, name in columns.items()} for record in last]
-    picture = data_uri(loss_curve(records, steps))
+    picture = loss_curve(records, steps)
     facts = [f"**{training_summary(records, steps)}**"]
     valid = [(r["valid_loss"], r["step"]) for r in records if r.get("valid_loss") is not None]
     if valid:
