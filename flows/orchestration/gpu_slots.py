@@ -22,7 +22,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalC
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import flow_run
 
-from flows.compat.prefect import acquire_lease, release_lease, renew_lease
+from flows.compat.prefect import acquire_lease, renew_lease
 from flows.orchestration.server import is_embedded
 from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.progress import format_duration
@@ -36,11 +36,6 @@ POLL_SECONDS = 2.0
 STALE_SECONDS = 90.0  # lease time plus the server's interval of checks for expired leases
 SERVER_ERRORS = (httpx.HTTPError, OSError)
 ARTIFACT = "gpu-queue"  # key of the artifact that shows the wait on the run page
-
-
-def limit_name(device: str) -> str:
-    """Return the name of the concurrency limit of a device of this machine."""
-    return f"gpt2train {socket.gethostname()} {device}"
 
 
 @contextlib.contextmanager
@@ -87,10 +82,10 @@ def server_slots(
         run: id of the flow run.
         on_wait: callback that gets the reason of the wait.
     """
-    names = [limit_name(device) for device in devices]
-    if not names:
+    if not devices:
         yield
         return
+    names = [f"gpt2train {socket.gethostname()} {device}" for device in devices]
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(get_client(sync_client=True))
         lease: UUID | None = None
@@ -99,7 +94,7 @@ def server_slots(
                 _ensure_limit(client, name, max_jobs)
             for stale_lease in local_slot.stale_leases:
                 with contextlib.suppress(ValueError):  # any user of the machine can write these files
-                    release_lease(client, UUID(stale_lease))
+                    client.release_concurrency_slots_with_lease(UUID(stale_lease))
             lease = _acquire(client, names, local_slot.other_jobs, run, on_wait)
             local_slot.record_lease(str(lease))
         except SERVER_ERRORS as error:
@@ -122,12 +117,10 @@ def _ensure_limit(client: SyncPrefectClient, name: str, max_jobs: int) -> None:
 
 def _acquire(
     client: SyncPrefectClient, names: list[str], other_jobs: int, run: UUID | None, on_wait: QueueMessage
-) -> UUID | None:
+) -> UUID:
     """Wait for one slot of every limit and return their common lease."""
     since, notified = time.monotonic(), False
-    while True:
-        if lease := acquire_lease(client, names, LEASE_SECONDS, run):
-            return lease
+    while not (lease := acquire_lease(client, names, LEASE_SECONDS, run)):
         if not notified:
             on_wait(f"the server's concurrency limit {' and '.join(names)} has no free slot")
             notified = True
@@ -135,6 +128,7 @@ def _acquire(
             _free_stale_slots(client, names, other_jobs)
             since = time.monotonic()
         time.sleep(POLL_SECONDS)
+    return lease
 
 
 def _free_stale_slots(client: SyncPrefectClient, names: list[str], other_jobs: int) -> None:
@@ -171,4 +165,4 @@ def _release(client: SyncPrefectClient, names: list[str], lease: UUID, lost: thr
         if lost.is_set():
             client.release_concurrency_slots(names, 1, 1.0)
         else:
-            release_lease(client, lease)
+            client.release_concurrency_slots_with_lease(lease)
