@@ -79,7 +79,7 @@ def start_ray(open_runner: "Callable[[], TaskRunner[Any]]") -> "TaskRunner[Any]"
             if attempt == MAX_STARTS:
                 raise
             reason = " ".join(str(error).split())[:200]
-            _print_line(f"Ray did not start on this machine ({reason}); starting it once more")
+            print(f"Ray did not start on this machine ({reason}); starting it once more", file=sys.stderr, flush=True)
     raise AssertionError("unreachable")
 
 
@@ -97,7 +97,7 @@ class RayStart:
 
         def watch() -> None:
             while not done.wait(STATUS_SECONDS):
-                _print_line(self.status())
+                print(self.status(), file=sys.stderr, flush=True)
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
@@ -160,7 +160,3 @@ def bytecode_cache(module: ModuleType) -> Iterator[None]:
                 os.environ.pop(name, None)
                 if value is not None:
                     os.environ[name] = value
-
-
-def _print_line(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

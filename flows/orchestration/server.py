@@ -14,6 +14,7 @@ rebinding), and allows no other origin (CORS).
 
 import argparse
 import contextlib
+import functools
 import os
 import secrets
 import socket
@@ -34,6 +35,7 @@ import psutil
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import is_full
 from gpt2train.launch.parent_death import die_with_parent
+from gpt2train.launch.process_env import is_loopback
 from gpt2train.settings import read_toml
 
 # The first start migrates SQLite: 9-13 s on 2 idle cores, minutes on a busy machine. A process that uses no CPU for
@@ -64,7 +66,7 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
         UserError: no server answers at the configured address.
         RunError: the embedded server did not start; the message ends with its last output.
     """
-    if configured := _configured_server():
+    if configured := configured_server():
         check_reachable(configured)
         yield None
         return
@@ -80,7 +82,7 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
         )
         saved_key = os.environ.get(CLIENT_KEY)
         try:
-            _wait_until_healthy(process, port, output, print_status or _print_line)
+            _wait_until_healthy(process, port, output, print_status or functools.partial(print, file=sys.stderr))
             os.environ["PREFECT_API_URL"] = os.environ[EMBEDDED] = f"http://127.0.0.1:{port}/api"
             os.environ[CLIENT_KEY] = key
             yield f"http://127.0.0.1:{port}"
@@ -132,9 +134,7 @@ def api_key() -> str:
         return path.read_text().strip()
     except OSError as error:
         if is_full(_prefect_home()):
-            raise RunError(
-                f"no space left in {_prefect_home()} for the embedded Prefect server; free some and run again"
-            ) from error
+            raise _disk_full_error() from error
         raise UserError(
             f"cannot store the key of the embedded Prefect server in {path} ({error.strerror}); set PREFECT_HOME to a "
             "folder that you own"
@@ -146,9 +146,17 @@ def is_embedded() -> bool:
     return EMBEDDED in os.environ and os.environ[EMBEDDED] == os.environ.get("PREFECT_API_URL")
 
 
-def has_configured_server() -> bool:
-    """Return True if the environment or the active Prefect profile names an API, so that none is embedded."""
-    return _configured_server() is not None
+def configured_server() -> str | None:
+    """Return the API address that the environment or the active Prefect profile names, so that none is embedded.
+
+    It reads the profile without importing Prefect (1-3 s).
+    """
+    path = Path(os.environ.get("PREFECT_PROFILES_PATH", _prefect_home() / "profiles.toml"))
+    if (address := os.environ.get("PREFECT_API_URL")) or not path.exists():
+        return address or None
+    profiles = read_toml(path)
+    active = os.environ.get("PREFECT_PROFILE", profiles.get("active"))
+    return profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL") or None
 
 
 def check_reachable(address: str) -> None:
@@ -158,7 +166,8 @@ def check_reachable(address: str) -> None:
         UserError: no server answers.
     """
     # Requests to loopback must bypass proxies; other machines may be reachable only through one.
-    handlers = [urllib.request.ProxyHandler({})] if _is_loopback(address) else []
+    loopback = is_loopback(urllib.parse.urlsplit(address).hostname or "")
+    handlers = [urllib.request.ProxyHandler({})] if loopback else []
     reason: object
     try:
         urllib.request.build_opener(*handlers).open(f"{address.rstrip('/')}/health", timeout=ANSWER_SECONDS).close()
@@ -178,29 +187,9 @@ def check_reachable(address: str) -> None:
     )
 
 
-def _is_loopback(address: str) -> bool:
-    host = urllib.parse.urlsplit(address).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _configured_server() -> str | None:
-    """Address of the API that the environment or the active Prefect profile names."""
-    return os.environ.get("PREFECT_API_URL") or _profile_server()
-
-
 def _prefect_home() -> Path:
     """Folder of Prefect's profiles and of the default database of its server."""
     return Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
-
-
-def _profile_server() -> str | None:
-    """API address of the active Prefect profile, read without importing Prefect (1-3 s)."""
-    path = Path(os.environ.get("PREFECT_PROFILES_PATH", _prefect_home() / "profiles.toml"))
-    if not path.exists():
-        return None
-    profiles = read_toml(path)
-    active = os.environ.get("PREFECT_PROFILE", profiles.get("active"))
-    return profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL") or None
 
 
 def _flush_prefect() -> None:
@@ -220,10 +209,6 @@ def _free_port() -> int:
 
 def _disk_full_error() -> RunError:
     return RunError(f"no space left in {_prefect_home()} for the embedded Prefect server; free some and run again")
-
-
-def _print_line(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _wait_until_healthy(
