@@ -8,23 +8,14 @@ UNITS = {"blacklist": "URLs", "download": "pages", "extract": "pages"}  # all ot
 
 @dataclass
 class StageProgress:
-    """Batches and rows done of a stage.
+    """Batches and rows done of a stage."""
 
-    Attributes:
-        unit: name of the rows, in the plural.
-        total: number of batches.
-        done: number of finished batches.
-        rows: number of rows done, including those of batches in flight that report them; 0 if the stage counts none.
-        all_rows: total number of rows; 0 if unknown.
-        started: start on the monotonic clock, in seconds.
-    """
-
-    unit: str
-    total: int
-    done: int = 0
-    rows: int = 0
-    all_rows: int = 0
-    started: float = field(default_factory=time.monotonic)
+    unit: str  # name of the rows, in the plural
+    total: int  # number of batches
+    done: int = 0  # number of finished batches
+    rows: int = 0  # done, including those of batches in flight that report them; 0 if the stage counts none
+    all_rows: int = 0  # total number of rows; 0 if unknown
+    started: float = field(default_factory=time.monotonic)  # on the monotonic clock, in seconds
 
     def rate(self, now: float) -> str:
         """Format the rows per second as `1,234 pages/s`; empty before any row is done."""
