@@ -22,12 +22,7 @@ CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it;
 
 
 def command(flow: SettingsFlow[S], result: str) -> None:
-    """Run the command line of this process and exit with its status.
-
-    Args:
-        flow: the flow to run; it returns a path.
-        result: name of that path in the last line of output.
-    """
+    """Run the command line of this process and exit with its status; see `app_of`."""
     sys.exit(run_command(app_of(flow, result)))
 
 

@@ -47,7 +47,7 @@ def recipe(run: PlannedRun[PipelineSettings], runner: Runner) -> list[Manifest]:
     data = prepare(root, settings, run.sources, runner)
     training = train_on_tokens(root, root, data.tokenize, data.tokenizer, settings, runner)
     model, scores = merge_and_score(root, training, data.tokenizer, data.lambada, data.shuffle, settings, runner)
-    manifests = [*data.manifests(), training, model, scores]
+    manifests = [*data.manifests, training, model, scores]
     return [*manifests, runner.run_step(report, root, manifests, settings.report)]
 
 

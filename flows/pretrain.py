@@ -62,16 +62,7 @@ def train_on_tokens(
 ) -> Manifest:
     """Run the training step with the retries of the launch settings.
 
-    Args:
-        root: output folder.
-        data: local folder that holds the tokens and the tokenizer.
-        tokens: manifest of the token shards.
-        bpe: manifest of the tokenizer.
-        settings: settings of the run.
-        runner: runner of the step.
-
-    Returns:
-        The manifest of the training.
+    `data` is a local folder that holds the tokens and the tokenizer; `root` is the output folder.
     """
     launch = settings.launch
     retries = Retries(launch.retries, launch.retry_delay)

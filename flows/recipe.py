@@ -24,12 +24,7 @@ Recipe = Callable[["PlannedRun[Any]", Runner], object]
 
 @dataclass(frozen=True)
 class PlannedRun(Generic[S]):
-    """A run of a flow before its first step. Checks, dry run and run share one, so that inputs are read once.
-
-    Attributes:
-        settings: settings of the run.
-        recipe: function that runs the steps of the flow.
-    """
+    """A run of a flow before its first step. Checks, dry run and run share one, so that inputs are read once."""
 
     settings: S
     recipe: Recipe
