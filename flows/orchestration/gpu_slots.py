@@ -60,7 +60,9 @@ def prefect_slot(devices: Sequence[str], max_jobs: int, run: str, publisher: Art
 
     with gpu_slot(devices, max_jobs, holder, on_wait) as local_slot:
         run_id = UUID(flow_run.id) if flow_run.id else None
-        with server_slots([] if is_embedded() else devices, max_jobs, local_slot, run_id, on_wait):
+        on_server = bool(devices) and not is_embedded()
+        slots = server_slots(devices, max_jobs, local_slot, run_id, on_wait) if on_server else contextlib.nullcontext()
+        with slots:
             if publisher.has(ARTIFACT):
                 text = f"waited {format_duration(time.monotonic() - started_at)} for a slot on {' and '.join(devices)}"
                 log.info(text)
@@ -82,13 +84,8 @@ def server_slots(
         run: id of the flow run.
         on_wait: callback that gets the reason of the wait.
     """
-    if not devices:
-        yield
-        return
     names = [f"gpt2train {socket.gethostname()} {device}" for device in devices]
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(get_client(sync_client=True))
-        lease: UUID | None = None
+    with get_client(sync_client=True) as client, contextlib.ExitStack() as held:
         try:
             for name in names:
                 _ensure_limit(client, name, max_jobs)
@@ -96,11 +93,10 @@ def server_slots(
                 with contextlib.suppress(ValueError):  # any user of the machine can write these files
                     client.release_concurrency_slots_with_lease(UUID(stale_lease))
             lease = _acquire(client, names, local_slot.other_jobs, run, on_wait)
+            held.enter_context(_renewed(client, names, lease))
             local_slot.record_lease(str(lease))
         except SERVER_ERRORS as error:
             log.warning("the Prefect server keeps no GPU slots (%s); the lock files of this machine still do", error)
-        if lease is not None:
-            stack.callback(_release, client, names, lease, _renew_lease(stack, lease))
         yield
 
 
@@ -140,8 +136,9 @@ def _free_stale_slots(client: SyncPrefectClient, names: list[str], other_jobs: i
             log.warning("%s: freed %d slots of runs that ended", name, limit.active_slots - other_jobs)
 
 
-def _renew_lease(stack: contextlib.ExitStack, lease: UUID) -> threading.Event:
-    """Renew a lease from a thread until the stack is closed. The returned event is set if the server lost the lease."""
+@contextlib.contextmanager
+def _renewed(client: SyncPrefectClient, names: list[str], lease: UUID) -> Iterator[None]:
+    """Renew a lease from a thread until the block ends, then release its slots."""
     stop, lost = threading.Event(), threading.Event()
 
     def renew() -> None:
@@ -154,15 +151,13 @@ def _renew_lease(stack: contextlib.ExitStack, lease: UUID) -> threading.Event:
 
     thread = threading.Thread(target=renew, name="gpu-slot-lease", daemon=True)
     thread.start()
-    stack.callback(thread.join, 2.0)
-    stack.callback(stop.set)
-    return lost
-
-
-def _release(client: SyncPrefectClient, names: list[str], lease: UUID, lost: threading.Event) -> None:
-    """Release the slots; without the lease if the server lost it, since it would count them as taken."""
-    with contextlib.suppress(*SERVER_ERRORS):
-        if lost.is_set():
-            client.release_concurrency_slots(names, 1, 1.0)
-        else:
-            client.release_concurrency_slots_with_lease(lease)
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(2.0)
+        with contextlib.suppress(*SERVER_ERRORS):
+            if lost.is_set():  # a server that lost the lease counts its slots as taken
+                client.release_concurrency_slots(names, 1, 1.0)
+            else:
+                client.release_concurrency_slots_with_lease(lease)
