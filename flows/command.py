@@ -42,13 +42,7 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
         settings: Annotated[flow.model | None, cyclopts.Parameter(name="*")] = None,  # type: ignore[name-defined]
         help_all: Annotated[bool, cyclopts.Parameter(name=ALL_FLAG, negative="", show=False)] = False,
     ) -> None:
-        """Run the flow.
-
-        Args:
-            config: Settings file or deployment (CONFIG_HELP).
-            settings: All settings, one flag each.
-            help_all: Show every setting.
-        """
+        """Run the flow, or show every setting."""
         if help_all:
             app.print_all()
             return

@@ -16,8 +16,9 @@ REDIRECTS = {
     "/moved.html": "/moved/again.html",
     "/moved/again.html": "/moved/at-last.html",
     "/moved/at-last.html": "/about.html",
+    "/loop.html": "/loop/round.html",
+    "/loop/round.html": "/loop.html",
 }
-REDIRECT_LOOP = {"/loop.html": "/loop/round.html", "/loop/round.html": "/loop.html"}
 ROBOTS = "User-agent: *\nDisallow: /private/\n"
 
 
@@ -61,7 +62,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if path == "/urls.txt":
             self._send(200, site_index.url_list().encode(), "text/plain; charset=utf-8")
         elif path == "/robots.txt":
-            self._send(200 if host == JOURNAL else 404, ROBOTS.encode() if host == JOURNAL else b"", "text/plain")
+            self._send(*((200, ROBOTS.encode()) if host == JOURNAL else (404, b"")), "text/plain")
         elif host == JOURNAL and self._answer_oddly(path):
             pass
         else:
@@ -73,8 +74,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer_oddly(self, path: str) -> bool:
         """Answer for the misbehaving pages of the journal. Returns False for ordinary pages."""
-        target = REDIRECTS.get(path) or REDIRECT_LOOP.get(path)
-        if target:
+        if target := REDIRECTS.get(path):
             self._send(302, b"", location=target)
         elif path == "/flaky.html":
             self.server.requests[path] += 1
