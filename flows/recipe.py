@@ -43,8 +43,7 @@ class PlannedRun(Generic[S]):
     def cached_steps(self, *, verify: bool = False) -> list[tuple[str, Manifest | None]]:
         """Return name and manifest of each step in order; the manifest is None for a step that has to run.
 
-        Args:
-            verify: compare the hashes of finished outputs too.
+        With `verify` the hashes of finished outputs are compared too.
         """
         runner = DryRunner(verify=verify)
         self.recipe(self, runner)

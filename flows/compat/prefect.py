@@ -86,10 +86,7 @@ def update_artifact(client: SyncPrefectClient, artifact: UUID, data: Any, descri
 
 
 def flush(seconds: float) -> None:
-    """Send the queued log lines and events now; both services start again with the next line or event.
-
-    Args:
-        seconds: maximum time for each service.
+    """Send the queued log lines and events now, in at most so many seconds each; both services start again later.
 
     Breaks when: the services get other names, or `drain_all` becomes asynchronous.
     """
@@ -105,16 +102,9 @@ def started_flow_run() -> str | None:
 def acquire_lease(
     client: SyncPrefectClient, limits: Sequence[str], seconds: float, flow_run: UUID | None
 ) -> UUID | None:
-    """Take one slot of every concurrency limit, under one lease.
+    """Take one slot of every concurrency limit, under one lease, and return it; None if a limit has no free slot.
 
-    Args:
-        client: client of the server.
-        limits: names of the limits.
-        seconds: time after which the server frees the slots unless the lease is renewed.
-        flow_run: id of the flow run that the server shows as holder.
-
-    Returns:
-        The lease; None if a limit has no free slot.
+    The server frees the slots after `seconds` unless the lease is renewed. It shows the flow run as holder.
 
     Raises:
         httpx.HTTPError: the server did not answer, or refused.

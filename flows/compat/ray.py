@@ -63,8 +63,7 @@ def local_options(workers: int) -> dict[str, Any]:
 def start_ray(open_runner: "Callable[[], TaskRunner[Any]]") -> "TaskRunner[Any]":
     """Start Ray on this machine in up to MAX_STARTS attempts, and print status lines while it starts.
 
-    Args:
-        open_runner: function that starts Ray and returns the task runner. The exception of its last call is raised.
+    The function `open_runner` starts Ray and returns the task runner; the exception of its last call is raised.
     """
     import ray
 
@@ -125,9 +124,6 @@ def bytecode_cache(module: ModuleType) -> Iterator[None]:
 
     Without a cache (PYTHONDONTWRITEBYTECODE, or a site-packages that is neither compiled nor writable) each of Ray's
     agents compiles everything it imports: 2.9 s of CPU instead of 0.8 s, too much for its 15 s on a busy machine.
-
-    Args:
-        module: module whose cached bytecode is looked for.
     """
     cached = module.__spec__ and module.__spec__.cached
     if cached and Path(cached).exists():

@@ -131,14 +131,10 @@ def _default(value: Any) -> Any:
 
 
 def blocks(text: str, level: int) -> Iterator[str]:
-    """Convert plain documentation into HTML blocks.
+    """Convert plain documentation into HTML blocks, with headings from a level on.
 
     Lines of one indentation form one paragraph. Text that is indented after `::`, or starts with a prompt, is an
     example.
-
-    Args:
-        text: docstring or page of the reference.
-        level: level of its headings.
     """
     lines = [*(line.rstrip() for line in text.expandtabs().split("\n")), "", ""]
     depths = [len(line) - len(line.lstrip()) for line in lines]

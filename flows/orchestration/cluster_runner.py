@@ -106,11 +106,7 @@ class ClusterRunner(PrefectRunner):
 
 @contextlib.contextmanager
 def ray_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]"]:
-    """Prefect's Ray task runner, on a new cluster of this machine or on a running one.
-
-    Args:
-        address: address of a running cluster; None starts one.
-        workers: worker processes of a new cluster.
+    """Prefect's Ray task runner, on a running cluster, or without an address on a new one with so many workers.
 
     Raises:
         UserError: the extra is not installed, or no cluster answers at the address.
@@ -119,11 +115,9 @@ def ray_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None:  # not for a running cluster: a wrong address would be refused only after minutes
         prepare_environment()
-    try:
+    with _cluster_errors("ray", address):
         import ray
         from prefect_ray import RayTaskRunner
-    except ImportError as error:
-        raise UserError(_missing_extra("ray", error)) from error
     logging.getLogger("prefect.task_runner").setLevel(logging.ERROR)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
@@ -136,7 +130,7 @@ def ray_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]"
     with contextlib.ExitStack() as stack:
         if address is None:
             stack.enter_context(bytecode_cache(ray))
-        with _connection_errors("ray", address):
+        with _cluster_errors("ray", address):
             runner = start_ray(open_runner) if address is None else open_runner()
         try:
             _check_release(address, lambda: ray.get(ray.remote(_release).remote(), timeout=120))
@@ -150,11 +144,9 @@ def ray_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]"
 @contextlib.contextmanager
 def dask_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]"]:
     """Prefect's Dask task runner; arguments and errors are those of `ray_cluster`."""
-    try:
+    with _cluster_errors("dask", address):
         import dask
         from prefect_dask import DaskTaskRunner
-    except ImportError as error:
-        raise UserError(_missing_extra("dask", error)) from error
     local = {
         "n_workers": workers,
         "threads_per_worker": 1,
@@ -168,7 +160,7 @@ def dask_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]
     options: dict[str, Any] = {"address": address} if address else {"cluster_kwargs": local}
     # A daemonic worker process may not have children, and the extraction starts some.
     with dask.config.set({"distributed.worker.daemon": False}), DaskTaskRunner(**options) as runner:
-        with _connection_errors("dask", address):
+        with _cluster_errors("dask", address):
             client = runner.client
         _check_release(address, lambda: client.submit(_release, pure=False).result(timeout=120))
         yield runner
@@ -177,9 +169,7 @@ def dask_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]
 def check_cluster(settings: OutputSettings, has_api: bool) -> None:
     """Check before the flow starts that the workers of a cluster can reach the output and the Prefect server.
 
-    Args:
-        settings: output and execution of the run.
-        has_api: whether a Prefect server other than the embedded one is configured.
+    `has_api` says whether a Prefect server other than the embedded one is configured.
 
     Raises:
         UserError: the settings contradict each other, a package is missing, or workers cannot reach output or server.
@@ -217,10 +207,12 @@ def _missing_extra(extra: str, error: object) -> str:
 
 
 @contextlib.contextmanager
-def _connection_errors(kind: str, address: str | None) -> Iterator[None]:
-    """Turn every error of a connection to a cluster into a one-line `RunError` or `UserError`."""
+def _cluster_errors(kind: str, address: str | None) -> Iterator[None]:
+    """Turn every error of an import or a connection into a one-line `RunError` or `UserError`."""
     try:
         yield
+    except ImportError as error:
+        raise UserError(_missing_extra(kind, error)) from error
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         if address is None:

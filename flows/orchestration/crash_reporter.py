@@ -69,11 +69,7 @@ def _is_end_reported(run: str) -> bool:
 def main(run: str, attempt: str, worker: str, since: str) -> None:
     """Wait until the flow process ends, and report the run if neither the flow nor the worker did.
 
-    Args:
-        run: id of the flow run.
-        attempt: run count of the flow run when its process started.
-        worker: process id of the worker.
-        since: creation time of the worker's process.
+    The arguments are those of `start_crash_reporter`; the worker is given as the id and creation time of its process.
     """
     for number in (signal.SIGTERM, signal.SIGINT):  # systemd sends them to all processes of a service
         signal.signal(number, signal.SIG_IGN)

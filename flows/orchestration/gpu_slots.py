@@ -76,13 +76,8 @@ def server_slots(
 ) -> Iterator[None]:
     """Wait for a slot of the concurrency limit of each device, and hold the slots.
 
-    Args:
-        devices: devices of this machine whose lock files are held.
-        max_jobs: number of trainings that may share a device. A lower limit on the server is raised to it, except 0,
-            which an operator sets to pause all trainings.
-        local_slot: held slot of this machine; leases of killed runs that it found are released first.
-        run: id of the flow run.
-        on_wait: callback that gets the reason of the wait.
+    A limit below `max_jobs` is raised to it, except 0, which an operator sets to pause all trainings. Leases of killed
+    runs that the slot of this machine found are released first.
     """
     names = [f"gpt2train {socket.gethostname()} {device}" for device in devices]
     with get_client(sync_client=True) as client, contextlib.ExitStack() as held:

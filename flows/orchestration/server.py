@@ -87,7 +87,10 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
             os.environ[CLIENT_KEY] = key
             yield f"http://127.0.0.1:{port}"
         finally:
-            _flush_prefect()
+            if "prefect" in sys.modules:
+                from flows.compat.prefect import flush  # imports Prefect, which a server alone does not need
+
+                flush(FLUSH_SECONDS)  # while the server answers; later Prefect would retry for a minute
             for name in ("PREFECT_API_URL", EMBEDDED, CLIENT_KEY):
                 os.environ.pop(name, None)
             if saved_key is not None:
@@ -190,15 +193,6 @@ def check_reachable(address: str) -> None:
 def _prefect_home() -> Path:
     """Folder of Prefect's profiles and of the default database of its server."""
     return Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
-
-
-def _flush_prefect() -> None:
-    """Send Prefect's queued logs and events while the server answers; later Prefect would retry for a minute."""
-    if "prefect" not in sys.modules:
-        return
-    from flows.compat.prefect import flush  # imports Prefect, which a server alone does not need
-
-    flush(FLUSH_SECONDS)
 
 
 def _free_port() -> int:

@@ -31,9 +31,7 @@ REPORT_SECONDS = 15.0  # to report the end of the run to the server, in addition
 def watch_worker(flow_run: FlowRun, grace: float) -> None:
     """End the flow run of this process when the worker that started it dies.
 
-    Args:
-        flow_run: the flow run.
-        grace: seconds for a training to save a checkpoint.
+    A training has `grace` seconds to save a checkpoint.
 
     Raises:
         RunError: the worker is already gone.

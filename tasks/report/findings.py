@@ -30,10 +30,7 @@ FOUND_LANGUAGE = re.compile(r"found (\S+), expected")  # in the detail of a row 
 def findings(root: Folder, by_step: Mapping[str, Manifest], samples: int) -> dict[str, Any]:
     """Facts of the data part of the page as plain values; empty for steps that the run does not have.
 
-    Args:
-        root: output folder of the run.
-        by_step: manifests by name of the step.
-        samples: rejected rows shown per reason.
+    There are at most `samples` rejected rows per reason.
     """
     before, after = by_step.get("extract"), by_step.get("shuffle")
     dedup, download = by_step.get("dedup"), by_step.get("download")
