@@ -83,6 +83,7 @@ def prepare(root: Folder, settings: DataprepSettings, sources: Sources, runner: 
     # not exist yet. The published one is loaded first, so that a failure shows before a crawl of days.
     published = settings.tokenizer.name != "train"
     bpe = runner.run_step(tokenizer, root, None, settings.tokenizer) if published else None
+    documents, found = documents_of(root, settings, sources, runner)
 
     def with_added(name: After, documents: Manifest) -> Manifest:
         """Run the steps of plug-ins that follow a built-in one, and return the manifest of their documents."""
@@ -93,7 +94,6 @@ def prepare(root: Folder, settings: DataprepSettings, sources: Sources, runner: 
             found.append(documents)
         return documents
 
-    documents, found = documents_of(root, settings, sources, runner)
     cleaned = runner.run_step(clean, root, documents, settings.clean, tokenizer=bpe)
     filtered = with_added("clean", cleaned)
     lambada = settings.lambada

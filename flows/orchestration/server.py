@@ -171,18 +171,15 @@ def check_reachable(address: str) -> None:
     # Requests to loopback must bypass proxies; other machines may be reachable only through one.
     loopback = is_loopback(urllib.parse.urlsplit(address).hostname or "")
     handlers = [urllib.request.ProxyHandler({})] if loopback else []
-    reason: object
     try:
         urllib.request.build_opener(*handlers).open(f"{address.rstrip('/')}/health", timeout=ANSWER_SECONDS).close()
         return
-    except urllib.error.HTTPError:
-        return  # a server that refuses the request is there; Prefect handles the refusal (a key, another path)
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, ssl.SSLError):
-            return  # Prefect has its own settings for certificates
-        reason = error.reason
     except (OSError, ValueError) as error:
-        reason = error
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        # A server that refuses the request is there; Prefect handles the refusal (a key, another path), and has its own
+        # settings for certificates.
+        if isinstance(error, urllib.error.HTTPError) or isinstance(reason, ssl.SSLError):
+            return
     text = getattr(reason, "strerror", None) or str(reason)
     raise UserError(
         f"no Prefect server answers at {address} ({text.lower()}); start it (prefect server start), or unset "
