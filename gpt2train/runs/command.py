@@ -38,8 +38,8 @@ def runs(
     """
     readable, unreadable = read_runs(folders or (Path("out"),))
     readable = sort_runs(readable, sort)
-    for reason in unreadable.values():
-        print(f"warning: {reason}", file=sys.stderr)
+    for one in unreadable:
+        print(f"warning: {one.reason}", file=sys.stderr)
     if not readable:
         raise UserError("none of the runs can be read")
     if html is not None:
@@ -51,7 +51,7 @@ def runs(
         document = {
             "runs": [as_json(run) for run in readable],
             "differences": differences(readable),
-            "broken": [{"folder": str(folder), "reason": reason} for folder, reason in unreadable.items()],
+            "broken": [{"folder": str(one.folder), "reason": one.reason} for one in unreadable],
         }
         print(json.dumps(document, ensure_ascii=False, indent=1))
     else:

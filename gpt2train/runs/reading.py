@@ -28,39 +28,74 @@ MEAN_ROWS = 10  # number of last steps whose mean training loss is shown; the lo
 
 @dataclass(frozen=True)
 class Run:
-    """Contents of a run folder. Losses are in nats per token."""
+    """Contents of a run folder.
 
-    name: str  # of the folder, with parent folders if two runs have the same name
+    Attributes:
+        name: name of the folder, with parent folders if two runs have the same name.
+        folder: path of the folder.
+        state: `running`, `finished`, `stopped` or `not begun`.
+        step: last finished step.
+        steps: number of steps of the training.
+        data: fingerprint of the training tokens, several joined by `+`; None if unknown.
+        tokens: tokens trained on so far.
+        data_tokens: tokens of the training data.
+        parameters: parameters of the model.
+        layout: parallel layout of the last start.
+        loss: mean training loss of the last ten steps, nats per token.
+        valid_loss: last validation loss, nats per token.
+        best_valid_loss: lowest validation loss, nats per token.
+        lambada_accuracy: accuracy by LAMBADA's headline definition.
+        lambada_perplexity: perplexity by LAMBADA's headline definition.
+        wikitext_perplexity: WikiText perplexity per word of the original text.
+        hours: time of all steps; a repeated step counts each time.
+        repeated_hours: part of `hours` spent on steps that were repeated.
+        tokens_per_second: median over the steps.
+        started: time of the first start, ISO 8601.
+        record: contents of `run.json`.
+        settings: flat settings, by dotted name.
+        rows: rows of metrics.jsonl.
+        evaluation: results in eval/, by name of the file.
+    """
+
+    name: str
     folder: Path
-    state: str  # `running`, `finished`, `stopped` or `not begun`
-    step: int  # last finished step
-    steps: int  # of the training
-    data: str | None  # fingerprint of the training tokens, several joined by `+`; None if unknown
-    tokens: int  # trained on so far
-    data_tokens: int | None  # of the training data
-    parameters: int  # of the model
-    layout: str | None  # parallel layout of the last start
-    loss: float | None  # mean training loss of the last MEAN_ROWS steps
-    valid_loss: float | None  # last validation loss
-    best_valid_loss: float | None  # lowest validation loss
-    lambada_accuracy: float | None  # by LAMBADA's headline definition
-    lambada_perplexity: float | None  # by LAMBADA's headline definition
-    wikitext_perplexity: float | None  # per word of the original text
-    hours: float  # time of all steps; a repeated step counts each time
-    repeated_hours: float  # part of `hours` spent on steps that were repeated
-    tokens_per_second: float | None  # median over the steps
-    started: str | None  # time of the first start, ISO 8601
-    record: RunRecord  # contents of run.json
-    settings: dict[str, Any]  # by dotted name
-    rows: list[dict[str, Any]] = field(repr=False)  # of metrics.jsonl
-    evaluation: dict[str, Any] = field(repr=False)  # results in eval/, by name of the file
+    state: str
+    step: int
+    steps: int
+    data: str | None
+    tokens: int
+    data_tokens: int | None
+    parameters: int
+    layout: str | None
+    loss: float | None
+    valid_loss: float | None
+    best_valid_loss: float | None
+    lambada_accuracy: float | None
+    lambada_perplexity: float | None
+    wikitext_perplexity: float | None
+    hours: float
+    repeated_hours: float
+    tokens_per_second: float | None
+    started: str | None
+    record: RunRecord
+    settings: dict[str, Any]
+    rows: list[dict[str, Any]] = field(repr=False)
+    evaluation: dict[str, Any] = field(repr=False)
 
 
-def read_runs(paths: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
+@dataclass(frozen=True)
+class UnreadableRun:
+    """Run folder that cannot be read, with the reason."""
+
+    folder: Path
+    reason: str
+
+
+def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[UnreadableRun]]:
     """Read every run at or below the given folders.
 
     Returns:
-        The runs, each once, sorted by name, and the reason for each folder that is partly or wholly unreadable.
+        The runs, each once, sorted by name, and the run folders that are partly or wholly unreadable.
 
     Raises:
         UserError: a folder does not exist, or there is no run below any of them.
@@ -70,16 +105,16 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
         where = ", ".join(map(str, paths))
         raise UserError(f"no run below {where}; give an output folder, its runs/, or the folder of a run")
     runs: list[Run] = []
-    unreadable: dict[Path, str] = {}
+    unreadable: list[UnreadableRun] = []
     for folder, name in zip(folders, _names(folders), strict=True):
         try:
             runs.append(read_run(folder, name))
             if problem := unreadable_lines(folder):
-                unreadable[folder] = problem
+                unreadable.append(UnreadableRun(folder, problem))
         except (UserError, RunError) as error:
-            unreadable[folder] = str(error)
+            unreadable.append(UnreadableRun(folder, str(error)))
         except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
-            unreadable[folder] = f"{folder} has unknown contents ({type(error).__name__}: {error})"
+            unreadable.append(UnreadableRun(folder, f"{folder} has unknown contents ({type(error).__name__}: {error})"))
     return sorted(runs, key=lambda run: run.name), unreadable
 
 

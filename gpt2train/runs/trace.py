@@ -31,16 +31,27 @@ TRAINING = TrainSettings()
 
 @dataclass
 class TracedPart:
-    """Part of a sample that comes from one document."""
+    """Part of a sample that comes from one document.
+
+    Attributes:
+        doc_id: id of the document.
+        url: URL of the document.
+        start: first token of the part, counted from the start of the document.
+        end: end of the part (exclusive), counted from the start of the document.
+        tokens: number of tokens of the whole document.
+        place: first token of the part, counted from the start of the split's tokens.
+        text: decoded part; None without a tokenizer.
+        found: locations of the document, one line per file.
+    """
 
     doc_id: str
     url: str
-    start: int  # first token of the part, counted from the start of the document
-    end: int  # end of the part (exclusive), counted from the start of the document
-    tokens: int  # of the whole document
-    place: int  # first token of the part, counted from the start of the split's tokens
-    text: str | None = None  # decoded part; None without a tokenizer
-    found: list[str] = field(default_factory=list)  # locations of the document, one line per file
+    start: int
+    end: int
+    tokens: int
+    place: int
+    text: str | None = None
+    found: list[str] = field(default_factory=list)
 
 
 @dataclass
