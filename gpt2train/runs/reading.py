@@ -139,7 +139,7 @@ def find_runs(root: Path) -> Iterator[Path]:
 
 
 def read_run(folder: Path, name: str | None = None) -> Run:
-    """Read one run folder.
+    """Read one run folder; `name` is by default the name of the folder.
 
     Raises:
         UserError: the settings are missing or invalid.
