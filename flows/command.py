@@ -22,12 +22,7 @@ CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it;
 
 
 def command(flow: SettingsFlow[S], result: str) -> None:
-    """Run the command line of this process and exit with its status.
-
-    Args:
-        flow: the flow to run; it returns a path.
-        result: name of that path in the last line of output.
-    """
+    """Run the command line of this process and exit with its status; see `app_of`."""
     sys.exit(run_command(app_of(flow, result)))
 
 
@@ -47,13 +42,7 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
         settings: Annotated[flow.model | None, cyclopts.Parameter(name="*")] = None,  # type: ignore[name-defined]
         help_all: Annotated[bool, cyclopts.Parameter(name=ALL_FLAG, negative="", show=False)] = False,
     ) -> None:
-        """Run the flow.
-
-        Args:
-            config: Settings file or deployment (CONFIG_HELP).
-            settings: All settings, one flag each.
-            help_all: Show every setting.
-        """
+        """Run the flow, or show every setting."""
         if help_all:
             app.print_all()
             return

@@ -1,8 +1,7 @@
 """Data preparation flow: URLs, web archives or texts -> token shards. Run it with `python -m flows.dataprep`."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from flows.command import command
 from flows.dry_run.plan import plan_page
@@ -34,31 +33,14 @@ log = logging.getLogger("gpt2train")
 
 
 @dataclass(frozen=True)
-class DataManifests:
-    """Manifests of the data steps, in the order of the recipe."""
+class PreparedData:
+    """Manifests of the data steps."""
 
-    sources: tuple[Manifest, ...]
-    """Manifests of the steps that produced the documents; which steps depends on the given sources."""
-    clean: Manifest
-    cloze: Manifest | None
-    decontaminate: Manifest
-    dedup: Manifest
+    manifests: list[Manifest]  # of all steps that ran, in the order of the report
     shuffle: Manifest
     tokenizer: Manifest
     tokenize: Manifest
-    added: Mapping[str, Sequence[Manifest]]
-    """Manifests of the steps that plug-ins add, by the built-in step that they follow."""
-    lambada: str | None
-    """Path of the evaluation set: the given file or the drawn cloze set. None if no cloze passage was found."""
-
-    def manifests(self) -> list[Manifest]:
-        """Return all manifests in the order of the recipe."""
-        found = [*self.sources]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            found += [value] if isinstance(value, Manifest) else []
-            found += self.added.get(field.name, ())
-        return found
+    lambada: str | None  # evaluation set: the given file or the drawn cloze set; None if no cloze passage was found
 
 
 def check(run: PlannedRun[DataprepSettings]) -> None:
@@ -78,11 +60,11 @@ def check(run: PlannedRun[DataprepSettings]) -> None:
         read_passages(read_any(settings.lambada), settings.lambada)
 
 
-def recipe(run: PlannedRun[DataprepSettings], runner: Runner) -> tuple[DataManifests, Manifest]:
+def recipe(run: PlannedRun[DataprepSettings], runner: Runner) -> tuple[PreparedData, Manifest]:
     """Run all steps of the flow: from the sources to the token shards and their report."""
     data = prepare(run.root, run.settings, run.sources, runner)
     # In a folder of its own: the report of a training on the same data uses the default folder.
-    page = runner.run_step(report, run.root, data.manifests(), run.settings.report, "data-report")
+    page = runner.run_step(report, run.root, data.manifests, run.settings.report, "data-report")
     return data, page
 
 
@@ -91,54 +73,44 @@ def dataprep(run: PlannedRun[DataprepSettings]) -> str:
     """Prepare token shards from lists of URLs, web archives or texts. Returns the folder of the tokens."""
     with run_context(run.settings, plan=lambda: plan_page(run)) as (root, runner):
         data, page = recipe(run, runner)
-        show_result(runner.publisher, root, [*data.manifests(), page])
+        show_result(runner.publisher, root, [*data.manifests, page])
         log.info("report: %s", (root / page.folder).path(REPORT))
         return (root / data.tokenize.folder).url
 
 
-def prepare(root: Folder, settings: DataprepSettings, sources: Sources, runner: Runner) -> DataManifests:
+def prepare(root: Folder, settings: DataprepSettings, sources: Sources, runner: Runner) -> PreparedData:
     """Run the steps from the sources to the token shards."""
     # Cleaning and decontamination count tokens with the published tokenizer; one to be trained on these documents does
     # not exist yet. The published one is loaded first, so that a failure shows before a crawl of days.
     published = settings.tokenizer.name != "train"
     bpe = runner.run_step(tokenizer, root, None, settings.tokenizer) if published else None
-    added: dict[str, list[Manifest]] = {}
+    documents, found = documents_of(root, settings, sources, runner)
 
-    def added_after(name: After, documents: Manifest) -> Manifest:
+    def with_added(name: After, documents: Manifest) -> Manifest:
         """Run the steps of plug-ins that follow a built-in one, and return the manifest of their documents."""
+        found.append(documents)
         for step in steps_after(name):
             group = getattr(settings, step.name)
             documents = runner.run_step(function_of(step), root, documents, group, tokenizer=bpe)
-            added.setdefault(name, []).append(documents)
+            found.append(documents)
         return documents
 
-    documents, source_steps = documents_of(root, settings, sources, runner)
     cleaned = runner.run_step(clean, root, documents, settings.clean, tokenizer=bpe)
-    filtered = added_after("clean", cleaned)
-    lambada, drawn = settings.lambada, None
+    filtered = with_added("clean", cleaned)
+    lambada = settings.lambada
     if lambada is None:
         drawn = runner.run_step(cloze, root, filtered, settings.cloze)
+        found.append(drawn)
         lambada = cloze_file(root, drawn)
         if lambada is None and not runner.is_dry_run:
             log.warning(no_passages_message(drawn))
     evaluation = [("lambada", lambada)] if lambada else []
     decontaminated = runner.run_step(decontaminate, root, filtered, evaluation, settings.decontaminate, tokenizer=bpe)
-    unique = runner.run_step(dedup, root, added_after("decontaminate", decontaminated), settings.dedup)
-    shuffled = runner.run_step(shuffle, root, added_after("dedup", unique), settings.shuffle)
+    unique = runner.run_step(dedup, root, with_added("decontaminate", decontaminated), settings.dedup)
+    shuffled = runner.run_step(shuffle, root, with_added("dedup", unique), settings.shuffle)
     bpe = bpe or runner.run_step(tokenizer, root, shuffled, settings.tokenizer)
     tokens = runner.run_step(tokenize, root, shuffled, bpe, settings.tokenize)
-    return DataManifests(
-        sources=tuple(source_steps),
-        clean=cleaned,
-        cloze=drawn,
-        decontaminate=decontaminated,
-        dedup=unique,
-        shuffle=shuffled,
-        tokenizer=bpe,
-        tokenize=tokens,
-        added=added,
-        lambada=lambada,
-    )
+    return PreparedData([*found, shuffled, bpe, tokens], shuffled, bpe, tokens, lambada)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Evaluation flow: checkpoint -> merged model and scores. Run it with `python -m flows.evaluate --run RUN_FOLDER`."""
 
 import logging
+from typing import Any
 
 from flows.command import command
 from flows.orchestration.flow import settings_flow
@@ -61,11 +62,19 @@ def inputs_of(settings: EvaluateFlowSettings) -> tuple[Manifest, Manifest, Manif
 
     Raises:
         RunError: the run is not finished.
-        UserError: there is no evaluation set.
+        UserError: there is no evaluation set: the data flow used a given one and drew none.
     """
     run, root = Folder(settings.run), Folder(settings.output)
     training, bpe, documents = (need_manifest(folder) for folder in (run, root / "tokenizer", root / "shuffled"))
-    return training, bpe, documents, settings.lambada or _cloze_file(root)
+    if settings.lambada:
+        return training, bpe, documents, settings.lambada
+    drawn = read_manifest(root / "evalset")
+    if drawn is None:
+        raise UserError(f"{root.url} holds no cloze set of its own; give --lambada FILE")
+    found = cloze_file(root, drawn)
+    if found is None:
+        log.warning(no_passages_message(drawn))
+    return training, bpe, documents, found
 
 
 def merge_and_score(
@@ -79,43 +88,15 @@ def merge_and_score(
 ) -> tuple[Manifest, Manifest]:
     """Merge the checkpoint, score the merged model and write its model card.
 
-    Args:
-        root: output folder.
-        training: manifest of the training.
-        bpe: manifest of the tokenizer.
-        lambada: path of the evaluation set; None skips the LAMBADA score.
-        documents: manifest of the shuffled documents, for the perplexity.
-        settings: settings of both steps.
-        runner: runner of both steps.
-
-    Returns:
-        The manifests of the merge and of the scores.
+    Without a path of the evaluation set (`lambada`) there is no LAMBADA score. The perplexity is that of the shuffled
+    documents. Returns the manifests of the merge and of the scores.
     """
     model = runner.run_step(merge, root, training, bpe, settings.merge)
-    scores = runner.run_step(
-        evaluate_model,
-        *(root, model, lambada, documents, settings.evaluate),
-        wikitext=settings.wikitext,
-        evals=settings.evals,
-    )
+    options: dict[str, Any] = {"wikitext": settings.wikitext, "evals": settings.evals}
+    scores = runner.run_step(evaluate_model, root, model, lambada, documents, settings.evaluate, **options)
     if not runner.is_dry_run:
         write_card(root, training, settings.merge, scores)
     return model, scores
-
-
-def _cloze_file(root: Folder) -> str | None:
-    """Path of the cloze set that the data flow drew; None if it found no passage.
-
-    Raises:
-        UserError: the data flow used a given set and drew none.
-    """
-    manifest = read_manifest(root / "evalset")
-    if manifest is None:
-        raise UserError(f"{root.url} holds no cloze set of its own; give --lambada FILE")
-    found = cloze_file(root, manifest)
-    if found is None:
-        log.warning(no_passages_message(manifest))
-    return found
 
 
 def check_data(settings: MergeAndScoreSettings) -> None:

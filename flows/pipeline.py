@@ -7,21 +7,16 @@ from flows import dataprep
 from flows.command import command
 from flows.dataprep import prepare
 from flows.dry_run.plan import plan_page
-from flows.dry_run.resources import check_resources
 from flows.evaluate import check_data, merge_and_score
 from flows.orchestration.flow import settings_flow
 from flows.orchestration.run_context import run_context
-from flows.pretrain import check_local, train_on_tokens
+from flows.pretrain import check_local, check_training, train_on_tokens
 from flows.recipe import PlannedRun
 from flows.settings import PipelineSettings
 from flows.ui.result import show_result
-from gpt2train.parallel.layout import Layout
 from tasks.core.runner import Runner
 from tasks.core.step import Manifest
-from tasks.core.storage import Folder
 from tasks.report.step import REPORT, report
-from tasks.train.launch.launchers import check_launcher
-from tasks.train.step import check_corpora
 
 
 def check(run: PlannedRun[PipelineSettings]) -> None:
@@ -35,10 +30,7 @@ def check(run: PlannedRun[PipelineSettings]) -> None:
     check_local(settings.output)
     dataprep.check(run)
     check_data(settings)
-    Layout.of(settings.train, settings.launch.world)
-    check_launcher(settings.launch, Folder(settings.output).path())
-    check_corpora(settings.train)
-    check_resources(run)
+    check_training(run)
 
 
 def recipe(run: PlannedRun[PipelineSettings], runner: Runner) -> list[Manifest]:
@@ -47,7 +39,7 @@ def recipe(run: PlannedRun[PipelineSettings], runner: Runner) -> list[Manifest]:
     data = prepare(root, settings, run.sources, runner)
     training = train_on_tokens(root, root, data.tokenize, data.tokenizer, settings, runner)
     model, scores = merge_and_score(root, training, data.tokenizer, data.lambada, data.shuffle, settings, runner)
-    manifests = [*data.manifests(), training, model, scores]
+    manifests = [*data.manifests, training, model, scores]
     return [*manifests, runner.run_step(report, root, manifests, settings.report)]
 
 

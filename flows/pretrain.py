@@ -28,10 +28,7 @@ def check(run: PlannedRun[PretrainSettings]) -> None:
     """
     settings = run.settings
     check_local(settings.output)
-    Layout.of(settings.train, settings.launch.world)
-    check_launcher(settings.launch, Folder(settings.output).path())
-    check_corpora(settings.train)
-    check_resources(run)
+    check_training(run)
     check_output(settings)
     for step in ("tokens", "tokenizer"):
         need_manifest(Folder(settings.data or settings.output) / step)
@@ -62,20 +59,20 @@ def train_on_tokens(
 ) -> Manifest:
     """Run the training step with the retries of the launch settings.
 
-    Args:
-        root: output folder.
-        data: local folder that holds the tokens and the tokenizer.
-        tokens: manifest of the token shards.
-        bpe: manifest of the tokenizer.
-        settings: settings of the run.
-        runner: runner of the step.
-
-    Returns:
-        The manifest of the training.
+    `data` is a local folder that holds the tokens and the tokenizer; `root` is the output folder.
     """
     launch = settings.launch
     retries = Retries(launch.retries, launch.retry_delay)
     return runner.run_step(train, root, data, tokens, bpe, settings.train, launch, settings.preset, retries=retries)
+
+
+def check_training(run: PlannedRun[PretrainSettings]) -> None:
+    """Check parallel layout, launcher, corpora of the mixture and this machine's resources; see `check`."""
+    settings = run.settings
+    Layout.of(settings.train, settings.launch.world)
+    check_launcher(settings.launch, Folder(settings.output).path())
+    check_corpora(settings.train)
+    check_resources(run)
 
 
 def check_local(output: str) -> None:

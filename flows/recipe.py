@@ -24,12 +24,7 @@ Recipe = Callable[["PlannedRun[Any]", Runner], object]
 
 @dataclass(frozen=True)
 class PlannedRun(Generic[S]):
-    """A run of a flow before its first step. Checks, dry run and run share one, so that inputs are read once.
-
-    Attributes:
-        settings: settings of the run.
-        recipe: function that runs the steps of the flow.
-    """
+    """A run of a flow before its first step. Checks, dry run and run share one, so that inputs are read once."""
 
     settings: S
     recipe: Recipe
@@ -48,8 +43,7 @@ class PlannedRun(Generic[S]):
     def cached_steps(self, *, verify: bool = False) -> list[tuple[str, Manifest | None]]:
         """Return name and manifest of each step in order; the manifest is None for a step that has to run.
 
-        Args:
-            verify: compare the hashes of finished outputs too.
+        With `verify` the hashes of finished outputs are compared too.
         """
         runner = DryRunner(verify=verify)
         self.recipe(self, runner)

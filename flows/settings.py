@@ -279,8 +279,5 @@ def _fields_of(model: type[Settings], values: Mapping[str, Any]) -> dict[str, An
 
     Keys that no flow has are kept: validation rejects them by name.
     """
-    return {key: value for key, value in values.items() if key in model.model_fields or not _is_pipeline_field(key)}
-
-
-def _is_pipeline_field(key: str) -> bool:
-    return key in PipelineSettings.model_fields
+    others = PipelineSettings.model_fields.keys() - model.model_fields.keys()
+    return {key: value for key, value in values.items() if key not in others}

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -29,8 +28,8 @@ MAX_COUNTED_BYTES = 2**26  # URL lists of more bytes are not counted
 class Sources:
     """Input files of a data flow, each kind found and checked once, when it is first used.
 
-    Args:
-        settings: settings of the flow; a flow without sources has no files.
+    A flow without sources has no files. A file that is missing, or whose content does not match its kind, is a
+    `UserError`.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -38,11 +37,7 @@ class Sources:
 
     @cached_property
     def urls(self) -> tuple[InputFile, ...]:
-        """Files of `--urls`.
-
-        Raises:
-            UserError: a file is missing or is no list of URLs.
-        """
+        """Files of `--urls`."""
         return tuple(find_url_lists(self._settings.urls)) if self._settings.urls else ()
 
     @cached_property
@@ -54,31 +49,19 @@ class Sources:
 
     @cached_property
     def warcs(self) -> tuple[InputFile, ...]:
-        """Files of `--warcs`.
-
-        Raises:
-            UserError: a file is missing or is no web archive.
-        """
+        """Files of `--warcs`."""
         return tuple(find_warcs(self._settings.warcs)) if self._settings.warcs else ()
 
     @cached_property
     def documents(self) -> Documents:
-        """Files of `--documents`.
-
-        Raises:
-            UserError: a file is missing, or its content does not match its name.
-        """
+        """Files of `--documents`."""
         settings = self._settings
         if not settings.documents:
             return Documents((), ())
         return find_documents(settings.documents, settings.json_key, settings.texts.max_bytes)
 
     def check(self) -> None:
-        """Find all files.
-
-        Raises:
-            UserError: a file is missing, or its content does not match its name.
-        """
+        """Find all files."""
         for _ in (self.urls, self.warcs, self.documents):
             pass
 
@@ -95,9 +78,9 @@ def documents_of(
     pages: list[Manifest] = []
     files = sources.documents
     if settings.urls or not settings.has_source:
-        with url_source(settings, sources) as source:
-            urls = runner.run_step(blacklist, root, source.lists, settings.blacklist)
-            options: dict[str, Any] = {"connect_to": source.connect_to, "retry_failed": settings.retry_failed}
+        with url_source(settings, sources) as (lists, connect_to):
+            urls = runner.run_step(blacklist, root, lists, settings.blacklist)
+            options: dict[str, Any] = {"connect_to": connect_to, "retry_failed": settings.retry_failed}
             fetched = runner.run_step(download, root, urls, settings.download, **options)
         steps.append(urls)
         pages.append(fetched)
@@ -114,24 +97,14 @@ def documents_of(
     return merge_manifests(documents), [*steps, *pages, *documents]
 
 
-@dataclass(frozen=True)
-class UrlSource:
-    """Lists of URLs, and the hosts that are reached at other addresses than DNS gives.
-
-    Attributes:
-        lists: files of the lists.
-        connect_to: host pattern -> `address:port`.
-    """
-
-    lists: Sequence[InputFile]
-    connect_to: Mapping[str, str]
-
-
 @contextlib.contextmanager
-def url_source(settings: DataprepSettings, sources: Sources) -> Iterator[UrlSource]:
-    """Yield the user's URL lists, or those of the embedded demo site, which is served until the block ends."""
+def url_source(settings: DataprepSettings, sources: Sources) -> Iterator[tuple[Sequence[InputFile], Mapping[str, str]]]:
+    """Yield URL lists and the addresses to connect to (host pattern -> `address:port`).
+
+    They are the user's, or those of the embedded demo site, which is served until the block ends.
+    """
     if settings.urls:
-        yield UrlSource(sources.urls, settings.connect_to)
+        yield sources.urls, settings.connect_to
         return
     with demo_site() as site:
-        yield UrlSource(find_url_lists([site.url_list]), site.connect_to)
+        yield find_url_lists([site.url_list]), site.connect_to

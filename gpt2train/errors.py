@@ -3,6 +3,7 @@
 import re
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
@@ -57,6 +58,17 @@ def redact_error(error: Exception) -> Exception:
         return error
     transient = isinstance(error, ConnectionError | TimeoutError)
     return (TransientError if transient else RunError)(f"{type(error).__name__}: {error}")
+
+
+@contextmanager
+def redacted_errors() -> Iterator[None]:
+    """Redact the message of an error that leaves the block."""
+    try:
+        yield
+    except Exception as error:
+        if (redacted := redact_error(error)) is not error:
+            raise redacted from None
+        raise
 
 
 def redacted_traceback(error: BaseException) -> str:

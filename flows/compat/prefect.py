@@ -31,6 +31,9 @@ FLOW_RUN_ID = "PREFECT__FLOW_RUN_ID"
 # Environment variable that makes `create_app` build an app that is not built again.
 # Breaks when: it is renamed. Then a change of settings builds the app twice.
 SERVER_FINAL = "PREFECT__SERVER_FINAL"
+# Function that makes Prefect read its settings from the environment again, after it was imported.
+# Breaks when: Prefect keeps the address of its API elsewhere than in the settings context.
+refresh_settings = refresh_global_settings_context
 
 
 class ParametersFlow(Flow[..., str]):
@@ -48,10 +51,6 @@ class ParametersFlow(Flow[..., str]):
 
         Prefect's own implementation imports FastAPI, which costs 0.1 s at start-up.
         """
-        return self.stored_parameters(parameters)
-
-    def stored_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters that the server stores, as JSON values (hook)."""
         plain: dict[str, Any] = to_jsonable_python(parameters, fallback=str)
         return plain
 
@@ -87,23 +86,12 @@ def update_artifact(client: SyncPrefectClient, artifact: UUID, data: Any, descri
 
 
 def flush(seconds: float) -> None:
-    """Send the queued log lines and events now; both services start again with the next line or event.
-
-    Args:
-        seconds: maximum time for each service.
+    """Send the queued log lines and events now, in at most so many seconds each; both services start again later.
 
     Breaks when: the services get other names, or `drain_all` becomes asynchronous.
     """
     for service in (APILogWorker, EventsWorker):
         service.drain_all(timeout=seconds, at_exit=False)
-
-
-def refresh_settings() -> None:
-    """Make Prefect read its settings from the environment again, after it was imported.
-
-    Breaks when: Prefect keeps the address of its API elsewhere than in the settings context.
-    """
-    refresh_global_settings_context()
 
 
 def started_flow_run() -> str | None:
@@ -114,16 +102,9 @@ def started_flow_run() -> str | None:
 def acquire_lease(
     client: SyncPrefectClient, limits: Sequence[str], seconds: float, flow_run: UUID | None
 ) -> UUID | None:
-    """Take one slot of every concurrency limit, under one lease.
+    """Take one slot of every concurrency limit, under one lease, and return it; None if a limit has no free slot.
 
-    Args:
-        client: client of the server.
-        limits: names of the limits.
-        seconds: time after which the server frees the slots unless the lease is renewed.
-        flow_run: id of the flow run that the server shows as holder.
-
-    Returns:
-        The lease; None if a limit has no free slot.
+    The server frees the slots after `seconds` unless the lease is renewed. It shows the flow run as holder.
 
     Raises:
         httpx.HTTPError: the server did not answer, or refused.
@@ -156,14 +137,3 @@ def renew_lease(client: SyncPrefectClient, lease: UUID, seconds: float) -> bool:
             raise
         return False
     return True
-
-
-def release_lease(client: SyncPrefectClient, lease: UUID) -> None:
-    """Free the slots of a lease.
-
-    Raises:
-        httpx.HTTPError: the server did not answer, or refused.
-
-    Breaks when: the client's method changes.
-    """
-    client.release_concurrency_slots_with_lease(lease)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -63,76 +63,59 @@ def local_options(workers: int) -> dict[str, Any]:
 def start_ray(open_runner: "Callable[[], TaskRunner[Any]]") -> "TaskRunner[Any]":
     """Start Ray on this machine in up to MAX_STARTS attempts, and print status lines while it starts.
 
-    Args:
-        open_runner: function that starts Ray and returns the task runner. The exception of its last call is raised.
+    The function `open_runner` starts Ray and returns the task runner; the exception of its last call is raised.
     """
     import ray
 
+    before = set(psutil.Process().children(recursive=True))
     for attempt in range(1, MAX_STARTS + 1):
-        start = RayStart()
         try:
-            with start.print_status():
+            with _status_lines(before):
                 return open_runner()
         except Exception as error:
             ray.shutdown()
-            start.kill()
+            for process in _new_processes(before):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
             if attempt == MAX_STARTS:
                 raise
             reason = " ".join(str(error).split())[:200]
-            _print_line(f"Ray did not start on this machine ({reason}); starting it once more")
+            print(f"Ray did not start on this machine ({reason}); starting it once more", file=sys.stderr, flush=True)
     raise AssertionError("unreachable")
 
 
-class RayStart:
-    """Start of Ray on this machine: tracks the processes that it creates and prints status lines."""
+def _new_processes(before: Collection[psutil.Process]) -> Iterator[psutil.Process]:
+    """Yield the running processes below this one that were not there before."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process not in before and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
 
-    def __init__(self) -> None:
-        self.started_at = time.monotonic()
-        self._before = {process.pid for process in psutil.Process().children(recursive=True)}
 
-    @contextlib.contextmanager
-    def print_status(self) -> Iterator[None]:
-        """Print a status line every STATUS_SECONDS until the block ends."""
-        done = threading.Event()
+@contextlib.contextmanager
+def _status_lines(before: Collection[psutil.Process]) -> Iterator[None]:
+    """Print a line every STATUS_SECONDS until the block ends: seconds, CPU seconds and names of the new processes."""
+    done, started_at = threading.Event(), time.monotonic()
 
-        def watch() -> None:
-            while not done.wait(STATUS_SECONDS):
-                _print_line(self.status())
+    def watch() -> None:
+        while not done.wait(STATUS_SECONDS):
+            cpu, names = 0.0, set()
+            for process in _new_processes(before):
+                with contextlib.suppress(psutil.Error):
+                    times, name = process.cpu_times(), process.name()
+                    cpu += times.user + times.system
+                    names.add(name)
+            text = f"{time.monotonic() - started_at:.0f} s, {cpu:.0f} s of CPU"
+            running = ", ".join(sorted(names)) or "no process yet"
+            print(f"waiting for Ray to start on this machine: {text}; {running}", file=sys.stderr, flush=True)
 
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watcher.join()
-
-    def processes(self) -> dict[psutil.Process, str]:
-        """Return the running processes that were started since, with their names."""
-        found = {}
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if process.pid not in self._before and process.status() != psutil.STATUS_ZOMBIE:
-                    found[process] = process.name()
-        return found
-
-    def status(self) -> str:
-        """Return a status line: seconds, CPU seconds and process names."""
-        cpu, names = 0.0, []
-        for process, name in self.processes().items():
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                cpu += times.user + times.system
-                names.append(name)
-        seconds = time.monotonic() - self.started_at
-        running = ", ".join(sorted(set(names))) or "no process yet"
-        return f"waiting for Ray to start on this machine: {seconds:.0f} s, {cpu:.0f} s of CPU; {running}"
-
-    def kill(self) -> None:
-        """Kill the processes that a failed start has left."""
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
 
 
 @contextlib.contextmanager
@@ -141,9 +124,6 @@ def bytecode_cache(module: ModuleType) -> Iterator[None]:
 
     Without a cache (PYTHONDONTWRITEBYTECODE, or a site-packages that is neither compiled nor writable) each of Ray's
     agents compiles everything it imports: 2.9 s of CPU instead of 0.8 s, too much for its 15 s on a busy machine.
-
-    Args:
-        module: module whose cached bytecode is looked for.
     """
     cached = module.__spec__ and module.__spec__.cached
     if cached and Path(cached).exists():
@@ -160,7 +140,3 @@ def bytecode_cache(module: ModuleType) -> Iterator[None]:
                 os.environ.pop(name, None)
                 if value is not None:
                     os.environ[name] = value
-
-
-def _print_line(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -24,15 +24,10 @@ KEPT_VARIABLES = ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", 
 
 @dataclass(frozen=True)
 class DemoSite:
-    """Running demo site.
+    """Running demo site."""
 
-    Attributes:
-        url_list: address of the site's URL list.
-        connect_to: host pattern -> `address:port` that serves these hosts, for the download.
-    """
-
-    url_list: str
-    connect_to: Mapping[str, str]
+    url_list: str  # address of the site's URL list
+    connect_to: Mapping[str, str]  # host pattern -> `address:port` that serves these hosts, for the download
 
 
 @contextlib.contextmanager

@@ -62,19 +62,18 @@ def _page(host: str, path: str) -> str:
     name = path.strip("/").removesuffix(".html")
     if host in (LIBRARY, MIRROR):
         known = site_index.library_modules() if host == LIBRARY else site_index.mirrored_modules()
-        links = [f"/{module}.html" for module in site_index.library_modules()]
-        return layout(name, _module(name, known), links, "The Python library")
+        return layout(name, _module(name, known), site_index.library_modules(), "The Python library")
     if host == PACKAGES:
-        links = [f"/{module}.html" for module in site_index.package_modules()]
-        return layout(name, _module(name, site_index.package_modules()), links, "Installed packages")
+        known = site_index.package_modules()
+        return layout(name, _module(name, known), known, "Installed packages")
     if host == REFERENCE:
         topic = name.removeprefix("topics/")
         if topic not in pydoc_data.topics.topics:
             raise PageNotFoundError(path)
-        links = [f"/topics/{other}.html" for other in site_index.topics()]
-        return layout(topic, topic_article(topic), links, "The Python language reference")
+        names = [f"topics/{other}" for other in site_index.topics()]
+        return layout(topic, topic_article(topic), names, "The Python language reference")
     if host == JOURNAL:
-        return layout(name, _journal(name), ["/about.html"], "A reader's journal")
+        return layout(name, _journal(name), ["about"], "A reader's journal")
     raise PageNotFoundError(host)
 
 
@@ -97,16 +96,17 @@ def _journal(name: str) -> str:
         return f"<p>{escape(site_index.SHORT_PAGES[name])}</p>"
     if name == "reading-notes":
         return reading_notes()
-    if name in ("about", "flaky"):
-        return (
-            essay(ABOUT) if name == "about" else essay(ABOUT.replace("About this site", "The same, at the second try"))
-        )
+    if name == "about":
+        return essay(ABOUT)
+    if name == "flaky":
+        return essay(ABOUT.replace("About this site", "The same, at the second try"))
     raise PageNotFoundError(name)
 
 
-def layout(title: str, article: str, links: list[str], site: str) -> str:
-    """Render a complete page: the article between the navigation and the footer that all pages of a site share."""
-    menu = "".join(f'<li><a href="{escape(link)}">{escape(link)}</a></li>' for link in links)
+def layout(title: str, article: str, names: list[str], site: str) -> str:
+    """Render a complete page: the article between the links to the named pages and the footer of a site."""
+    links = [escape(f"/{name}.html") for name in names]
+    menu = "".join(f'<li><a href="{link}">{link}</a></li>' for link in links)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f"<title>{escape(title)} - {escape(site)}</title>\n"

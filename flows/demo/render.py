@@ -11,6 +11,7 @@ import inspect
 import pydoc
 import pydoc_data.topics
 import re
+import textwrap
 import types
 from collections.abc import Iterator
 from html import escape
@@ -130,68 +131,39 @@ def _default(value: Any) -> Any:
 
 
 def blocks(text: str, level: int) -> Iterator[str]:
-    """Convert plain documentation into HTML blocks.
+    """Convert plain documentation into HTML blocks, with headings from a level on.
 
     Lines of one indentation form one paragraph. Text that is indented after `::`, or starts with a prompt, is an
     example.
-
-    Args:
-        text: docstring or page of the reference.
-        level: level of its headings.
     """
-    lines = [line.rstrip() for line in text.expandtabs().split("\n")]
+    lines = [*(line.rstrip() for line in text.expandtabs().split("\n")), "", ""]
+    depths = [len(line) - len(line.lstrip()) for line in lines]
     index, code = 0, False
-    while index < len(lines):
-        line = lines[index]
+    while index < len(lines) - 2:
+        line, depth, underline = lines[index].strip(), depths[index], lines[index + 1].strip()
+        end = index + 1
         if not line:
-            index += 1
-            continue
-        depth = _depth(line)
-        if (
-            index + 1 < len(lines)
-            and UNDERLINE.fullmatch(lines[index + 1].strip())
-            and _depth(lines[index + 1]) == depth
-        ):
-            rank = min(level + (lines[index + 1].strip()[0] in '~^"'), 6)
-            yield f"<h{rank}>{escape(line.strip())}</h{rank}>"
-            index, code = index + 2, False
-            continue
-        end = index
-        if line.lstrip().startswith(">>>") or (code and depth >= 3):
-            while (
-                end < len(lines)
-                and (not lines[end] or _depth(lines[end]) >= depth)
-                and not (
-                    not lines[end]
-                    and not code
-                    and (end + 1 == len(lines) or not lines[end + 1].lstrip().startswith(">>>"))
-                )
+            pass
+        elif UNDERLINE.fullmatch(underline) and depths[end] == depth:
+            rank = min(level + (underline[0] in '~^"'), 6)
+            yield f"<h{rank}>{escape(line)}</h{rank}>"
+            end, code = index + 2, False
+        elif line.startswith(">>>") or (code and depth >= 3):
+            while end < len(lines) and (
+                depths[end] >= depth if lines[end] else code or lines[end + 1].lstrip().startswith(">>>")
             ):
                 end += 1
-            yield f"<pre>{escape(_dedent(lines[index:end]))}</pre>"
-            index, code = end, False
-            continue
-        while (
-            end < len(lines)
-            and lines[end]
-            and _depth(lines[end]) == depth
-            and (end == index or not BULLET.match(lines[end].lstrip()))
-        ):
-            end += 1
-        if BULLET.match(line.lstrip()):  # the further lines of an item are indented
-            while end < len(lines) and lines[end] and _depth(lines[end]) > depth:
+            example = textwrap.dedent("\n".join(lines[index:end])).strip("\n")
+            yield f"<pre>{escape(example)}</pre>"
+            code = False
+        else:
+            while lines[end] and depths[end] == depth and not BULLET.match(lines[end].lstrip()):
                 end += 1
-        paragraph = " ".join(part.strip() for part in lines[index:end])
-        code = paragraph.endswith(":")
-        bare = BULLET.sub("", paragraph, count=1) if BULLET.match(paragraph) else ""
-        yield f"<ul><li>{escape(bare)}</li></ul>" if bare else f"<p>{escape(paragraph)}</p>"
+            while BULLET.match(line) and depths[end] > depth:  # the further lines of an item are indented
+                end += 1
+            paragraph = " ".join(part.strip() for part in lines[index:end])
+            code = paragraph.endswith(":")
+            bullet = BULLET.match(paragraph)
+            bare = paragraph[bullet.end() :] if bullet else ""
+            yield f"<ul><li>{escape(bare)}</li></ul>" if bare else f"<p>{escape(paragraph)}</p>"
         index = end
-
-
-def _depth(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _dedent(lines: list[str]) -> str:
-    depth = min((_depth(line) for line in lines if line), default=0)
-    return "\n".join(line[depth:] for line in lines).strip("\n")

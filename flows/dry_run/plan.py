@@ -29,11 +29,7 @@ S = TypeVar("S", bound=Settings)
 def dry_run(run: PlannedRun[S], check: Callable[[PlannedRun[S]], object], show: Callable[[str], object]) -> str:
     """Show the plan of a run, and raise the error with which the run would refuse to start.
 
-    Args:
-        run: the run.
-        check: check of the flow.
-        show: callback that gets the plan. It is also called if this machine lacks resources or if an earlier step is
-            not finished.
+    The callback `show` gets the plan, also if this machine lacks resources or if an earlier step is not finished.
 
     Returns:
         The plan.

@@ -14,12 +14,12 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
-from prefect.context import FlowRunContext
-from prefect.states import Cancelled
+from prefect.states import Cancelled, State
 
 from gpt2train.errors import RunError
 
@@ -30,25 +30,10 @@ WORKER_SECONDS = 60.0  # Prefect's worker polls every 10 s, and kills after 30 s
 _cancelled: set[UUID] = set()  # cancelled runs that this process has ended and not yet reported
 
 
-def watch_cancellation(has_worker: bool) -> None:
-    """Start a thread that ends this flow run when it is cancelled and its worker does not. No-op outside a flow run.
-
-    Args:
-        has_worker: whether a worker started this process.
-    """
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None:
-        return
+def watch_cancellation(run: UUID, has_worker: bool) -> None:
+    """Start a thread that ends this flow run when it is cancelled and its worker, if it has one, does not."""
     grace = WORKER_SECONDS if has_worker else 0.0
-    threading.Thread(target=_watch, args=(context.flow_run.id, grace), daemon=True).start()
-
-
-def report_cancelled() -> None:
-    """Set the state of the cancelled runs to Cancelled; Prefect's engine has set it to Crashed."""
-    while _cancelled:
-        run = _cancelled.pop()
-        with contextlib.suppress(Exception), get_client(sync_client=True) as client:
-            client.set_flow_run_state(run, Cancelled(message="the run ended itself; saved work is kept"), force=True)
+    threading.Thread(target=_watch, args=(run, grace), daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -71,7 +56,11 @@ def cancellable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-        report_cancelled()
+        while _cancelled:  # Prefect's engine has set their state to Crashed
+            run = _cancelled.pop()
+            with contextlib.suppress(Exception), get_client(sync_client=True) as client:
+                end: State[Any] = Cancelled(message="the run ended itself; saved work is kept")
+                client.set_flow_run_state(run, end, force=True)
 
 
 def _watch(run: UUID, grace: float) -> None:

@@ -6,6 +6,7 @@ cluster, which reads and writes the output URL and commits the batch.
 """
 
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -18,16 +19,18 @@ from prefect.tasks import Task
 import gpt2train
 from flows.compat.ray import bytecode_cache, local_options, prepare_environment, start_ray
 from flows.orchestration.task_runner import PrefectRunner
+from flows.settings import OutputSettings
 from gpt2train.errors import RunError, UserError
-from tasks.core.reject_limits import LimitSettings
+from gpt2train.launch.process_env import is_loopback
 from tasks.core.runner import Group, Outcomes, Stage, Where, Work
+from tasks.core.storage import Folder
 from tasks.core.worker_pool import SINGLE_THREADED
 
 if TYPE_CHECKING:
     from prefect.task_runners import TaskRunner
 
-LOOPBACK_HOSTS = ("localhost", "::1")
 LOCAL_ADDRESSES = ("", "auto", "local")
+MODULES = {"ray": ("prefect_ray", "ray"), "dask": ("prefect_dask", "distributed")}  # of each kind's extra
 
 
 class PicklableGroup:
@@ -48,8 +51,7 @@ class ClusterRunner(PrefectRunner):
         kind: type of the cluster.
         address: address of a running cluster; None starts one on this machine with `workers` workers.
         workers: worker processes of a cluster on this machine.
-        verify: compare the hashes of finished outputs too.
-        limits: share of rows that each step may reject; None disables the check.
+        **options: further options of the runner.
     """
 
     def __init__(
@@ -57,17 +59,15 @@ class ClusterRunner(PrefectRunner):
         kind: Literal["ray", "dask"],
         address: str | None = None,
         workers: int = 2,
-        *,
-        verify: bool = False,
-        limits: LimitSettings | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(workers, verify=verify, limits=limits)
+        super().__init__(workers, **options)
         self.kind, self.address = kind, address
         self._stack = contextlib.ExitStack()
         self._cluster: TaskRunner[Any] | None = None
 
     def __exit__(self, *exc: object) -> None:
-        self._disconnect()
+        self.interrupt()
         super().__exit__(*exc)
 
     def run_groups(self, stage: Stage, groups: Sequence[Group], where: Where, at_once: int | None) -> None:
@@ -75,7 +75,9 @@ class ClusterRunner(PrefectRunner):
         if where == "thread":
             super().run_groups(stage, groups, where, at_once)
         elif groups:
-            self._connect()
+            if self._cluster is None:
+                open_cluster = ray_cluster if self.kind == "ray" else dask_cluster
+                self._cluster = self._stack.enter_context(open_cluster(self.address, self.workers))
             # One waiting thread per group: a running cluster schedules all of them itself.
             threads = at_once or (len(groups) if self.address else self.workers)
             self.dispatch(stage, [(group.name, PicklableGroup(group)) for group in groups], min(threads, len(groups)))
@@ -98,25 +100,13 @@ class ClusterRunner(PrefectRunner):
 
     def interrupt(self) -> None:
         """Disconnect from the cluster at once, so that no thread waits for batches in flight."""
-        self._disconnect()
-
-    def _connect(self) -> None:
-        if self._cluster is None:
-            open_cluster = ray_cluster if self.kind == "ray" else dask_cluster
-            self._cluster = self._stack.enter_context(open_cluster(self.address, self.workers))
-
-    def _disconnect(self) -> None:
         self._cluster = None
         self._stack.close()
 
 
 @contextlib.contextmanager
 def ray_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]"]:
-    """Prefect's Ray task runner, on a new cluster of this machine or on a running one.
-
-    Args:
-        address: address of a running cluster; None starts one.
-        workers: worker processes of a new cluster.
+    """Prefect's Ray task runner, on a running cluster, or without an address on a new one with so many workers.
 
     Raises:
         UserError: the extra is not installed, or no cluster answers at the address.
@@ -125,11 +115,9 @@ def ray_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None:  # not for a running cluster: a wrong address would be refused only after minutes
         prepare_environment()
-    try:
+    with _cluster_errors("ray", address):
         import ray
         from prefect_ray import RayTaskRunner
-    except ImportError as error:
-        raise UserError(_missing_extra("ray", error)) from error
     logging.getLogger("prefect.task_runner").setLevel(logging.ERROR)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
@@ -142,7 +130,7 @@ def ray_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]"
     with contextlib.ExitStack() as stack:
         if address is None:
             stack.enter_context(bytecode_cache(ray))
-        with _connection_errors("ray", address):
+        with _cluster_errors("ray", address):
             runner = start_ray(open_runner) if address is None else open_runner()
         try:
             _check_release(address, lambda: ray.get(ray.remote(_release).remote(), timeout=120))
@@ -156,11 +144,9 @@ def ray_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]"
 @contextlib.contextmanager
 def dask_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]"]:
     """Prefect's Dask task runner; arguments and errors are those of `ray_cluster`."""
-    try:
+    with _cluster_errors("dask", address):
         import dask
         from prefect_dask import DaskTaskRunner
-    except ImportError as error:
-        raise UserError(_missing_extra("dask", error)) from error
     local = {
         "n_workers": workers,
         "threads_per_worker": 1,
@@ -174,38 +160,33 @@ def dask_cluster(address: str | None, workers: int) -> Iterator["TaskRunner[Any]
     options: dict[str, Any] = {"address": address} if address else {"cluster_kwargs": local}
     # A daemonic worker process may not have children, and the extraction starts some.
     with dask.config.set({"distributed.worker.daemon": False}), DaskTaskRunner(**options) as runner:
-        with _connection_errors("dask", address):
+        with _cluster_errors("dask", address):
             client = runner.client
         _check_release(address, lambda: client.submit(_release, pure=False).result(timeout=120))
         yield runner
 
 
-def check_cluster(kind: str, address: str | None, local_output: str | None, shared_disk: bool, has_api: bool) -> None:
+def check_cluster(settings: OutputSettings, has_api: bool) -> None:
     """Check before the flow starts that the workers of a cluster can reach the output and the Prefect server.
 
-    Args:
-        kind: runner: local, ray or dask.
-        address: address of a running cluster; None starts one on this machine.
-        local_output: output folder if it is a local path; None for an object store.
-        shared_disk: whether the user declares the local path to be the same disk on every machine.
-        has_api: whether a Prefect server other than the embedded one is configured.
+    `has_api` says whether a Prefect server other than the embedded one is configured.
 
     Raises:
         UserError: the settings contradict each other, a package is missing, or workers cannot reach output or server.
     """
+    kind, address, output = settings.runner, settings.cluster, Folder(settings.output)
     if kind == "local":
         if address is not None:
             raise UserError(f"--cluster {address} needs --runner ray or --runner dask")
         return
-    if kind == "ray":
-        _require_modules("ray", "prefect_ray", "ray")
-    else:
-        _require_modules("dask", "prefect_dask", "distributed")
+    for module in MODULES[kind]:
+        if importlib.util.find_spec(module) is None:
+            raise UserError(_missing_extra(kind, f"no module {module}"))
     if address is None or not is_remote(address):
         return
-    if local_output is not None and not shared_disk:
+    if output.is_local and not settings.shared_disk:
         raise UserError(
-            f"workers of the cluster at {address} cannot write {local_output} on this machine; give an --output that "
+            f"workers of the cluster at {address} cannot write {output.path()} on this machine; give an --output that "
             "they can reach (s3://…, gs://…), or --shared-disk if it is the same disk on every machine"
         )
     if not has_api:
@@ -218,15 +199,7 @@ def check_cluster(kind: str, address: str | None, local_output: str | None, shar
 def is_remote(address: str) -> bool:
     """Return True if an address names another machine than this one."""
     host = (urlsplit(address).hostname if "://" in address else address.rpartition(":")[0].strip("[]")) or ""
-    return address not in LOCAL_ADDRESSES and host not in LOOPBACK_HOSTS and not host.startswith("127.")
-
-
-def _require_modules(extra: str, *modules: str) -> None:
-    import importlib.util
-
-    for module in modules:
-        if importlib.util.find_spec(module) is None:
-            raise UserError(_missing_extra(extra, f"no module {module}"))
+    return address not in LOCAL_ADDRESSES and not is_loopback(host)
 
 
 def _missing_extra(extra: str, error: object) -> str:
@@ -234,10 +207,12 @@ def _missing_extra(extra: str, error: object) -> str:
 
 
 @contextlib.contextmanager
-def _connection_errors(kind: str, address: str | None) -> Iterator[None]:
-    """Turn every error of a connection to a cluster into a one-line `RunError` or `UserError`."""
+def _cluster_errors(kind: str, address: str | None) -> Iterator[None]:
+    """Turn every error of an import or a connection into a one-line `RunError` or `UserError`."""
     try:
         yield
+    except ImportError as error:
+        raise UserError(_missing_extra(kind, error)) from error
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         if address is None:
@@ -251,11 +226,7 @@ def _release() -> tuple[str, str]:
 
 
 def _check_release(address: str | None, ask_worker: Callable[[], tuple[str, str]]) -> None:
-    """Check that a worker of a running cluster runs the same versions as this process.
-
-    Args:
-        address: address of the running cluster; None skips the check.
-        ask_worker: function that calls `_release` in a worker.
+    """Check that a worker of a running cluster runs the same versions as this process, by `_release` called in it.
 
     Raises:
         UserError: the worker runs other versions, or cannot run gpt2train.

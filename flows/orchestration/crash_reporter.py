@@ -57,11 +57,10 @@ def _is_end_reported(run: str) -> bool:
 
     from flows.orchestration.stale_runs import is_active
 
-    client_settings = {"timeout": QUERY_SECONDS}
     with (
         contextlib.suppress(Exception),
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-        get_client(sync_client=True, httpx_settings=client_settings) as client,
+        get_client(sync_client=True, httpx_settings={"timeout": QUERY_SECONDS}) as client,
     ):
         return not is_active(client.read_flow_run(run))  # type: ignore[arg-type]  # a str works in the URL
     return False  # the server is down, or cannot answer
@@ -70,11 +69,7 @@ def _is_end_reported(run: str) -> bool:
 def main(run: str, attempt: str, worker: str, since: str) -> None:
     """Wait until the flow process ends, and report the run if neither the flow nor the worker did.
 
-    Args:
-        run: id of the flow run.
-        attempt: run count of the flow run when its process started.
-        worker: process id of the worker.
-        since: creation time of the worker's process; distinguishes it from a later process with the same id.
+    The arguments are those of `start_crash_reporter`; the worker is given as the id and creation time of its process.
     """
     for number in (signal.SIGTERM, signal.SIGINT):  # systemd sends them to all processes of a service
         signal.signal(number, signal.SIG_IGN)
@@ -93,13 +88,14 @@ def main(run: str, attempt: str, worker: str, since: str) -> None:
             found = client.read_flow_run(run)  # type: ignore[arg-type]  # a str works in the URL
             if not is_active(found) or found.run_count != int(attempt):
                 return
-            if time.monotonic() > grace_end or not _is_running(int(worker), float(since)):
+            if time.monotonic() > grace_end or not is_running(int(worker), float(since)):
                 report_end(client, found, cause)
                 return
         time.sleep(POLL_SECONDS)
 
 
-def _is_running(pid: int, since: float) -> bool:
+def is_running(pid: int, since: float) -> bool:
+    """Return True if a process runs, and is the one that was created at the time `since`, not a later one."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         return process.create_time() == since and process.status() != psutil.STATUS_ZOMBIE

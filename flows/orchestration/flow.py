@@ -27,7 +27,7 @@ from flows.dry_run.plan import dry_run
 from flows.recipe import PlannedRun, Recipe
 from flows.settings import SOURCES, DataprepSettings, EvaluateFlowSettings, PretrainSettings, resolve
 from flows.ui import log_filter
-from gpt2train.errors import RunError, UserError, redact, redact_error, redact_values
+from gpt2train.errors import RunError, UserError, redact, redact_values, redacted_errors
 from gpt2train.settings import Settings
 
 S = TypeVar("S", bound=Settings)
@@ -67,13 +67,7 @@ warnings.filterwarnings("ignore", message="Default value not given is not JSON s
 
 
 class SettingsFlow(ParametersFlow, Generic[S]):
-    """A Prefect flow whose parameters are the fields of a settings model, and `config`.
-
-    Attributes:
-        model: settings model of the flow.
-        recipe: function that runs the steps of the flow.
-        check: function that raises `UserError` for problems that can be found before the flow starts.
-    """
+    """A Prefect flow whose parameters are the fields of a settings model, and `config`; see `settings_flow`."""
 
     model: type[S]
     recipe: Recipe
@@ -91,10 +85,10 @@ class SettingsFlow(ParametersFlow, Generic[S]):
         finally:
             _checked_run.reset(token)
 
-    def stored_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+    def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """Return the given settings, without secrets of URLs."""
         given = {name: value for name, value in parameters.items() if value is not NOT_GIVEN}
-        plain: dict[str, Any] = redact_values(super().stored_parameters(given))
+        plain: dict[str, Any] = redact_values(super().serialize_parameters(given))
         return plain
 
 
@@ -119,22 +113,19 @@ def settings_flow(
     def decorate(function: Callable[[PlannedRun[S]], str]) -> SettingsFlow[S]:
         @functools.wraps(function)
         def run(**parameters: Any) -> "str | State[Any]":
-            try:
-                config, given = split_parameters(model, parameters)
-                settings = resolve(model, config, given)
-                rename_run(run_name(name, settings))
-                planned = checked_run(settings) or flow.planned(settings)
-                if getattr(settings, "dry_run", False):
-                    return dry_run(planned, check, show_plan)
-                if _is_deployment_run():
-                    check(planned)
-                return function(planned)
-            except (UserError, RunError) as error:
-                return failed_state(error)
-            except Exception as error:
-                if (redacted := redact_error(error)) is not error:
-                    raise redacted from None  # its message becomes the message of the run's state
-                raise
+            with redacted_errors():  # the message of an error becomes the message of the run's state
+                try:
+                    settings = resolve(model, *split_parameters(model, parameters))
+                    rename_run(run_name(name, settings))
+                    planned = checked_run(settings) or flow.planned(settings)
+                    if getattr(settings, "dry_run", False):
+                        return dry_run(planned, check, show_plan)
+                    context = FlowRunContext.get()
+                    if context and context.flow_run and context.flow_run.deployment_id is not None:
+                        check(planned)  # a command has checked its run before
+                    return function(planned)
+                except (UserError, RunError) as error:
+                    return failed_state(error)
 
         set_signature(run, signature_of(model))
         flow: SettingsFlow[S] = SettingsFlow(run, name=name)  # type: ignore[arg-type]  # Prefect accepts a returned state
@@ -175,12 +166,6 @@ def show_plan(text: str) -> None:
     create_markdown_artifact(f"```\n{text}\n```\n", key="plan", description="steps and resources of the run")
 
 
-def _is_deployment_run() -> bool:
-    """Return True if the current run belongs to a deployment."""
-    context = FlowRunContext.get()
-    return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
-
-
 def split_parameters(model: type[Settings], parameters: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """Split the parameters of a run into the value of `config` and the given settings, nested."""
     given = {name: value for name, value in parameters.items() if value is not NOT_GIVEN}
@@ -209,17 +194,15 @@ def signature_of(model: type[Settings]) -> inspect.Signature:
     """
     config = {"title": CONFIG, "type": "string", "description": CONFIG_HELP}
     schema = settings_schema(model)
-    parameters = []
-    for name, field_schema in {CONFIG: config, **schema["properties"]}.items():
-        required = name in schema.get("required", ())
-        parameters.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if required else NOT_GIVEN,
-                annotation=Annotated[Any, WithJsonSchema(field_schema)],
-            )
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if name in schema.get("required", ()) else NOT_GIVEN,
+            annotation=Annotated[Any, WithJsonSchema(field_schema)],
         )
+        for name, field_schema in {CONFIG: config, **schema["properties"]}.items()
+    ]
     return inspect.Signature(parameters)
 
 

@@ -22,7 +22,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalC
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import flow_run
 
-from flows.compat.prefect import acquire_lease, release_lease, renew_lease
+from flows.compat.prefect import acquire_lease, renew_lease
 from flows.orchestration.server import is_embedded
 from flows.ui.artifact_publisher import ArtifactPublisher
 from gpt2train.io.heartbeat import Heartbeat
@@ -38,11 +38,6 @@ POLL_SECONDS = 2.0
 STALE_SECONDS = 90.0  # lease time plus the server's interval of checks for expired leases
 SERVER_ERRORS = (httpx.HTTPError, OSError)
 ARTIFACT = "gpu-queue"  # key of the artifact that shows the wait on the run page
-
-
-def limit_name(device: str) -> str:
-    """Return the name of the concurrency limit of a device of this machine."""
-    return f"gpt2train {socket.gethostname()} {device}"
 
 
 @contextlib.contextmanager
@@ -67,7 +62,9 @@ def prefect_slot(devices: Sequence[str], max_jobs: int, run: str, publisher: Art
 
     with gpu_slot(devices, max_jobs, holder, on_wait) as local_slot:
         run_id = UUID(flow_run.id) if flow_run.id else None
-        with server_slots([] if is_embedded() else devices, max_jobs, local_slot, run_id, on_wait):
+        on_server = bool(devices) and not is_embedded()
+        slots = server_slots(devices, max_jobs, local_slot, run_id, on_wait) if on_server else contextlib.nullcontext()
+        with slots:
             if publisher.has(ARTIFACT):
                 text = f"waited {format_duration(time.monotonic() - started_at)} for a slot on {' and '.join(devices)}"
                 log.info(text)
@@ -81,33 +78,22 @@ def server_slots(
 ) -> Iterator[None]:
     """Wait for a slot of the concurrency limit of each device, and hold the slots.
 
-    Args:
-        devices: devices of this machine whose lock files are held.
-        max_jobs: number of trainings that may share a device. A lower limit on the server is raised to it, except 0,
-            which an operator sets to pause all trainings.
-        local_slot: held slot of this machine; leases of killed runs that it found are released first.
-        run: id of the flow run.
-        on_wait: callback that gets the reason of the wait.
+    A limit below `max_jobs` is raised to it, except 0, which an operator sets to pause all trainings. Leases of killed
+    runs that the slot of this machine found are released first.
     """
-    names = [limit_name(device) for device in devices]
-    if not names:
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(get_client(sync_client=True))
-        lease: UUID | None = None
+    names = [f"gpt2train {socket.gethostname()} {device}" for device in devices]
+    with get_client(sync_client=True) as client, contextlib.ExitStack() as held:
         try:
             for name in names:
                 _ensure_limit(client, name, max_jobs)
             for stale_lease in local_slot.stale_leases:
                 with contextlib.suppress(ValueError):  # any user of the machine can write these files
-                    release_lease(client, UUID(stale_lease))
+                    client.release_concurrency_slots_with_lease(UUID(stale_lease))
             lease = _acquire(client, names, local_slot.other_jobs, run, on_wait)
+            held.enter_context(_renewed(client, names, lease))
             local_slot.record_lease(str(lease))
         except SERVER_ERRORS as error:
             log.warning("the Prefect server keeps no GPU slots (%s); the lock files of this machine still do", error)
-        if lease is not None:
-            stack.enter_context(_held_lease(client, names, lease))
         yield
 
 
@@ -124,12 +110,10 @@ def _ensure_limit(client: SyncPrefectClient, name: str, max_jobs: int) -> None:
 
 def _acquire(
     client: SyncPrefectClient, names: list[str], other_jobs: int, run: UUID | None, on_wait: QueueMessage
-) -> UUID | None:
+) -> UUID:
     """Wait for one slot of every limit and return their common lease."""
     since, notified = time.monotonic(), False
-    while True:
-        if lease := acquire_lease(client, names, LEASE_SECONDS, run):
-            return lease
+    while not (lease := acquire_lease(client, names, LEASE_SECONDS, run)):
         if not notified:
             on_wait(f"the server's concurrency limit {' and '.join(names)} has no free slot")
             notified = True
@@ -137,6 +121,7 @@ def _acquire(
             _free_stale_slots(client, names, other_jobs)
             since = time.monotonic()
         time.sleep(POLL_SECONDS)
+    return lease
 
 
 def _free_stale_slots(client: SyncPrefectClient, names: list[str], other_jobs: int) -> None:
@@ -149,7 +134,7 @@ def _free_stale_slots(client: SyncPrefectClient, names: list[str], other_jobs: i
 
 
 @contextlib.contextmanager
-def _held_lease(client: SyncPrefectClient, names: list[str], lease: UUID) -> Iterator[None]:
+def _renewed(client: SyncPrefectClient, names: list[str], lease: UUID) -> Iterator[None]:
     """Renew a lease until the block ends, then release its slots."""
     lost = threading.Event()
 
@@ -164,13 +149,8 @@ def _held_lease(client: SyncPrefectClient, names: list[str], lease: UUID) -> Ite
         yield
     finally:
         heartbeat.stop(STOP_SECONDS)
-        _release(client, names, lease, lost.is_set())
-
-
-def _release(client: SyncPrefectClient, names: list[str], lease: UUID, lost: bool) -> None:
-    """Release the slots; without the lease if the server lost it, since it would count them as taken."""
-    with contextlib.suppress(*SERVER_ERRORS):
-        if lost:
-            client.release_concurrency_slots(names, 1, 1.0)
-        else:
-            release_lease(client, lease)
+        with contextlib.suppress(*SERVER_ERRORS):
+            if lost.is_set():  # a server that lost the lease counts its slots as taken
+                client.release_concurrency_slots(names, 1, 1.0)
+            else:
+                client.release_concurrency_slots_with_lease(lease)

@@ -3,11 +3,13 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
+from prefect.context import FlowRunContext
+
 from flows.compat.prefect import started_flow_run
 from flows.orchestration import stale_runs, worker_watchdog
 from flows.orchestration.cancellation import watch_cancellation
 from flows.orchestration.cluster_runner import ClusterRunner, check_cluster
-from flows.orchestration.server import has_configured_server
+from flows.orchestration.server import configured_server
 from flows.orchestration.task_runner import PrefectRunner
 from flows.settings import DataprepSettings, OutputSettings
 from tasks.core.output_lock import locked
@@ -23,20 +25,25 @@ def run_context(
 
     Args:
         settings: output and execution of the run.
-        plan: function that returns the resource estimate for the run page, as `--dry-run` prints it; None for a flow
-            that needs few resources.
+        plan: function that returns the resource estimate for the run page; None for a flow that needs few resources.
 
     Raises:
         UserError: the output cannot be written, or another run works in it.
     """
-    launch = getattr(settings, "launch", None) or LaunchSettings()
-    worker_watchdog.watch_worker(launch.shutdown_timeout)
-    watch_cancellation(has_worker=started_flow_run() is not None)
+    context = FlowRunContext.get()
+    flow_run = context.flow_run if context else None
+    if flow_run is not None:
+        started = started_flow_run()
+        if str(flow_run.id) == started:
+            launch = getattr(settings, "launch", None) or LaunchSettings()
+            worker_watchdog.watch_worker(flow_run, launch.shutdown_timeout)
+        watch_cancellation(flow_run.id, has_worker=started is not None)
     root = Folder(settings.output)
     root.check_writable()
     runner = runner_of(settings)
     with locked(root, lost=runner.stop), runner:
-        stale_runs.claim_output(root)
+        if flow_run is not None:
+            stale_runs.claim_output(root, flow_run.id)
         if plan is not None:
             runner.publisher.publish("plan", plan, "resources that the run needs", of_step=False)
         yield root, runner
@@ -56,12 +63,5 @@ def check_output(settings: OutputSettings) -> None:
     Raises:
         UserError: the output cannot be written, or the runner lacks something.
     """
-    root = Folder(settings.output)
-    check_cluster(
-        settings.runner,
-        settings.cluster,
-        local_output=root.path() if root.is_local else None,
-        shared_disk=settings.shared_disk,
-        has_api=has_configured_server(),
-    )
-    root.check_writable(leave=not settings.dry_run)
+    check_cluster(settings, has_api=configured_server() is not None)
+    Folder(settings.output).check_writable(leave=not settings.dry_run)

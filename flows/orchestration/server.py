@@ -14,6 +14,7 @@ rebinding), and allows no other origin (CORS).
 
 import argparse
 import contextlib
+import functools
 import os
 import secrets
 import socket
@@ -35,6 +36,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import is_full
 from gpt2train.io.heartbeat import LastChange
 from gpt2train.launch.parent_death import die_with_parent
+from gpt2train.launch.process_env import is_loopback
 from gpt2train.settings import read_toml
 
 # The first start migrates SQLite: 9-13 s on 2 idle cores, minutes on a busy machine. A process that uses no CPU for
@@ -65,7 +67,7 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
         UserError: no server answers at the configured address.
         RunError: the embedded server did not start; the message ends with its last output.
     """
-    if configured := _configured_server():
+    if configured := configured_server():
         check_reachable(configured)
         yield None
         return
@@ -81,12 +83,15 @@ def prefect_server(print_status: Callable[[str], None] | None = None) -> Iterato
         )
         saved_key = os.environ.get(CLIENT_KEY)
         try:
-            _wait_until_healthy(process, port, output, print_status or _print_line)
+            _wait_until_healthy(process, port, output, print_status or functools.partial(print, file=sys.stderr))
             os.environ["PREFECT_API_URL"] = os.environ[EMBEDDED] = f"http://127.0.0.1:{port}/api"
             os.environ[CLIENT_KEY] = key
             yield f"http://127.0.0.1:{port}"
         finally:
-            _flush_prefect()
+            if "prefect" in sys.modules:
+                from flows.compat.prefect import flush  # imports Prefect, which a server alone does not need
+
+                flush(FLUSH_SECONDS)  # while the server answers; later Prefect would retry for a minute
             for name in ("PREFECT_API_URL", EMBEDDED, CLIENT_KEY):
                 os.environ.pop(name, None)
             if saved_key is not None:
@@ -133,9 +138,7 @@ def api_key() -> str:
         return path.read_text().strip()
     except OSError as error:
         if is_full(_prefect_home()):
-            raise RunError(
-                f"no space left in {_prefect_home()} for the embedded Prefect server; free some and run again"
-            ) from error
+            raise _disk_full_error() from error
         raise UserError(
             f"cannot store the key of the embedded Prefect server in {path} ({error.strerror}); set PREFECT_HOME to a "
             "folder that you own"
@@ -147,9 +150,17 @@ def is_embedded() -> bool:
     return EMBEDDED in os.environ and os.environ[EMBEDDED] == os.environ.get("PREFECT_API_URL")
 
 
-def has_configured_server() -> bool:
-    """Return True if the environment or the active Prefect profile names an API, so that none is embedded."""
-    return _configured_server() is not None
+def configured_server() -> str | None:
+    """Return the API address that the environment or the active Prefect profile names, so that none is embedded.
+
+    It reads the profile without importing Prefect (1-3 s).
+    """
+    path = Path(os.environ.get("PREFECT_PROFILES_PATH", _prefect_home() / "profiles.toml"))
+    if (address := os.environ.get("PREFECT_API_URL")) or not path.exists():
+        return address or None
+    profiles = read_toml(path)
+    active = os.environ.get("PREFECT_PROFILE", profiles.get("active"))
+    return profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL") or None
 
 
 def check_reachable(address: str) -> None:
@@ -159,19 +170,17 @@ def check_reachable(address: str) -> None:
         UserError: no server answers.
     """
     # Requests to loopback must bypass proxies; other machines may be reachable only through one.
-    handlers = [urllib.request.ProxyHandler({})] if _is_loopback(address) else []
-    reason: object
+    loopback = is_loopback(urllib.parse.urlsplit(address).hostname or "")
+    handlers = [urllib.request.ProxyHandler({})] if loopback else []
     try:
         urllib.request.build_opener(*handlers).open(f"{address.rstrip('/')}/health", timeout=ANSWER_SECONDS).close()
         return
-    except urllib.error.HTTPError:
-        return  # a server that refuses the request is there; Prefect handles the refusal (a key, another path)
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, ssl.SSLError):
-            return  # Prefect has its own settings for certificates
-        reason = error.reason
     except (OSError, ValueError) as error:
-        reason = error
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        # A server that refuses the request is there; Prefect handles the refusal (a key, another path), and has its own
+        # settings for certificates.
+        if isinstance(error, urllib.error.HTTPError) or isinstance(reason, ssl.SSLError):
+            return
     text = getattr(reason, "strerror", None) or str(reason)
     raise UserError(
         f"no Prefect server answers at {address} ({text.lower()}); start it (prefect server start), or unset "
@@ -179,38 +188,9 @@ def check_reachable(address: str) -> None:
     )
 
 
-def _is_loopback(address: str) -> bool:
-    host = urllib.parse.urlsplit(address).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _configured_server() -> str | None:
-    """Address of the API that the environment or the active Prefect profile names."""
-    return os.environ.get("PREFECT_API_URL") or _profile_server()
-
-
 def _prefect_home() -> Path:
     """Folder of Prefect's profiles and of the default database of its server."""
     return Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
-
-
-def _profile_server() -> str | None:
-    """API address of the active Prefect profile, read without importing Prefect (1-3 s)."""
-    path = Path(os.environ.get("PREFECT_PROFILES_PATH", _prefect_home() / "profiles.toml"))
-    if not path.exists():
-        return None
-    profiles = read_toml(path)
-    active = os.environ.get("PREFECT_PROFILE", profiles.get("active"))
-    return profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL") or None
-
-
-def _flush_prefect() -> None:
-    """Send Prefect's queued logs and events while the server answers; later Prefect would retry for a minute."""
-    if "prefect" not in sys.modules:
-        return
-    from flows.compat.prefect import flush  # imports Prefect, which a server alone does not need
-
-    flush(FLUSH_SECONDS)
 
 
 def _free_port() -> int:
@@ -221,10 +201,6 @@ def _free_port() -> int:
 
 def _disk_full_error() -> RunError:
     return RunError(f"no space left in {_prefect_home()} for the embedded Prefect server; free some and run again")
-
-
-def _print_line(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _wait_until_healthy(

@@ -5,16 +5,17 @@ for ever. But an output folder has one run at a time (`tasks/core/output_lock.py
 the id of another run in the folder knows that the other run has ended, and reports it as Crashed.
 """
 
+import contextlib
 import json
 import logging
 import os
 import socket
 from typing import Any
+from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed
 
@@ -25,39 +26,25 @@ log = logging.getLogger("gpt2train")
 HOLDER_FILE = ".flow-run"
 
 
-def claim_output(root: Folder) -> None:
-    """Write this flow run's id into the locked output folder, and report the previous run if it was killed.
+def claim_output(root: Folder, flow_run: UUID) -> None:
+    """Write a flow run's id into the output folder, whose lock it holds, and report the previous run if it was killed.
 
-    The previous run becomes Crashed, or Cancelled if its cancellation was requested. No-op outside a flow run.
-
-    Args:
-        root: output folder; this run must hold its lock.
+    The previous run becomes Crashed, or Cancelled if its cancellation was requested.
     """
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None:
-        return
-    mine = str(context.flow_run.id)
-    previous = _read(root)
-    if previous.get("flow_run") not in (None, mine):
-        _report(previous)
-    holder = {"flow_run": mine, "host": socket.gethostname(), "pid": os.getpid()}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        previous = json.loads(root.read_bytes(HOLDER_FILE))
+        if isinstance(previous, dict) and previous.get("flow_run") not in (None, str(flow_run)):
+            _report(previous)
+    holder = {"flow_run": str(flow_run), "host": socket.gethostname(), "pid": os.getpid()}
     root.write_bytes(HOLDER_FILE, json.dumps(holder).encode())
 
 
-def _read(root: Folder) -> dict[str, str]:
-    try:
-        found = json.loads(root.read_bytes(HOLDER_FILE))
-        return {key: str(value) for key, value in found.items()} if isinstance(found, dict) else {}
-    except (FileNotFoundError, ValueError):
-        return {}
-
-
-def _report(holder: dict[str, str]) -> None:
+def _report(holder: dict[str, Any]) -> None:
     """Report the end of a run that the server lists as running; a run of another server is ignored."""
     cause = f"process {holder.get('pid')} on {holder.get('host')} was killed"
     try:
         with get_client(sync_client=True) as client:
-            run = client.read_flow_run(holder["flow_run"])  # type: ignore[arg-type]  # a str works in the URL
+            run = client.read_flow_run(holder["flow_run"])  # a str works in the URL
             if is_active(run):
                 end = report_end(client, run, cause)
                 log.warning("flow run %s is now %s: %s", run.name, end.lower(), cause)
@@ -75,13 +62,7 @@ def is_active(run: FlowRun) -> bool:
 def report_end(client: SyncPrefectClient, run: FlowRun, cause: str) -> str:
     """Set the final state of a dead run: Crashed, or Cancelled if its cancellation was requested.
 
-    Args:
-        client: client of the server that knows the run.
-        run: the run.
-        cause: process, machine and reason of the death, for the state's message.
-
-    Returns:
-        The name of the state.
+    The cause names process, machine and reason, for the state's message. Returns the name of the state.
     """
     end: State[Any] = Crashed(message=f"{cause}; run again to resume")
     if run.state is not None and run.state.type == StateType.CANCELLING:

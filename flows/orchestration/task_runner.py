@@ -24,7 +24,7 @@ from flows.ui import artifacts
 from flows.ui.artifact_publisher import UPDATE_SECONDS, ArtifactPublisher
 from flows.ui.console import step_line
 from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
-from gpt2train.errors import redact_error
+from gpt2train.errors import redacted_errors
 from gpt2train.io.progress import ProgressBar, StageProgress
 from tasks.core.reject_limits import LimitSettings
 from tasks.core.runner import Outcomes, Retries, Runner, Stage, Work, step_name
@@ -37,15 +37,11 @@ UNITS = {"blacklist": "URLs", "download": "pages", "extract": "pages"}  # all ot
 
 
 class PrefectRunner(Runner):
-    """Runner that executes each batch as a task run of the surrounding flow.
-
-    Attributes:
-        publisher: writes the artifacts of the flow run's page.
-    """
+    """Runner that executes each batch as a task run of the surrounding flow."""
 
     def __init__(self, workers: int = 2, *, verify: bool = False, limits: LimitSettings | None = None) -> None:
         super().__init__(workers, verify=verify, limits=limits)
-        self.publisher = ArtifactPublisher()
+        self.publisher = ArtifactPublisher()  # of the flow run's page
         self._steps: list[artifacts.StepRow] = []
         self._warnings = Warnings(self.publisher)
         self._loss_scale = LossScaleMonitor()
@@ -73,35 +69,35 @@ class PrefectRunner(Runner):
         Logs one line about the step and publishes its counts on the run page. Transient failures are retried; each
         attempt resumes from the batches that are committed.
 
-        Args:
-            function: step function; it takes `runner` and returns a manifest.
-            *arguments: positional arguments of the function.
-            retries: number and delays of the retries.
-            **options: keyword arguments of the function.
-
-        Returns:
-            The manifest of the step.
+        The arguments are those of `Runner.run_step`.
         """
         name = step_name(function)
 
         def step() -> Any:  # a manifest, or a state that holds one
             started = time.monotonic()
-            row = self.step_started(name)
+            row = artifacts.StepRow(name)
+            self._steps.append(row)
+            self._publish_steps()
             try:
-                manifest = function(*arguments, runner=self, **options)
+                with redacted_errors():  # the message of an error becomes the message of the task run's state
+                    manifest = function(*arguments, runner=self, **options)
             except BaseException as error:
-                state = "failed" if isinstance(error, Exception) else "stopped"
-                self.step_failed(row, time.monotonic() - started, state)
-                if isinstance(error, Exception) and (redacted := redact_error(error)) is not error:
-                    raise redacted from None  # its message becomes the message of the task run's state
+                row.state = "failed" if isinstance(error, Exception) else "stopped"
+                row.seconds = time.monotonic() - started
+                self._publish_steps()
                 raise
-            cached = manifest.step in self.skipped
-            seconds = None if cached else time.monotonic() - started
-            log.info(step_line(manifest, seconds))
-            self.step_finished(row, manifest, seconds)
-            if cached:
+            row.state, row.manifest = "cached", manifest
+            if manifest.step not in self.skipped:
+                row.state, row.seconds = "done", time.monotonic() - started
+            log.info(step_line(manifest, row.seconds))
+            self._publish_steps()
+            if row.state == "cached":
                 message = f"done before: fingerprint {manifest.fingerprint}"
                 return Completed(name="Cached", message=message, data=manifest)
+            text = f"{name}: rows in and out, files"
+            self.publisher.publish(f"{name}-counts", lambda: artifacts.counts(manifest), text)
+            if warning := near_limit(manifest, self.limits):
+                log.warning(warning)
             return manifest
 
         # `return_state`: without it the call would return the `Completed` state itself instead of the manifest.
@@ -186,28 +182,6 @@ class PrefectRunner(Runner):
         if len(so_far) > 1:  # one point is no curve
             self.publisher.publish("training", lambda: artifacts.training(so_far, steps), text, seconds=CURVE_SECONDS)
 
-    def step_started(self, name: str) -> artifacts.StepRow:
-        """Add a running step to the overview and return its row."""
-        row = artifacts.StepRow(name)
-        self._steps.append(row)
-        self._publish_steps()
-        return row
-
-    def step_finished(self, row: artifacts.StepRow, manifest: Manifest, seconds: float | None) -> None:
-        """Show a step as finished, or as cached if `seconds` is None."""
-        row.state, row.manifest, row.seconds = "cached" if seconds is None else "done", manifest, seconds
-        self._publish_steps()
-        if seconds is not None:
-            text = f"{row.name}: rows in and out, files"
-            self.publisher.publish(f"{row.name}-counts", lambda: artifacts.counts(manifest), text)
-            if warning := near_limit(manifest, self.limits):
-                log.warning(warning)
-
-    def step_failed(self, row: artifacts.StepRow, seconds: float, state: str) -> None:
-        """Show a step as failed or stopped."""
-        row.state, row.seconds = state, seconds
-        self._publish_steps()
-
     def _publish_steps(self) -> None:
         rows = self._steps
         self.publisher.publish(
@@ -216,12 +190,8 @@ class PrefectRunner(Runner):
 
 
 def _run_work(work: Work) -> Outcomes:
-    try:
+    with redacted_errors():
         return work()
-    except Exception as error:
-        if (redacted := redact_error(error)) is not error:
-            raise redacted from None
-        raise
 
 
 class LocalCall:

@@ -16,10 +16,9 @@ import time
 
 import psutil
 import rich.console
-from prefect.context import FlowRunContext
+from prefect.client.schemas.objects import FlowRun
 
-from flows.compat.prefect import started_flow_run
-from flows.orchestration.crash_reporter import start_crash_reporter
+from flows.orchestration.crash_reporter import is_running, start_crash_reporter
 from gpt2train.errors import RunError
 from gpt2train.launch.rank_logs import quietly
 
@@ -29,34 +28,26 @@ POLL_SECONDS = 1.0
 REPORT_SECONDS = 15.0  # to report the end of the run to the server, in addition to the time for the checkpoint
 
 
-def watch_worker(grace: float) -> None:
-    """End this flow run when the worker that started it dies. No-op for a flow started from the command line.
+def watch_worker(flow_run: FlowRun, grace: float) -> None:
+    """End the flow run of this process when the worker that started it dies.
 
-    Args:
-        grace: seconds for a training to save a checkpoint.
+    A training has `grace` seconds to save a checkpoint.
 
     Raises:
         RunError: the worker is already gone.
     """
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None or str(context.flow_run.id) != started_flow_run():
-        return
     watched = supervisors()
     if not watched:
         raise RunError("the worker that started this run is gone; start a worker, and run again")
-    start_crash_reporter(str(context.flow_run.id), context.flow_run.run_count, watched[-1])
+    start_crash_reporter(str(flow_run.id), flow_run.run_count, watched[-1])
     terminate_with(watched, grace + REPORT_SECONDS)
 
 
 def terminate_with(watched: list[psutil.Process], seconds: float) -> None:
-    """Send this process SIGTERM when one of the watched processes ends, and SIGKILL if it still runs after a time.
+    """Send this process SIGTERM when one of the watched processes ends, and SIGKILL `seconds` later.
 
     Log lines in between must not end the process: its standard output is a pipe to the worker, and rich, which Prefect
     logs with, raises SystemExit on a broken pipe. The process would then not report how it ended.
-
-    Args:
-        watched: processes whose end terminates this one.
-        seconds: time between SIGTERM and SIGKILL.
     """
     rich.console.Console.on_broken_pipe = _drop_output  # type: ignore[assignment]  # also for existing consoles
     threading.Thread(target=_watch, args=(watched, seconds), daemon=True).start()
@@ -97,16 +88,9 @@ def is_worker(process: psutil.Process) -> bool:
 
 def _watch(watched: list[psutil.Process], seconds: float) -> None:
     parent = os.getppid()
-    while os.getppid() == parent and all(map(_is_running, watched)):
+    while os.getppid() == parent and all(is_running(one.pid, one.create_time()) for one in watched):
         time.sleep(POLL_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
     quietly(log.warning)("the worker that started this run is gone; the run saves its state and ends")
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _is_running(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

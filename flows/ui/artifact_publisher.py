@@ -45,9 +45,9 @@ class _Entry:
     task_run_id: UUID | None
     render: Callable[[], Any]
     description: str
+    seconds: float
     changed: bool = True
     due: float = 0.0
-    seconds: float = UPDATE_SECONDS
     id: UUID | None = None
 
 
@@ -84,16 +84,13 @@ class ArtifactPublisher:
         run = flow_run.id
         if run is None:  # a step outside a flow
             return
-        step = task_run.id if of_step else None
+        step = UUID(str(task_run.id)) if of_step and task_run.id else None
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                self._entries[key] = _Entry(
-                    kind, UUID(str(run)), UUID(str(step)) if step else None, render, description
-                )
-                self._entries[key].seconds = seconds
-            else:
+            if key in self._entries:
+                entry = self._entries[key]
                 entry.render, entry.description, entry.changed = render, description, True
+            else:
+                self._entries[key] = _Entry(kind, UUID(str(run)), step, render, description, seconds)
             if self._thread is None:
                 self._stop.clear()
                 # Prefect's client finds its settings in the context variables.
@@ -127,9 +124,8 @@ class ArtifactPublisher:
             start, first = time.thread_time(), entry.id is None  # the first rendering also imports the plot library
             try:
                 self._write(client, key, entry, render(), description)
-                wait = (
-                    entry.seconds if first else max(entry.seconds, MIN_INTERVAL_FACTOR * (time.thread_time() - start))
-                )
+                rendering = 0.0 if first else time.thread_time() - start
+                wait = max(entry.seconds, MIN_INTERVAL_FACTOR * rendering)
             except (httpx.HTTPError, PrefectException, OSError, ValueError) as error:  # must not stop a training
                 log.debug("the artifact %s was not written: %s", key, error)
                 entry.changed, wait = True, RETRY_SECONDS
@@ -137,15 +133,9 @@ class ArtifactPublisher:
 
     def _write(self, client: "SyncPrefectClient", key: str, entry: _Entry, data: Any, description: str) -> None:
         data, description = redact_values(data), redact(description)
-        if entry.id is None:
-            created = ArtifactCreate(
-                key=key,
-                type=entry.kind,
-                description=description,
-                data=data,
-                flow_run_id=entry.flow_run_id,
-                task_run_id=entry.task_run_id,
-            )
-            entry.id = client.create_artifact(created).id
+        if entry.id is not None:
+            update_artifact(client, entry.id, data, description)
             return
-        update_artifact(client, entry.id, data, description)
+        runs = {"flow_run_id": entry.flow_run_id, "task_run_id": entry.task_run_id}
+        created = ArtifactCreate(key=key, type=entry.kind, description=description, data=data, **runs)
+        entry.id = client.create_artifact(created).id

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpt2train.io.progress import format_duration
 from tasks.core.step import Manifest
-from tasks.report.pictures import data_uri, loss_curve
+from tasks.report.pictures import loss_curve
 
 COLUMNS = {
     "step": "step",
@@ -27,19 +27,12 @@ MAX_FILES = 20  # listed per step
 
 @dataclass
 class StepRow:
-    """Row of a step in the overview.
-
-    Attributes:
-        name: name of the step.
-        state: running, done, cached, failed or stopped.
-        manifest: manifest of the step; None until it succeeds.
-        seconds: duration; None while the step runs, and for a cached one.
-    """
+    """Row of a step in the overview."""
 
     name: str
-    state: str = "running"
-    manifest: Manifest | None = None
-    seconds: float | None = None
+    state: str = "running"  # or done, cached, failed, stopped
+    manifest: Manifest | None = None  # None until the step succeeds
+    seconds: float | None = None  # duration; None while the step runs, and for a cached one
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> str:
@@ -72,21 +65,14 @@ def steps_table(rows: Sequence[StepRow]) -> str:
 
 
 def _step_row(row: StepRow) -> dict[str, str]:
-    outcome = row.manifest.outcome if row.manifest else None
-    counted = outcome is not None and outcome.seen > 0
     state = f"**{row.state}**" if row.state in ("running", "failed", "stopped") else row.state
-    return {
-        "step": row.name,
-        "state": state,
-        "in": f"{outcome.seen:,}" if outcome and counted else "",
-        "kept": f"{outcome.kept:,}" if outcome and counted else "",
-        "share": f"{outcome.kept / outcome.seen:.1%}" if outcome and counted else "",
-        "time": ""
-        if row.seconds is None
-        else f"{row.seconds:.1f} s"
-        if row.seconds < 60
-        else format_duration(row.seconds),
-    }
+    cells = {"step": row.name, "state": state, "in": "", "kept": "", "share": "", "time": ""}
+    if row.manifest and (seen := row.manifest.outcome.seen):
+        kept = row.manifest.outcome.kept
+        cells |= {"in": f"{seen:,}", "kept": f"{kept:,}", "share": f"{kept / seen:.1%}"}
+    if row.seconds is not None:
+        cells["time"] = f"{row.seconds:.1f} s" if row.seconds < 60 else format_duration(row.seconds)
+    return cells
 
 
 def steps_summary(rows: Sequence[StepRow]) -> str:
@@ -100,13 +86,12 @@ def steps_summary(rows: Sequence[StepRow]) -> str:
 def counts(manifest: Manifest) -> str:
     """Format the rows in and out of a step, its dropped rows by reason, and its files."""
     outcome = manifest.outcome
-    rows: list[dict[str, Any]] = []
-    if outcome.seen:
-        rows += [{"what": "in", "count": outcome.seen}, {"what": "kept", "count": outcome.kept}]
-    rows += [{"what": f"dropped: {reason.replace('_', ' ')}", "count": n} for reason, n in outcome.reasons.items()]
-    rows += [{"what": fact.replace("_", " "), "count": count} for fact, count in outcome.facts.items()]
-    for row in rows:
-        row["count"] = f"{row['count']:,}" if isinstance(row["count"], int) else row["count"]
+    found: dict[str, Any] = {"in": outcome.seen, "kept": outcome.kept} if outcome.seen else {}
+    found |= {f"dropped: {reason}": count for reason, count in outcome.reasons.items()} | outcome.facts
+    rows = [
+        {"what": name.replace("_", " "), "count": f"{count:,}" if isinstance(count, int) else count}
+        for name, count in found.items()
+    ]
     files = [{"file": f"`{manifest.folder}/{r.name}`", "bytes": f"{r.bytes:,}"} for r in outcome.outputs[:MAX_FILES]]
     more = len(outcome.outputs) - len(files)
     sections = [as_table(rows), as_table(files), f"and {more:,} more files" if more > 0 else ""]
@@ -118,7 +103,7 @@ def training(records: Sequence[dict[str, Any]], steps: int) -> str:
     last = records[-MAX_METRIC_ROWS:]
     columns = {key: name for key, name in COLUMNS.items() if any(record.get(key) is not None for record in last)}
     rows = [{name: short(record.get(key)) for key, name in columns.items()} for record in last]
-    picture = data_uri(loss_curve(records, steps))
+    picture = loss_curve(records, steps)
     facts = [f"**{training_summary(records, steps)}**"]
     valid = [(r["valid_loss"], r["step"]) for r in records if r.get("valid_loss") is not None]
     if valid:

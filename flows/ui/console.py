@@ -29,12 +29,7 @@ class ConsoleHandler(logging.Handler):
 
 
 def step_line(manifest: Manifest, seconds: float | None) -> str:
-    """Format a finished step as one line: rows in, rows kept, time, dropped rows by reason.
-
-    Args:
-        manifest: manifest of the step.
-        seconds: duration; None for a cached step.
-    """
+    """Format a finished step as one line: rows in, rows kept, seconds or `cached` for None, dropped rows by reason."""
     outcome = manifest.outcome
     counts = f"{outcome.seen:>7,} -> {outcome.kept:>7,}" if outcome.seen else " " * 18
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in outcome.reasons.items())

@@ -90,13 +90,7 @@ def setting_of(argument: cyclopts.Argument) -> str:
 
 
 def flow_app(flow: str, model: type[Settings], about: str) -> FlowApp:
-    """Create the app of a flow's command `python -m flows.<flow>`, without its default function.
-
-    Args:
-        flow: name of the flow.
-        model: settings model of the flow.
-        about: description of the flow for the help page.
-    """
+    """Create the app of a flow's command `python -m flows.<flow>`, without its default function."""
     name = f"python -m flows.{flow}"
     app = FlowApp(name=name, usage=f"Usage: {name} [OPTIONS]", help=about, version_flags=[])
     app.help_epilogue = f"`{ALL_FLAG}` shows every setting, `--debug` the traceback of an error."

@@ -11,13 +11,7 @@ from tasks.report.step import REPORT, gather, summary
 
 
 def show_result(publisher: ArtifactPublisher, root: Folder, manifests: Sequence[Manifest]) -> None:
-    """Publish the result of a flow on its run page.
-
-    Args:
-        publisher: publisher of the run page.
-        root: output folder.
-        manifests: manifests of all steps, including the report if there is one.
-    """
+    """Publish the result of a flow on its run page; the manifests are those of all steps, with the report's if any."""
     steps = list(manifests)
     publisher.publish("result", lambda: result(root, steps), "results and their paths", of_step=False)
 
@@ -36,25 +30,22 @@ def result(root: Folder, manifests: Sequence[Manifest]) -> str:
 
 def output_paths(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str, Any]]:
     """List the output files and folders of a run, those of the last steps first."""
-    by_step = {manifest.step: root / manifest.folder for manifest in manifests}
-    found: list[tuple[str, str]] = []
-    if report := by_step.get("report"):
-        found.append(("report", report.path(REPORT)))
-    for manifest in manifests:
-        if manifest.step == "evaluate":
-            found += [
-                (f"scores: {record.name}", (root / manifest.folder).path(record.name)) for record in manifest.outputs
-            ]
-    if model := by_step.get("merge"):
-        found.append(("model (Hugging Face)", model.path()))
-    if run := by_step.get("train"):
-        found.append(("run folder", run.path()))
-        found += [
-            (what, run.path(name)) for what, name in (("metrics", "metrics.jsonl"), ("logs of the ranks", "logs"))
-        ]
-    if tokens := by_step.get("tokenize"):
-        found.append(("tokens", tokens.path()))
-    return [{"what": what, "where": f"`{where}`"} for what, where in found]
+    by_step = {manifest.step: manifest for manifest in manifests}
+    scores = by_step["evaluate"].outputs if "evaluate" in by_step else ()
+    paths = [
+        ("report", "report", REPORT),
+        *((f"scores: {record.name}", "evaluate", record.name) for record in scores),
+        ("model (Hugging Face)", "merge", ""),
+        ("run folder", "train", ""),
+        ("metrics", "train", "metrics.jsonl"),
+        ("logs of the ranks", "train", "logs"),
+        ("tokens", "tokenize", ""),
+    ]
+    return [
+        {"what": what, "where": f"`{(root / by_step[step].folder).path(name)}`"}
+        for what, step, name in paths
+        if step in by_step
+    ]
 
 
 def next_commands(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str, Any]]:

@@ -78,12 +78,7 @@ def _format_time(seconds: float) -> str:
 
 
 def near_limit(manifest: Manifest, limits: LimitSettings | None) -> str | None:
-    """Return a warning if a step rejected nearly as many rows as its limit allows; None otherwise.
-
-    Args:
-        manifest: manifest of the step.
-        limits: reject limits of the run; None disables the check.
-    """
+    """Return a warning if a step rejected nearly as many rows as its limit allows; None otherwise."""
     seen, rejected = manifest.outcome.seen, sum(manifest.outcome.reasons.values())
     if limits is None or seen < limits.min_rows:
         return None

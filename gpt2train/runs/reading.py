@@ -129,7 +129,8 @@ def find_runs(root: Path) -> Iterator[Path]:
         raise UserError(f"{root} is not a folder; give an output folder, its runs/, or the folder of a run")
     for path, subfolders, files in os.walk(root):
         folder = Path(path)
-        if _is_run({*subfolders, *files}):
+        names = {*subfolders, *files}
+        if RECORD in names or (CONFIG_FILE in names and not names.isdisjoint(SIGNS)):
             subfolders.clear()
             yield folder
         elif len(folder.relative_to(root).parts) >= MAX_DEPTH:
@@ -139,11 +140,7 @@ def find_runs(root: Path) -> Iterator[Path]:
 
 
 def read_run(folder: Path, name: str | None = None) -> Run:
-    """Read one run folder.
-
-    Args:
-        folder: run folder.
-        name: name of the run; by default the folder's name.
+    """Read one run folder; `name` is by default the name of the folder.
 
     Raises:
         UserError: the settings are missing or invalid.
@@ -155,7 +152,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     rows = read_metrics(folder)
     record = read_record(folder) or RunRecord()
     last: dict[str, Any] = rows[-1] if rows else {}
-    valid = _numbers(rows, "valid_loss")
+    losses, valid = _numbers(rows[-MEAN_ROWS:], "loss"), _numbers(rows, "valid_loss")
     evaluation = dict(_evaluation(folder))
     lambada = evaluation.get("lambada", {})
     headline = lambada.get("definitions", {}).get(lambada.get("headline"), {})
@@ -173,7 +170,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         data_tokens=sum(corpus.tokens for corpus in record.data) or None,
         parameters=parameter_count(config.shape),
         layout=start.layout if start else None,
-        loss=_mean(_numbers(rows[-MEAN_ROWS:], "loss")),
+        loss=sum(losses) / len(losses) if losses else None,
         valid_loss=valid[-1] if valid else None,
         best_valid_loss=min(valid, default=None),
         lambada_accuracy=headline.get("accuracy"),
@@ -206,10 +203,6 @@ def is_locked(run: Path) -> bool:
     return False
 
 
-def _is_run(names: set[str]) -> bool:
-    return RECORD in names or (CONFIG_FILE in names and not names.isdisjoint(SIGNS))
-
-
 def _state(folder: Path, step: int, steps: int) -> str:
     if is_locked(folder):
         return "running"
@@ -221,11 +214,10 @@ def _state(folder: Path, step: int, steps: int) -> str:
 
 def _data(record: RunRecord, config: RunConfig) -> str | None:
     """Return the fingerprint of the training tokens by the flows, else the identity that checkpoints use."""
-    names = [corpus.fingerprint or corpus.identity for corpus in record.data]
-    if not names:  # before the first step, or a run of a release that wrote no record
-        found = [token_fingerprint(corpus.prefix) for corpus in config.data.corpora]
-        names = [name for name in found if name]
-    return "+".join(names) or None
+    names: list[str | None] = [corpus.fingerprint or corpus.identity for corpus in record.data]
+    # Without them: before the first step, or a run of a release that wrote no record.
+    names = names or [token_fingerprint(corpus.prefix) for corpus in config.data.corpora]
+    return "+".join(filter(None, names)) or None
 
 
 def _evaluation(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -253,7 +245,3 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _numbers(rows: Iterable[dict[str, Any]], key: str) -> list[float]:
     return [float(row[key]) for row in rows if row.get(key) is not None and math.isfinite(row[key])]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -63,13 +63,13 @@ def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
     Returns:
         Values in the order of the runs, by name; None if a run does not have the setting.
     """
-    known = [_known(run) for run in runs]
+    known = [_compared(run) for run in runs]
     names = sorted({name for one in known for name in one})
     found = {name: [one.get(name) for one in known] for name in names}
     return {name: values for name, values in found.items() if any(value != values[0] for value in values)}
 
 
-def _known(run: Run) -> dict[str, Any]:
+def _compared(run: Run) -> dict[str, Any]:
     facts: dict[str, Any] = {name: value for name, value in run.settings.items() if name not in PATH_SETTINGS}
     facts["preset"] = run.record.preset
     if run.record.starts:

@@ -105,20 +105,23 @@ def trace(
         raise UserError("give --data, the folder of tokens/, or --run, a run folder")
     context, seed = context or TRAINING.model.context, TRAINING.seed if seed is None else seed
     shuffle = seed if split == "train" else None  # the other splits are read in file order
-    samples = Samples(data / "tokens" / split / "tokens", context, ANY_VOCABULARY, shuffle)
+    folder = data / "tokens" / split
+    samples = Samples(folder / "tokens", context, ANY_VOCABULARY, shuffle)
     if split != "train" and index >= samples.per_epoch:
         raise UserError(f"--sample {sample}: {split} has the samples 0 … {samples.per_epoch - 1}")
     token_positions = samples.locate([index])[0][0]
     ends = np.concatenate(([0], np.cumsum(samples.dataset.lengths, dtype=np.int64)))[samples.dataset.documents[1:]]
     numbers = np.searchsorted(ends, token_positions, side="right")
     tokenizer = load_tokenizer(data / "tokenizer") if (data / "tokenizer" / TOKENIZER).is_file() else None
-    table = _Sidecar(data / "tokens", split)
+    tables = _document_tables(data / "tokens", split)
     parts = []
     for segment in np.split(np.arange(len(token_positions)), np.flatnonzero(np.diff(numbers)) + 1):
-        row = table.row(int(numbers[segment[0]]))
+        row = _document_row(tables, int(numbers[segment[0]]))
+        if row is None:
+            raise RunError(f"{folder} has fewer documents in its table than in its tokens; create the tokens again")
         first, last = int(token_positions[segment[0]]), int(token_positions[segment[-1]]) + 1
         if not row["start"] <= first < last <= row["end"]:
-            raise RunError(f"{table.folder} does not belong to its tokens: token {first} is of another document")
+            raise RunError(f"{folder} does not belong to its tokens: token {first} is of another document")
         ids = samples.dataset.tokens[first:last].tolist()
         text = tokenizer.decode(ids, skip_special_tokens=False) if tokenizer else None
         bounds = (first - row["start"], last - row["start"], row["end"] - row["start"], first)
@@ -128,11 +131,7 @@ def trace(
 
 
 def _check_read(run: Path, config: RunConfig, sample: int) -> None:
-    """Check that a run has trained on a sample.
-
-    Raises:
-        UserError: the run has read fewer samples.
-    """
+    """Raise a UserError if a run has not trained on a sample."""
     rows = read_metrics(run)
     # A row counts the tokens of whole samples, including those before the run's start with `init_from`.
     read = int(rows[-1].get("tokens") or 0) // config.model.context if rows else 0
@@ -144,28 +143,28 @@ def _check_read(run: Path, config: RunConfig, sample: int) -> None:
         )
 
 
-class _Sidecar:
-    """Table of a split's documents, read one row group at a time."""
+def _document_tables(tokens: Path, split: str) -> list[pq.ParquetFile]:
+    """Open the tables of a split's documents.
 
-    def __init__(self, tokens: Path, split: str) -> None:
-        self.folder = tokens / split
-        names = [name for name in _outputs(tokens) if name.startswith(f"{split}/documents") and name[-8:] == ".parquet"]
-        if not names:
-            raise UserError(
-                f"{tokens} has no table of the {split} documents; only tokens made by gpt2train can be traced"
-            )
-        self._files = [pq.ParquetFile(tokens / name) for name in names]
+    Raises:
+        UserError: there are none.
+    """
+    names = [name for name in _outputs(tokens) if name.startswith(f"{split}/documents") and name[-8:] == ".parquet"]
+    if not names:
+        raise UserError(f"{tokens} has no table of the {split} documents; only tokens made by gpt2train can be traced")
+    return [pq.ParquetFile(tokens / name) for name in names]
 
-    def row(self, number: int) -> dict[str, Any]:
-        """Read the row of a document by its index in the split."""
-        for file in self._files:
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                if number < rows:
-                    found: dict[str, Any] = file.read_row_group(group).slice(number, 1).to_pylist()[0]
-                    return found
-                number -= rows
-        raise RunError(f"{self.folder} has fewer documents in its table than in its tokens; create the tokens again")
+
+def _document_row(tables: Sequence[pq.ParquetFile], number: int) -> dict[str, Any] | None:
+    """Read one row by its number over all tables, and only its row group; None if the tables have fewer rows."""
+    for table in tables:
+        for group in range(table.num_row_groups):
+            rows = table.metadata.row_group(group).num_rows
+            if number < rows:
+                found: dict[str, Any] = table.read_row_group(group).slice(number, 1).to_pylist()[0]
+                return found
+            number -= rows
+    return None
 
 
 def _outputs(folder: Path) -> list[str]:
@@ -184,10 +183,8 @@ def _locate(data: Path, parts: Sequence[TracedPart]) -> None:
             for part in parts:
                 if part.doc_id == identity:
                     part.found.append(f"{step}/{name} row {row}")
-    archives = _outputs(data / PAGES)
-    ledgers = {f"ledger/{name.split('.')[0]}.parquet": name for name in archives}
-    urls = {part.url for part in parts}
-    for ledger, row, url in _rows(data / PAGES, list(ledgers), "url", urls):
+    ledgers = {f"ledger/{name.split('.')[0]}.parquet": name for name in _outputs(data / PAGES)}
+    for ledger, row, url in _rows(data / PAGES, list(ledgers), "url", {part.url for part in parts}):
         location = _record(data / PAGES / ledgers[ledger], url)
         for part in parts:
             if part.url == url and location:

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from tasks.core.shards import read_table
 from tasks.core.step import Manifest
 from tasks.core.storage import FileRecord, Folder
-from tasks.dedup.cluster_report import Cluster, ClusterMember, largest_clusters
-from tasks.report.pictures import data_uri, length_histogram
+from tasks.dedup.cluster_report import Cluster, largest_clusters
+from tasks.report.pictures import length_histogram
 
 TOP = 20  # entries of a list
 MAX_SHARDS, MAX_ROWS = 32, 5000  # sampled shards of each step, and rows of each shard
@@ -30,28 +30,28 @@ FOUND_LANGUAGE = re.compile(r"found (\S+), expected")  # in the detail of a row 
 def findings(root: Folder, by_step: Mapping[str, Manifest], samples: int) -> dict[str, Any]:
     """Facts of the data part of the page as plain values; empty for steps that the run does not have.
 
-    Args:
-        root: output folder of the run.
-        by_step: manifests by name of the step.
-        samples: rejected rows shown per reason.
+    There are at most `samples` rejected rows per reason.
     """
     before, after = by_step.get("extract"), by_step.get("shuffle")
     dedup, download = by_step.get("dedup"), by_step.get("download")
+    clusters = largest_clusters(root / dedup.folder, dedup, MAX_CLUSTERS, MAX_MEMBERS) if dedup else []
     lengths = [(name, _lengths(root, step)) for name, step in (("extracted", before), ("kept", after)) if step]
     return {
         "reasons": reasons([step for name, step in by_step.items() if name != "cloze"]),  # passages, not documents
         "lengths": [_summary(name, sizes) for name, sizes in lengths if len(sizes)],
-        "length_picture": data_uri(length_histogram(lengths)) if any(len(sizes) for _, sizes in lengths) else None,
+        "length_picture": length_histogram(lengths) if any(len(sizes) for _, sizes in lengths) else None,
         "languages": languages(root, by_step.get("clean"), after),
         "hosts": hosts(root, download) if download else [],
-        "clusters": [_cluster(found) for found in _clusters(root, dedup)] if dedup else [],
+        "clusters": [_cluster(found) for found in clusters],
         "rejected": {
             name: rejected_samples(root, manifest, samples)
             for name, manifest in by_step.items()
             if manifest.outcome.rejected
         },
         "sampled": any(
-            len(step.outputs) > MAX_SHARDS or _rows(step) > MAX_SHARDS * MAX_ROWS for step in (before, after) if step
+            len(step.outputs) > MAX_SHARDS or sum(record.rows or 0 for record in step.outputs) > MAX_SHARDS * MAX_ROWS
+            for step in (before, after)
+            if step
         ),
     }
 
@@ -116,18 +116,11 @@ def word_diff(one: str, other: str) -> list[tuple[str, str]]:
     left, right = one.split(), other.split()
     parts: list[tuple[str, str]] = []
     for tag, a, b, c, d in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-        if tag == "equal":
-            parts.append(("same", " ".join(left[a:b])))
-            continue
         if a < b:
-            parts.append(("gone", " ".join(left[a:b])))
-        if c < d:
+            parts.append(("same" if tag == "equal" else "gone", " ".join(left[a:b])))
+        if c < d and tag != "equal":
             parts.append(("new", " ".join(right[c:d])))
     return parts
-
-
-def _clusters(root: Folder, dedup: Manifest) -> list[Cluster]:
-    return largest_clusters(root / dedup.folder, dedup, count=MAX_CLUSTERS, members=MAX_MEMBERS)
 
 
 def _cluster(cluster: Cluster) -> dict[str, Any]:
@@ -135,7 +128,7 @@ def _cluster(cluster: Cluster) -> dict[str, Any]:
     kept = next((member for member in cluster.members if member.reason is None), cluster.members[0])
     # Prefer a near duplicate: it has a difference to show.
     others = sorted((m for m in cluster.members if m.id != kept.id), key=lambda m: m.reason != "near_duplicate")
-    other: ClusterMember | None = others[0] if others else None
+    other = others[0] if others else None
     return {
         "size": cluster.size,
         "kept": kept,
@@ -151,10 +144,6 @@ def _spread(records: Sequence[FileRecord]) -> Sequence[FileRecord]:
     return records[:: -(-len(records) // MAX_SHARDS) or 1]
 
 
-def _rows(manifest: Manifest) -> int:
-    return sum(record.rows or 0 for record in manifest.outputs)
-
-
 def _head(folder: Folder, record: FileRecord, columns: list[str] | None) -> pa.Table:
     """About the first MAX_ROWS rows of a file, read in batches, so that the cost does not depend on its size."""
     with folder.open(record.name) as file:
@@ -165,10 +154,8 @@ def _head(folder: Folder, record: FileRecord, columns: list[str] | None) -> pa.T
             rows += batch.num_rows
             if rows >= MAX_ROWS:
                 break
-        schema = (
-            parquet.schema_arrow if columns is None else pa.schema([parquet.schema_arrow.field(c) for c in columns])
-        )
-        return pa.Table.from_batches(batches, schema=schema)
+        schema = parquet.schema_arrow
+        return pa.Table.from_batches(batches, pa.schema([schema.field(c) for c in columns or schema.names]))
 
 
 def _column(folder: Folder, record: FileRecord, name: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Plots of a run as PNG bytes, drawn without a display."""
+"""Plots of a run as `data:` URLs of PNG images, for `<img src>`; drawn without a display."""
 
 import base64
 import io
@@ -10,8 +10,8 @@ import numpy as np
 INK, TRAIN, VALID, SOFT = "#1f2430", "#3b6fb6", "#d1495b", "#c3c9d4"
 
 
-def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None) -> bytes:
-    """Plot training and validation loss over the steps as PNG.
+def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None) -> str:
+    """Plot training and validation loss over the steps.
 
     Args:
         records: rows of `metrics.jsonl` with `step`, `loss` and optionally `valid_loss`.
@@ -31,11 +31,11 @@ def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None) -> b
     axes.set_ylabel("loss, nats per token", color=INK)
     if trained or valid:
         axes.legend(frameon=False)
-    return _png(axes)
+    return _data_url(axes)
 
 
-def length_histogram(series: Sequence[tuple[str, np.ndarray]]) -> bytes:
-    """Plot overlaid histograms of document lengths on a logarithmic axis as PNG.
+def length_histogram(series: Sequence[tuple[str, np.ndarray]]) -> str:
+    """Plot overlaid histograms of document lengths on a logarithmic axis.
 
     Args:
         series: (name, lengths in characters) of at most three sets of documents.
@@ -50,7 +50,7 @@ def length_histogram(series: Sequence[tuple[str, np.ndarray]]) -> bytes:
     axes.set_xlabel("characters of a document", color=INK)
     axes.set_ylabel("documents", color=INK)
     axes.legend(frameon=False)
-    return _png(axes)
+    return _data_url(axes)
 
 
 def _axes(height: float) -> Any:
@@ -69,10 +69,10 @@ def _axes(height: float) -> Any:
     return axes
 
 
-def _png(axes: Any) -> bytes:
+def _data_url(axes: Any) -> str:
     buffer = io.BytesIO()
     axes.figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _smooth(points: Sequence[tuple[int, float]], weight: float = 0.8) -> list[tuple[int, float]]:
@@ -89,8 +89,3 @@ def _thin(points: Sequence[tuple[int, float]], limit: int = 1500) -> list[tuple[
     size = -(-len(points) // limit) or 1
     cuts = [points[start : start + size] for start in range(0, len(points), size)]
     return [(cut[-1][0], sum(value for _, value in cut) / len(cut)) for cut in cuts]
-
-
-def data_uri(png: bytes) -> str:
-    """PNG as a `data:` URL, for `<img src>`."""
-    return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -1,4 +1,4 @@
-"""Report of a run: one self-contained HTML file, and the same facts as Markdown.
+"""Report of a run: one self-contained HTML file without scripts, and the same facts as Markdown.
 
 Its sources are the manifests, the rejected rows that they name, `metrics.jsonl` and `eval/*.json`.
 """
@@ -22,7 +22,7 @@ from tasks.core.storage import Folder
 from tasks.core.timings import read_timings
 from tasks.evaluate.step import OF_THE_RUN
 from tasks.report.findings import findings
-from tasks.report.pictures import data_uri, loss_curve
+from tasks.report.pictures import loss_curve
 from tasks.report.settings import ReportSettings
 
 REPORT = "report.html"
@@ -39,9 +39,6 @@ def report(
         settings: report settings.
         folder: folder of the report.
         runner: the one that knows if the report is already finished.
-
-    Returns:
-        Manifest of the report.
     """
     inputs = {manifest.step: manifest for manifest in manifests}
     packages = ("jinja2", "matplotlib")
@@ -49,7 +46,7 @@ def report(
     if done := runner.finished(step):
         return done
     facts = {**gather(root, manifests), "data": findings(root, inputs, settings.samples)}
-    step.folder.write_bytes(REPORT, render(facts).encode())
+    step.folder.write_bytes(REPORT, _render("report.html", facts).encode())
     return step.commit(Outcome(outputs=(step.folder.record(REPORT),)))
 
 
@@ -64,7 +61,7 @@ def gather(root: Folder, manifests: Sequence[Manifest]) -> dict[str, Any]:
     return {
         "funnel": funnel(manifests, timings),
         "training": _training(training, metrics, timings) if training else None,
-        "curve": data_uri(loss_curve(metrics)) if metrics else None,
+        "curve": loss_curve(metrics) if metrics else None,
         "evaluation": results,
         "other_scores": _other_scores(results),
         "unscored": _unscored(by_step.get("cloze"), evaluation) if evaluation else [],
@@ -163,7 +160,7 @@ def _provenance(manifest: Manifest, timings: Mapping[str, Mapping[str, Any]]) ->
     }
 
 
-def _environment() -> jinja2.Environment:
+def _render(template: str, facts: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tasks.report", "templates"),
         autoescape=True,  # rejected rows contain untrusted text
@@ -175,14 +172,9 @@ def _environment() -> jinja2.Environment:
     environment.filters["number"] = lambda value, digits=3: "–" if value is None else f"{value:,.{digits}f}"
     environment.filters["size"] = format_bytes
     environment.filters["words"] = lambda name: str(name).replace("_", " ")
-    return environment
-
-
-def render(facts: Mapping[str, Any]) -> str:
-    """Render the HTML page, self-contained: no script, no external resource."""
-    return _environment().get_template("report.html").render(**facts)
+    return environment.get_template(template).render(**facts)
 
 
 def summary(facts: Mapping[str, Any]) -> str:
     """Render the report as Markdown, for an artifact on the run page."""
-    return _environment().get_template("summary.md").render(**facts)
+    return _render("summary.md", facts)

@@ -49,7 +49,7 @@ def test_a_dry_run_shows_the_steps_of_the_run(tmp_path: Path) -> None:
         data, page = recipe(run, runner)
     assert [name for name, _ in before] == runner.names and runner.names[-1] == "report"
     assert all(manifest is None for _, manifest in before)
-    assert [manifest for _, manifest in run.cached_steps()] == [*data.manifests(), page]
+    assert [manifest for _, manifest in run.cached_steps()] == [*data.manifests, page]
     whole = pipeline.planned(resolve(PipelineSettings, flags=given)).cached_steps()
     # The report of the pipeline lies in another folder, and is about more.
     assert [name for name, done in whole if done is None] == ["train", "merge", "evaluate", "report"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.orchestration.server import has_configured_server, prefect_server
+from flows.orchestration.server import configured_server, prefect_server
 from gpt2train.errors import UserError
 
 
@@ -30,9 +30,9 @@ def test_an_unreachable_server_of_the_profile_is_named(
     monkeypatch.delenv("PREFECT_PROFILE", raising=False)
     profiles = tmp_path / "profiles.toml"
     monkeypatch.setenv("PREFECT_PROFILES_PATH", str(profiles))
-    assert not has_configured_server()
+    assert configured_server() is None
     profiles.write_text(f'active = "site"\n[profiles.site]\nPREFECT_API_URL = "{unused_address}"\n')
-    assert has_configured_server()
+    assert configured_server() == unused_address
     with pytest.raises(UserError, match=f"no Prefect server answers at {unused_address}"):
         prefect_server().__enter__()
 

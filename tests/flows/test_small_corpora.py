@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flows.dataprep import DataManifests, prepare
+from flows.dataprep import PreparedData, prepare
 from flows.dry_run.plan import show_dry_run
 from flows.evaluate import merge_and_score
 from flows.pipeline import pipeline
@@ -89,13 +89,14 @@ def direct() -> Iterator[Inline]:
         yield runner
 
 
-def prepared(settings: PipelineSettings, runner: Inline, caplog: pytest.LogCaptureFixture) -> DataManifests:
+def prepared(settings: PipelineSettings, runner: Inline, caplog: pytest.LogCaptureFixture) -> PreparedData:
     """Run the data recipe twice, and check that the second run repeats nothing."""
     data = prepare(Folder(settings.output), settings, Sources(settings), runner)
     assert data.lambada is None
     assert "no cloze passage in the" in caplog.text and "--lambada FILE" in caplog.text
     assert data.tokenize.outcome.facts["train_tokens"] > 0
-    assert data.decontaminate.outcome.kept == data.clean.outcome.kept
+    kept = {manifest.step: manifest.outcome.kept for manifest in data.manifests}
+    assert kept["decontaminate"] == kept["clean"]
     assert prepare(Folder(settings.output), settings, Sources(settings), runner) == data
     return data
 
@@ -106,8 +107,9 @@ def test_a_small_corpus_gives_tokens(
 ) -> None:
     settings = settings_for(kind, tmp_path)
     data = prepared(settings, direct, caplog)
-    assert data.clean.outcome.kept == {"two lines": 2, "Chinese": 10}.get(kind, data.clean.outcome.seen)
-    page = report(Folder(settings.output), data.manifests(), settings.report, runner=direct)
+    cleaned = next(manifest.outcome for manifest in data.manifests if manifest.step == "clean")
+    assert cleaned.kept == {"two lines": 2, "Chinese": 10}.get(kind, cleaned.seen)
+    page = report(Folder(settings.output), data.manifests, settings.report, runner=direct)
     assert page.outcome.outputs[0].name == REPORT
 
 
@@ -126,7 +128,7 @@ def test_a_model_of_two_lines_is_trained_and_scored(
     assert read_run_config((root / training.folder).path(CONFIG_FILE)).data.valid is None
     model, scores = merge_and_score(root, training, data.tokenizer, data.lambada, data.shuffle, settings, direct)
     assert [record.name for record in scores.outputs] == ["samples.json"]
-    page = report(root, [*data.manifests(), training, model, scores], settings.report, runner=direct)
+    page = report(root, [*data.manifests, training, model, scores], settings.report, runner=direct)
     text = (root / page.folder).read_bytes(REPORT).decode()
     assert "No LAMBADA score: no cloze passage" in text and "the test split is empty" in text
 

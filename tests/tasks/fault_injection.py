@@ -89,7 +89,7 @@ def run(order: dict[str, Any]) -> None:
             kill_at(root, order["folder"], order["write"], order["instant"])
         runner = stack.enter_context(runner_of(order))
         prepared = prepare(root, settings, Sources(settings), runner)
-        report(root, prepared.manifests(), settings.report, runner=runner)
+        report(root, prepared.manifests, settings.report, runner=runner)
 
 
 def runner_of(order: dict[str, Any]) -> Runner:

@@ -72,9 +72,9 @@ class Recording(compat.ParametersFlow):
     def validate_parameters(self, parameters):
         seen.append("validated")
         return super().validate_parameters(parameters)
-    def stored_parameters(self, parameters):
+    def serialize_parameters(self, parameters):
         seen.append("stored")
-        return super().stored_parameters(parameters)
+        return super().serialize_parameters(parameters)
 def fail(number):
     return compat.failed_state(ValueError(f"number {number} is odd"))
 with prefect_test_harness(server_startup_timeout=200):
@@ -136,7 +136,7 @@ def test_a_lease_is_taken_renewed_and_released() -> None:
     client = Client()
     assert compat.acquire_lease(client, ["GPU 0", "GPU 1"], 60.0, FLOW_RUN) == LEASE
     assert compat.renew_lease(client, LEASE, 60.0)
-    compat.release_lease(client, LEASE)
+    client.release_concurrency_slots_with_lease(LEASE)
     [(_, taken, slots), (_, renewed, _), (_, released, lease)] = client.sent
     assert taken == "/v2/concurrency_limits/increment-with-lease"
     assert slots["names"] == ["GPU 0", "GPU 1"] and slots["holder"]["id"] == str(FLOW_RUN)

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from flows.compat.ray import bytecode_cache, start_ray
-from flows.orchestration.cluster_runner import _require_modules, check_cluster, is_remote
+from flows.orchestration.cluster_runner import MODULES, check_cluster, is_remote
+from flows.settings import OutputSettings
 from gpt2train.errors import UserError
 from tests.flows.conftest import Finished
 from tests.flows.mini_pipeline import Mini, hashes
@@ -53,20 +54,22 @@ def test_addresses_of_other_machines_are_remote(address: str, remote: bool) -> N
     assert is_remote(address) is remote
 
 
-def test_missing_requirements_of_a_cluster_are_reported_before_anything_starts() -> None:
+def test_missing_requirements_of_a_cluster_are_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("prefect_dask")
-    away = "tcp://10.0.0.7:8786"
+    local = OutputSettings(runner="dask", cluster="tcp://10.0.0.7:8786", output="/out")
+    remote = local.model_copy(update={"output": "s3://bucket/out"})
     with pytest.raises(UserError, match="needs --runner ray or --runner dask"):
-        check_cluster("local", away, "/out", False, True)
+        check_cluster(local.model_copy(update={"runner": "local"}), has_api=True)
     with pytest.raises(UserError, match=r"cannot write /out on this machine.*s3://.*--shared-disk"):
-        check_cluster("dask", away, "/out", False, True)
+        check_cluster(local, has_api=True)
     with pytest.raises(UserError, match="set PREFECT_API_URL"):
-        check_cluster("dask", away, None, False, False)
-    check_cluster("dask", away, "/out", True, True)
-    check_cluster("dask", away, None, False, True)
-    check_cluster("dask", None, "/out", False, False)
+        check_cluster(remote, has_api=False)
+    check_cluster(local.model_copy(update={"shared_disk": True}), has_api=True)
+    check_cluster(remote, has_api=True)
+    check_cluster(local.model_copy(update={"cluster": None}), has_api=False)
+    monkeypatch.setitem(MODULES, "ray", ("nowhere_at_all",))
     with pytest.raises(UserError, match=r"--runner ray needs .*no module nowhere_at_all.*install gpt2train\[ray\]"):
-        _require_modules("ray", "nowhere_at_all")
+        check_cluster(local.model_copy(update={"runner": "ray"}), has_api=True)
 
 
 @pytest.mark.slow
