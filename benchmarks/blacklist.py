@@ -18,8 +18,8 @@ from benchmarks.pairs import compare, machine
 from tasks.blacklist.rules import EXTENSIONS, blocked_names
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.blacklist.step import blacklist
+from tasks.core.manifest import Outcome
 from tasks.core.runner import Runner
-from tasks.core.step import Outcome
 from tasks.core.storage import Folder
 from tasks.core.url_lists import find_url_lists
 

@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 
 from benchmarks.pairs import machine
 from benchmarks.synthetic import COPIES, HUNDRED, ORIGINALS, SIMILARITIES, documents, mix, plan
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup

@@ -13,8 +13,9 @@ from typing import Any
 import flows  # noqa: F401 - settles Prefect's environment
 from benchmarks.pairs import machine
 from flows.orchestration.server import prefect_server
+from tasks.core.manifest import Outcome
 from tasks.core.runner import Group, Runner
-from tasks.core.step import Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 
 

@@ -21,9 +21,10 @@ import numpy as np
 from benchmarks.pairs import compare, machine
 from gpt2train.data.encoder import FastEncoder, PlainEncoder, Texts, disagreement, with_end
 from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, commit_rows
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenize.step import tokenize

@@ -16,8 +16,8 @@ from tasks.blacklist.blocklists import check_blocklists
 from tasks.clean.step import clean
 from tasks.cloze.step import cloze, cloze_file, no_passages_message
 from tasks.core.input_files import read_any
+from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest
 from tasks.core.storage import Folder
 from tasks.data_steps.registry import After, steps_after
 from tasks.data_steps.step import function_of

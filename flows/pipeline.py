@@ -14,8 +14,8 @@ from flows.pretrain import check_local, check_training, train_on_tokens
 from flows.recipe import PlannedRun
 from flows.settings import PipelineSettings
 from flows.ui.result import show_result
+from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest
 from tasks.report.step import REPORT, report
 
 

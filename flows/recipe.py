@@ -13,8 +13,8 @@ from flows.settings import EvaluateFlowSettings, OutputSettings
 from flows.sources import Sources
 from gpt2train.settings import Settings
 from tasks.core.dry_runner import DryRunner
+from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest
 from tasks.core.storage import Folder
 
 S = TypeVar("S", bound=Settings, covariant=True)

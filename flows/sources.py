@@ -10,8 +10,8 @@ from flows.settings import DataprepSettings
 from gpt2train.settings import Settings
 from tasks.blacklist.step import blacklist
 from tasks.core.input_files import InputFile
+from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest
 from tasks.core.storage import Folder
 from tasks.core.url_lists import find_url_lists, read_urls
 from tasks.download.step import download

@@ -17,7 +17,7 @@ from gpt2train.plan.fit import ResourceEstimate, duration
 from gpt2train.settings import Settings
 from tasks.cloze.step import no_passages_message
 from tasks.core.input_files import InputFile
-from tasks.core.step import read_manifest
+from tasks.core.manifest import read_manifest
 from tasks.core.storage import Folder
 from tasks.train.launch.launchers import runs_here
 from tasks.train.step import validation_warning

@@ -15,7 +15,7 @@ from gpt2train.model.families import parameter_count
 from gpt2train.plan.devices import find_gpus
 from gpt2train.plan.fit import ResourceEstimate, estimate_resources, missing_resources
 from gpt2train.settings import Settings
-from tasks.core.step import read_manifest
+from tasks.core.manifest import read_manifest
 from tasks.core.storage import Folder
 from tasks.tokenizer.step import own_files
 from tasks.train.launch.launchers import runs_here

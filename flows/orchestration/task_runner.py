@@ -26,9 +26,9 @@ from flows.ui.console import step_line
 from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
 from gpt2train.errors import redacted_errors
 from gpt2train.io.progress import ProgressBar, StageProgress
+from tasks.core.manifest import Manifest
 from tasks.core.reject_limits import LimitSettings
 from tasks.core.runner import Outcomes, Retries, Runner, Stage, Work, step_name
-from tasks.core.step import Manifest
 
 log = logging.getLogger("gpt2train")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpt2train.io.progress import format_duration
-from tasks.core.step import Manifest
+from tasks.core.manifest import Manifest
 from tasks.report.pictures import loss_curve
 
 COLUMNS = {

@@ -3,7 +3,7 @@
 import logging
 
 from gpt2train.io.progress import console
-from tasks.core.step import Manifest
+from tasks.core.manifest import Manifest
 
 log = logging.getLogger("gpt2train")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.artifacts import as_table
-from tasks.core.step import Manifest
+from tasks.core.manifest import Manifest
 from tasks.core.storage import Folder
 from tasks.report.step import REPORT, gather, summary
 

@@ -12,8 +12,8 @@ from prefect.runtime import task_run
 
 from flows.ui.artifact_publisher import ArtifactPublisher
 from gpt2train.errors import redact
+from tasks.core.manifest import Manifest
 from tasks.core.reject_limits import LimitSettings
-from tasks.core.step import Manifest
 
 log = logging.getLogger("gpt2train")
 

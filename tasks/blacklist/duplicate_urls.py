@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.core.step import Outcome
+from tasks.core.manifest import Outcome
 from tasks.core.storage import Folder
 
 Numbers = npt.NDArray[np.uint64]

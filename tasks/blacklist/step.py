@@ -24,9 +24,10 @@ from tasks.blacklist.megatron_rules import MegatronClassifier
 from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.input_files import PACKED, InputFile, suffix_of, where_to_read
+from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, write_table
-from tasks.core.step import Manifest, Outcome, Step, digest
+from tasks.core.step import Step
 from tasks.core.storage import FileRecord, Folder
 from tasks.core.url_lists import LONGEST, read_urls, without_credentials
 

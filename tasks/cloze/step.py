@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from tasks.cloze.settings import ClozeSettings
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, read_rows, read_table, rejected_row, write_rows
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import FileRecord, Folder
 from tasks.decontaminate.ngrams import NgramIndex
 

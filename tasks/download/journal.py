@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from gpt2train.io.files import private_folder
-from tasks.core.step import canonical, digest
+from tasks.core.manifest import canonical, digest
 from tasks.core.storage import Folder, translate_write_errors
 from tasks.download.ledger import Row
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from tasks.core.manifest import Outcome, canonical
 from tasks.core.shards import read_rows
-from tasks.core.step import Outcome, canonical
 from tasks.core.storage import FileRecord, Folder
 
 LEDGERS = "ledger/"

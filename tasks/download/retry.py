@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from warcio.archiveiterator import ArchiveIterator
 
 from gpt2train.errors import RunError
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.download.crawl import Crawler
 from tasks.download.host_stats import HOSTS_FILE

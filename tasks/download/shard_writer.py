@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from gpt2train.errors import RunError
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.shards import REJECTED, rejected_row, write_rows, write_table
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.download.host_stats import HOSTS_FILE, tally_hosts
 from tasks.download.journal import clear_journals

@@ -14,9 +14,10 @@ fingerprints of later steps depend on the pages.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.download.journal import Journal, clear_journals, journal_folder, remove_committed_journals
 from tasks.download.settings import DownloadSettings

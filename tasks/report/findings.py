@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tasks.core.manifest import Manifest
 from tasks.core.shards import read_table
-from tasks.core.step import Manifest
 from tasks.core.storage import FileRecord, Folder
 from tasks.dedup.cluster_report import Cluster, largest_clusters
 from tasks.report.pictures import length_histogram

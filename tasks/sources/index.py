@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from gpt2train.errors import RunError
 from tasks.core.input_files import InputFile, open_input
+from tasks.core.manifest import canonical
 from tasks.core.shards import read_rows
-from tasks.core.step import canonical
 from tasks.core.storage import Folder
 from tasks.download.mime import HTML_TYPES
 from tasks.download.response_body import FetchRejectedError

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tasks.core.step import Manifest, Outcome, digest
+from tasks.core.manifest import Manifest, Outcome, digest
 
 
 def merge_manifests(manifests: Sequence[Manifest]) -> Manifest:

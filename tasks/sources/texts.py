@@ -12,9 +12,10 @@ from pydantic import Field
 from gpt2train.settings import Settings
 from tasks.core.document import document_id
 from tasks.core.input_files import InputFile, where_to_read
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.sources.text_item import Item
 from tasks.sources.text_records import read_items

@@ -8,8 +8,9 @@ import pyarrow as pa
 
 from gpt2train.errors import UserError
 from tasks.core.input_files import InputFile
+from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.shards import commit_rows, rejected_row
-from tasks.core.step import Manifest, Outcome, Step, digest
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 
 

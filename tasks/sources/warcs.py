@@ -16,8 +16,9 @@ from tasks.blacklist.rules import Rules, UrlClassifier, rules_of
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.document import strip_unstorable
 from tasks.core.input_files import InputFile, find_inputs, kind_of, where_to_read
+from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest, Outcome, Step, digest
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.download.response_body import FetchRejectedError
 from tasks.sources.archive_stream import RECORD, StreamPosition, open_archive

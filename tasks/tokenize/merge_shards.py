@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpt2train.data.indexed import shard_name, write_index
+from tasks.core.manifest import Outcome
 from tasks.core.shards import read_table
-from tasks.core.step import Outcome
 from tasks.core.storage import FileRecord, Folder
 
 SPLITS = ("train", "valid", "test")

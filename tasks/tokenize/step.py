@@ -21,9 +21,10 @@ from gpt2train.data.encoder import Encoder, FastEncoder, PlainEncoder, Texts, di
 from gpt2train.data.indexed import token_dtype
 from gpt2train.data.tokenizer import TOKENIZER, end_of_text_id, parse_tokenizer
 from gpt2train.errors import UserError
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, read_table, rejected_row, write_rows, write_table
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.tokenize.merge_shards import ENCODED, SPLITS, join_part, plan
 from tasks.tokenize.settings import TokenizeSettings

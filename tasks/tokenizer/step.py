@@ -24,9 +24,10 @@ from gpt2train.data.tokenizer import (
     tokenizer_files,
 )
 from gpt2train.errors import UserError
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_table
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.tokenizer.settings import TokenizerSettings
 

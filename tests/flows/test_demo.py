@@ -22,9 +22,10 @@ from flows.demo.site_index import BAD_URLS, DUPLICATE_URLS, JOURNAL, LIBRARY, MI
 from gpt2train.errors import RunError
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.blacklist.step import URLS, blacklist
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows, write_rows
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.core.url_lists import find_url_lists
 from tasks.download.ledger import ledgers_of

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tasks.core.manifest import read_manifest
 from tasks.core.shards import read_rows
-from tasks.core.step import read_manifest
 from tasks.core.storage import Folder
 from tests.flows.mini_pipeline import Mini
 from tests.flows.network_audit import SITECUSTOMIZE, NetworkAudit, is_this_machine

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tasks.core.step import read_manifest
+from tasks.core.manifest import read_manifest
 from tasks.core.storage import Folder
 from tests.flows.conftest import Finished, Server
 from tests.flows.mini_pipeline import STEPS, lines_of

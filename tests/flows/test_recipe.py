@@ -15,8 +15,8 @@ from flows.pipeline import pipeline
 from flows.pretrain import pretrain
 from flows.recipe import PlannedRun
 from flows.settings import DataprepSettings, PipelineSettings, PretrainSettings, resolve
+from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner, step_name
-from tasks.core.step import Manifest
 from tests.tasks.corpus import Inline
 
 SMALL: dict[str, Any] = {

@@ -23,8 +23,9 @@ from flows.orchestration.stale_runs import HOLDER_FILE
 from flows.orchestration.task_runner import PrefectRunner
 from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.monitoring.metrics import read_metrics
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Retries, Runner
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tests.flows.deployed_run import ENDLESS, SECONDS, Deployed, deploy, only_worker_left, uninterrupted_losses
 from tests.flows.prefect_server import ROOT, PrefectServer, running_server

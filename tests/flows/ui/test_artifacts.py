@@ -12,8 +12,8 @@ from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.artifacts import StepRow, as_table, counts, steps_summary, steps_table, training, training_summary
 from flows.ui.result import next_commands, output_paths
 from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.reject_limits import LimitSettings
-from tasks.core.step import Manifest, Outcome
 from tasks.core.storage import FileRecord, Folder
 
 

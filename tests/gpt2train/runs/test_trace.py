@@ -18,8 +18,9 @@ from gpt2train.data.training_data import training_data
 from gpt2train.io.command_line import run_command
 from gpt2train.runs.trace import trace
 from gpt2train.settings import build
+from tasks.core.manifest import Outcome
 from tasks.core.shards import CLEAN, commit_rows, read_rows, write_rows
-from tasks.core.step import Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.download.ledger import LEDGER
 from tasks.download.warc import Page, read_pages

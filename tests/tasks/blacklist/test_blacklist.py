@@ -17,8 +17,8 @@ from gpt2train.errors import UserError
 from tasks.blacklist.duplicate_urls import KeyWriter, cells_of, duplicate_positions
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.blacklist.step import blacklist
+from tasks.core.manifest import Manifest
 from tasks.core.shards import read_rows
-from tasks.core.step import Manifest
 from tasks.core.storage import Folder
 from tasks.core.url_lists import find_url_lists, without_credentials
 from tests.tasks.corpus import Inline, rejected_of

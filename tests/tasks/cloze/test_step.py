@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from tasks.cloze.settings import ClozeSettings
 from tasks.cloze.step import cloze, cloze_file, no_passages_message, passages, prose_runs
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, read_rows, write_rows
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.decontaminate.settings import DecontaminateSettings
 from tasks.decontaminate.step import decontaminate

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from gpt2train.errors import UserError
 from gpt2train.settings import build
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, read_rows, write_rows
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.decontaminate.ngrams import NgramIndex, word_spans, words_of
 from tasks.decontaminate.settings import DecontaminateSettings

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from tasks.core.manifest import Manifest
 from tasks.core.shards import read_rows
-from tasks.core.step import Manifest
 from tasks.core.storage import Folder
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest
 from tasks.core.storage import Folder
 from tasks.dedup.cluster_report import largest_clusters
 from tasks.dedup.minhash import band_name, sketch_texts

@@ -14,9 +14,10 @@ from gpt2train.convert.merge import merge as merge_checkpoint
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.errors import RunError, UserError
 from gpt2train.inference.settings import SamplingSettings
+from tasks.core.manifest import Manifest, Outcome, read_manifest
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, write_rows
-from tasks.core.step import Manifest, Outcome, Step, read_manifest
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.evaluate.settings import EvaluateSettings
 from tasks.evaluate.step import evaluate, held_out_texts, truncate
@@ -236,7 +237,7 @@ def test_the_evaluation_of_a_plug_in_is_scored_where_it_is_given(
         code = f"""
 from gpt2train.inference.settings import SamplingSettings
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest
+from tasks.core.manifest import Manifest
 from tasks.core.storage import Folder
 from tasks.evaluate.settings import EvaluateSettings
 from tasks.evaluate.step import evaluate

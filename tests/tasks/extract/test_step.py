@@ -19,9 +19,10 @@ import pytest
 from gpt2train.errors import RunError
 from tasks.clean.settings import CleanSettings
 from tasks.core.document import document_id
+from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool
 from tasks.download.warc import Page

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest
 from tasks.core.storage import Folder
 from tasks.download.warc import Page
 from tasks.sources.index import read_pages

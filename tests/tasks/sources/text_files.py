@@ -7,8 +7,8 @@ import lzma
 from pathlib import Path
 from typing import Any
 
+from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
-from tasks.core.step import Manifest
 from tasks.core.storage import Folder
 from tasks.sources.documents import find_documents
 from tasks.sources.texts import TextsSettings, texts

@@ -19,9 +19,9 @@ from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
 from gpt2train.errors import UserError
+from tasks.core.manifest import Manifest, read_manifest
 from tasks.core.runner import Runner, Stage
 from tasks.core.shards import read_rows
-from tasks.core.step import Manifest, read_manifest
 from tasks.core.storage import Folder
 from tasks.tokenize import step as module
 from tasks.tokenize.settings import TokenizeSettings

@@ -23,7 +23,7 @@ from gpt2train.data.tokenizer import (
     tokenizer_files,
 )
 from gpt2train.errors import UserError
-from tasks.core.step import Manifest
+from tasks.core.manifest import Manifest
 from tasks.core.storage import Folder
 from tasks.tokenizer import step as module
 from tasks.tokenizer.settings import TokenizerSettings

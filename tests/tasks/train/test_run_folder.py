@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from gpt2train.config import TrainSettings
-from tasks.core.step import Manifest, Outcome, Step
+from tasks.core.manifest import Manifest, Outcome
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.train.step import run_folder
 

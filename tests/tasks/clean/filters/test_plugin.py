@@ -11,8 +11,9 @@ from gpt2train.errors import UserError
 from gpt2train.settings import Settings
 from tasks.clean.filters.filter_chain import FilterSettings
 from tasks.clean.filters.registry import TextFilter, filters, register_filter
+from tasks.core.manifest import Outcome
 from tasks.core.shards import DOCUMENT, write_rows
-from tasks.core.step import Outcome, Step
+from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tests.tasks.plugin_page import files_of, install, run
 
@@ -27,7 +28,7 @@ from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
 from tasks.core.runner import Runner
 from tasks.core.shards import read_rows
-from tasks.core.step import read_manifest
+from tasks.core.manifest import read_manifest
 from tasks.core.storage import Folder
 
 root = Folder(sys.argv[1])
