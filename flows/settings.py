@@ -149,7 +149,8 @@ class PretrainSettings(OutputSettings):
     """Output folder of a finished dataprep; tokens in an object store are first copied to `output`. None uses `output`
     itself."""
     preset: str = Field("tiny", json_schema_extra={"enum": [*presets()]})
-    """Model size and training settings: tiny, 117m, 345m, 762m, 1542m. `train` overrides single values."""
+    """Model size and training settings: tiny, 117m, 345m, 762m, 1542m, or those of a tutorial (megatron-345m, …).
+    `train` overrides single values."""
     train: TrainSettings = TrainSettings()
     """Training run: model, data, optimizer, parallelism, checkpoints."""
     launch: LaunchSettings = LaunchSettings()

@@ -88,7 +88,7 @@ def estimate_run(planned: PlannedRun[Settings]) -> RunEstimate:
 
 def resource_estimate(settings: PretrainSettings) -> ResourceEstimate:
     """Estimate the resources of the training on this machine."""
-    launch = settings.launch
+    launch, tokens = settings.launch, read_manifest(Folder(settings.data or settings.output) / "tokens")
     return estimate_resources(
         settings.train,
         vocabulary_of(settings),
@@ -97,6 +97,7 @@ def resource_estimate(settings: PretrainSettings) -> ResourceEstimate:
         nodes=launch.machines,
         threads=launch.threads,
         cores=usable_cores(),
+        train_tokens=tokens.outcome.facts.get("train_tokens") if tokens else None,
     )
 
 
@@ -160,7 +161,7 @@ def vocabulary_note(settings: PretrainSettings) -> str | None:
         return None
     model = settings.train.model
     actual, published = (
-        parameter_count(Shape(size, model.layers, model.heads, model.hidden, model.context))
+        parameter_count(Shape(size, model.layers, model.heads, model.hidden, model.positions))
         for size in (vocabulary, GPT2_VOCAB)
     )
     if isinstance(settings, DataprepSettings):

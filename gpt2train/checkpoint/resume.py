@@ -24,10 +24,10 @@ from gpt2train.training.train_state import TrainState
 log = logging.getLogger("gpt2train")
 
 # Settings that determine the weights: another value is another model.
-SHAPE = ("model.layers", "model.heads", "model.hidden", "model.context", "vocab", "tokenizer_hash")
+SHAPE = ("model.layers", "model.heads", "model.hidden", "model.max_positions", "vocab", "tokenizer_hash")
 # Settings that a run cannot change: with another seed or other samples, its sample index would have another meaning.
 # All others may change: layout, batch, precision, learning rate, steps, dropout, intervals of saving and validation.
-FIXED = (*SHAPE, "seed", "documents")
+FIXED = ("model.context", *SHAPE, "seed", "documents")
 # Settings whose change is not logged on resuming, since it does not affect the losses.
 NOT_LOGGED_ON_CHANGE = (
     "output",
@@ -181,10 +181,18 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
     Raises:
         UserError: a setting differs.
     """
-    current, stored = flatten(config.model_dump(mode="json")), flatten(manifest.config)
+    current, stored = _with_positions(config.model_dump(mode="json")), _with_positions(manifest.config)
     for key in [key for key in current if key in keys or key.split(".")[0] in keys]:
         if current[key] != stored.get(key):
-            raise UserError(f"{holder} another {key} ({stored.get(key)} there, {current[key]} now); {remedy}")
+            same = key == "model.max_positions" and current[key] == current["model.context"]
+            name = "model.context" if same else key  # max_positions is not set, or has no effect
+            raise UserError(f"{holder} another {name} ({stored.get(key)} there, {current[key]} now); {remedy}")
+
+
+def _with_positions(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten settings and replace a `max_positions` that is not set by its meaning, `context`."""
+    flat = flatten(settings)
+    return flat | {"model.max_positions": flat.get("model.max_positions") or flat.get("model.context")}
 
 
 def _difference(config: RunConfig, before: tuple[StoredCorpus, ...], now: tuple[StoredCorpus, ...]) -> str | None:

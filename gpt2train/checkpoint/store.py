@@ -156,7 +156,8 @@ def stored_shape(manifest: CheckpointManifest, checkpoint: str | Path) -> Shape:
     """
     try:
         model = manifest.config["model"]
-        return Shape(manifest.config["vocab"], model["layers"], model["heads"], model["hidden"], model["context"])
+        positions = model.get("max_positions") or model["context"]
+        return Shape(manifest.config["vocab"], model["layers"], model["heads"], model["hidden"], positions)
     except (KeyError, TypeError) as error:
         raise RunError(f"{Path(checkpoint) / MANIFEST} lacks the sizes of the model ({error})") from error
 

@@ -31,13 +31,17 @@ def parameter_count(shape: Shape) -> int:
     return (shape.padded_vocab + shape.context) * width + shape.layers * (12 * width**2 + 13 * width) + 2 * width
 
 
-def flops_per_token(shape: Shape) -> int:
+def flops_per_token(shape: Shape, length: int | None = None) -> int:
     """FLOPs of forward and backward per token: 6N + 12LHQT (PaLM, Chowdhery et al. 2022, appendix B).
 
-    N is the number of parameters without the position embedding, L layers, H heads, Q head size, T context length.
+    N is the number of parameters without the position embedding, L layers, H heads, Q head size, T sample length.
+
+    Args:
+        shape: shape of the model.
+        length: tokens of a sample; by default the context length of the model.
     """
     counted = parameter_count(shape) - shape.context * shape.hidden
-    return 6 * counted + 12 * shape.layers * shape.heads * shape.head_dim * shape.context
+    return 6 * counted + 12 * shape.layers * shape.heads * shape.head_dim * (length or shape.context)
 
 
 def peak_flops(device: "torch.device") -> float | None:
@@ -50,10 +54,10 @@ def peak_flops(device: "torch.device") -> float | None:
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
-def mfu(tokens_per_second: float, shape: Shape, device: "torch.device", world: int) -> float | None:
-    """Model FLOPs utilisation of all devices, 0 to 1; None if the peak is unknown."""
+def mfu(tokens_per_second: float, shape: Shape, length: int, device: "torch.device", world: int) -> float | None:
+    """Model FLOPs utilisation of all devices on samples of a length, 0 to 1; None if the peak is unknown."""
     peak = peak_flops(device)
-    return None if peak is None else tokens_per_second * flops_per_token(shape) / (peak * world)
+    return None if peak is None else tokens_per_second * flops_per_token(shape, length) / (peak * world)
 
 
 def read_metrics(run: str | Path) -> list[dict[str, Any]]:

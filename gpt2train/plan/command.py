@@ -54,7 +54,7 @@ def plan(
     layers = [preset(preset_name), read_toml(config) if config else {}, changes]
     settings = build(TrainSettings, *layers, {"precision": precision} if precision else {})
     model = settings.model
-    shape = Shape(vocab, model.layers, model.heads, model.hidden, model.context)
+    shape = Shape(vocab, model.layers, model.heads, model.hidden, model.positions)
     try:
         hardware = Hardware.model_validate(hardware.model_dump() | {"memory": _gigabytes(memory)})
     except ValidationError as error:

@@ -58,17 +58,18 @@ def step_time(
     """
     p = settings.parallel
     width = FP32 if settings.precision == "fp32" else HALF
-    tokens = layout.global_batch * shape.context
-    flops = tokens * flops_per_token(shape) * (1 + RECOMPUTE_FACTOR[p.activation_checkpointing])
+    length = settings.model.context
+    tokens = layout.global_batch * length
+    flops = tokens * flops_per_token(shape, length) * (1 + RECOMPUTE_FACTOR[p.activation_checkpointing])
     # The slowest stage determines the time; the head costs as much as several layers.
     weights = [piece.layers + (head_weight(shape) if piece.last else 0) for piece in pieces]
     imbalance = max(weights) * len(weights) / sum(weights)
-    work = layout.micro_batch * shape.context / layout.tp
+    work = layout.micro_batch * length / layout.tp
     efficiency = hardware.efficiency * work / (work + HALF_SPEED_TOKENS)
     compute = flops / (layout.world * hardware.tflops * 1e12 * efficiency) * imbalance
     bubble = compute * (layout.pp - 1) / (layout.accumulation * p.virtual_pipeline_stages)
 
-    stream = layout.micro_batch * shape.context * shape.hidden * width  # bytes between two blocks, per micro-batch
+    stream = layout.micro_batch * length * shape.hidden * width  # bytes between two blocks, per micro-batch
     micro_batches, max_layers = layout.accumulation, max(piece.layers for piece in pieces)
     # Two all-reduces forward and two backward per block; recomputation adds two.
     reduces = (6 if p.activation_checkpointing == "full" else 4) * max_layers * micro_batches

@@ -101,7 +101,7 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     accumulated = (share if reduced_early else count) if layout.accumulation > 1 else 0
     copies = HALF * count if kind == "half" else 0
 
-    tokens = layout.micro_batch * shape.context
+    tokens = layout.micro_batch * settings.model.context
     sequence_shards = layout.tp if layout.tp > 1 and p.sequence_parallel else 1
     saved = {"none": SAVED, "selective": SELECTIVE, "full": FULL}[p.activation_checkpointing][kind]
 
