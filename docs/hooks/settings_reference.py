@@ -15,6 +15,7 @@ from gpt2train.config import RunConfig, TrainSettings, preset, presets
 from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.inference.settings import BeamSettings, SamplingSettings, ServingLayout
 from gpt2train.plan.hardware import Hardware
+from gpt2train.plan.search import GivenLayout
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.settings import Settings
 
@@ -66,6 +67,7 @@ PAGES: dict[str, tuple[Part, ...]] = {
             flags=False,
             without=TrainSettings,
         ),
+        Part("Layout of a plan", GivenLayout, "Options of `gpt2train plan`.", prefix="plan-layout"),
         Part("Hardware of a plan", Hardware, "Options of `gpt2train plan`.", prefix="plan"),
     ),
     "operate/settings.md": (

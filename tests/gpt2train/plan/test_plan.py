@@ -14,7 +14,7 @@ from gpt2train.monitoring.metrics import parameter_count
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.parameters import Piece, parameters, pieces
-from gpt2train.plan.search import search
+from gpt2train.plan.search import GivenLayout, search
 from gpt2train.settings import build
 
 M345 = Shape(50257, 24, 16, 1024, 1024)
@@ -104,6 +104,48 @@ def test_a_model_that_does_not_fit_is_offloaded_and_the_reasons_are_given() -> N
     assert not any(one.settings.parallel.tp > 1 for one in found.fits)
 
 
+@pytest.mark.parametrize(
+    ("tp", "pp", "micro", "batch", "expected"),
+    [
+        (1, 1, 1, 8, [354_871_296]),
+        (1, 4, 2, 8, [140_733_440, 88_173_568, 88_173_568, 89_302_016]),
+        (4, 1, 2, 8, [89_616_384]),
+        (2, 2, 4, 16, [115_020_800, 88_769_536]),
+    ],
+)
+def test_a_given_layout_is_the_only_one(tp: int, pp: int, micro: int, batch: int, expected: list[int]) -> None:
+    """The rows of the table in docs/train/plan.md."""
+    settings = build(TrainSettings, preset("megatron-345m"), {"batch": {"global_batch": batch}})
+    given = GivenLayout(tp=tp, pp=pp, zero=0, micro_batch=micro, activation_checkpointing="none")
+    best, *others = search(settings, M345, Hardware(gpus=4, gpus_per_node=4), given).fits
+    assert list(best.parameters) == expected
+    assert (best.layout.tp, best.layout.pp, best.layout.micro_batch, best.layout.global_batch) == (tp, pp, micro, batch)
+    parallel = best.settings.parallel
+    assert (parallel.zero, parallel.cpu_offload, parallel.activation_checkpointing) == (0, False, "none")
+    assert len(best.memories) == pp and best.memory in best.memories
+    assert all(one.settings.parallel.cpu_offload for one in others)
+
+
+def test_a_batch_per_process_and_epochs_can_be_planned() -> None:
+    settings = build(TrainSettings, preset("colossalai-gpt2-small"))
+    shape = Shape(50257, 12, 12, 768, 1024)
+    found = search(settings, shape, Hardware(gpus=4), GivenLayout(tp=1, pp=1, micro_batch=2))
+    assert {one.layout.global_batch for one in found.fits} == {8}
+
+
+def test_longer_positions_change_the_parameters_alone() -> None:
+    short = build(TrainSettings, preset("345m"), {"model": {"context": 512}})
+    table = build(TrainSettings, preset("345m"), {"model": {"context": 512, "max_positions": 1024}})
+    given = GivenLayout(tp=1, pp=1, zero=1, micro_batch=8, activation_checkpointing="none")
+    [plain, *_], [larger, *_] = (
+        search(one, Shape(50257, 24, 16, 1024, one.model.positions), Hardware(gpus=8), given).fits
+        for one in (short, table)
+    )
+    assert larger.parameters[0] - plain.parameters[0] == 512 * 1024
+    assert larger.duration.total == pytest.approx(plain.duration.total, rel=0.01)
+    assert larger.memory.activations == plain.memory.activations
+
+
 def test_slow_links_rule_out_tensor_parallelism() -> None:
     settings = build(TrainSettings, preset("345m"))
 
@@ -119,8 +161,16 @@ def test_the_command_prints_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(app, ["plan", "--preset", "345m", "--gpus", "8", "--memory", "80GB", "--rows", "3"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("354,871,296 parameters on 8 x 80 GB")
+    assert " hours " in out.splitlines()[1]
     assert "best: " in out and "--train.batch.micro-batch" in out
+    given = ["--preset", "megatron-345m", "--tp", "2", "--pp", "2", "--micro-batch", "4", "--global-batch", "16"]
+    assert run_command(app, ["plan", "--gpus", "4", *given, "--zero", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "115,020,800" in out and "88,769,536" in out and "pp rank" in out
     for flags, message in (
+        (["--tp", "2", "--memory", "0.1GB"], "no layout with tp 2 fits 8 x 0.1 GB"),
+        (["--tp", "3"], "no layout with tp 3 fits"),
+        (["--zero", "4"], "less than or equal to 3"),
         (["--memory", "0.1GB"], "no layout fits 8 x 0.1 GB; give more GPUs or more memory"),
         (["--memory", "plenty"], "--memory 'plenty' is not an amount of memory; write it as 80GB"),
         (["--preset", "345"], "did you mean '345m'?"),
