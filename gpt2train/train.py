@@ -182,6 +182,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
             if step == first_step:
                 cleanup.enter_context(freeze_gc())
                 log_memory(ctx, layout, engine.parameters(), "after the first step")
+                engine.fill_device()
         checkpoints.wait()
         log_memory(ctx, layout, engine.parameters(), "at the end")
     _log_end(config, state, checkpoints)

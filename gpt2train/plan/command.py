@@ -86,6 +86,7 @@ def plan(
         if getattr(p, name) != getattr(defaults, name)
     ]
     flags += ["--train.parallel.cpu-offload"] if p.cpu_offload else []
+    flags += [f"--train.parallel.offload-placement {p.offload_placement}"] if p.offload_placement != "all" else []
     if p.activation_checkpointing != "none":
         flags.append(f"--train.parallel.activation-checkpointing {p.activation_checkpointing}")
     flags.append(f"--train.batch.micro-batch {best.layout.micro_batch}")

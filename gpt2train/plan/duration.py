@@ -45,7 +45,12 @@ class Duration:
 
 
 def step_time(
-    settings: TrainSettings, shape: Shape, layout: Layout, pieces: list[Piece], hardware: Hardware
+    settings: TrainSettings,
+    shape: Shape,
+    layout: Layout,
+    pieces: list[Piece],
+    hardware: Hardware,
+    resident: float = 0.0,
 ) -> Duration:
     """Estimate the time of one optimizer step on a layout.
 
@@ -55,6 +60,7 @@ def step_time(
         layout: layout of all ranks.
         pieces: part of the model on each pipeline rank.
         hardware: speeds of the machines.
+        resident: with the optimizer alone on the CPU, the fraction of its state that the device has room for.
     """
     p = settings.parallel
     width = FP32 if settings.precision == "fp32" else HALF
@@ -84,17 +90,21 @@ def step_time(
 
     count = max(parameters(piece, shape, layout.tp) for piece in pieces)
     # With offload, every ZeRO stage gathers and reduces block by block, as ZeRO 3 does.
-    gathers = 2 * micro_batches if p.zero == 3 or p.cpu_offload else 1
-    scatters = micro_batches if (p.zero >= 2 or p.cpu_offload) and layout.pp == 1 else 1
+    gathers = 2 * micro_batches if p.zero == 3 or p.offloads_weights else 1
+    scatters = micro_batches if (p.zero >= 2 or p.offloads_weights) and layout.pp == 1 else 1
     transfers = gathers + scatters if p.zero else 2 * scatters
     data = max(0.0, transfers * _ring(count * FP32, layout.data) / link_bandwidth - OVERLAP * compute)
 
     share = count / layout.shard
-    if p.cpu_offload:
+    on_device = share * ADAMW_BYTES / (hardware.bandwidth * GB)
+    if p.cpu_offload and not p.offloads_weights:  # gradients and weights go to the CPU, weights come back
+        on_cpu = share * (3 * FP32 / (hardware.host * GB) + ADAMW_BYTES / (hardware.cpu_bandwidth * GB))
+        update = resident * on_device + (1 - resident) * on_cpu
+    elif p.cpu_offload:
         update = share * (2 * FP32 / (hardware.host * GB) + ADAMW_BYTES / (hardware.cpu_bandwidth * GB))
         update += (gathers + scatters) * share * FP32 / (hardware.host * GB)
     else:
-        update = share * ADAMW_BYTES / (hardware.bandwidth * GB)
+        update = on_device
     return Duration(compute, bubble, tensor, data, pipeline, update)
 
 

@@ -3,12 +3,12 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import Field
 
-from gpt2train.config import BatchSettings, TrainSettings
+from gpt2train.config import BatchSettings, ParallelSettings, TrainSettings
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
@@ -19,6 +19,7 @@ from gpt2train.plan.parameters import Piece, parameters, pieces
 from gpt2train.settings import PositiveNumber, Settings
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+OFFLOADS = ("none", "optimizer", "auto", "all")
 RECOMPUTE = ("none", "selective", "full")
 NEAR_BEST = 1.03  # times the shortest step time; within it the candidate with the least memory is chosen
 
@@ -83,7 +84,7 @@ def search(settings: TrainSettings, shape: Shape, hardware: Hardware, given: Giv
     """
     given = given or GivenLayout()
     refused: Counter[str] = Counter()
-    by_layout: defaultdict[tuple[int, int, int, bool], list[Candidate]] = defaultdict(list)
+    by_layout: defaultdict[tuple[int, int, int, str], list[Candidate]] = defaultdict(list)
     available = hardware.memory * GB * (1 - hardware.reserve)
     micro_batches = (given.micro_batch,) if given.micro_batch else MICRO_BATCHES
     for changes, micro in itertools.product(_layouts(hardware, given, refused), micro_batches):
@@ -92,17 +93,24 @@ def search(settings: TrainSettings, shape: Shape, hardware: Hardware, given: Giv
         candidate_settings = settings.model_copy(update={"parallel": parallel, "batch": batch})
         try:
             layout = Layout.of(candidate_settings, hardware.gpus)
-            candidate = _evaluate(candidate_settings, shape, layout, pieces(candidate_settings, shape), hardware)
+            parts = pieces(candidate_settings, shape)
+            candidate = _evaluate(candidate_settings, shape, layout, parts, hardware, available)
         except UserError as error:
             refused[str(error).split(";")[0]] += 1
             continue
-        if candidate.memory.device > available:
-            offload = ", offload" if parallel.cpu_offload else ""
+        if candidate is not None and candidate.memory.device > available:
+            offload = {"none": "", "all": ", offload"}.get(offload_of(parallel), f", offload {offload_of(parallel)}")
             name = f"tp {parallel.tp} x pp {parallel.pp}, ZeRO {parallel.zero}{offload}"
             refused[f"{name}: more than {available / GB:.1f} GB"] += 1
             continue
-        by_layout[(parallel.tp, parallel.pp, parallel.zero, parallel.cpu_offload)].append(candidate)
+        if candidate is not None:
+            by_layout[(parallel.tp, parallel.pp, parallel.zero, offload_of(parallel))].append(candidate)
     return Plan(sorted(map(_best, by_layout.values()), key=_order), refused.most_common())
+
+
+def offload_of(parallel: ParallelSettings) -> str:
+    """Return what is in CPU memory: none, optimizer, auto (part of the optimizer) or all."""
+    return parallel.offload_placement if parallel.cpu_offload else "none"
 
 
 def _best(candidates: list[Candidate]) -> Candidate:
@@ -136,17 +144,18 @@ def _layouts(hardware: Hardware, given: GivenLayout, refused: Counter[str]) -> I
             refused[f"tp {tp} is more than the {hardware.gpus_per_node} GPUs of a machine"] += 1
             continue
         data = hardware.gpus // (tp * pp)
-        for zero, offload, recompute in itertools.product((0, 1, 2, 3), (False, True), recomputes):
+        for zero, offload, recompute in itertools.product((0, 1, 2, 3), OFFLOADS, recomputes):
             if given.zero is not None and zero != given.zero:
                 continue
-            if given.zero is None and data == 1 and zero != (3 if offload else 0):
+            if given.zero is None and data == 1 and zero != (3 if offload == "all" else 0):
                 continue  # nothing to shard; offload behaves as ZeRO 3 at every stage and is listed once
             yield {
                 "tp": tp,
                 "pp": pp,
                 "zero": zero,
                 "dp_shard_degree": 0,
-                "cpu_offload": offload,
+                "cpu_offload": offload != "none",
+                "offload_placement": "all" if offload == "none" else offload,
                 "schedule": "1f1b",
                 "virtual_pipeline_stages": 1,
                 "activation_checkpointing": recompute,
@@ -154,14 +163,28 @@ def _layouts(hardware: Hardware, given: GivenLayout, refused: Counter[str]) -> I
 
 
 def _evaluate(
-    settings: TrainSettings, shape: Shape, layout: Layout, parts: list[Piece], hardware: Hardware
-) -> Candidate:
+    settings: TrainSettings, shape: Shape, layout: Layout, parts: list[Piece], hardware: Hardware, available: float
+) -> Candidate | None:
+    """Return the candidate; None for an automatic placement that is no other than one of the fixed ones."""
     memories = [peak(settings, shape, layout, piece, rank) for rank, piece in enumerate(parts)]
+    resident = 0.0
+    if offload_of(settings.parallel) == "auto":
+        rooms = [(available - memory.device) / memory.on_cpu for memory in memories]
+        if min(rooms) <= 0 or min(rooms) >= 1:
+            return None
+        resident = min(rooms)
+        memories = [_filled(memory, available) for memory in memories]
     return Candidate(
         settings,
         layout,
         max(memories, key=lambda memory: memory.device),
-        step_time(settings, shape, layout, parts, hardware),
+        step_time(settings, shape, layout, parts, hardware, resident),
         tuple(parameters(piece, shape, layout.tp) for piece in parts),
         tuple(memories),
     )
+
+
+def _filled(memory: Memory, available: float) -> Memory:
+    """Return the memory of a rank whose device has taken what it has room for of the optimizer state."""
+    left = memory.on_cpu - min(memory.on_cpu, int(available - memory.device))
+    return replace(memory, on_cpu=left, copies=memory.copies * left // memory.on_cpu)

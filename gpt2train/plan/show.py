@@ -9,7 +9,7 @@ from gpt2train.monitoring.metrics import flops_per_token, parameter_count
 from gpt2train.plan.fit import planned_steps, tokens_of
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import Memory
-from gpt2train.plan.search import Candidate, Plan
+from gpt2train.plan.search import Candidate, Plan, offload_of
 
 MAX_REASONS = 8
 
@@ -62,7 +62,7 @@ def rank_table(candidate: Candidate) -> Table:
 
 def _gigabytes(memory: Memory, digits: int = 2) -> str:
     """Format the memory on the device, and in CPU memory if some is there."""
-    on_cpu = f" + {memory.on_cpu / GB:.{digits}f} CPU" if memory.on_cpu else ""
+    on_cpu = f" + {(memory.on_cpu + memory.copies) / GB:.{digits}f} CPU" if memory.on_cpu else ""
     return f"{memory.device / GB:.{digits}f}{on_cpu}"
 
 
@@ -73,7 +73,7 @@ def _row(candidate: Candidate, shape: Shape, hardware: Hardware, train_tokens: i
     used = rate * flops_per_token(shape, length) / (hardware.gpus * hardware.tflops * 1e12)
     steps = planned_steps(settings, layout, train_tokens)
     yield from map(str, (p.tp, p.pp, layout.data, p.zero))
-    yield "yes" if p.cpu_offload else "-"
+    yield offload_of(p) if p.cpu_offload else "-"
     yield "-" if p.activation_checkpointing == "none" else p.activation_checkpointing
     yield from map(str, (layout.micro_batch, layout.accumulation))
     yield f"{max(candidate.parameters):,}"

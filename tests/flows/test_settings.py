@@ -57,7 +57,7 @@ def test_a_preset_is_a_layer_of_its_own() -> None:
         ({}, ("train", 4096)),
     ],
 )
-def test_a_preset_has_gpt_2_s_vocabulary_unless_told_otherwise(
+def test_a_preset_has_gpt_2_s_vocabulary_unless_another_is_chosen(
     flags: dict[str, Any], expected: tuple[str, Any]
 ) -> None:
     found = resolve(PipelineSettings, flags={"documents": ["a.txt"], **flags}).tokenizer

@@ -14,7 +14,7 @@ from gpt2train.monitoring.metrics import parameter_count
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.parameters import Piece, parameters, pieces
-from gpt2train.plan.search import GivenLayout, search
+from gpt2train.plan.search import GivenLayout, offload_of, search
 from gpt2train.settings import build
 
 M345 = Shape(50257, 24, 16, 1024, 1024)
@@ -79,22 +79,24 @@ def test_a_small_model_on_large_gpus_is_data_parallel() -> None:
     found = search(settings, M345, Hardware(gpus=8, memory=80))
     best = found.fits[0].settings.parallel
     assert (best.tp, best.pp, best.cpu_offload, best.activation_checkpointing) == (1, 1, False, "none")
-    assert [one.duration.total for one in found.fits] == sorted(one.duration.total for one in found.fits)
+    seconds = [round(one.duration.total, 4) for one in found.fits]  # ties are ordered by simplicity
+    assert seconds == sorted(seconds)
     assert all(one.memory.device <= 80e9 for one in found.fits)
-    assert len({(p.tp, p.pp, p.zero, p.cpu_offload) for p in (one.settings.parallel for one in found.fits)}) == len(
-        found.fits
-    )
+    keys = {(p.tp, p.pp, p.zero, offload_of(p)) for p in (one.settings.parallel for one in found.fits)}
+    assert len(keys) == len(found.fits)
 
 
 def test_a_model_that_does_not_fit_is_offloaded_and_the_reasons_are_given() -> None:
     settings = build(TrainSettings, preset("1542m"))
     shape = Shape(50257, 48, 25, 1600, 1024)
     found = search(settings, shape, Hardware(gpus=1, memory=24))
-    assert found.fits and all(
-        one.settings.parallel.cpu_offload and one.settings.parallel.zero == 3 for one in found.fits
-    )
-    best = found.fits[0]
+    placements = {offload_of(one.settings.parallel): one for one in found.fits}
+    assert list(placements) == ["auto", "optimizer", "all"]  # the fastest first
+    auto, optimizer, best = placements.values()
+    assert auto.memory.device > optimizer.memory.device > best.memory.device
+    assert auto.memory.on_cpu + auto.memory.device == pytest.approx(optimizer.memory.on_cpu + optimizer.memory.device)
     whole = 4 * best.parameters[0]
+    assert optimizer.memory.on_cpu == optimizer.memory.copies == 2 * whole  # both moments; weights and gradients
     assert best.memory.gathered < 0.6 * whole  # two blocks, the embeddings, and the half-precision copies
     assert best.memory.on_cpu == 4 * whole  # weights, gradients, both moments
     assert any("ZeRO 0: more than 22.1 GB" in reason for reason, _ in found.refused)
