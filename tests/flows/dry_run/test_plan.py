@@ -49,6 +49,10 @@ def test_the_plan_of_a_training_is_printed_and_nothing_is_written(
         f"missing     tokens (none in {tmp_path / 'out'}; run flows.dataprep first)",
     ):
         assert part in said
+    assert run("pretrain", "--output", str(tmp_path / "out"), "--dry-run", "--train.epochs", "3") == 1
+    said = capsys.readouterr().out
+    assert "3 epochs to train on; number available not known yet" in said
+    assert "time        not known before the number of tokens is" in said
     assert list(tmp_path.iterdir()) == []
     flags = ["--preset", "345m", "--output", str(tmp_path / "out")]
     assert run("pretrain", *flags, "--dry-run") == 2
