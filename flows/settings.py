@@ -44,6 +44,9 @@ else:
 
 S = TypeVar("S", bound=Settings)
 SOURCES = ("urls", "warcs", "documents")
+# Tokenizer of a preset, where it is not the published one of GPT-2, whose vocabulary is part of the model's size.
+PRESET_TOKENIZERS: dict[str, dict[str, Any]] = {"tiny": {}, "cpm-gpt2": {"vocab_size": 30_000}}
+TRAINED = ("vocab_size", "min_frequency", "sample_characters")  # settings that only a trained tokenizer has
 
 
 def usable_cores() -> int:
@@ -149,7 +152,8 @@ class PretrainSettings(OutputSettings):
     """Output folder of a finished dataprep; tokens in an object store are first copied to `output`. None uses `output`
     itself."""
     preset: str = Field("tiny", json_schema_extra={"enum": [*presets()]})
-    """Model size and training settings: tiny, 117m, 345m, 762m, 1542m. `train` overrides single values."""
+    """Model size and training settings: tiny, 117m, 345m, 762m, 1542m, or those of a tutorial (megatron-345m, …).
+    `train` overrides single values."""
     train: TrainSettings = TrainSettings()
     """Training run: model, data, optimizer, parallelism, checkpoints."""
     launch: LaunchSettings = LaunchSettings()
@@ -247,7 +251,8 @@ def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] 
     Raises:
         UserError: a setting is wrong, unknown or contradicts another; the message is one line.
     """
-    from_file = _fields_of(model, read_config(config)) if config else {}
+    whole_file = read_config(config) if config else {}
+    from_file = _fields_of(model, whole_file)
     given = layer(from_file, flags or {})
 
     def source(location: tuple[int | str, ...]) -> str:
@@ -260,7 +265,19 @@ def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] 
     if issubclass(model, PretrainSettings):
         chosen = layer(presets_layer, given).get("preset", PretrainSettings.model_fields["preset"].default)
         presets_layer = layer({"train": preset(str(chosen))}, presets_layer)
+    else:
+        chosen = whole_file.get("preset")  # of the training that the same file is for
+    if issubclass(model, DataprepSettings) and chosen is not None:
+        presets_layer = layer({"tokenizer": _tokenizer_of(str(chosen), given)}, presets_layer)
     return build(model, presets_layer, given, source=source)
+
+
+def _tokenizer_of(preset_name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the tokenizer that belong to a preset; none if the user chose how to train one."""
+    chosen = given.get("tokenizer")
+    if isinstance(chosen, Mapping) and "name" not in chosen and any(name in chosen for name in TRAINED):
+        return {}
+    return PRESET_TOKENIZERS.get(preset_name, {"name": "gpt2"})
 
 
 def _has_value(values: Any, location: tuple[int | str, ...]) -> bool:

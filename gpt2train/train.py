@@ -21,7 +21,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from gpt2train.checkpoint.manager import CheckpointManager
-from gpt2train.config import RunConfig, read_run_config
+from gpt2train.config import RunConfig, read_run_config, resolve_epochs
 from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.data.batch import PREFETCH_STEPS, StepBatch, prefetch
 from gpt2train.data.training_data import TrainingData, training_data, validation_data
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says and return the exit code."""
     parser = argparse.ArgumentParser(prog="gpt2train.train", description="Train a GPT-2 on token files.")
     parser.add_argument("--config", required=True, metavar="FILE.toml", help="settings of the run (RunConfig)")
-    parser.add_argument("--preset", help="settings that the file overrides: tiny, 117m, 345m, 762m, 1542m")
+    parser.add_argument("--preset", help="settings that the file overrides: tiny, 117m, 345m, megatron-345m, …")
     parser.add_argument(
         "--timeout",
         type=_seconds,
@@ -98,7 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) -> TrainState:
-    """Train until `config.steps` or a stop request, and return the last state. Collective: all processes call it.
+    """Train until `config.steps`, `config.epochs` or a stop request, and return the last state.
+
+    Collective: all processes call it.
 
     Raises:
         UserError: settings, layout, data and run folder do not fit together; nothing was trained.
@@ -110,6 +112,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         all_or_raise(lambda: cleanup.enter_context(lock) if ctx.is_rank0 else None)
         layout = all_or_raise(lambda: Layout.of(config, ctx.world))
         data, valid = all_or_raise(lambda: _open(config, ctx))
+        config = resolve_epochs(config, data.per_epoch, layout.batches)
         schedule = all_or_raise(lambda: make_schedule(config, layout.batches))
 
         cleanup.enter_context(fast_kernels(config.performance, ctx.device))
@@ -171,6 +174,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
             if step == first_step:
                 cleanup.enter_context(freeze_gc())
                 log_memory(ctx, layout, engine.parameters(), "after the first step")
+                engine.fill_device()
         checkpoints.wait()
         log_memory(ctx, layout, engine.parameters(), "at the end")
     _log_end(config, state, checkpoints)

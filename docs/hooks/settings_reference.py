@@ -15,6 +15,7 @@ from gpt2train.config import RunConfig, TrainSettings, preset, presets
 from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.inference.settings import BeamSettings, SamplingSettings, ServingLayout
 from gpt2train.plan.hardware import Hardware
+from gpt2train.plan.search import GivenLayout
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.settings import Settings
 
@@ -66,6 +67,7 @@ PAGES: dict[str, tuple[Part, ...]] = {
             flags=False,
             without=TrainSettings,
         ),
+        Part("Layout of a plan", GivenLayout, "Options of `gpt2train plan`.", prefix="plan-layout"),
         Part("Hardware of a plan", Hardware, "Options of `gpt2train plan`.", prefix="plan"),
     ),
     "operate/settings.md": (
@@ -181,13 +183,14 @@ def _default(group: Group, name: str, field: FieldInfo) -> str:
     if group.values is None and field.is_required():
         return "required"
     values = group.values or group.model.model_construct(**{name: field.default})
-    value = values.model_dump(mode="json", include={name})[name]
+    # A setting that is off may be left out of the dump.
+    value = values.model_dump(mode="json", include={name}).get(name, getattr(values, name))
     return "default: not set" if value is None else f"default `{json.dumps(value, ensure_ascii=False)}`"
 
 
 def _presets() -> Iterator[str]:
     """A table of what each preset sets."""
-    names = sorted(presets(), key=lambda name: (name.startswith("oneflow"), len(name), name))
+    names = sorted(presets(), key=lambda name: ("-" in name, 0 if "-" in name else len(name), name))
     values = {name: dict(_flat(preset(name), "")) for name in names}
     rows = [["key", *(f"`{name}`" for name in names)], ["---"] * (len(names) + 1)]
     for key in dict.fromkeys(key for name in names for key in values[name]):

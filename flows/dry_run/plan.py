@@ -11,6 +11,7 @@ from flows.dry_run.resources import MissingResourcesError, RunEstimate, estimate
 from flows.recipe import PlannedRun
 from flows.settings import DataprepSettings, OutputSettings, PretrainSettings, usable_cores
 from flows.sources import Sources
+from gpt2train.config import TrainSettings
 from gpt2train.errors import RunError, UserError, redact
 from gpt2train.io.files import format_bytes
 from gpt2train.plan.fit import ResourceEstimate, duration
@@ -125,7 +126,7 @@ def _training_rows(settings: PretrainSettings, fit: ResourceEstimate, trained: b
     available = tokens.outcome.facts.get("train_tokens", 0) if tokens else 0
     epochs = "number available not known yet"
     if available:
-        epochs = f"{available:,} available, {fit.tokens / available:,.1f} epochs"
+        epochs = f"{available:,} available, {(fit.tokens or 0) / available:,.1f} epochs"
         epochs += f"; {few}" if tokens and (few := validation_warning(tokens.outcome.facts, train)) else ""
     devices = f"{usable_cores()} CPU cores"
     if fit.on_gpu:
@@ -148,9 +149,23 @@ def _training_rows(settings: PretrainSettings, fit: ResourceEstimate, trained: b
             f"{fit.memory:.2f} of {fit.available_memory:.1f} GB per process "
             f"({fit.gpus_needed} on {devices}){launcher_note}",
         ),
-        ("tokens", f"{fit.tokens:,} to train on in {train.steps:,} steps; {epochs}"),
-        ("time", "none: already trained" if trained else f"about {duration(fit.hours)} of training, by {fit.basis}"),
+        ("tokens", f"{_amount(train, fit)}; {epochs}"),
+        ("time", "none: already trained" if trained else _time(fit)),
     ]
+
+
+def _amount(train: TrainSettings, fit: ResourceEstimate) -> str:
+    """Tokens and steps of the training."""
+    if fit.steps is None:
+        return f"{train.epochs:g} epochs to train on"
+    return f"{fit.tokens:,} to train on in {fit.steps:,} steps"
+
+
+def _time(fit: ResourceEstimate) -> str:
+    """Expected time of the training and its basis."""
+    if fit.hours is None:
+        return f"not known before the number of tokens is; by {fit.basis}"
+    return f"about {duration(fit.hours)} of training, by {fit.basis}"
 
 
 def _disk_text(output: str, needed: int, free: int | None) -> str:

@@ -1,13 +1,19 @@
 """Resources that a run needs and that this machine lacks, estimated before the run starts."""
 
 import logging
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from flows.recipe import PlannedRun
-from flows.settings import DataprepSettings, OutputSettings, PipelineSettings, PretrainSettings, usable_cores
+from flows.settings import (
+    PRESET_TOKENIZERS,
+    DataprepSettings,
+    OutputSettings,
+    PipelineSettings,
+    PretrainSettings,
+    usable_cores,
+)
 from flows.sources import Sources
 from gpt2train.errors import UserError
 from gpt2train.io.files import format_bytes
@@ -24,7 +30,6 @@ from tasks.train.step import run_folder
 log = logging.getLogger("gpt2train")
 
 GPT2_VOCAB = 50257
-PUBLISHED_SIZE = re.compile(r"\d+m")  # presets named after the published models
 BYTES_PER_PAGE = 110_000  # a fetched page and all data derived from it
 
 
@@ -87,7 +92,7 @@ def estimate_run(planned: PlannedRun[Settings]) -> RunEstimate:
 
 def resource_estimate(settings: PretrainSettings) -> ResourceEstimate:
     """Estimate the resources of the training on this machine."""
-    launch = settings.launch
+    launch, tokens = settings.launch, read_manifest(Folder(settings.data or settings.output) / "tokens")
     return estimate_resources(
         settings.train,
         vocabulary_of(settings),
@@ -96,6 +101,7 @@ def resource_estimate(settings: PretrainSettings) -> ResourceEstimate:
         nodes=launch.machines,
         threads=launch.threads,
         cores=usable_cores(),
+        train_tokens=tokens.outcome.facts.get("train_tokens") if tokens else None,
     )
 
 
@@ -152,10 +158,10 @@ def _checkpoint_bytes(run: Folder) -> int:
 
 
 def vocabulary_note(settings: PretrainSettings) -> str | None:
-    """Return a warning if a preset named after a published GPT-2 has another size due to its vocabulary; else None."""
+    """Return a warning if a preset of GPT-2's vocabulary has another size due to that of the tokens; else None."""
     vocabulary = vocabulary_of(settings)
     own = isinstance(settings, DataprepSettings) and settings.tokenizer.name == "folder"
-    if not PUBLISHED_SIZE.fullmatch(settings.preset) or vocabulary == GPT2_VOCAB or own:
+    if settings.preset in PRESET_TOKENIZERS or vocabulary == GPT2_VOCAB or own:
         return None
     model = settings.train.model
     actual, published = (parameter_count(model.shape(size)) for size in (vocabulary, GPT2_VOCAB))
@@ -171,6 +177,8 @@ def vocabulary_note(settings: PretrainSettings) -> str | None:
 
 def vocabulary_of(settings: PretrainSettings) -> int:
     """Return the vocabulary size of the existing tokenizer, or of the one that the settings will produce."""
+    if isinstance(settings, DataprepSettings) and settings.tokenizer.name == "gpt2":
+        return GPT2_VOCAB
     bpe = read_manifest(Folder(settings.data or settings.output) / "tokenizer")
     if bpe is not None and (size := bpe.outcome.facts.get("vocab_size")):
         return size

@@ -192,10 +192,13 @@ def non_finite_tensor(tensors: Mapping[str, Tensor]) -> str | None:
     """
 
     def check() -> None:
-        finite = norms([local(tensor) for tensor in tensors.values()]).isfinite().tolist()
-        for name, is_finite in zip(tensors, finite, strict=True):
-            if not is_finite:
-                raise RunError(f"{name} is not finite")
+        shards = {name: local(tensor) for name, tensor in tensors.items()}
+        for device in {shard.device for shard in shards.values()}:  # two, if the optimizer alone is offloaded
+            there = {name: shard for name, shard in shards.items() if shard.device == device}
+            finite = norms(list(there.values())).isfinite().tolist()
+            for name, is_finite in zip(there, finite, strict=True):
+                if not is_finite:
+                    raise RunError(f"{name} is not finite")
 
     try:
         all_or_raise(check)

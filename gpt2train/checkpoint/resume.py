@@ -3,9 +3,10 @@
 import hashlib
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -29,13 +30,13 @@ SHAPE = (
     "model.layers",
     "model.heads",
     "model.hidden",
-    "model.context",
+    "model.max_positions",
     "vocab",
     "tokenizer_hash",
 )
 # Settings that a run cannot change: with another seed or other samples, its sample index would have another meaning.
 # All others may change: layout, batch, precision, learning rate, steps, dropout, intervals of saving and validation.
-FIXED = (*SHAPE, "seed", "documents")
+FIXED = ("model.context", *SHAPE, "seed", "documents")
 # Settings whose change is not logged on resuming, since it does not affect the losses.
 NOT_LOGGED_ON_CHANGE = ("output", "data", "checkpoints", "logging", "validation", "performance")
 SAMPLE_CHUNKS, CHUNK_TOKENS = 64, 1024  # the identity of a corpus hashes this many chunks of this many tokens
@@ -164,11 +165,18 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
     Raises:
         UserError: a setting differs.
     """
-    family = {"model.family": "gpt2"}  # not written for a GPT-2
-    current, stored = family | flatten(config.model_dump(mode="json")), family | flatten(manifest.config)
+    current, stored = _with_defaults(config.model_dump(mode="json")), _with_defaults(manifest.config)
     for key in [key for key in current if f"{key}.".startswith(tuple(f"{name}." for name in keys))]:
         if current[key] != stored.get(key):
-            raise UserError(f"{holder} another {key} ({stored.get(key)} there, {current[key]} now); {remedy}")
+            same = key == "model.max_positions" and current[key] == current["model.context"]
+            name = "model.context" if same else key  # max_positions is not set, or has no effect
+            raise UserError(f"{holder} another {name} ({stored.get(key)} there, {current[key]} now); {remedy}")
+
+
+def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten settings, and add what is left out of a file by default: the family, and `context` as `max_positions`."""
+    flat = {"model.family": "gpt2"} | flatten(settings)
+    return flat | {"model.max_positions": flat.get("model.max_positions") or flat.get("model.context")}
 
 
 def _difference(config: RunConfig, before: tuple[StoredCorpus, ...], now: tuple[StoredCorpus, ...]) -> str | None:

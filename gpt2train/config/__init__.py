@@ -15,7 +15,15 @@ from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, Schedu
 from gpt2train.config.parallel import ParallelSettings
 from gpt2train.config.performance import PerformanceSettings
 from gpt2train.config.presets import preset, presets
-from gpt2train.config.run import CONFIG_FILE, RunConfig, TrainSettings, read_run_config, run_config, to_toml
+from gpt2train.config.run import (
+    CONFIG_FILE,
+    RunConfig,
+    TrainSettings,
+    read_run_config,
+    resolve_epochs,
+    run_config,
+    to_toml,
+)
 
 __all__ = [
     "CONFIG_FILE",
@@ -41,6 +49,7 @@ __all__ = [
     "preset",
     "presets",
     "read_run_config",
+    "resolve_epochs",
     "run_config",
     "to_toml",
 ]

@@ -48,7 +48,8 @@ def _lines(settings: Settings, path: tuple[str, ...]) -> list[str]:
             nested += ["", *_comment(field.description), f"[{'.'.join(inner)}]", *_lines(value, inner)]
             continue
         plain += _comment(_described(field))
-        stored = settings.model_dump(mode="json", include={name}).get(name, value)  # defaults can be left out
+        # A setting that is off may be left out of the dump.
+        stored = settings.model_dump(mode="json", include={name}).get(name, value)
         plain.append(f"# {name} is not set" if value is None else _assignment(name, stored))
     return [*plain, *nested]
 

@@ -1,5 +1,6 @@
 """Model shape settings."""
 
+from operator import not_
 from typing import Any
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -7,7 +8,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from gpt2train.errors import UserError
 from gpt2train.model.families import MODELS
 from gpt2train.model.shape import PADDING, Option, Shape
-from gpt2train.settings import Settings, explain
+from gpt2train.settings import NaturalNumber, Settings, explain
 
 
 class ModelSettings(Settings):
@@ -16,7 +17,7 @@ class ModelSettings(Settings):
     # Left out of a run's files for a GPT-2, so that files and fingerprints of older runs stay the same.
     family: str = Field("gpt2", exclude_if=lambda family: family == "gpt2")
     """Model family: gpt2, or one that a plug-in adds."""
-    options: dict[str, Option] = Field({}, exclude_if=lambda options: not options)
+    options: dict[str, Option] = Field({}, exclude_if=not_)
     """Settings that only the family has; gpt2 has none."""
     layers: int = Field(12, ge=1, le=10_000)
     """Transformer blocks."""
@@ -25,7 +26,10 @@ class ModelSettings(Settings):
     hidden: int = Field(768, ge=1, le=2**18)
     """Width of the residual stream."""
     context: int = Field(1024, ge=2, le=2**24)
-    """Context length in tokens, which is also the length of a training sample."""
+    """Length of a training sample in tokens, and the context length of the model unless `max_positions` is larger."""
+    max_positions: NaturalNumber = Field(0, exclude_if=not_)
+    """Rows of the position embedding, the context length of the trained model, if other than `context` (Megatron-LM's
+    `--max-position-embeddings`). Rows above `context` are not trained. 0: `context`."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on embeddings, attention and both residual branches, as published; 0 is best for few epochs."""
 
@@ -53,7 +57,7 @@ class ModelSettings(Settings):
     def shape(self, vocab: int) -> Shape:
         """Sizes that determine the parameters of a model with a vocabulary of `vocab` tokens."""
         options = tuple(self.options.items())
-        return Shape(vocab, self.layers, self.heads, self.hidden, self.context, self.family, options)
+        return Shape(vocab, self.layers, self.heads, self.hidden, self.positions, self.family, options)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelSettings":
@@ -62,3 +66,14 @@ class ModelSettings(Settings):
         if self.heads % (kv_heads := MODELS[self.family].kv_heads(self.shape(PADDING))):
             raise ValueError(f"kv_heads {kv_heads} does not divide heads {self.heads}")
         return self
+
+    @model_validator(mode="after")
+    def _positions_suffice(self) -> "ModelSettings":
+        if 0 < self.max_positions < self.context:
+            raise ValueError(f"max_positions {self.max_positions} is below context {self.context}; raise it, or set 0")
+        return self
+
+    @property
+    def positions(self) -> int:
+        """Rows of the position embedding."""
+        return self.max_positions or self.context

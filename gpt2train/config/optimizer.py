@@ -1,5 +1,6 @@
 """Settings of the optimizer, learning rate schedule, fp16 loss scale and loss-spike skipping."""
 
+from operator import not_
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -36,7 +37,7 @@ class OptimizerSettings(Settings):
 
 
 class ScheduleSettings(Settings):
-    """Learning rate schedule: linear warm-up, then decay to `min_lr` at the last step.
+    """Learning rate schedule: linear warm-up, then decay to `min_lr` at the last step, or after `decay_steps`.
 
     At most one of `warmup`, `warmup_tokens` and `warmup_fraction` may be above 0.
     """
@@ -48,11 +49,14 @@ class ScheduleSettings(Settings):
     warmup_tokens: int = Field(0, ge=0, le=2**53 - 1)
     """Warm-up in tokens; requires `warmup` = 0."""
     warmup_fraction: float = Field(0.0, ge=0, lt=1)
-    """Warm-up as a fraction of all steps; requires `warmup` = 0."""
+    """Warm-up as a fraction of all steps, or of `decay_steps`; requires `warmup` = 0."""
+    decay_steps: NaturalNumber = Field(0, exclude_if=not_)
+    """Steps until `min_lr` is reached, if other than the steps of the run (Megatron-LM's `--lr-decay-iters`): later
+    steps stay at `min_lr`, and a shorter run ends before. 0: `steps`."""
     min_lr: float = Field(6e-5, ge=0, le=1)
-    """Learning rate of the last step; inverse_sqrt: lower bound; constant: not used."""
+    """Learning rate at the end of the decay; inverse_sqrt: lower bound; constant: not used."""
     decay_fraction: float = Field(0.2, gt=0, le=1)
-    """wsd: fraction of the steps in which the learning rate decays."""
+    """wsd: fraction of the steps, or of `decay_steps`, in which the learning rate decays."""
     decay_shape: Literal["sqrt", "linear"] = "sqrt"
     """wsd: shape of the decay: 1 - sqrt of the decay's progress, or linear."""
 

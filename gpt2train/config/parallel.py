@@ -2,7 +2,13 @@
 
 from typing import Literal
 
+from pydantic import Field, model_validator
+
 from gpt2train.settings import NaturalNumber, PositiveNumber, Settings
+
+
+def _is_all(placement: str) -> bool:
+    return placement == "all"
 
 
 class ParallelSettings(Settings):
@@ -25,6 +31,21 @@ class ParallelSettings(Settings):
     """Processes over which ZeRO shards; groups of this size are replicated (hybrid sharding). 0 shards over all
     data-parallel processes."""
     cpu_offload: bool = False
-    """Keep parameters, gradients and optimizer state in CPU memory and run AdamW there (ZeRO-Offload)."""
+    """Keep training state in CPU memory and run AdamW there; `offload_placement` says which state."""
+    offload_placement: Literal["all", "optimizer", "auto"] = Field("all", exclude_if=_is_all)
+    """With `cpu_offload`: `all` keeps parameters, gradients and optimizer state in CPU memory, and one block at a time
+    on the device. `optimizer` keeps the optimizer state alone there (ZeRO-Offload). `auto` is `optimizer`, but after
+    the first step the device takes as much of that state as it has room for; if the weights do not fit, it is `all`."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Activations of a block recomputed in the backward pass: none, those that are cheap to compute, or all."""
+
+    @model_validator(mode="after")
+    def _placement_is_used(self) -> "ParallelSettings":
+        if self.offload_placement != "all" and not self.cpu_offload:
+            raise ValueError(f"offload_placement {self.offload_placement!r} needs cpu_offload = true")
+        return self
+
+    @property
+    def offloads_weights(self) -> bool:
+        """True if parameters and gradients are in CPU memory too."""
+        return self.cpu_offload and self.offload_placement == "all"

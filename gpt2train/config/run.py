@@ -1,12 +1,15 @@
 """Complete settings of a run, and reading and writing them."""
 
+import math
+from operator import not_
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import tomli_w
 from pydantic import Field, model_validator
 
 from gpt2train.config.batch import BatchSettings
+from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.config.checkpoints import CheckpointSettings
 from gpt2train.config.data import Corpus, DataSettings, DocumentSettings, MixtureSettings, ValidationSettings
 from gpt2train.config.logging import LoggingSettings
@@ -30,6 +33,9 @@ class TrainSettings(Settings):
     """Samples per step."""
     steps: PositiveNumber = 20_000
     """Optimizer steps."""
+    epochs: float = Field(0.0, ge=0, le=MAX_COUNT, exclude_if=not_)
+    """Passes over the training tokens, in place of `steps`: above 0, `steps` is computed from them, rounded up. In a
+    mixture they are those of the corpus that repeats first."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """AdamW optimizer."""
     schedule: ScheduleSettings = ScheduleSettings()
@@ -62,11 +68,17 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> "TrainSettings":
-        if self.schedule.warmup >= self.steps:
-            raise ValueError(f"schedule.warmup {self.schedule.warmup} must be below steps {self.steps}")
+        warmup, decay = self.schedule.warmup, self.schedule.decay_steps
+        if decay and warmup >= decay:
+            raise ValueError(f"schedule.warmup {warmup} must be below schedule.decay_steps {decay}")
+        if not decay and not self.epochs and warmup >= self.steps:  # with epochs, make_schedule checks it
+            raise ValueError(f"schedule.warmup {warmup} must be below steps {self.steps}")
         if self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(f"schedule.min_lr {self.schedule.min_lr:g} is above optimizer.lr {self.optimizer.lr:g}")
         return self
+
+
+S = TypeVar("S", bound=TrainSettings)
 
 
 class RunConfig(TrainSettings):
@@ -120,6 +132,20 @@ def run_config(
     data = {"data": {"train": mixed, "valid": valid}, "vocab": vocab, "output": output}
     chosen = settings.model_dump(exclude={"mixture"})
     return build(RunConfig, layer(chosen, data, {"tokenizer_hash": tokenizer_hash}))
+
+
+def resolve_epochs(settings: S, per_epoch: int, batches: BatchPlan) -> S:
+    """Compute `steps` from `epochs`; no change if `epochs` is 0.
+
+    Args:
+        settings: settings of the run.
+        per_epoch: samples of an epoch of the training tokens.
+        batches: batch sizes over the run.
+    """
+    if not settings.epochs:
+        return settings
+    steps = batches.steps_until(math.ceil(settings.epochs * per_epoch))
+    return settings.model_copy(update={"steps": max(1, steps)})
 
 
 def to_toml(settings: Settings) -> str:

@@ -35,6 +35,7 @@ def _check_fits(config: RunConfig, opened: OpenedSource, path: Path) -> None:
         a, b = getattr(stored, key), getattr(current, key)
         if a != b:
             name = key if key == "vocab" else f"model.{key}"
+            name = "model.max_positions" if key == "context" and config.model.max_positions else name
             raise UserError(f"{path} has another {name} ({a} there, {b} now); {REMEDY}")
     expected = config.tokenizer_hash
     if opened.tokenizer is not None and expected not in (None, tokenizer_hash(opened.tokenizer)):

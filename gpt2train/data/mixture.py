@@ -84,6 +84,14 @@ class Mixture:
         drawn: list[float] = (self._per_period / len(self._order)).tolist()
         return drawn
 
+    def per_epoch(self, samples: Sequence[int]) -> int:
+        """Samples until the first corpus repeats.
+
+        Args:
+            samples: samples of one epoch of each corpus.
+        """
+        return int(min(count / share for count, share in zip(samples, self.shares, strict=True)))
+
     def of(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Corpus number, and index in that corpus, of each global sample index: two arrays [len(indices)]."""
         periods, slots = np.divmod(np.asarray(indices, dtype=np.int64), len(self._order))

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from gpt2train.config import RunConfig
 from gpt2train.data.epoch import MIN_CACHED_DOCUMENTS, Epoch, cached_epoch, corpus_identity, samples_in
+from gpt2train.data.mixture import Mixture
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
 
@@ -100,3 +102,15 @@ class Samples:
                 f"{self.prefix}.bin contains the token id {wrong}, but the vocabulary has {self.vocab:,} "
                 f"(0 … {self.vocab - 1}); these tokens were made with another tokenizer"
             )
+
+
+def samples_per_epoch(config: RunConfig) -> int:
+    """Samples until the first training corpus of a run repeats, without torch.
+
+    Raises:
+        UserError: a file is missing or holds too few tokens for one sample.
+        RunError: a file is truncated.
+    """
+    corpora = config.data.corpora
+    counts = [Samples(corpus.prefix, config.model.context, config.vocab, None).per_epoch for corpus in corpora]
+    return Mixture([corpus.weight for corpus in corpora]).per_epoch(counts)

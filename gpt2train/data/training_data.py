@@ -33,8 +33,7 @@ class TrainingData:
     @property
     def per_epoch(self) -> int:
         """Samples until the first corpus repeats."""
-        shares = zip(self.corpora, self._mixture.shares, strict=True)
-        return int(min(corpus.per_epoch / share for corpus, share in shares))
+        return self._mixture.per_epoch([corpus.per_epoch for corpus in self.corpora])
 
     def epochs(self, samples: int) -> list[tuple[str, int, float]]:
         """Prefix, number of tokens and number of epochs of each corpus in this many samples."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gpt2train.checkpoint.store import read_manifest, sha256, stored_shape
+from gpt2train.checkpoint.store import read_manifest, sha256
 from gpt2train.config import CONFIG_FILE
 from gpt2train.convert.merge import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
@@ -113,7 +113,7 @@ def score_run(
         point: Scored = {
             "step": position.step,
             "samples": position.samples,
-            "tokens": position.samples * stored_shape(manifest, checkpoint).context,
+            "tokens": position.samples * int(manifest.config["model"]["context"]),
             "valid_loss": manifest.valid_loss,
         }
         tokenizer_folder = find_tokenizer(find_source(checkpoint), tokenizer) if measures else run

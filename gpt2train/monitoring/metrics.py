@@ -26,25 +26,29 @@ NOT_CURVES = ("step", "tokens")  # columns that are not sent to trackers
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10G": 70e12}
 
 
-def flops_per_token(shape: Shape) -> int:
+def flops_per_token(shape: Shape, length: int | None = None) -> int:
     """FLOPs of forward and backward per token: 6N + 12LHQT (PaLM, Chowdhery et al. 2022, appendix B).
 
-    N is the number of parameters without embeddings that are only looked up, L layers, H heads, Q head size, T context
+    N is the number of parameters without embeddings that are only looked up, L layers, H heads, Q head size, T sample
     length.
+
+    Args:
+        shape: shape of the model.
+        length: tokens of a sample; by default the context length of the model.
     """
     counted = sum(math.prod(size) for name, size in sizes(shape).items() if not is_lookup(name, shape))
-    return 6 * counted + 12 * shape.layers * shape.heads * shape.head_dim * shape.context
+    return 6 * counted + 12 * shape.layers * shape.heads * shape.head_dim * (length or shape.context)
 
 
-def mfu(tokens_per_second: float, shape: Shape, device: "torch.device", world: int) -> float | None:
-    """Model FLOPs utilisation of all devices, 0 to 1; None if the peak is unknown, as of every CPU."""
+def mfu(tokens_per_second: float, shape: Shape, length: int, device: "torch.device", world: int) -> float | None:
+    """Model FLOPs utilisation of all devices, 0 to 1, on samples of a length; None on a CPU or an unknown GPU."""
     if device.type != "cuda":
         return None
     import torch  # imported here, so that reading metrics does not need it
 
     name = torch.cuda.get_device_name(device)
     peak = next((peak for part, peak in PEAKS.items() if part in name), None)
-    return None if peak is None else tokens_per_second * flops_per_token(shape) / (peak * world)
+    return None if peak is None else tokens_per_second * flops_per_token(shape, length) / (peak * world)
 
 
 def read_metrics(run: str | Path) -> list[dict[str, Any]]:

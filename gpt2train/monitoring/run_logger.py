@@ -96,7 +96,8 @@ class RunLogger:
             "tokens_per_second": tokens / seconds,
             "memory_gib": self._memory() / GIB,
         }
-        if used := mfu(row["tokens_per_second"], self._config.shape, self._ctx.device, self._ctx.world):
+        length = self._config.model.context
+        if used := mfu(row["tokens_per_second"], self._config.shape, length, self._ctx.device, self._ctx.world):
             row["mfu"] = used
         if state.scale:
             row["loss_scale"] = state.scale.value  # loss scale of the next step

@@ -22,18 +22,19 @@ from gpt2train.parallel.mesh import REPLICATE, SHARD
 
 
 def shard(part: CausalLM, mesh: DeviceMesh, settings: ParallelSettings) -> None:
-    """Apply FSDP2 to every block and the root, in place; no effect on a single process without CPU offload.
+    """Apply FSDP2 to every block and the root, in place.
 
-    ZeRO 1 and 2 keep the gathered parameters between forward and backward; ZeRO 3 gathers them twice. So does CPU
-    offload, at every ZeRO stage: the device holds the root group and one block at a time. The root group holds the
-    token embedding: with the two uses of a tied one in different groups the tie would be lost.
+    No effect on a single process, unless its weights are offloaded. ZeRO 1 and 2 keep the gathered parameters between
+    forward and backward; ZeRO 3 gathers them twice. So does CPU offload of the weights, at every ZeRO stage: the device
+    holds the root group and one block at a time. The root group holds the token embedding: with the two uses of a tied
+    one in different groups the tie would be lost.
     """
-    if mesh.size() == 1 and not settings.cpu_offload:
+    if mesh.size() == 1 and not settings.offloads_weights:
         return
     dp_mesh = mesh[REPLICATE, SHARD] if mesh[REPLICATE].size() > 1 else mesh[SHARD]
     # Pinned memory makes copies to and from a GPU asynchronous; it is not available without a GPU.
-    offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if settings.cpu_offload else OffloadPolicy()
-    reshard_blocks = settings.zero == 3 or settings.cpu_offload
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if settings.offloads_weights else OffloadPolicy()
+    reshard_blocks = settings.zero == 3 or settings.offloads_weights
     for block in part.blocks.values():
         fully_shard(block, mesh=dp_mesh, reshard_after_forward=reshard_blocks, offload_policy=offload)
     fully_shard(part, mesh=dp_mesh, reshard_after_forward=False, offload_policy=offload)

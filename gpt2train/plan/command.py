@@ -10,12 +10,13 @@ from gpt2train.config import ParallelSettings, TrainSettings, preset
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
 from gpt2train.plan.hardware import Hardware
-from gpt2train.plan.search import search
-from gpt2train.plan.show import headline, reasons, table
+from gpt2train.plan.search import GivenLayout, search
+from gpt2train.plan.show import headline, rank_table, reasons, table
 from gpt2train.settings import build, explain, read_toml
 
 GPT2_VOCAB = 50257
 DEFAULT_HARDWARE = Hardware()
+ANY_LAYOUT = GivenLayout()
 
 
 def plan(
@@ -26,10 +27,12 @@ def plan(
     global_batch: int | None = None,
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
     vocab: int = GPT2_VOCAB,
+    tokens: int | None = None,
     rows: int = 12,
+    layout: Annotated[GivenLayout, Parameter(name="*")] = ANY_LAYOUT,
     hardware: Annotated[Hardware, Parameter(name="*")] = DEFAULT_HARDWARE,
 ) -> None:
-    """Show memory per rank and expected step time of every layout on a number of GPUs, best first.
+    """Show memory per rank and expected time of every layout on a number of GPUs, best first, or of a given layout.
 
     Parameters
     ----------
@@ -45,6 +48,8 @@ def plan(
         Precision of the training; by default the preset's.
     vocab
         Vocabulary size.
+    tokens
+        Training tokens, for the hours of settings with epochs.
     rows
         Number of layouts to show.
     """
@@ -54,20 +59,25 @@ def plan(
     layers = [preset(preset_name), read_toml(config) if config else {}, changes]
     settings = build(TrainSettings, *layers, {"precision": precision} if precision else {})
     model = settings.model
-    shape = Shape(vocab, model.layers, model.heads, model.hidden, model.context)
+    shape = Shape(vocab, model.layers, model.heads, model.hidden, model.positions)
     try:
         hardware = Hardware.model_validate(hardware.model_dump() | {"memory": _gigabytes(memory)})
     except ValidationError as error:
         raise UserError(explain(error, Hardware, "--memory")) from error
-    found = search(settings, shape, hardware)
+    found = search(settings, shape, hardware, layout)
     console = Console(width=None if Console().is_terminal else 140)
     console.print(headline(shape, hardware))
     if found.fits:
-        console.print(table(found, shape, hardware, rows))
+        console.print(table(found, shape, hardware, rows, tokens))
+    if found.fits and layout.tp and layout.pp:
+        console.print()
+        console.print(rank_table(found.fits[0]))
     for line in reasons(found):
         console.print(line, style="dim", highlight=False)
     if not found.fits:
-        raise UserError(f"no layout fits {hardware.gpus} x {hardware.memory:g} GB; give more GPUs or more memory")
+        given = layout.model_dump(exclude_none=True)
+        kind = f"layout with {', '.join(f'{name} {value}' for name, value in given.items())}" if given else "layout"
+        raise UserError(f"no {kind} fits {hardware.gpus} x {hardware.memory:g} GB; give more GPUs or more memory")
     best = found.fits[0]
     p, defaults = best.settings.parallel, ParallelSettings()
     flags = [
@@ -76,6 +86,7 @@ def plan(
         if getattr(p, name) != getattr(defaults, name)
     ]
     flags += ["--train.parallel.cpu-offload"] if p.cpu_offload else []
+    flags += [f"--train.parallel.offload-placement {p.offload_placement}"] if p.offload_placement != "all" else []
     if p.activation_checkpointing != "none":
         flags.append(f"--train.parallel.activation-checkpointing {p.activation_checkpointing}")
     flags.append(f"--train.batch.micro-batch {best.layout.micro_batch}")

@@ -45,7 +45,12 @@ class Duration:
 
 
 def step_time(
-    settings: TrainSettings, shape: Shape, layout: Layout, pieces: list[Piece], hardware: Hardware
+    settings: TrainSettings,
+    shape: Shape,
+    layout: Layout,
+    pieces: list[Piece],
+    hardware: Hardware,
+    resident: float = 0.0,
 ) -> Duration:
     """Estimate the time of one optimizer step on a layout.
 
@@ -55,20 +60,22 @@ def step_time(
         layout: layout of all ranks.
         pieces: part of the model on each pipeline rank.
         hardware: speeds of the machines.
+        resident: with the optimizer alone on the CPU, the fraction of its state that the device has room for.
     """
     p = settings.parallel
     width = FP32 if settings.precision == "fp32" else HALF
-    tokens = layout.global_batch * shape.context
-    flops = tokens * flops_per_token(shape) * (1 + RECOMPUTE_FACTOR[p.activation_checkpointing])
+    length = settings.model.context
+    tokens = layout.global_batch * length
+    flops = tokens * flops_per_token(shape, length) * (1 + RECOMPUTE_FACTOR[p.activation_checkpointing])
     # The slowest stage determines the time; the head costs as much as several layers.
     weights = [piece.layers + (head_weight(shape) if piece.last else 0) for piece in pieces]
     imbalance = max(weights) * len(weights) / sum(weights)
-    work = layout.micro_batch * shape.context / layout.tp
+    work = layout.micro_batch * length / layout.tp
     efficiency = hardware.efficiency * work / (work + HALF_SPEED_TOKENS)
     compute = flops / (layout.world * hardware.tflops * 1e12 * efficiency) * imbalance
     bubble = compute * (layout.pp - 1) / (layout.accumulation * p.virtual_pipeline_stages)
 
-    stream = layout.micro_batch * shape.context * shape.hidden * width  # bytes between two blocks, per micro-batch
+    stream = layout.micro_batch * length * shape.hidden * width  # bytes between two blocks, per micro-batch
     micro_batches, max_layers = layout.accumulation, max(piece.layers for piece in pieces)
     # Two all-reduces forward and two backward per block; recomputation adds two.
     reduces = (6 if p.activation_checkpointing == "full" else 4) * max_layers * micro_batches
@@ -83,17 +90,21 @@ def step_time(
 
     count = max(parameters(piece, shape, layout.tp) for piece in pieces)
     # With offload, every ZeRO stage gathers and reduces block by block, as ZeRO 3 does.
-    gathers = 2 * micro_batches if p.zero == 3 or p.cpu_offload else 1
-    scatters = micro_batches if (p.zero >= 2 or p.cpu_offload) and layout.pp == 1 else 1
+    gathers = 2 * micro_batches if p.zero == 3 or p.offloads_weights else 1
+    scatters = micro_batches if (p.zero >= 2 or p.offloads_weights) and layout.pp == 1 else 1
     transfers = gathers + scatters if p.zero else 2 * scatters
     data = max(0.0, transfers * _ring(count * FP32, layout.data) / link_bandwidth - OVERLAP * compute)
 
     share = count / layout.shard
-    if p.cpu_offload:
+    on_device = share * ADAMW_BYTES / (hardware.bandwidth * GB)
+    if p.cpu_offload and not p.offloads_weights:  # gradients and weights go to the CPU, weights come back
+        on_cpu = share * (3 * FP32 / (hardware.host * GB) + ADAMW_BYTES / (hardware.cpu_bandwidth * GB))
+        update = resident * on_device + (1 - resident) * on_cpu
+    elif p.cpu_offload:
         update = share * (2 * FP32 / (hardware.host * GB) + ADAMW_BYTES / (hardware.cpu_bandwidth * GB))
         update += (gathers + scatters) * share * FP32 / (hardware.host * GB)
     else:
-        update = share * ADAMW_BYTES / (hardware.bandwidth * GB)
+        update = on_device
     return Duration(compute, bubble, tensor, data, pipeline, update)
 
 

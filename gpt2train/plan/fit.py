@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpt2train.config import TrainSettings
+from gpt2train.config import TrainSettings, resolve_epochs
+from gpt2train.data.epoch import samples_in
 from gpt2train.model.families import parameter_count
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
@@ -35,8 +36,9 @@ class ResourceEstimate:
         parameters: parameters of the model.
         memory: peak memory in GB of the rank that needs most.
         available_memory: memory in GB available to a rank.
-        tokens: tokens of all steps.
-        hours: time of all steps, without validation and saving.
+        steps: number of steps; None if `epochs` determines it and the number of training tokens is not known yet.
+        tokens: tokens of all steps; None as `steps`.
+        hours: time of all steps, without validation and saving; None as `steps`.
         basis: assumptions of the hours.
         checkpoints: maximum size in bytes of all checkpoints on the disk.
         model: size in bytes of the merged model.
@@ -49,8 +51,9 @@ class ResourceEstimate:
     parameters: int
     memory: float
     available_memory: float
-    tokens: int
-    hours: float
+    steps: int | None
+    tokens: int | None
+    hours: float | None
     basis: str
     checkpoints: int
     model: int
@@ -65,6 +68,7 @@ def estimate_resources(
     nodes: int = 1,
     threads: int = 1,
     cores: int = 1,
+    train_tokens: int | None = None,
 ) -> ResourceEstimate:
     """Estimate the resources of a run with the model of `gpt2train plan`.
 
@@ -76,17 +80,19 @@ def estimate_resources(
         nodes: number of machines.
         threads: threads per process.
         cores: CPU cores of this machine.
+        train_tokens: number of training tokens, which `epochs` needs; None if it is not known yet.
 
     Raises:
         UserError: the layout does not fit the processes, the model or the batch.
     """
-    shape = Shape(vocab, settings.model.layers, settings.model.heads, settings.model.hidden, settings.model.context)
+    shape = Shape(vocab, settings.model.layers, settings.model.heads, settings.model.hidden, settings.model.positions)
     layout = Layout.of(settings, processes * nodes)
     on_gpu = settings.device != "cpu" and len(gpus) >= processes
     parts = pieces(settings, shape)
     where = settings if on_gpu else settings.model_copy(update={"device": "cpu"})
     memory = max(peak(where, shape, layout, piece, rank).device for rank, piece in enumerate(parts)) / GB
-    tokens = _tokens(settings, layout)
+    steps = planned_steps(settings, layout, train_tokens)
+    tokens = None if steps is None else tokens_of(steps, settings, layout)
     if on_gpu:
         used = gpus[:processes]
         known = [gpu.tflops for gpu in used if gpu.tflops is not None]
@@ -97,20 +103,21 @@ def estimate_resources(
             tflops=min(known) if len(known) == len(used) else DEFAULT_TFLOPS,
         )
         step = step_time(settings, shape, layout, parts, hardware).total
-        seconds = tokens / (layout.global_batch * shape.context) * step
+        per_token = step / (layout.global_batch * settings.model.context)
         available = hardware.memory * (1 - hardware.reserve)
         guess = "" if len(known) == len(used) else ", a guess for this GPU"
         speed = f"{hardware.tflops:g} TFLOP/s per GPU at {hardware.efficiency:.0%}"
         basis = f"a roofline of {speed}{guess} (docs/train/plan.md)"
     else:
         busy = min(processes * threads, cores) * nodes
-        flops = tokens * flops_per_token(shape) * (1 + RECOMPUTE_FACTOR[settings.parallel.activation_checkpointing])
+        factor = 1 + RECOMPUTE_FACTOR[settings.parallel.activation_checkpointing]
         rate = CORE_FLOPS / CPU_SLOWDOWN[settings.precision]
-        seconds, available = flops / (busy * rate), memory_of_cpu() / processes
+        per_token = factor * flops_per_token(shape, settings.model.context) / (busy * rate)
+        available = memory_of_cpu() / processes
         basis = f"{rate / 1e9:.0f} GFLOP/s per core in {settings.precision} on {busy} cores (docs/operate/budget.md)"
     count = parameter_count(shape)
     kept = settings.checkpoints.keep + settings.checkpoints.keep_best + 1  # + 1 for the one being written
-    written = min(kept, math.ceil(settings.steps / settings.checkpoints.interval))
+    written = kept if steps is None else min(kept, math.ceil(steps / settings.checkpoints.interval))
     return ResourceEstimate(
         layout=layout,
         on_gpu=on_gpu,
@@ -119,8 +126,9 @@ def estimate_resources(
         parameters=count,
         memory=memory,
         available_memory=available,
+        steps=steps,
         tokens=tokens,
-        hours=seconds / 3600,
+        hours=None if tokens is None else tokens * per_token / 3600,
         basis=basis,
         checkpoints=written * STATE_BYTES * count,
         model=FP32 * count,
@@ -133,11 +141,11 @@ def missing_resources(fit: ResourceEstimate, settings: TrainSettings) -> list[st
     `device = "cpu"` is an explicit choice: then the time is not checked.
     """
     missing = []
-    slow = fit.hours > MAX_CPU_HOURS and not fit.on_gpu
+    slow = fit.hours is not None and fit.hours > MAX_CPU_HOURS and not fit.on_gpu
     if not fit.on_gpu and (settings.device == "cuda" or (settings.device == "auto" and slow)):
         found = f"{len(fit.gpus)} found" if fit.gpus else "none found"
         missing.append(f"{fit.gpus_needed} GPU{'s' * (fit.gpus_needed > 1)} ({found})")
-        if slow:
+        if fit.hours is not None and slow:
             missing.append(f"time (about {duration(fit.hours)} on this CPU)")
     if fit.memory > fit.available_memory and settings.device != "cpu":
         kind = "GPU memory" if fit.on_gpu else "memory"
@@ -155,11 +163,20 @@ def duration(hours: float) -> str:
     return f"{hours / 24:,.0f} days" if hours < 24 * 730 else f"{hours / 24 / 365:,.0f} years"
 
 
-def _tokens(settings: TrainSettings, layout: Layout) -> int:
-    """Return the tokens of all steps; with a batch ramp-up the first steps have fewer."""
+def planned_steps(settings: TrainSettings, layout: Layout, train_tokens: int | None) -> int | None:
+    """Return the number of steps; None if `epochs` determines it and the number of training tokens is not known."""
+    if not settings.epochs:
+        return settings.steps
+    if train_tokens is None:
+        return None
+    return resolve_epochs(settings, samples_in(train_tokens, settings.model.context), layout.batches).steps
+
+
+def tokens_of(steps: int, settings: TrainSettings, layout: Layout) -> int:
+    """Return the tokens of a number of steps; with a batch ramp-up the first steps have fewer."""
     if layout.ramp_up is None:
-        return settings.steps * layout.global_batch * settings.model.context
+        return steps * layout.global_batch * settings.model.context
     samples = 0
-    for _ in range(settings.steps):
+    for _ in range(steps):
         samples += layout.batches.size_at(samples)
     return samples * settings.model.context

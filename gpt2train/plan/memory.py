@@ -26,6 +26,7 @@ class Memory:
         activations: activations saved for the backward pass.
         head: logits of one chunk, and the gradient of the head that the loss keeps.
         on_cpu: part of the first three that is in the CPU's memory (offload).
+        copies: copies of weights and gradients in the CPU's memory beside that (offload of the optimizer alone).
     """
 
     parameters: int
@@ -35,6 +36,7 @@ class Memory:
     activations: int
     head: int
     on_cpu: int = 0
+    copies: int = 0
 
     @property
     def device(self) -> int:
@@ -113,14 +115,14 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     # Unsharded parameters: ZeRO 3 and offload have one block and the prefetched next one, the others all blocks.
     root = count - piece.layers * block
     two_blocks = root + min(2, piece.layers) * block
-    single_rank = layout.world == 1 and not p.cpu_offload  # then FSDP, which gathers copies, is not used
-    unsharded = 0 if single_rank else two_blocks if p.zero == 3 or p.cpu_offload else count
+    single_rank = layout.world == 1 and not p.offloads_weights  # then FSDP, which gathers copies, is not used
+    unsharded = 0 if single_rank else two_blocks if p.zero == 3 or p.offloads_weights else count
     # Gradients of earlier micro-batches: ZeRO 0 and 1 reduce them over the ranks only after the last one.
-    reduced_early = p.zero >= 2 or p.cpu_offload
+    reduced_early = p.zero >= 2 or p.offloads_weights
     accumulated = (share if reduced_early else count) if layout.accumulation > 1 else 0
     copies = HALF * count if kind == "half" else 0
 
-    tokens = layout.micro_batch * shape.context
+    tokens = layout.micro_batch * settings.model.context
     sequence_shards = layout.tp if layout.tp > 1 and p.sequence_parallel else 1
     saved = saved_bytes(shape, layout, settings, p.activation_checkpointing)
     blocks = piece.layers * saved * in_flight(settings, layout, rank)
@@ -130,6 +132,10 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     head = (2 * FP32 * chunk + FP32 * table) if piece.last else 0
     head += HALF * (chunk + table) if piece.last and kind == "half" else 0
 
+    # With the optimizer alone on the CPU, AdamW there has a copy of the weights, and from a GPU one of the gradients.
+    alone = p.cpu_offload and not p.offloads_weights
+    host_copies = FP32 * share * (1 if settings.device == "cpu" else 2) if alone else 0
+    states = 2 * FP32 * share if alone else 0
     # The larger of two moments: the start of the last backward pass, and its end.
     start = Memory(
         parameters=FP32 * share,
@@ -138,7 +144,8 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
         gathered=FP32 * unsharded + copies,
         activations=round(tokens * (blocks + edge)),
         head=head,
-        on_cpu=FP32 * (3 * share + accumulated) if p.cpu_offload else 0,
+        on_cpu=FP32 * (3 * share + accumulated) if p.offloads_weights else states,
+        copies=host_copies,
     )
     end = Memory(
         parameters=FP32 * share,
@@ -147,6 +154,7 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
         gathered=FP32 * (unsharded + (two_blocks if reduced_early else 0)),
         activations=0,
         head=0,
-        on_cpu=FP32 * 4 * share if p.cpu_offload else 0,
+        on_cpu=FP32 * 4 * share if p.offloads_weights else states,
+        copies=host_copies,
     )
     return max(start, end, key=lambda moment: moment.device)

@@ -3,9 +3,12 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from gpt2train.config import TrainSettings
+from pydantic import Field
+
+from gpt2train.config import BatchSettings, ParallelSettings, TrainSettings
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
@@ -13,10 +16,27 @@ from gpt2train.plan.duration import Duration, step_time
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import Memory, peak
 from gpt2train.plan.parameters import Piece, parameters, pieces
+from gpt2train.settings import PositiveNumber, Settings
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+OFFLOADS = ("none", "optimizer", "auto", "all")
 RECOMPUTE = ("none", "selective", "full")
 NEAR_BEST = 1.03  # times the shortest step time; within it the candidate with the least memory is chosen
+
+
+class GivenLayout(Settings):
+    """Layout that a plan is asked for; what is not given is searched."""
+
+    tp: PositiveNumber | None = None
+    """Tensor-parallel processes."""
+    pp: PositiveNumber | None = None
+    """Pipeline-parallel processes."""
+    zero: int | None = Field(None, ge=0, le=3)
+    """ZeRO stage, 0 to 3."""
+    micro_batch: PositiveNumber | None = None
+    """Samples per forward pass of a process."""
+    activation_checkpointing: Literal["none", "selective", "full"] | None = None
+    """Recomputed activations."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +49,7 @@ class Candidate:
         memory: peak memory of the rank that needs most.
         duration: expected step time.
         parameters: number of parameters of each pipeline rank.
+        memories: peak memory of each pipeline rank.
     """
 
     settings: TrainSettings
@@ -36,6 +57,7 @@ class Candidate:
     memory: Memory
     duration: Duration
     parameters: tuple[int, ...]
+    memories: tuple[Memory, ...]
 
 
 @dataclass(frozen=True)
@@ -51,34 +73,44 @@ class Plan:
     refused: list[tuple[str, int]]
 
 
-def search(settings: TrainSettings, shape: Shape, hardware: Hardware) -> Plan:
+def search(settings: TrainSettings, shape: Shape, hardware: Hardware, given: GivenLayout | None = None) -> Plan:
     """Evaluate all layouts.
 
     Args:
         settings: model, global batch and precision; the layout in the settings is ignored.
         shape: shape of the model.
         hardware: GPUs and their speeds.
+        given: part of the layout that is not searched.
     """
+    given = given or GivenLayout()
     refused: Counter[str] = Counter()
-    by_layout: defaultdict[tuple[int, int, int, bool], list[Candidate]] = defaultdict(list)
+    by_layout: defaultdict[tuple[int, int, int, str], list[Candidate]] = defaultdict(list)
     available = hardware.memory * GB * (1 - hardware.reserve)
-    for changes, micro in itertools.product(_layouts(hardware, refused), MICRO_BATCHES):
+    micro_batches = (given.micro_batch,) if given.micro_batch else MICRO_BATCHES
+    for changes, micro in itertools.product(_layouts(hardware, given, refused), micro_batches):
         parallel = settings.parallel.model_copy(update=changes)
-        batch = settings.batch.model_copy(update={"micro_batch": micro, "gradient_accumulation_steps": 0})
+        batch = settings.batch.model_copy(update=_batch(settings.batch, micro))
         candidate_settings = settings.model_copy(update={"parallel": parallel, "batch": batch})
         try:
             layout = Layout.of(candidate_settings, hardware.gpus)
-            candidate = _evaluate(candidate_settings, shape, layout, pieces(candidate_settings, shape), hardware)
+            parts = pieces(candidate_settings, shape)
+            candidate = _evaluate(candidate_settings, shape, layout, parts, hardware, available)
         except UserError as error:
             refused[str(error).split(";")[0]] += 1
             continue
-        if candidate.memory.device > available:
-            offload = ", offload" if parallel.cpu_offload else ""
+        if candidate is not None and candidate.memory.device > available:
+            offload = {"none": "", "all": ", offload"}.get(offload_of(parallel), f", offload {offload_of(parallel)}")
             name = f"tp {parallel.tp} x pp {parallel.pp}, ZeRO {parallel.zero}{offload}"
             refused[f"{name}: more than {available / GB:.1f} GB"] += 1
             continue
-        by_layout[(parallel.tp, parallel.pp, parallel.zero, parallel.cpu_offload)].append(candidate)
+        if candidate is not None:
+            by_layout[(parallel.tp, parallel.pp, parallel.zero, offload_of(parallel))].append(candidate)
     return Plan(sorted(map(_best, by_layout.values()), key=_order), refused.most_common())
+
+
+def offload_of(parallel: ParallelSettings) -> str:
+    """Return what is in CPU memory: none, optimizer, auto (part of the optimizer) or all."""
+    return parallel.offload_placement if parallel.cpu_offload else "none"
 
 
 def _best(candidates: list[Candidate]) -> Candidate:
@@ -93,25 +125,37 @@ def _order(candidate: Candidate) -> tuple[float, float, int]:
     return (round(candidate.duration.total, 4), p.tp * p.pp + p.zero + 10 * p.cpu_offload, candidate.memory.device)
 
 
-def _layouts(hardware: Hardware, refused: Counter[str]) -> Iterator[dict[str, object]]:
+def _batch(batch: BatchSettings, micro: int) -> dict[str, int]:
+    """Return the batch with another micro-batch: the same global batch or, if that is 0, the same accumulation."""
+    accumulation = 0 if batch.global_batch else batch.gradient_accumulation_steps
+    return {"micro_batch": micro, "gradient_accumulation_steps": accumulation}
+
+
+def _layouts(hardware: Hardware, given: GivenLayout, refused: Counter[str]) -> Iterator[dict[str, object]]:
     """Yield the parallel settings of each layout."""
     sizes = [n for n in range(1, hardware.gpus + 1) if hardware.gpus % n == 0]
-    for tp, pp in itertools.product(sizes, sizes):
+    recomputes = (given.activation_checkpointing,) if given.activation_checkpointing else RECOMPUTE
+    for tp, pp in itertools.product((given.tp,) if given.tp else sizes, (given.pp,) if given.pp else sizes):
         if hardware.gpus % (tp * pp):
+            if given.tp or given.pp:
+                refused[f"tp {tp} x pp {pp} = {tp * pp} does not divide the {hardware.gpus} GPUs"] += 1
             continue
         if tp > hardware.gpus_per_node:
             refused[f"tp {tp} is more than the {hardware.gpus_per_node} GPUs of a machine"] += 1
             continue
         data = hardware.gpus // (tp * pp)
-        for zero, offload, recompute in itertools.product((0, 1, 2, 3), (False, True), RECOMPUTE):
-            if data == 1 and zero != (3 if offload else 0):
+        for zero, offload, recompute in itertools.product((0, 1, 2, 3), OFFLOADS, recomputes):
+            if given.zero is not None and zero != given.zero:
+                continue
+            if given.zero is None and data == 1 and zero != (3 if offload == "all" else 0):
                 continue  # nothing to shard; offload behaves as ZeRO 3 at every stage and is listed once
             yield {
                 "tp": tp,
                 "pp": pp,
                 "zero": zero,
                 "dp_shard_degree": 0,
-                "cpu_offload": offload,
+                "cpu_offload": offload != "none",
+                "offload_placement": "all" if offload == "none" else offload,
                 "schedule": "1f1b",
                 "virtual_pipeline_stages": 1,
                 "activation_checkpointing": recompute,
@@ -119,13 +163,28 @@ def _layouts(hardware: Hardware, refused: Counter[str]) -> Iterator[dict[str, ob
 
 
 def _evaluate(
-    settings: TrainSettings, shape: Shape, layout: Layout, parts: list[Piece], hardware: Hardware
-) -> Candidate:
+    settings: TrainSettings, shape: Shape, layout: Layout, parts: list[Piece], hardware: Hardware, available: float
+) -> Candidate | None:
+    """Return the candidate; None for an automatic placement that is no other than one of the fixed ones."""
     memories = [peak(settings, shape, layout, piece, rank) for rank, piece in enumerate(parts)]
+    resident = 0.0
+    if offload_of(settings.parallel) == "auto":
+        rooms = [(available - memory.device) / memory.on_cpu for memory in memories]
+        if min(rooms) <= 0 or min(rooms) >= 1:
+            return None
+        resident = min(rooms)
+        memories = [_filled(memory, available) for memory in memories]
     return Candidate(
         settings,
         layout,
         max(memories, key=lambda memory: memory.device),
-        step_time(settings, shape, layout, parts, hardware),
+        step_time(settings, shape, layout, parts, hardware, resident),
         tuple(parameters(piece, shape, layout.tp) for piece in parts),
+        tuple(memories),
     )
+
+
+def _filled(memory: Memory, available: float) -> Memory:
+    """Return the memory of a rank whose device has taken what it has room for of the optimizer state."""
+    left = memory.on_cpu - min(memory.on_cpu, int(available - memory.device))
+    return replace(memory, on_cpu=left, copies=memory.copies * left // memory.on_cpu)

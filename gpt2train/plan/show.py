@@ -7,8 +7,10 @@ from rich.table import Table
 from gpt2train.model.families import parameter_count
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
+from gpt2train.plan.fit import planned_steps, tokens_of
 from gpt2train.plan.hardware import GB, Hardware
-from gpt2train.plan.search import Candidate, Plan
+from gpt2train.plan.memory import Memory
+from gpt2train.plan.search import Candidate, Plan, offload_of
 
 MAX_REASONS = 8
 
@@ -21,32 +23,65 @@ def headline(shape: Shape, hardware: Hardware) -> str:
     )
 
 
-def table(plan: Plan, shape: Shape, hardware: Hardware, rows: int) -> Table:
-    """Return a table of the best layouts."""
+def table(plan: Plan, shape: Shape, hardware: Hardware, rows: int, train_tokens: int | None = None) -> Table:
+    """Return a table of the best layouts.
+
+    Args:
+        plan: result of the search.
+        shape: shape of the model.
+        hardware: GPUs and their speeds.
+        rows: maximum number of layouts.
+        train_tokens: number of training tokens, which `epochs` needs for the hours; None if it is not known.
+    """
     result = Table(box=None, pad_edge=False)
     for name in ("tp", "pp", "dp", "ZeRO", "offload", "recompute", "micro", "accum"):
         result.add_column(name, justify="right")
-    for name in ("params/rank", "GB/rank", "s/step", "tokens/s", "MFU", "overhead"):
+    for name in ("params/rank", "GB/rank", "s/step", "tokens/s", "hours", "MFU", "overhead"):
         result.add_column(name, justify="right")
     for candidate in plan.fits[:rows]:
-        result.add_row(*_row(candidate, shape, hardware))
+        result.add_row(*_row(candidate, shape, hardware, train_tokens))
     return result
 
 
-def _row(candidate: Candidate, shape: Shape, hardware: Hardware) -> Iterator[str]:
-    p, layout, seconds = candidate.settings.parallel, candidate.layout, candidate.duration.total
-    rate = layout.global_batch * shape.context / seconds
-    used = rate * flops_per_token(shape) / (hardware.gpus * hardware.tflops * 1e12)
+def rank_table(candidate: Candidate) -> Table:
+    """Return a table of the parameters and the memory of each pipeline rank, by kind."""
+    result = Table(box=None, pad_edge=False)
+    for name in ("pp rank", "params", "GB", "parameters", "gradients", "optimizer", "gathered", "activations", "head"):
+        result.add_column(name, justify="right")
+    for rank, (count, memory) in enumerate(zip(candidate.parameters, candidate.memories, strict=True)):
+        kinds = (
+            memory.parameters,
+            memory.gradients,
+            memory.optimizer,
+            memory.gathered,
+            memory.activations,
+            memory.head,
+        )
+        result.add_row(str(rank), f"{count:,}", _gigabytes(memory), *(f"{kind / GB:.2f}" for kind in kinds))
+    return result
+
+
+def _gigabytes(memory: Memory, digits: int = 2) -> str:
+    """Format the memory on the device, and in CPU memory if some is there."""
+    on_cpu = f" + {(memory.on_cpu + memory.copies) / GB:.{digits}f} CPU" if memory.on_cpu else ""
+    return f"{memory.device / GB:.{digits}f}{on_cpu}"
+
+
+def _row(candidate: Candidate, shape: Shape, hardware: Hardware, train_tokens: int | None) -> Iterator[str]:
+    settings, layout, seconds = candidate.settings, candidate.layout, candidate.duration.total
+    p, length = settings.parallel, settings.model.context
+    rate = layout.global_batch * length / seconds
+    used = rate * flops_per_token(shape, length) / (hardware.gpus * hardware.tflops * 1e12)
+    steps = planned_steps(settings, layout, train_tokens)
     yield from map(str, (p.tp, p.pp, layout.data, p.zero))
-    yield "yes" if p.cpu_offload else "-"
+    yield offload_of(p) if p.cpu_offload else "-"
     yield "-" if p.activation_checkpointing == "none" else p.activation_checkpointing
     yield from map(str, (layout.micro_batch, layout.accumulation))
     yield f"{max(candidate.parameters):,}"
-    yield f"{candidate.memory.device / GB:.1f}" + (
-        f" + {candidate.memory.on_cpu / GB:.1f} CPU" if candidate.memory.on_cpu else ""
-    )
+    yield _gigabytes(candidate.memory, 1)
     yield f"{seconds:.3g}"
     yield f"{rate:,.0f}"
+    yield "-" if steps is None else f"{tokens_of(steps, settings, layout) / rate / 3600:,.3g}"
     yield f"{used:.0%}"
     yield f"{1 - candidate.duration.compute / seconds:.0%}"
 

@@ -6,6 +6,7 @@ since it must hold the final parameters.
 """
 
 import contextlib
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gpt2train.config import RunConfig
+from gpt2train.config import ParallelSettings, RunConfig
 from gpt2train.data.batch import Batch
 from gpt2train.model.causal_lm import build_model
 from gpt2train.model.families import is_tied
@@ -30,8 +31,11 @@ from gpt2train.parallel.rng import dropout_seed
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
 from gpt2train.parallel.tied_embedding import TiedEmbedding
 from gpt2train.training.adamw import AdamW
+from gpt2train.training.offloaded_adamw import OffloadedAdamW, fill_device, weights_fit
 from gpt2train.training.performance import compile_module
 from gpt2train.training.train_state import StepStats
+
+log = logging.getLogger("gpt2train")
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,14 @@ class Engine:
             self.model_parts = [
                 build_model(config.shape, config.model.dropout).keep_layers(mine) for mine in stages[at.pp :: layout.pp]
             ]
+        parallel = self.parallel = self._placed(config.parallel)
         for part in self.model_parts:
             apply_tensor_parallel(part, self.mesh[TENSOR], config.parallel.sequence_parallel)
             apply_activation_checkpointing(part, config.parallel.activation_checkpointing)
-            alone = ctx.world == 1 and not config.parallel.cpu_offload
+            alone = ctx.world == 1 and not parallel.offloads_weights
             compile_module(part, config.performance, ctx.device, whole=alone)
-            shard(part, self.mesh, config.parallel)
-            init_weights(part, torch.device("cpu") if config.parallel.cpu_offload else ctx.device, config.seed)
+            shard(part, self.mesh, parallel)
+            init_weights(part, torch.device("cpu") if parallel.offloads_weights else ctx.device, config.seed)
         self.pipeline = self.tied = None
         if layout.pp > 1:
             length = config.model.context // (layout.tp if config.parallel.sequence_parallel else 1)
@@ -101,9 +106,26 @@ class Engine:
             if is_tied(config.shape):
                 self.tied = TiedEmbedding(self.model_parts, self.mesh, ctx.timeout)
         named = [pair for part in self.model_parts for pair in part.named_parameters()]
-        self.optimizer = AdamW(named, config.optimizer)
+        offloaded = parallel.cpu_offload and not parallel.offloads_weights
+        self.optimizer = OffloadedAdamW(named, config.optimizer) if offloaded else AdamW(named, config.optimizer)
         copies = [self.tied.second] if self.tied is not None and self.tied.second is not None else []
         self._norm_weights = norm_weights([parameter for _, parameter in named], ctx.world // layout.pp, copies)
+
+    def _placed(self, parallel: ParallelSettings) -> ParallelSettings:
+        """Decide whether an automatic placement keeps the weights on the device. Collective."""
+        if parallel.offload_placement != "auto":
+            return parallel
+        count = sum(parameter.numel() for part in self.model_parts for parameter in part.parameters())
+        sharded = self.layout.shard if parallel.zero == 3 else 1
+        if weights_fit(count // (self.layout.tp * sharded), self.ctx.device):
+            return parallel
+        log.info("the weights do not fit the device: offload_placement 'all'")
+        return parallel.model_copy(update={"offload_placement": "all"})
+
+    def fill_device(self) -> None:
+        """With an automatic placement, move optimizer state to what is free of the device; after the first step."""
+        if self.parallel.offload_placement == "auto" and isinstance(self.optimizer, OffloadedAdamW):
+            fill_device(self.optimizer)
 
     @property
     def data_rank(self) -> int:
@@ -126,9 +148,9 @@ class Engine:
         if self.pipeline is not None:
             return self.pipeline.accumulate(batches, scale / tokens)
         total = torch.zeros((), device=self.ctx.device)
-        parallel = self.config.parallel
+        parallel = self.parallel
         # Otherwise CPU offload would leave unsharded gradients and all blocks on the device until the last micro-batch.
-        zero = max(parallel.zero, 2) if parallel.cpu_offload else parallel.zero
+        zero = max(parallel.zero, 2) if parallel.offloads_weights else parallel.zero
         for index, batch in enumerate(batches):
             accumulate(self.model_parts, zero, last=index == len(batches) - 1)
             with self._autocast():
@@ -182,7 +204,7 @@ class Engine:
             lr: learning rate.
             skip: skip the step even if the norm is finite.
         """
-        device = self.optimizer.device  # the CPU when the optimizer is offloaded
+        device = self.optimizer.device  # the CPU when the weights are offloaded
         bad = torch.ones_like(stats.bad) if skip else stats.bad
         rate = torch.full((), lr, dtype=torch.float32, device=device)
         self.optimizer.step(stats.gradients, rate, stats.divisor.to(device), bad.to(device))

@@ -17,7 +17,8 @@ class Schedule:
     """Resolved schedule, with the warm-up as a number of updates.
 
     Attributes:
-        updates: number of updates; the last one has the learning rate `floor` (`peak` for a constant schedule).
+        updates: number of updates until the decay ends; the last one, and all later ones, have the learning rate
+            `floor` (`peak` for a constant schedule).
         warmup: number of warm-up updates, below the peak.
         peak: highest learning rate.
         floor: lowest learning rate after the warm-up.
@@ -82,13 +83,15 @@ def make_schedule(config: TrainSettings, batches: BatchPlan) -> Schedule:
     ramp-up and no skipped steps.
 
     Args:
-        config: settings of the run; `steps` is the number of updates if none is skipped.
+        config: settings of the run; `steps`, or `schedule.decay_steps` if that is given, is the number of updates if
+            none is skipped.
         batches: batch sizes over the run.
 
     Raises:
-        UserError: the warm-up takes all steps.
+        UserError: the warm-up takes all of these steps.
     """
-    settings, steps, context = config.schedule, config.steps, config.model.context
+    settings, context = config.schedule, config.model.context
+    steps = settings.decay_steps or config.steps
     if settings.warmup_tokens:
         name, given = "schedule.warmup_tokens", f"{settings.warmup_tokens:,} = "
         warmup = batches.steps_until(-(-settings.warmup_tokens // context))
@@ -99,7 +102,8 @@ def make_schedule(config: TrainSettings, batches: BatchPlan) -> Schedule:
         name, given = "schedule.warmup", ""
         warmup = settings.warmup
     if warmup >= steps:
-        raise UserError(f"{name} {given}{warmup} steps must be below steps {steps}; lower it or train longer")
+        limit, longer = ("schedule.decay_steps", "raise that") if settings.decay_steps else ("steps", "train longer")
+        raise UserError(f"{name} {given}{warmup} steps must be below {limit} {steps}; lower it or {longer}")
     return Schedule(
         updates=steps,
         warmup=warmup,

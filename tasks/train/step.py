@@ -10,13 +10,15 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpt2train.config import CONFIG_FILE, TrainSettings, run_config, to_toml
+from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, resolve_epochs, run_config, to_toml
+from gpt2train.data.samples import samples_per_epoch
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import FILE, read_metrics
 from gpt2train.monitoring.run_record import record_flow
+from gpt2train.parallel.layout import Layout
 from tasks.core.manifest import Manifest, Outcome, digest, fingerprint
 from tasks.core.runner import Runner
 from tasks.core.step import Step
@@ -69,22 +71,21 @@ def train(
         return done
     if reason := validation_warning(tokens.outcome.facts, settings):
         log.warning(reason)
-    config = write_config(data, tokens, tokenizer, settings, step.folder)
+    config = resolved_config(data, tokens, tokenizer, settings, step.folder, launch.world)
+    step.folder.write_bytes(CONFIG_FILE, to_toml(config).encode())
     record_flow(step.folder.path(), name, identities, launch.model_dump(mode="json"))
     with (
         runner.gpu_slot(devices_of(settings, launch), launch.max_jobs_per_gpu, step.folder.url),
-        tail_metrics(Path(step.folder.path()), settings.steps, runner),
+        tail_metrics(Path(step.folder.path()), config.steps, runner),
     ):
-        run_job(Job(config, launch))
+        run_job(Job(step.folder.path(CONFIG_FILE), launch))
     from gpt2train.checkpoint import store  # imports torch (1-2 s), which a fully cached run never needs
 
     # A job that receives SIGTERM saves a checkpoint and exits with 0 before its last step.
     reached = store.read_manifest(newest_checkpoint(step.folder.path())).position.step
-    if reached < settings.steps:
-        raise RunError(
-            f"the training was stopped from outside at step {reached} of {settings.steps}; run again to go on"
-        )
-    return step.commit(_outcome(step.folder, settings), sweep=False)
+    if reached < config.steps:
+        raise RunError(f"the training was stopped from outside at step {reached} of {config.steps}; run again to go on")
+    return step.commit(_outcome(step.folder, config.steps), sweep=False)
 
 
 def content_of(tokens: Manifest, tokenizer: Manifest) -> dict[str, str]:
@@ -129,8 +130,19 @@ def validation_warning(facts: Mapping[str, int], settings: TrainSettings) -> str
     )
 
 
-def write_config(data: Folder, tokens: Manifest, tokenizer: Manifest, settings: TrainSettings, run: Folder) -> str:
-    """Write the run's resolved `config.toml` and return its path."""
+def resolved_config(
+    data: Folder, tokens: Manifest, tokenizer: Manifest, settings: TrainSettings, run: Folder, world: int
+) -> RunConfig:
+    """Return the settings of the run, complete, with `epochs` turned into `steps`.
+
+    Args:
+        data: Output URL that holds the tokens and the tokenizer.
+        tokens: Manifest of the tokenize step.
+        tokenizer: Manifest of the tokenizer step.
+        settings: Settings of the engine.
+        run: Run folder.
+        world: Number of processes of the job.
+    """
     tokenizer_folder = (data / tokenizer.folder).path()
     token_folder = (data / tokens.folder).path()
     facts = tokens.outcome.facts
@@ -142,11 +154,12 @@ def write_config(data: Folder, tokens: Manifest, tokenizer: Manifest, settings: 
         tokenizer_hash=tokenizer_hash(tokenizer_folder),
         output=run.path(),
     )
-    run.write_bytes(CONFIG_FILE, to_toml(config).encode())
-    return run.path(CONFIG_FILE)
+    if not config.epochs:
+        return config
+    return resolve_epochs(config, samples_per_epoch(config), Layout.of(config, world).batches)
 
 
-def _outcome(run: Folder, settings: TrainSettings) -> Outcome:
+def _outcome(run: Folder, steps: int) -> Outcome:
     latest = run.read_bytes("checkpoints/latest").decode().strip()
     names = [name for name in run.files() if name.startswith(f"checkpoints/{latest}/")]
     records = read_metrics(run.path())
@@ -155,5 +168,5 @@ def _outcome(run: Folder, settings: TrainSettings) -> Outcome:
     return Outcome(
         outputs=tuple(run.record(name) for name in ["checkpoints/latest", CONFIG_FILE, *names]),
         audit=(run.record(FILE),),
-        facts={"steps": settings.steps, **counts},
+        facts={"steps": steps, **counts},
     )

@@ -19,6 +19,7 @@ from gpt2train.cli import app
 from gpt2train.config import Corpus, RampUp, RunConfig
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.plan.hardware import Hardware
+from gpt2train.plan.search import GivenLayout
 from gpt2train.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +29,10 @@ NOT_SETTINGS = {
     "flow": {"--config", "--help-all"},
     "serve": {"--model", "--device"},
     "generate": {"--model", "--prompt", "--device", "--dtype", "--json"},
-    "plan": {"--preset", "--config", "--vocab", "--precision", "--global-batch", "--rows"},
+    "plan": {"--preset", "--config", "--vocab", "--precision", "--global-batch", "--tokens", "--rows"},
 }
 # Models without "Settings" in their name that a user sets too.
-MORE = {Corpus, RampUp, RunConfig, ServingLayout, Hardware}
+MORE = {Corpus, RampUp, RunConfig, ServingLayout, Hardware, GivenLayout}
 # Base classes, of which the reference shows the models that inherit from them.
 COMPOSED = {
     "Settings",
@@ -98,7 +99,7 @@ def test_every_option_of_the_other_commands_is_described(pages: dict[str, str]) 
     assert parts["Server"] | processes == options(app["serve"]) - NOT_SETTINGS["serve"]
     generating = parts["Sampling"] | parts["Beam search"] | processes
     assert generating == options(app["generate"]) - NOT_SETTINGS["generate"]
-    assert parts["Hardware of a plan"] == options(app["plan"]) - NOT_SETTINGS["plan"]
+    assert parts["Layout of a plan"] | parts["Hardware of a plan"] == options(app["plan"]) - NOT_SETTINGS["plan"]
 
 
 def test_every_field_of_every_model_is_described(reference: Any, pages: dict[str, str]) -> None:
@@ -132,7 +133,7 @@ def test_type_bounds_and_default_are_shown(pages: dict[str, str]) -> None:
     assert "`--train.batch.ramp-up` · table or not set · default: not set\n" in train
     assert "`--train.batch.ramp-up.start` · integer, from 1 to 2147483647 · required\n" in train
     assert "### `train.mixture.corpora.prefix` { #train.mixture.corpora.prefix }\n\nstring · required\n" in train
-    assert "| `model.layers` | 12 | 24 | 36 | 4 | 48 | 16 | 24 |\n" in train
+    assert "| `model.layers` | 12 | 24 | 36 | 4 | 48 | 12 | 2 | 24 | 12 | 16 | 24 | 24 |\n" in train
 
 
 def test_no_default_depends_on_this_machine(pages: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """Layers of settings: defaults < preset < file < flags, and what the demo changes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,32 @@ def test_one_file_serves_all_flows_and_mistakes_in_it_are_found(tmp_path: Path) 
 def test_a_preset_is_a_layer_of_its_own() -> None:
     settings = resolve(PretrainSettings, flags={"preset": "345m", "train": {"steps": 9000}})
     assert (settings.train.model.layers, settings.train.model.hidden, settings.train.steps) == (24, 1024, 9000)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"preset": "117m"}, ("gpt2", None)),
+        ({"preset": "megatron-345m", "tokenizer": {"folder": "bpe"}}, ("gpt2", "bpe")),
+        ({"preset": "117m", "tokenizer": {"name": "train"}}, ("train", 4096)),
+        ({"preset": "117m", "tokenizer": {"vocab_size": 8000}}, ("train", 8000)),
+        ({"preset": "117m", "tokenizer": {"name": "folder", "folder": "mine"}}, ("folder", "mine")),
+        ({"preset": "cpm-gpt2"}, ("train", 30_000)),
+        ({"preset": "tiny"}, ("train", 4096)),
+        ({}, ("train", 4096)),
+    ],
+)
+def test_a_preset_has_gpt_2_s_vocabulary_unless_another_is_chosen(
+    flags: dict[str, Any], expected: tuple[str, Any]
+) -> None:
+    found = resolve(PipelineSettings, flags={"documents": ["a.txt"], **flags}).tokenizer
+    assert (found.name, found.vocab_size if found.name == "train" else found.folder) == expected
+
+
+def test_the_data_flow_takes_the_vocabulary_of_the_preset_in_its_file(tmp_path: Path) -> None:
+    assert resolve(DataprepSettings, flags={"documents": ["a.txt"]}).tokenizer.name == "train"
+    (tmp_path / "mine.toml").write_text('documents = ["a.txt"]\npreset = "117m"\n')
+    assert resolve(DataprepSettings, str(tmp_path / "mine.toml")).tokenizer.name == "gpt2"
 
 
 def test_an_unknown_key_is_refused_with_its_full_path() -> None:

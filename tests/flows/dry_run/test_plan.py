@@ -49,6 +49,10 @@ def test_the_plan_of_a_training_is_printed_and_nothing_is_written(
         f"missing     tokens (none in {tmp_path / 'out'}; run flows.dataprep first)",
     ):
         assert part in said
+    assert run("pretrain", "--output", str(tmp_path / "out"), "--dry-run", "--train.epochs", "3") == 1
+    said = capsys.readouterr().out
+    assert "3 epochs to train on; number available not known yet" in said
+    assert "time        not known before the number of tokens is" in said
     assert list(tmp_path.iterdir()) == []
     flags = ["--preset", "345m", "--output", str(tmp_path / "out")]
     assert run("pretrain", *flags, "--dry-run") == 2
@@ -62,12 +66,16 @@ def test_the_plan_of_a_training_is_printed_and_nothing_is_written(
 def test_a_published_preset_with_another_vocabulary_warns_with_size_and_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, open_data: Path
 ) -> None:
-    """The tokenizer's default is that of the demo: 117m becomes a model of 89 million parameters."""
+    """With a vocabulary trained on the spot 117m is a model of 89 million parameters; it takes GPT-2's by itself."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "a.txt").write_text("a text")
     flags = ["--documents", str(tmp_path / "a.txt"), "--output", str(tmp_path / "out"), "--preset", "117m", "--dry-run"]
     words = ["vocabulary of 4,096 tokens has 88,988,160 parameters", "124,475,904", "give --tokenizer.name gpt2"]
     run("pipeline", *flags)
+    said = capsys.readouterr().out
+    assert "124,475,904 parameters" in said and "--tokenizer.name" not in said
+    assert said.splitlines()[0].split() == ["steps", "tokenizer", "to", "run"]  # before anything is computed
+    run("pipeline", *flags, "--tokenizer.name", "train")
     said = capsys.readouterr().out
     assert all(part in said for part in words), said
     run("pipeline", *flags, "--tokenizer.name", "gpt2", "--tokenizer.folder", str(open_data / "bpe"))
@@ -75,7 +83,9 @@ def test_a_published_preset_with_another_vocabulary_warns_with_size_and_option(
     assert "124,475,904 parameters" in said and "--tokenizer.name" not in said
     run("pipeline", *flags[:-3], "--preset", "tiny", "--dry-run")
     assert "--tokenizer.name" not in capsys.readouterr().out
-    given = {"preset": "117m", "launch": {"skip_resource_check": True}, "output": str(tmp_path / "out"), "urls": ["a"]}
+    tokenizer = {"vocab_size": 4096}
+    output = {"output": str(tmp_path / "out"), "urls": ["a"], "launch": {"skip_resource_check": True}}
+    given = {"preset": "117m", "tokenizer": tokenizer} | output
     logged: list[str] = []
     monkeypatch.setattr(flows.dry_run.resources.log, "warning", lambda text, *values: logged.append(text % values))
     flows.dry_run.resources.check_resources(pipeline.planned(resolve(PipelineSettings, flags=given)))

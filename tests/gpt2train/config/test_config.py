@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 from gpt2train.cli import app
 from gpt2train.config import (
     BatchSettings,
+    RampUp,
     RunConfig,
     TrainSettings,
     preset,
     presets,
     read_run_config,
+    resolve_epochs,
     run_config,
     to_toml,
 )
+from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.config.commented import commented
 from gpt2train.errors import UserError
 from gpt2train.io.command_line import run_command
@@ -34,8 +37,12 @@ PUBLISHED = {
     "345m": 354_871_296,
     "762m": 774_090_240,
     "1542m": 1_557_686_400,
-    "oneflow-1x8": 532_147_200,
-    "oneflow-4x8": 1_647_806_976,
+    "megatron-345m": 354_871_296,
+    "oneflow-117m": 124_475_904,
+    "oneflow-345m": 354_871_296,
+    "oneflow-1x8": 533_720_064,
+    "oneflow-4x8": 1_650_166_272,
+    "colossalai-gpt2-small": 124_475_904,
 }
 
 
@@ -49,24 +56,90 @@ def test_presets_have_the_published_sizes(name: str) -> None:
 
 
 def test_every_preset_is_valid_and_documented() -> None:
-    assert presets() == sorted([*PUBLISHED, "tiny"])
+    assert presets() == sorted([*PUBLISHED, "cpm-gpt2", "tiny"])
     for name in presets():
         settings = build(TrainSettings, preset(name))
-        assert settings.batch.sizes(1)[2] >= 1
+        assert settings.batch.sizes(2 if name == "oneflow-1x8" else 1)[2] >= 1
 
 
 def test_the_distributed_presets_use_all_gpus_of_their_machines() -> None:
+    """The names of the scripts have them: DP x TP x PP, global batch, width x layers."""
     four = Layout.of(build(TrainSettings, preset("oneflow-4x8")), 32)
-    assert (four.tp, four.pp, four.data, four.world) == (2, 4, 4, 32)
-    assert (four.micro_batch, four.global_batch, four.accumulation) == (4, 512, 32)
+    assert (four.data, four.tp, four.pp, four.world) == (2, 4, 4, 32)
+    assert (four.micro_batch, four.global_batch, four.accumulation) == (8, 512, 32)
     one = Layout.of(build(TrainSettings, preset("oneflow-1x8")), 8)
-    assert (one.tp, one.pp, one.data, one.shard) == (1, 1, 8, 8)
+    assert (one.data, one.tp, one.pp, one.world) == (2, 4, 1, 8)
+    assert (one.micro_batch, one.global_batch, one.accumulation) == (8, 16, 1)
+    cpm = Layout.of(build(TrainSettings, preset("cpm-gpt2")), 4)
+    assert (cpm.data, cpm.tp, cpm.pp, cpm.micro_batch, cpm.accumulation, cpm.global_batch) == (1, 2, 2, 4, 16, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "batch", "steps", "recompute", "scale"),
+    [
+        ("megatron-345m", (24, 16, 1024, 1024), (4, 8), 500_000, "none", 2**32),
+        ("oneflow-117m", (12, 12, 768, 1024), (8, 8), 500_000, "full", 2**32),
+        ("oneflow-345m", (24, 16, 1024, 1024), (8, 8), 500_000, "full", 2**32),
+        ("oneflow-1x8", (16, 16, 1536, 2048), (8, 16), 500_000, "full", 2**32),
+        ("oneflow-4x8", (24, 24, 2304, 2048), (8, 512), 500_000, "full", 2**32),
+        ("cpm-gpt2", (2, 16, 256, 1024), (4, 0), 320_000, "full", 2**16),
+    ],
+)
+def test_the_presets_of_tutorials_have_the_numbers_of_their_scripts(
+    name: str, shape: tuple[int, ...], batch: tuple[int, int], steps: int, recompute: str, scale: int
+) -> None:
+    """--lr 1.5e-4 --min-lr 1e-5 --lr-decay-style cosine --lr-decay-iters 320000 --lr-warmup-fraction .01
+    --weight-decay 1e-2 --clip-grad 1.0 --fp16 in all of them, and the framework's beta2 of 0.999."""
+    settings = build(TrainSettings, preset(name))
+    model, optimizer, schedule = settings.model, settings.optimizer, settings.schedule
+    assert (model.layers, model.heads, model.hidden, model.context) == shape
+    assert (model.positions, model.dropout) == (model.context, 0.1)
+    assert (settings.batch.micro_batch, settings.batch.global_batch) == batch
+    assert (settings.steps, settings.precision, settings.scaler.initial) == (steps, "fp16", scale)
+    assert (optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.eps) == (1.5e-4, 0.9, 0.999, 1e-8)
+    assert (optimizer.weight_decay, optimizer.max_grad_norm) == (0.01, 1.0)
+    assert (schedule.kind, schedule.min_lr, schedule.decay_steps) == ("cosine", 1e-5, 320_000)
+    assert (schedule.warmup, schedule.warmup_fraction) == (0, 0.01)
+    assert settings.parallel.activation_checkpointing == recompute
+
+
+def test_the_preset_of_colossalai_has_the_numbers_of_its_configuration() -> None:
+    """BATCH_SIZE 2, NUM_EPOCHS 60, SEQ_LEN 1024, HybridAdam(lr=1.5e-4, weight_decay=1e-2), gpt2_small(checkpoint=True),
+    ZeRO on the CPU, and a warm-up of 5 epochs."""
+    settings = build(TrainSettings, preset("colossalai-gpt2-small"))
+    layout = Layout.of(settings, 4)
+    assert (settings.epochs, settings.model.context, layout.micro_batch, layout.global_batch) == (60, 1024, 2, 8)
+    assert (settings.optimizer.lr, settings.optimizer.weight_decay) == (1.5e-4, 0.01)
+    assert (settings.parallel.zero, settings.parallel.cpu_offload) == (3, True)
+    assert settings.parallel.activation_checkpointing == "full"
+    assert 60 * settings.schedule.warmup_fraction == pytest.approx(5)
+
+
+def test_settings_that_are_off_change_no_file() -> None:
+    """So that existing runs, whose folders are named after all settings, go on."""
+    dumped = build(TrainSettings, {}).model_dump()
+    assert "offload_placement" not in dumped["parallel"]
+    assert "epochs" not in dumped and "decay_steps" not in dumped["schedule"] and "max_positions" not in dumped["model"]
+
+
+def test_epochs_determine_the_steps() -> None:
+    settings = build(TrainSettings, {"epochs": 3, "schedule": {"warmup": 50}})
+    assert resolve_epochs(settings, 100, BatchPlan(8)).steps == 38  # 300 samples, rounded up
+    assert resolve_epochs(settings, 1, BatchPlan(8)).steps == 1
+    half = build(TrainSettings, {"epochs": 0.5})
+    assert resolve_epochs(half, 100, BatchPlan(8)).steps == 7
+    plain = build(TrainSettings, {"steps": 200})
+    assert resolve_epochs(plain, 100, BatchPlan(8)) is plain
+    ramp = BatchPlan(4, RampUp(start=2, increment=1, samples=8))  # 2, 2, 3, 3, 4, 4 …
+    assert resolve_epochs(half, 20, ramp).steps == 4
 
 
 def test_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(UserError, match=r"unknown preset '345M'; did you mean '345m'\?"):
         preset("345M")
-    with pytest.raises(UserError, match="choose: 117m, 1542m, 345m, 762m, oneflow-1x8, oneflow-4x8, tiny"):
+    with pytest.raises(
+        UserError, match="choose: 117m, 1542m, 345m, 762m, colossalai-gpt2-small, cpm-gpt2, megatron-345m"
+    ):
         preset("llama")
 
 
@@ -76,6 +149,9 @@ def test_unknown_preset_names_the_nearest() -> None:
         ("[optimizer]\nlearning_rate = 1", "unknown setting 'optimizer.learning_rate'"),
         ("[optimizer]\nlrr = 1", r"did you mean 'optimizer.lr'\?"),
         ("steps = 10\n[schedule]\nwarmup = 10", "schedule.warmup 10 must be below steps 10"),
+        ("[schedule]\nwarmup = 10\ndecay_steps = 10", "schedule.warmup 10 must be below schedule.decay_steps 10"),
+        ("[model]\nmax_positions = 512", "max_positions 512 is below context 1024; raise it, or set 0"),
+        ("epochs = -1", "epochs"),
         ("[model]\nheads = 7", "hidden 768 is not a multiple of heads 7"),
         ("[schedule]\nmin_lr = 1.0", "schedule.min_lr 1 is above optimizer.lr"),
         ("precision = 'fp8'", "precision"),

@@ -28,6 +28,8 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "dp 2 zero 2": {"zero": 2},
         "dp 2 zero 3": {"zero": 3},
         "dp 2 zero 3 offload": {"zero": 3, "cpu_offload": True},
+        "dp 2 zero 1 offload of the optimizer": {"zero": 1, "cpu_offload": True, "offload_placement": "optimizer"},
+        "dp 2 zero 3 offload auto": {"zero": 3, "cpu_offload": True, "offload_placement": "auto"},
         "tp 2": {"tp": 2},
         "tp 2 whole sequences": {"tp": 2, "sequence_parallel": False},
         "pp 2": {"pp": 2},

@@ -56,6 +56,18 @@ def test_the_time_on_gpus_scales_with_their_number() -> None:
     assert "a guess" in guessed.basis
 
 
+def test_epochs_need_the_number_of_tokens() -> None:
+    settings = settings_of("tiny", epochs=2)
+    unknown = estimate_resources(settings, 4096, (), processes=2, cores=2)
+    assert (unknown.steps, unknown.tokens, unknown.hours) == (None, None, None)
+    assert unknown.checkpoints == 4 * 12 * unknown.parameters and missing_resources(unknown, settings) == []
+    known = estimate_resources(settings, 4096, (), processes=2, cores=2, train_tokens=1_000_001)
+    assert known.steps == -(-2 * 3906 // 8)  # 3,906 samples of 256 tokens in steps of 8
+    assert known.tokens == known.steps * 8 * 256
+    plain = estimate_resources(settings_of("tiny", steps=known.steps), 4096, (), processes=2, cores=2)
+    assert known.hours == plain.hours
+
+
 @pytest.mark.parametrize(
     ("hours", "said"),
     [(0.001, "1 minute"), (1.0, "60 minutes"), (30, "30 hours"), (240, "10 days"), (87600, "10 years")],

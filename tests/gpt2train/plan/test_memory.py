@@ -24,6 +24,10 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "large vocabulary": {"vocab": 4000},
         "bf16": {"precision": "bf16"},
         "offload": {"parallel": {"cpu_offload": True}, "model": {"layers": 8}},
+        "offload of the optimizer": {
+            "parallel": {"cpu_offload": True, "offload_placement": "optimizer"},
+            "model": {"layers": 8},
+        },
         "zero 3 offload": {"parallel": {"cpu_offload": True, "zero": 3}, "model": {"layers": 8}},
         "selective": {"parallel": {"activation_checkpointing": "selective"}},
         "full": {
@@ -80,7 +84,7 @@ def compare(folder: Path, processes: int) -> dict[str, list[float]]:
         for rank in range(processes):
             at = layout.coordinates(rank).pp
             planned = peak(config, config.shape, layout, parts[at], at)
-            found.setdefault(name, []).append(peaks[rank][number] / (planned.device + planned.on_cpu))
+            found.setdefault(name, []).append(peaks[rank][number] / (planned.device + planned.on_cpu + planned.copies))
     return found
 
 

@@ -10,7 +10,7 @@ import transformers.optimization as peer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.config import RampUp, TrainSettings
+from gpt2train.config import RampUp, TrainSettings, preset
 from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.errors import UserError
 from gpt2train.settings import build
@@ -112,9 +112,35 @@ def test_the_warmup_can_be_given_in_three_ways() -> None:
     assert make_schedule(settings({"warmup": 0}), batches).warmup == 0
 
 
+def test_the_decay_may_be_longer_or_shorter_than_the_run() -> None:
+    longer = make_schedule(settings({"warmup": 0, "warmup_fraction": 0.1, "decay_steps": 400}), BatchPlan(4))
+    assert (longer.updates, longer.warmup, longer.decay) == (400, 40, 80)
+    assert learning_rate(99, longer) > 0.9 * longer.peak
+    shorter = make_schedule(settings({"warmup": 10, "decay_steps": 50}), BatchPlan(4))
+    assert [learning_rate(update, shorter) for update in (49, 50, 99)] == [pytest.approx(6e-5)] * 3
+    # The warm-up may be longer than the run, but not than the decay.
+    assert make_schedule(settings({"warmup": 150, "decay_steps": 400}), BatchPlan(4)).warmup == 150
+
+
+def test_the_rate_of_megatron_s_345m_at_iteration_2000() -> None:
+    """A run of 2,000 iterations logs 9.3e-5 there: 1.5e-4 x 1,985 / 3,200, since 15 iterations at loss scales from 2^32
+    overflowed and are no updates. Iteration n of Megatron-LM logs the rate of the next one."""
+    config = build(TrainSettings, preset("megatron-345m"), {"steps": 2000})
+    schedule = make_schedule(config, BatchPlan(8))
+    assert (schedule.updates, schedule.warmup) == (320_000, 3_200)
+    assert learning_rate(2000 - 15, schedule) == pytest.approx(9.3e-5, rel=1e-3)
+    assert learning_rate(3_200, schedule) == 1.5e-4
+    assert learning_rate(161_600, schedule) == pytest.approx((1.5e-4 + 1e-5) / 2, rel=1e-4)  # half of the cosine
+    assert learning_rate(319_999, schedule) == learning_rate(499_999, schedule) == 1e-5
+
+
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
+        (
+            {"warmup": 0, "warmup_tokens": 4000, "decay_steps": 90},
+            "warmup_tokens 4,000 = 100 steps must be below schedule.decay_steps 90; lower it or raise that",
+        ),
         (
             {"warmup": 5, "warmup_tokens": 10},
             "given more than once, as warmup 5 and warmup_tokens 10; set all but one to 0",
