@@ -15,8 +15,7 @@ from gpt2train.inference.settings import BeamSettings, SamplingSettings, Serving
 from gpt2train.settings import build
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
+    from gpt2train.data.tokenizer import Tokenizer
     from gpt2train.inference.decoder import OpenedModel
     from gpt2train.model.gpt2 import GPT2
 

@@ -1,6 +1,7 @@
 """Tokenizer of a run: trained on its documents, the published one of GPT-2, or the user's own.
 
-Writes `tokenizer/{vocab.json,merges.txt,tokenizer.json}`, a folder that both `transformers` and `gpt2train` load.
+Writes `tokenizer/{vocab.json,merges.txt,tokenizer.json}`, a folder that both `transformers` and `gpt2train` load; for a
+tokenizer of another kind than GPT-2's its `tokenizer.json` or `tokenizer.model`.
 """
 
 import hashlib
@@ -8,20 +9,26 @@ import http.client
 import json
 import re
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from gpt2train.data.sentencepiece_model import MODEL
 from gpt2train.data.tokenizer import (
     END_OF_TEXT,
-    FILES,
     MERGES,
     TOKENIZER,
     VOCAB,
     build_tokenizer,
+    canonical_files,
+    collect_files,
+    open_tokenizer,
     parse_tables,
-    tables_of_json,
+    read_files,
     tokenizer_files,
+    vocab_size,
 )
 from gpt2train.errors import UserError
 from tasks.core.runner import Runner
@@ -36,7 +43,6 @@ PUBLISHED = {
     VOCAB: ("encoder.json", "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
     MERGES: ("vocab.bpe", "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
 }
-FILE_NAMES = tuple((name, published) for name, (published, _) in PUBLISHED.items())
 TIMEOUT = 30.0  # seconds without a byte; the two files are 1.5 MB together
 MAX_BYTES = 1 << 24  # of a downloaded file
 MAX_RUN = 256  # characters of a word (or of white space) used in training
@@ -61,9 +67,8 @@ def tokenizer(root: Folder, documents: Manifest | None, settings: TokenizerSetti
     if settings.name == "folder":
         content, _ = own_files(settings)
         hashes = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
-        step = Step(
-            root, "tokenizer", version=1, parameters={"name": "folder"}, inputs=hashes, packages=("tokenizers",)
-        )
+        library = "sentencepiece" if MODEL in content else "tokenizers"
+        step = Step(root, "tokenizer", version=1, parameters={"name": "folder"}, inputs=hashes, packages=(library,))
         if done := runner.finished(step):
             return done
         return step.commit(Outcome.total(runner.batches(step, "read", [settings], read_own, where="thread")))
@@ -78,9 +83,11 @@ def tokenizer(root: Folder, documents: Manifest | None, settings: TokenizerSetti
         raise UserError(
             "tokenizer.name = 'train' needs documents to train on; give documents, or set tokenizer.name = 'gpt2'"
         )
-    parameters = settings.model_dump(mode="json", exclude={"folder"})
+    is_bpe = settings.algorithm == "byte_bpe"
+    parameters = settings.model_dump(mode="json", exclude={"folder", *(("algorithm",) if is_bpe else ())})
     inputs = {"documents": documents}
-    step = Step(root, "tokenizer", version=1, parameters=parameters, inputs=inputs, packages=("tokenizers",))
+    library = "tokenizers" if is_bpe else "sentencepiece"
+    step = Step(root, "tokenizer", version=1, parameters=parameters, inputs=inputs, packages=(library,))
     if done := runner.finished(step):
         return done
     shards = [tuple(record.name for record in documents.outputs)]
@@ -103,13 +110,25 @@ def train_on(folder: Folder, name: str, shards: Sequence[str], source: Folder, s
                     counts["characters"] += len(plain)
                     yield plain
 
-    vocab, merges = train_bpe(texts(), settings.vocab_size, settings.min_frequency)
+    if settings.algorithm == "byte_bpe":
+        vocab, merges = train_bpe(texts(), settings.vocab_size, settings.min_frequency)
+        content, size = tokenizer_files(vocab, merges), len(vocab)
+    else:
+        from tasks.tokenizer.sentencepiece_training import train_sentencepiece  # its library is an extra
+
+        first = next(found := texts(), None)
+        model = (
+            b""
+            if first is None
+            else train_sentencepiece(chain([first], found), settings.vocab_size, settings.algorithm)
+        )
+        content, size = {MODEL: model}, 0 if first is None else vocab_size(open_tokenizer({MODEL: model}, "trained"))
     if not counts["characters"]:
         raise UserError(
             f"no document of the train split in {source.url} to train a tokenizer on; give more pages,"
             " or set tokenizer.name = 'gpt2'"
         )
-    return _commit(folder, tokenizer_files(vocab, merges), {**counts, "vocab_size": len(vocab)})
+    return _commit(folder, content, {**counts, "vocab_size": size})
 
 
 def train_bpe(
@@ -196,26 +215,22 @@ def own_files(settings: TokenizerSettings) -> tuple[dict[str, bytes], int]:
     """Read the user's own tokenizer and convert it to the files of a tokenizer folder.
 
     Returns:
-        Content of each of the three files by name, and the number of tokens.
+        Content of each file by name, and the number of tokens.
 
     Raises:
-        UserError: a file is missing, or the tokenizer is not a byte-level BPE with `<|endoftext|>`.
+        UserError: a file is missing or damaged, or the tokenizer has no token that ends a text.
     """
-    folder = Folder(str(settings.folder))
+    place = Path(str(settings.folder))
+    if place.is_file():
+        files, source = read_files(place), str(place.parent)
+    else:
+        folder = Folder(str(settings.folder))
+        files, source = collect_files(folder.read_bytes, folder.url), folder.url
     try:
-        try:
-            tables = parse_tables(*(_read_from(folder, *names)[0].decode() for names in FILE_NAMES))
-        except UserError as missing:
-            try:
-                tables = tables_of_json(folder.read_bytes(TOKENIZER).decode())
-            except OSError:
-                raise missing from None
-    except ValueError as error:
-        raise UserError(
-            f"tokenizer.folder {folder.url} is not a byte-level BPE like GPT-2's: {error}; correct it, or set "
-            "tokenizer.name = 'train'"
-        ) from error
-    return tokenizer_files(*tables), len(tables[0])
+        content = canonical_files(files, source)
+        return content, vocab_size(open_tokenizer(content, source))
+    except UserError as error:
+        raise UserError(f"tokenizer.folder: {error}") from error
 
 
 def check_tokenizer(settings: TokenizerSettings) -> None:
@@ -230,10 +245,10 @@ def check_tokenizer(settings: TokenizerSettings) -> None:
         published_files(settings.folder)
 
 
-def _commit(folder: Folder, content: dict[str, bytes], facts: dict[str, int]) -> Outcome:
-    for name in FILES:
-        folder.write_bytes(name, content[name])
-    return Outcome(outputs=tuple(folder.record(name) for name in FILES), facts=facts)
+def _commit(folder: Folder, content: Mapping[str, bytes], facts: dict[str, int]) -> Outcome:
+    for name, data in content.items():
+        folder.write_bytes(name, data)
+    return Outcome(outputs=tuple(folder.record(name) for name in content), facts=facts)
 
 
 def _read_from(folder: Folder, *names: str) -> tuple[bytes, str]:
