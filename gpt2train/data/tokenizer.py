@@ -70,6 +70,7 @@ __all__ = [
 ]
 
 PRIMARY = (TOKENIZER, MODEL)  # each alone is a tokenizer; a canonical folder has exactly one of them
+UNKNOWN_TOKENS = ("<unk>", "[UNK]", "<UNK>")  # special tokens that a text may give
 CONFIG = "tokenizer_config.json"
 # Our name of each file -> its names in published folders.
 NAMES = {
@@ -213,8 +214,7 @@ def collect_files(read: Callable[[str], bytes], source: str) -> dict[str, bytes]
 def canonical_files(files: Mapping[str, bytes], source: str) -> dict[str, bytes]:
     """Return the files that go along with tokens and models, so that the same tokenizer is opened from them.
 
-    GPT-2's kind is written as its three files, WordPiece as `tokenizer.json` beside `vocab.txt`; any other file is
-    copied.
+    GPT-2's kind is written as its three files, WordPiece as `tokenizer.json`; any other file is copied.
 
     Raises:
         UserError: files are missing or damaged.
@@ -227,7 +227,7 @@ def canonical_files(files: Mapping[str, bytes], source: str) -> dict[str, bytes]
     if isinstance(tokenizer, SentencePieceTokenizer):
         return {MODEL: tokenizer.model}
     assert isinstance(tokenizer, tokenizers.Tokenizer)
-    return {TOKENIZER: tokenizer.to_str(pretty=False).encode(), VOCAB_TXT: files[VOCAB_TXT]}
+    return {TOKENIZER: tokenizer.to_str(pretty=False).encode()}
 
 
 def copy_tokenizer(source: str | PathLike[str], folder: Path) -> None:
@@ -304,14 +304,15 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int
 
 def _spell_out(tokenizer: tokenizers.Tokenizer, encoded: list[list[int]]) -> list[list[int]]:
     """Replace special tokens by their letters: the model of a unigram tokenizer finds `</s>` in a text by itself."""
-    unknown = tokenizer.model.unk_id
     special = {
         number: token.content
         for number, token in tokenizer.get_added_tokens_decoder().items()
-        if token.special and number != unknown
+        if token.special and token.content not in UNKNOWN_TOKENS
     }
     if not any(number in special for ids in encoded for number in ids):
         return encoded
+
+    unknown = json.loads(tokenizer.to_str())["model"]["unk_id"]
 
     def letters(token: str) -> list[int]:
         found = [tokenizer.token_to_id(letter) for letter in token]

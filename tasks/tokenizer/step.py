@@ -5,27 +5,21 @@ tokenizer of another kind than GPT-2's its `tokenizer.json` or `tokenizer.model`
 """
 
 import hashlib
-import http.client
 import json
 import re
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from gpt2train.data.published_gpt2 import PUBLISHED, published_files
 from gpt2train.data.sentencepiece_model import MODEL
 from gpt2train.data.tokenizer import (
     END_OF_TEXT,
-    MERGES,
-    TOKENIZER,
-    VOCAB,
-    build_tokenizer,
     canonical_files,
     collect_files,
     open_tokenizer,
-    parse_tables,
     read_files,
     tokenizer_files,
     vocab_size,
@@ -37,14 +31,10 @@ from tasks.core.step import Manifest, Outcome, Step
 from tasks.core.storage import Folder
 from tasks.tokenizer.settings import TokenizerSettings
 
-PUBLISHED_AT = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
-# File name -> (file name of OpenAI, SHA-256).
-PUBLISHED = {
-    VOCAB: ("encoder.json", "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
-    MERGES: ("vocab.bpe", "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
-}
-TIMEOUT = 30.0  # seconds without a byte; the two files are 1.5 MB together
-MAX_BYTES = 1 << 24  # of a downloaded file
+REMEDY = (
+    "give tokenizer.folder with the published vocab.json and merges.txt; "
+    "for your own files set tokenizer.name = 'folder'"
+)
 MAX_RUN = 256  # characters of a word (or of white space) used in training
 LONG_RUN = re.compile(rf"\S{{{MAX_RUN},}}|\s{{{MAX_RUN},}}")
 
@@ -173,36 +163,8 @@ def cut_runs(text: str) -> str:
 
 def fetch(folder: Folder, name: str, source: str | None) -> Outcome:
     """Copy the published files from a folder, or download them."""
-    content, size = published_files(source)
+    content, size = _published(source)
     return _commit(folder, content, {"vocab_size": size})
-
-
-def published_files(source: str | None) -> tuple[dict[str, bytes], int]:
-    """Read the published files of GPT-2 from a folder, or download them.
-
-    Args:
-        source: folder or URL of the files; None: download.
-
-    Returns:
-        Content of each file by name, and the number of tokens.
-
-    Raises:
-        UserError: the files cannot be read or downloaded, or differ from the published ones.
-    """
-    content = {}
-    for name, (published, digest) in PUBLISHED.items():
-        data, location = (
-            _read_from(Folder(source), name, published) if source else _download(f"{PUBLISHED_AT}/{published}")
-        )
-        if (found := hashlib.sha256(data).hexdigest()) != digest:
-            raise UserError(
-                f"{location} is not GPT-2's published {name} (SHA-256 {found[:12]}…, {digest[:12]}… expected);"
-                " give tokenizer.folder with the published files; for your own files set tokenizer.name = 'folder'"
-            )
-        content[name] = data
-    vocab, merges = parse_tables(content[VOCAB].decode(), content[MERGES].decode())
-    content[TOKENIZER] = build_tokenizer(vocab, merges).to_str(pretty=False).encode()
-    return content, len(vocab)
 
 
 def read_own(folder: Folder, name: str, settings: TokenizerSettings) -> Outcome:
@@ -233,6 +195,14 @@ def own_files(settings: TokenizerSettings) -> tuple[dict[str, bytes], int]:
         raise UserError(f"tokenizer.folder: {error}") from error
 
 
+def _published(source: str | None) -> tuple[dict[str, bytes], int]:
+    """Content of the published files, from a folder or URL or downloaded, and the number of tokens."""
+    if source is None:
+        return published_files(None, REMEDY)
+    folder = Folder(source)
+    return published_files(collect_files(folder.read_bytes, folder.url), REMEDY, folder.url)
+
+
 def check_tokenizer(settings: TokenizerSettings) -> None:
     """Check the files of `tokenizer.folder` before the run starts.
 
@@ -242,36 +212,10 @@ def check_tokenizer(settings: TokenizerSettings) -> None:
     if settings.name == "folder":
         own_files(settings)
     elif settings.folder:
-        published_files(settings.folder)
+        _published(settings.folder)
 
 
 def _commit(folder: Folder, content: Mapping[str, bytes], facts: dict[str, int]) -> Outcome:
     for name, data in content.items():
         folder.write_bytes(name, data)
     return Outcome(outputs=tuple(folder.record(name) for name in content), facts=facts)
-
-
-def _read_from(folder: Folder, *names: str) -> tuple[bytes, str]:
-    """Content and location of the first of these files that exists."""
-    for name in names:
-        try:
-            return folder.read_bytes(name), f"{folder.url}/{name}"
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise UserError(f"cannot read {folder.url}/{name}: {error.strerror or error}; check the file") from error
-    raise UserError(
-        f"{folder.url} contains neither {' nor '.join(names)}; give tokenizer.folder with {VOCAB} and {MERGES}"
-    )
-
-
-def _download(url: str) -> tuple[bytes, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
-            return response.read(MAX_BYTES), url
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise UserError(
-            f"cannot download {url}: {reason}; give tokenizer.folder with vocab.json and merges.txt,"
-            " or set tokenizer.name = 'train'"
-        ) from error
