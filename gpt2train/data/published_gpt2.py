@@ -55,6 +55,6 @@ def published_files(
 def _download(url: str, remedy: str) -> bytes:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
-            return response.read(MAX_BYTES)  # type: ignore[no-any-return]
+            return response.read(MAX_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise UserError(f"cannot download {url}: {getattr(error, 'reason', error)}; {remedy}") from error

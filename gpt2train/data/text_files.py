@@ -148,7 +148,7 @@ def _unpacked(head: bytes, stream: IO[bytes], place: str) -> IO[bytes] | None:
     if head.startswith(b"\x28\xb5\x2f\xfd"):
         import pyarrow  # 0.1 s, for zstd alone
 
-        return pyarrow.CompressedInputStream(pyarrow.PythonFile(ZstdFrames(stream), mode="r"), "zstd")  # type: ignore[no-any-return]
+        return pyarrow.CompressedInputStream(pyarrow.PythonFile(ZstdFrames(stream), mode="r"), "zstd")
     for magic, name in UNKNOWN.items():
         if head.startswith(magic):
             raise UserError(f"{place} has an unknown compression ({name}); {REMEDY}")

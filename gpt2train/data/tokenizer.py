@@ -39,7 +39,7 @@ from gpt2train.data.bpe_tables import (
 from gpt2train.data.sentencepiece_model import MODEL, MODEL_NAMES, SentencePieceTokenizer
 from gpt2train.data.wordpiece import VOCAB_TXT, build_wordpiece
 from gpt2train.errors import UserError
-from gpt2train.io.files import check_folder
+from gpt2train.io.files import ARCHIVES, check_folder
 
 __all__ = [
     "END_OF_TEXT",
@@ -172,7 +172,7 @@ def read_files(path: str | PathLike[str]) -> dict[str, bytes]:
         UserError: the path does not exist, cannot be read, or is a file of an unknown kind.
     """
     place = Path(path)
-    if not place.is_file():
+    if not place.is_file() or place.suffix.lower() in ARCHIVES:
         check_folder(place)
         return collect_files(lambda name: (place / name).read_bytes(), str(place))
     if place.suffix == ".model":
