@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -135,7 +137,15 @@ def start_worker(*arguments: Any) -> None:
     """Prepare a worker process."""
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other workers use the other cores
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _encoder = BlockEncoder(*arguments)
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent is gone: after a `kill -9` it would wait for work for ever."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
 
 
 def encode_in_worker(rows: Sequence[Row]) -> EncodedBlock:

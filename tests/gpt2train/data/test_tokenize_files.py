@@ -8,10 +8,12 @@ import lzma
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -304,3 +306,23 @@ def test_a_truncated_zstd_stream_is_an_error_and_a_whole_one_is_not(
     else:
         with pytest.raises(EOFError):
             drain(whole[:cut])
+
+
+def test_no_worker_outlives_a_killed_command(bpe: Path, tmp_path: Path) -> None:
+    source = tmp_path / "pipe.jsonl"
+    with source.open("w") as file:
+        for number in range(200_000):
+            file.write(json.dumps({"text": f"number {number} " * 20}) + "\n")
+    code = "import sys; from gpt2train.cli import main; sys.argv[0] = 'gpt2train'; main()"
+    flags = ["--output", str(tmp_path / "t"), "--tokenizer", str(bpe), "--workers", "2"]
+    with subprocess.Popen([sys.executable, "-c", code, "data", "tokenize", str(source), *flags]) as command:
+        parent = psutil.Process(command.pid)
+        deadline = time.monotonic() + 120
+        while not (workers := [one for one in parent.children() if "spawn_main" in " ".join(one.cmdline())]):
+            assert command.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)
+        command.kill()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive
+    assert not (tmp_path / "t.bin").exists()
