@@ -61,7 +61,7 @@ def step(place: Path, documents: list[str]) -> None:
     for folder in ("tokenizer", "source", "ours", "naive"):
         (place / folder).mkdir()
     save_tokenizer(place / "tokenizer", *read_tables(DATA / "bpe"))
-    tokenizer = TokenizerFile(Folder(place / "tokenizer"), "of the benchmark")
+    tokenizer = TokenizerFile(Folder(place / "tokenizer"), "tokenizer.json", "of the benchmark")
     rows = [{"id": str(n), "url": f"http://a.example/{n}", "text": text} for n, text in enumerate(documents)]
     write_rows(Folder(place / "source"), "part.parquet", rows, DOCUMENT)
     ours = clean_part(Folder(place / "ours"), "part", "part.parquet", Folder(place / "source"), SETTINGS, tokenizer)

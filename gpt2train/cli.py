@@ -4,6 +4,7 @@ torch is imported only by the commands that need it.
 """
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -183,6 +184,52 @@ def convert_data(source: Path, target: Path, /, *, vocab_size: int | None = None
     made = convert_tokens(source, target, None if vocab_size is None else token_dtype(vocab_size))
     print(f"{len(made):,} sequences, {len(made.tokens):,} tokens of {made.dtype.itemsize} bytes")
     print(f"tokens: {target}")
+
+
+@data.command(name="tokenize")
+def tokenize_data(
+    inputs: Annotated[list[Path], Parameter(negative=())],
+    /,
+    *,
+    output: Path,
+    json_key: str = "text",
+    tokenizer: str = "gpt2",
+    append_eod: Annotated[bool, Parameter(negative=())] = False,
+    workers: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+) -> None:
+    """Encode loose texts to one MMIDIDX pair, in their order and unfiltered, as Megatron-LM's preprocess_data.py.
+
+    Parameters
+    ----------
+    inputs
+        JSON lines, .txt files, tar archives of them, folders; packed by gzip, bzip2, xz or zstd, or not.
+    output
+        Prefix of the pair to write. An interrupted run continues if it is started again.
+    json_key
+        Key of the text in JSON lines.
+    tokenizer
+        gpt2, which is downloaded, or a folder with tokenizer.json, vocab.json and merges.txt, tokenizer.model or
+        vocab.txt, or one of these files.
+    append_eod
+        Append the end-of-text token to each document.
+    workers
+        Processes, by default one per core; the bytes do not depend on it.
+    """
+    from gpt2train.data.published_gpt2 import published_files
+    from gpt2train.data.tokenize_files import tokenize_files
+    from gpt2train.data.tokenizer import read_files
+
+    if tokenizer == "gpt2" and not Path(tokenizer).exists():
+        files, _ = published_files(None, "give --tokenizer a folder with vocab.json and merges.txt")
+    else:
+        files = read_files(tokenizer)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    made = tokenize_files(inputs, output, files, tokenizer, json_key, append_eod, workers or cores)
+    print(f"{made.documents:,} documents, {made.tokens:,} tokens")
+    if made.reasons:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(made.reasons.items()))
+        print(f"rejected: {reasons}; see {output}.rejected.jsonl")
+    print(f"tokens: {output}")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from gpt2train.convert.megatron import is_megatron, open_megatron
 from gpt2train.convert.merge import card_facts, find_source, find_tokenizer
 from gpt2train.convert.model_card import NO_FACTS, CardFacts
 from gpt2train.convert.settings import Format
-from gpt2train.data.tokenizer import has_tokenizer, load_tokenizer
+from gpt2train.data.tokenizer import has_tokenizer, load_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.io.files import check_folder
 from gpt2train.io.run_folder import FOLDER, MANIFEST
@@ -75,7 +75,7 @@ def open_source(
     kind = kind or detect(path)
     if kind == "megatron":
         if vocab is None and tokenizer is not None:
-            vocab = load_tokenizer(tokenizer).get_vocab_size()
+            vocab = vocab_size(load_tokenizer(tokenizer))
         found = open_megatron(path, vocab, heads)
         return OpenedSource(found.weights, tokenizer, notes=found.notes)
     if kind == "huggingface":

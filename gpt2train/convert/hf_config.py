@@ -6,32 +6,34 @@ from typing import Any
 
 from gpt2train.convert.hf_layout import layout_of, layout_of_config
 from gpt2train.convert.settings import Dtype
-from gpt2train.data.tokenizer import END_OF_TEXT
+from gpt2train.data.encoder import splits_as_gpt2
+from gpt2train.data.sentencepiece_model import SentencePieceTokenizer
+from gpt2train.data.tokenizer import Tokenizer, end_of_text_id, end_token
 from gpt2train.errors import UserError
 from gpt2train.io.files import check_folder
 from gpt2train.model.shape import Shape
 
 
-def write_config(folder: Path, shape: Shape, end: int, dtype: Dtype) -> None:
+def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype) -> None:
     """Write the configuration files that `AutoModelForCausalLM` and `AutoTokenizer` read.
 
     Args:
         folder: existing folder.
         shape: shape of the model.
-        end: id of `<|endoftext|>`.
+        tokenizer: tokenizer of the model.
         dtype: data type of the stored weights.
     """
+    end = end_of_text_id(tokenizer)
     config = {
         **layout_of(shape.family).config(shape),
         "bos_token_id": end,
         "eos_token_id": end,
         "torch_dtype": dtype,
     }
-    special = {f"{role}_token": END_OF_TEXT for role in ("bos", "eos", "unk")}
+    special = {f"{role}_token": end_token(tokenizer) for role in ("bos", "eos", "unk")}
     tokenizer_config = {
         **special,
-        "tokenizer_class": "GPT2Tokenizer",
-        "add_prefix_space": False,
+        **_tokenizer_class(tokenizer),
         "clean_up_tokenization_spaces": False,
         "model_max_length": shape.context,
     }
@@ -39,6 +41,15 @@ def write_config(folder: Path, shape: Shape, end: int, dtype: Dtype) -> None:
     _write_json(folder / "generation_config.json", {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end})
     _write_json(folder / "special_tokens_map.json", special)
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
+
+
+def _tokenizer_class(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Class of transformers that encodes as the tokenizer does, with its settings."""
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return {"tokenizer_class": "T5Tokenizer", "extra_ids": 0}
+    if splits_as_gpt2(tokenizer):
+        return {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False}
+    return {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
 def read_shape(folder: Path) -> Shape:

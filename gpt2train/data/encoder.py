@@ -1,4 +1,4 @@
-"""Batch encoding of texts with `tokenizers`, the reference, or `gigatoken`, which is a hundred times as fast.
+"""Batch encoding of texts with the reference (`tokenizers`, `sentencepiece`), or `gigatoken`, a hundred times as fast.
 
 Both take texts in Arrow's layout (bytes and offsets) and return ids in one array, so that no Python list of numbers and
 no Python string is created between a Parquet file and a token file. The ids must be equal; callers of the fast encoder
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from tokenizers import Tokenizer
+import tokenizers
+from tokenizers import pre_tokenizers
 
-from gpt2train.data.tokenizer import END_OF_TEXT, encode_ordinary
+from gpt2train.data.tokenizer import END_OF_TEXT, Tokenizer, encode_ordinary
 from gpt2train.errors import UserError
 
 BATCH_SIZE = 64  # pieces per call of `tokenizers`, enough to keep the library busy
@@ -60,10 +61,11 @@ class Encoder(Protocol):
 
 
 class PlainEncoder:
-    """Reference encoder: `tokenizers`, a few texts at a time."""
+    """Reference encoder: the tokenizer's own library, a few texts at a time."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._max_piece = MAX_PIECE if splits_as_gpt2(tokenizer) else None
 
     def __call__(self, texts: Texts) -> Encoded:
         """Encode valid UTF-8 texts to int32 ids."""
@@ -78,7 +80,8 @@ class PlainEncoder:
             group.clear()
 
         for index in range(len(texts)):
-            for piece in pieces(texts[index].decode()):
+            text = texts[index].decode()
+            for piece in pieces(text, self._max_piece or len(text)):
                 group.append((index, piece))
                 if len(group) == BATCH_SIZE:
                     flush()
@@ -91,17 +94,31 @@ class FastEncoder:
 
     Raises:
         ImportError: gigatoken is not installed.
-        ValueError: gigatoken does not support a tokenizer of this kind.
+        ValueError: gigatoken does not support a tokenizer of this kind: it takes byte-level BPE without a normaliser
+            and without added tokens that are found in texts.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         import gigatoken
 
+        if not isinstance(tokenizer, tokenizers.Tokenizer):
+            raise ValueError(f"gigatoken is not used for a {type(tokenizer).__name__}")
         plain = json.loads(tokenizer.to_str())
+        if (
+            plain["model"]["type"] != "BPE"
+            or plain["normalizer"]
+            or '"ByteLevel"' not in json.dumps(plain["pre_tokenizer"])
+        ):
+            raise ValueError("gigatoken is used for byte-level BPE without a normaliser only")
+        if not all(token["special"] for token in plain["added_tokens"]):
+            raise ValueError("gigatoken is not used with added tokens that are found in texts")
         # If gigatoken knows the special token, it encodes the characters `<|endoftext|>` in a text as that token.
         plain["added_tokens"] = []
         plain["model"]["vocab"].pop(END_OF_TEXT, None)
-        self._backend = gigatoken.Tokenizer.from_json(json.dumps(plain))
+        try:
+            self._backend = gigatoken.Tokenizer.from_json(json.dumps(plain))
+        except RuntimeError as error:  # a vocabulary without some byte, for example
+            raise ValueError(f"gigatoken does not take this tokenizer: {error}") from error
 
     def __call__(self, texts: Texts) -> Encoded:
         """Encode texts to uint32 ids. Bytes that are not UTF-8 become single-byte tokens."""
@@ -115,6 +132,16 @@ class FastEncoder:
         layout = self._backend.encode_batch(awkward.Array(strings), parallel=False).layout
         offsets = np.asarray(layout.offsets.data, dtype=np.int64)
         return Encoded(np.asarray(layout.content.data)[offsets[0] : offsets[-1]], np.diff(offsets))
+
+
+def splits_as_gpt2(tokenizer: Tokenizer) -> bool:
+    """Return True if a tokenizer has GPT-2's pattern, so that `pieces` may split its texts."""
+    if not isinstance(tokenizer, tokenizers.Tokenizer) or tokenizer.normalizer is not None:
+        return False
+    pre = tokenizer.pre_tokenizer
+    if not isinstance(pre, pre_tokenizers.ByteLevel) or pre.add_prefix_space or not pre.use_regex:
+        return False
+    return all(token.special for token in tokenizer.get_added_tokens_decoder().values())
 
 
 def pieces(text: str, max_chars: int = MAX_PIECE) -> Iterator[str]:

@@ -1,80 +1,147 @@
-"""GPT-2's byte-level BPE from a folder of `vocab.json`, `merges.txt` and `tokenizer.json`.
+"""Tokenizers of any kind behind one interface: loaded, compared, copied, and never parsing text for special tokens.
 
-Text is never parsed for special tokens: a document that contains the characters `<|endoftext|>` gets the ids of these
-characters. Only the end of a document produces the special id.
+| files | kind | encoded by |
+|---|---|---|
+| `vocab.json` and `merges.txt`, or `tokenizer.json` made of them | BPE as GPT-2's | `tokenizers`, gigatoken |
+| any other `tokenizer.json` | as it says | `tokenizers`, gigatoken where it can |
+| `tokenizer.model`, `spiece.model` | SentencePiece | `sentencepiece` |
+| `vocab.txt` | WordPiece | `tokenizers` |
+
+A document that contains the characters `<|endoftext|>` gets the ids of these characters. Only the end of a document
+produces the special id.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+import tokenizers
+from tokenizers import models
 
+from gpt2train.data.bpe_tables import (
+    END_OF_TEXT,
+    END_TOKENS,
+    FILES,
+    MERGES,
+    TOKENIZER,
+    VOCAB,
+    build_tokenizer,
+    end_token_of,
+    parse_tables,
+    read_tables,
+    save_tokenizer,
+    tables_of_json,
+    tokenizer_files,
+)
+from gpt2train.data.sentencepiece_model import MODEL, MODEL_NAMES, SentencePieceTokenizer
+from gpt2train.data.wordpiece import VOCAB_TXT, build_wordpiece
 from gpt2train.errors import UserError
-from gpt2train.io.files import check_folder
+from gpt2train.io.files import ARCHIVES, check_folder
 
-END_OF_TEXT = "<|endoftext|>"
-VOCAB, MERGES, TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
-FILES = (VOCAB, MERGES, TOKENIZER)
+__all__ = [
+    "END_OF_TEXT",
+    "FILES",
+    "MERGES",
+    "PRIMARY",
+    "TOKENIZER",
+    "VOCAB",
+    "Tokenizer",
+    "build_tokenizer",
+    "canonical_files",
+    "copy_tokenizer",
+    "encode_ordinary",
+    "end_of_text_id",
+    "end_token",
+    "has_tokenizer",
+    "load_tokenizer",
+    "open_tokenizer",
+    "parse_tables",
+    "parse_tokenizer",
+    "read_files",
+    "read_tables",
+    "save_tokenizer",
+    "tables_of_json",
+    "tokenizer_files",
+    "tokenizer_hash",
+    "vocab_size",
+]
+
+PRIMARY = (TOKENIZER, MODEL)  # each alone is a tokenizer; a canonical folder has exactly one of them
+UNKNOWN_TOKENS = ("<unk>", "[UNK]", "<UNK>")  # special tokens that a text may give
+CONFIG = "tokenizer_config.json"
+# Our name of each file -> its names in published folders.
+NAMES = {
+    TOKENIZER: (TOKENIZER,),
+    VOCAB: (VOCAB, "encoder.json"),
+    MERGES: (MERGES, "vocab.bpe"),
+    MODEL: MODEL_NAMES,
+    VOCAB_TXT: (VOCAB_TXT,),
+    CONFIG: (CONFIG,),
+}
+KINDS = f"{TOKENIZER}, {VOCAB} and {MERGES}, {MODEL}, or {VOCAB_TXT}"
 
 
-def build_tokenizer(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> Tokenizer:
-    """Build GPT-2's tokenizer from its tables: no normaliser, no prefix space, `<|endoftext|>` the only special token.
+class Tokenizer(Protocol):
+    """Interface that `tokenizers.Tokenizer` and `SentencePieceTokenizer` share; encode by `encode_ordinary`."""
 
-    Args:
-        vocab: token -> id, including `<|endoftext|>`.
-        merges: merges by rank, best first.
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Decode ids to a text."""
 
-    Returns:
-        A tokenizer that does not search for special tokens in text (`encode_special_tokens`).
-    """
-    tokenizer = Tokenizer(models.BPE(vocab=dict(vocab), merges=list(merges)))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
-    return _ordinary(tokenizer)
+    def id_to_token(self, id: int) -> str | None:
+        """Return the token of an id."""
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a token."""
+
+    def get_vocab_size(self, with_added_tokens: bool = True) -> int:
+        """Return the number of tokens; see `vocab_size`."""
 
 
-def tokenizer_files(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> dict[str, bytes]:
-    """Content of the three files by name. It depends only on the tables: the vocabulary is sorted by id."""
-    ordered = dict(sorted(vocab.items(), key=lambda item: item[1]))
-    lines = ["#version: 0.2", *(f"{left} {right}" for left, right in merges)]
-    return {
-        VOCAB: json.dumps(ordered, ensure_ascii=False).encode(),
-        MERGES: ("\n".join(lines) + "\n").encode(),
-        TOKENIZER: build_tokenizer(ordered, merges).to_str(pretty=False).encode(),
-    }
+def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
+    """Load the tokenizer of a folder, or of one of its files.
 
-
-def save_tokenizer(folder: str | PathLike[str], vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> None:
-    """Write the three files into an existing folder."""
-    for name, content in tokenizer_files(vocab, merges).items():
-        (Path(folder) / name).write_bytes(content)
-
-
-def load_tokenizer(folder: str | PathLike[str]) -> Tokenizer:
-    """Load the tokenizer of a folder.
-
-    It reads `tokenizer.json` if it exists, otherwise `vocab.json` and `merges.txt`, as OpenAI published them.
+    `tokenizer.json` is preferred, then `vocab.json` and `merges.txt`, `tokenizer.model`, `vocab.txt`.
 
     Raises:
-        UserError: files are missing or are not a GPT-2 tokenizer.
+        UserError: files are missing, damaged or of an unknown kind.
     """
-    path = Path(folder)
-    if not (path / TOKENIZER).is_file():
-        return build_tokenizer(*read_tables(path))
-    try:
-        text = (path / TOKENIZER).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path / TOKENIZER}: {error}; copy the folder again") from error
-    return parse_tokenizer(text, str(path / TOKENIZER))
+    return open_tokenizer(read_files(path), str(path))
 
 
-def parse_tokenizer(text: str, source: str) -> Tokenizer:
+def open_tokenizer(files: Mapping[str, bytes], source: str) -> Tokenizer:
+    """Open a tokenizer from the content of its files.
+
+    Args:
+        files: content by canonical name; see `read_files`.
+        source: folder of the files, for error messages.
+
+    Raises:
+        UserError: files are missing or damaged.
+    """
+    if TOKENIZER in files:
+        return parse_tokenizer(_text(files, TOKENIZER, source), f"{source}/{TOKENIZER}")
+    if VOCAB in files or MERGES in files:
+        for name in (VOCAB, MERGES):
+            if name not in files:
+                raise UserError(f"cannot read {source}/{name}: No such file; a tokenizer folder has {KINDS}")
+        try:
+            return build_tokenizer(*parse_tables(_text(files, VOCAB, source), _text(files, MERGES, source)))
+        except ValueError as error:
+            raise UserError(f"{source} has no GPT-2 tokenizer: {error}") from error
+    if MODEL in files:
+        return SentencePieceTokenizer(files[MODEL], f"{source}/{MODEL}")
+    if VOCAB_TXT in files:
+        try:
+            return _ordinary(build_wordpiece(_text(files, VOCAB_TXT, source), _lowers(files)))
+        except ValueError as error:
+            raise UserError(f"{source} has no WordPiece tokenizer: {error}") from error
+    raise UserError(f"{source} has no tokenizer; its folder has {KINDS}")
+
+
+def parse_tokenizer(text: str, source: str) -> tokenizers.Tokenizer:
     """Parse the text of a `tokenizer.json`.
 
     Args:
@@ -82,111 +149,140 @@ def parse_tokenizer(text: str, source: str) -> Tokenizer:
         source: path of the file, for error messages.
 
     Raises:
-        UserError: the text is not a tokenizer with an `<|endoftext|>` token.
+        UserError: the text is not a tokenizer with a token that ends a text.
     """
     try:
-        tokenizer = Tokenizer.from_str(text)
+        tokenizer = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception for a bad file
         raise UserError(f"{source} is not a tokenizer: {error}; make the folder again") from error
-    if tokenizer.token_to_id(END_OF_TEXT) is None:
-        raise UserError(f"{source} has no {END_OF_TEXT} token; a GPT-2 tokenizer has it")
+    if all(tokenizer.token_to_id(token) is None for token in END_TOKENS):
+        raise UserError(
+            f"{source} has no {END_OF_TEXT} token, nor another that ends a text ({', '.join(END_TOKENS[1:])}); add one"
+        )
+    # A stored limit would cut documents, and padding would lengthen them.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return _ordinary(tokenizer)
 
 
+def read_files(path: str | PathLike[str]) -> dict[str, bytes]:
+    """Read the files of a tokenizer by their canonical names, from a folder or from one of its files.
+
+    Raises:
+        UserError: the path does not exist, cannot be read, or is a file of an unknown kind.
+    """
+    place = Path(path)
+    if not place.is_file() or place.suffix.lower() in ARCHIVES:
+        check_folder(place)
+        return collect_files(lambda name: (place / name).read_bytes(), str(place))
+    if place.suffix == ".model":
+        return {MODEL: _read(place)}
+    for canonical, names in NAMES.items():
+        if place.name in names and canonical != CONFIG:
+            if canonical == TOKENIZER:
+                return {TOKENIZER: _read(place)}
+            found = read_files(place.parent)
+            group = (VOCAB, MERGES) if canonical in (VOCAB, MERGES) else (canonical, CONFIG)
+            return {name: found[name] for name in group if name in found}
+    if place.suffix == ".json":
+        return {TOKENIZER: _read(place)}
+    raise UserError(f"{place} is a tokenizer file of an unknown kind; give {KINDS}")
+
+
+def collect_files(read: Callable[[str], bytes], source: str) -> dict[str, bytes]:
+    """Collect the files of a tokenizer that exist, by their canonical names.
+
+    Args:
+        read: reads a file by its name; raises FileNotFoundError or another OSError.
+        source: folder of the files, for error messages.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    found: dict[str, bytes] = {}
+    for canonical, names in NAMES.items():
+        for name in names:
+            try:
+                found.setdefault(canonical, read(name))
+            except (FileNotFoundError, IsADirectoryError):
+                continue
+            except OSError as error:
+                raise UserError(f"cannot read {source}/{name}: {error.strerror or error}; check the file") from error
+    return found
+
+
+def canonical_files(files: Mapping[str, bytes], source: str) -> dict[str, bytes]:
+    """Return the files that go along with tokens and models, so that the same tokenizer is opened from them.
+
+    GPT-2's kind is written as its three files, WordPiece as `tokenizer.json`; any other file is copied.
+
+    Raises:
+        UserError: files are missing or damaged.
+    """
+    if tables := _tables(files, source):
+        return tokenizer_files(*tables)
+    tokenizer = open_tokenizer(files, source)
+    if TOKENIZER in files:
+        return {TOKENIZER: files[TOKENIZER]}
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return {MODEL: tokenizer.model}
+    assert isinstance(tokenizer, tokenizers.Tokenizer)
+    return {TOKENIZER: tokenizer.to_str(pretty=False).encode()}
+
+
+def copy_tokenizer(source: str | PathLike[str], folder: Path) -> None:
+    """Write the tokenizer of `source` into an existing folder."""
+    for name, content in canonical_files(read_files(source), str(source)).items():
+        (folder / name).write_bytes(content)
+
+
 def has_tokenizer(folder: str | PathLike[str]) -> bool:
-    """Return True if a folder has the files of a tokenizer: the two tables, or only `tokenizer.json`."""
+    """Return True if a folder has the files of a tokenizer."""
     path = Path(folder)
-    return all((path / name).is_file() for name in (VOCAB, MERGES)) or (path / TOKENIZER).is_file()
+    alone = (TOKENIZER, *MODEL_NAMES, VOCAB_TXT)
+    return all((path / name).is_file() for name in (VOCAB, MERGES)) or any((path / name).is_file() for name in alone)
 
 
-def read_tables(folder: str | PathLike[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Read vocabulary and merges of a folder.
-
-    They are read from `tokenizer.json` if the folder has neither table, as transformers 5 saves it.
-
-    Raises:
-        UserError: a file is missing or malformed.
-    """
-    check_folder(folder)
-    path = Path(folder)
-    json_only = (path / TOKENIZER).is_file() and not any((path / name).exists() for name in (VOCAB, MERGES))
-    try:
-        texts = [(path / name).read_text(encoding="utf-8") for name in ((TOKENIZER,) if json_only else (VOCAB, MERGES))]
-        return tables_of_json(texts[0]) if json_only else parse_tables(*texts)
-    except OSError as error:
-        raise UserError(
-            f"cannot read {error.filename}: {error.strerror}; a tokenizer folder has {VOCAB} and {MERGES}, "
-            f"or {TOKENIZER}"
-        ) from error
-    except ValueError as error:
-        raise UserError(f"{path} has no GPT-2 tokenizer: {error}") from error
+def tokenizer_hash(path: str | PathLike[str]) -> str:
+    """Hash (128 bits, hex) of everything that the ids depend on: of GPT-2's kind, in whatever file format it is."""
+    files = canonical_files(read_files(path), str(path))
+    if tables := _tables(files, str(path)):
+        vocab, merges = tables
+        ordered = sorted(vocab.items(), key=lambda item: item[1])
+        content = json.dumps([ordered, merges], separators=(",", ":")).encode()
+    elif TOKENIZER in files:
+        plain = json.loads(files[TOKENIZER])
+        parts = [plain.get(key) for key in ("added_tokens", "normalizer", "pre_tokenizer", "model")]
+        content = json.dumps(parts, separators=(",", ":")).encode()
+    else:
+        content = files[MODEL]
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def parse_tables(vocab_json: str, merges_txt: str) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Parse vocabulary and merges from the text of the two published files.
-
-    Raises:
-        ValueError: one of them is malformed.
-    """
-    vocab = _json(vocab_json, VOCAB)
-    if not isinstance(vocab, dict):
-        raise ValueError(f"{VOCAB} is not a JSON object and so has no {END_OF_TEXT} token")
-    first, *rest = merges_txt.replace("\r\n", "\n").split("\n")
-    lines = rest if first.startswith("#version") else [first, *rest]
-    return _checked(vocab, [_pair(line, MERGES) for line in lines if line], VOCAB)
-
-
-def tables_of_json(text: str) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Parse vocabulary, including added tokens, and merges from a `tokenizer.json` that encodes as GPT-2 does.
-
-    Raises:
-        ValueError: it is another kind of tokenizer (WordPiece, another normaliser or pre-tokenizer), or damaged.
-    """
-    plain = _json(text, TOKENIZER)
-    model = plain.get("model") if isinstance(plain, dict) else None
-    if not isinstance(plain, dict) or not isinstance(model, dict):
-        raise ValueError(f"{TOKENIZER} has no model")
-    pre = plain.get("pre_tokenizer")
-    kind = model.get("type", "BPE")
-    if kind != "BPE" or not isinstance(pre, dict) or pre.get("type") != "ByteLevel":
-        split = pre.get("type") if isinstance(pre, dict) else pre
-        raise ValueError(
-            f"{TOKENIZER} has the model {kind} and the pre-tokenizer {split}; GPT-2's are BPE and ByteLevel"
-        )
-    different = {
-        "normalizer": plain.get("normalizer"),
-        "add_prefix_space": pre.get("add_prefix_space"),
-        "use_regex": pre.get("use_regex", True) is not True,
-        **{name: model.get(name) for name in ("dropout", "byte_fallback", "ignore_merges")},
-        **{name: model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix")},
-    }
-    for name, value in different.items():
-        if value:
-            raise ValueError(f"{TOKENIZER} sets {name}, and so does not encode as GPT-2's tokenizer does")
-    merges, added = model.get("merges"), plain.get("added_tokens") or []
-    if not isinstance(merges, list) or not isinstance(added, list):
-        raise ValueError(f"{TOKENIZER} has no list of merges")
-    if not isinstance(model.get("vocab"), dict):
-        raise ValueError(f"{TOKENIZER} has no vocabulary")
-    vocab = dict(model["vocab"])
-    for token in added:
-        if not isinstance(token, dict) or not isinstance(token.get("content"), str):
-            raise ValueError(f"{TOKENIZER} has an added token without content")
-        if vocab.setdefault(token["content"], token.get("id")) != token.get("id"):
-            raise ValueError(f"{TOKENIZER} gives the added token {token['content'][:40]!r} two ids")
-    return _checked(vocab, [_pair(pair, TOKENIZER) for pair in merges], TOKENIZER)
+def vocab_size(tokenizer: Tokenizer) -> int:
+    """Number of ids from 0 to the largest one; ids without a token count, since a model needs a row for each."""
+    if isinstance(tokenizer, tokenizers.Tokenizer):
+        return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    return tokenizer.get_vocab_size()
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int:
-    """Id of `<|endoftext|>`, which ends every document.
+    """Id of the token that ends every document: `<|endoftext|>`, or the first of `END_TOKENS` that there is.
 
     Raises:
         UserError: the tokenizer has no such token.
     """
-    number = tokenizer.token_to_id(END_OF_TEXT)
-    if number is None:
-        raise UserError(f"the tokenizer has no {END_OF_TEXT} token")
-    return int(number)
+    if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.end is not None:
+        return tokenizer.end
+    for token in END_TOKENS:
+        if (number := tokenizer.token_to_id(token)) is not None:
+            return int(number)
+    raise UserError(f"the tokenizer has no {END_OF_TEXT} token, nor another that ends a text")
+
+
+def end_token(tokenizer: Tokenizer) -> str:
+    """Return the token that ends every document, as `end_of_text_id`."""
+    return str(tokenizer.id_to_token(end_of_text_id(tokenizer)))
 
 
 def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
@@ -196,57 +292,89 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int
         UserError: a text contains a lone surrogate, which UTF-8 cannot represent.
     """
     try:
+        if isinstance(tokenizer, SentencePieceTokenizer):
+            return tokenizer.encode(texts)
+        assert isinstance(tokenizer, tokenizers.Tokenizer)
         encoded = _ordinary(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)
     except TypeError as error:
         raise UserError("a text contains a lone surrogate, which UTF-8 cannot encode; replace it first") from error
-    return [encoding.ids for encoding in encoded]
+    ids = [encoding.ids for encoding in encoded]
+    return _spell_out(tokenizer, ids) if isinstance(tokenizer.model, models.Unigram) else ids
 
 
-def tokenizer_hash(folder: str | PathLike[str]) -> str:
-    """Hash (128 bits, hex) of a tokenizer's vocabulary and merges, independent of their file format."""
-    vocab, merges = read_tables(folder)
-    ordered = sorted(vocab.items(), key=lambda item: item[1])
-    tables = json.dumps([ordered, merges], separators=(",", ":"))
-    return hashlib.blake2b(tables.encode(), digest_size=16).hexdigest()
+def _spell_out(tokenizer: tokenizers.Tokenizer, encoded: list[list[int]]) -> list[list[int]]:
+    """Replace special tokens by their letters: the model of a unigram tokenizer finds `</s>` in a text by itself."""
+    special = {
+        number: token.content
+        for number, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special and token.content not in UNKNOWN_TOKENS
+    }
+    if not any(number in special for ids in encoded for number in ids):
+        return encoded
+
+    unknown = json.loads(tokenizer.to_str())["model"]["unk_id"]
+
+    def letters(token: str) -> list[int]:
+        found = [tokenizer.token_to_id(letter) for letter in token]
+        return [number for number in (unknown if one is None else one for one in found) if number is not None]
+
+    return [[one for number in ids for one in (letters(special[number]) if number in special else [number])]
+            for ids in encoded]  # fmt: skip
 
 
-def _ordinary(tokenizer: Tokenizer) -> Tokenizer:
+def _tables(files: Mapping[str, bytes], source: str) -> tuple[dict[str, int], list[tuple[str, str]]] | None:
+    """Tables of a tokenizer of GPT-2's kind; None if it is of another kind.
+
+    A `tokenizer.json` of another kind, or with more added tokens than the one that ends a text, has the last word: its
+    folder may have the tables too.
+
+    Raises:
+        UserError: the files are tables alone, and not GPT-2's.
+    """
+    tables = None
+    if VOCAB in files and MERGES in files:
+        try:
+            tables = parse_tables(_text(files, VOCAB, source), _text(files, MERGES, source))
+        except ValueError as error:
+            if TOKENIZER not in files:
+                raise UserError(f"{source} has no GPT-2 tokenizer: {error}") from error
+    if TOKENIZER in files:
+        text = _text(files, TOKENIZER, source)
+        try:
+            from_json = tables_of_json(text)
+        except ValueError:
+            return None
+        if any(token["content"] != end_token_of(from_json[0]) for token in json.loads(text).get("added_tokens") or []):
+            return None
+        return tables or from_json
+    return tables
+
+
+def _lowers(files: Mapping[str, bytes]) -> bool | None:
+    """`do_lower_case` of `tokenizer_config.json`, None if it does not say."""
+    try:
+        config = json.loads(files.get(CONFIG, b"{}"))
+    except (ValueError, RecursionError):
+        return None
+    found: Any = config.get("do_lower_case") if isinstance(config, dict) else None
+    return found if isinstance(found, bool) else None
+
+
+def _ordinary(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     # The flag is not stored in tokenizer.json, so each load sets it.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
-def _json(text: str, name: str) -> Any:
+def _text(files: Mapping[str, bytes], name: str, source: str) -> str:
     try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError(f"{name} is nested too deeply") from error
-    except ValueError as error:
-        raise ValueError(f"{name} is not JSON: {error}") from error
+        return files[name].decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read {source}/{name}: {error}; copy the folder again") from error
 
 
-def _pair(merge: object, name: str) -> tuple[str, str]:
-    """Parse one merge: `left right`, or a list of both as in newer `tokenizer.json`."""
-    parts = merge.split(" ") if isinstance(merge, str) else merge
-    if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
-        raise ValueError(f"{str(merge)[:40]!r} in {name} is not a pair")
-    return parts[0], parts[1]
-
-
-def _checked(
-    vocab: dict[str, Any], merges: list[tuple[str, str]], name: str
-) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Return the tables if they are consistent: contiguous ids from 0, and merges of tokens in the vocabulary.
-
-    Raises:
-        ValueError: they are not.
-    """
-    if END_OF_TEXT not in vocab:
-        raise ValueError(f"{name} has no {END_OF_TEXT} token")
-    if not all(type(number) is int for number in vocab.values()) or sorted(vocab.values()) != [*range(len(vocab))]:
-        raise ValueError(f"the ids in {name} are not the numbers from 0 to {len(vocab) - 1}")
-    for left, right in merges:
-        for token in (left, right, left + right):
-            if token not in vocab:
-                raise ValueError(f"the merge of {left[:40]!r} and {right[:40]!r} needs {token[:40]!r}, not in {name}")
-    return vocab, merges
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}; check the file") from error

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from gpt2train.checkpoint.store import open_weights
 from gpt2train.convert.huggingface import read_model
 from gpt2train.convert.merge import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
-from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.data.tokenizer import Tokenizer, load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.evaluate.scoring_request import DistributedScorer
 from gpt2train.inference.open_model import open_model

@@ -10,8 +10,8 @@ from gpt2train.settings import Settings
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-    from tokenizers import Tokenizer
 
+    from gpt2train.data.tokenizer import Tokenizer
     from gpt2train.model.causal_lm import CausalLM
 
 

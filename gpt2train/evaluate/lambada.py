@@ -15,9 +15,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
+from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
 from gpt2train.evaluate.evaluation import Evaluation, Scorer
 from gpt2train.evaluate.metrics import Metric, Result, perplexity, significant
 from gpt2train.evaluate.passages import LAMBADA, read_passages, unigram_perplexity

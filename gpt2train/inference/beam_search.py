@@ -9,10 +9,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
-from gpt2train.data.tokenizer import end_of_text_id
+from gpt2train.data.tokenizer import Tokenizer, end_of_text_id
 from gpt2train.errors import RunError, UserError
 from gpt2train.inference.decoder import Decoder
 from gpt2train.inference.sequence import Stop

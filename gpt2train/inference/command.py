@@ -16,8 +16,7 @@ from gpt2train.io.command_line import printable
 from gpt2train.settings import build
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
+    from gpt2train.data.tokenizer import Tokenizer
     from gpt2train.inference.decoder import OpenedModel
     from gpt2train.model.causal_lm import CausalLM
 

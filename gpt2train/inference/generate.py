@@ -7,9 +7,7 @@ its output does not depend on the batch.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer
-
-from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
+from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
 from gpt2train.inference.batch import Batch
 from gpt2train.inference.decoder import OpenedModel, decoder_of

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
-from gpt2train.data.tokenizer import encode_ordinary
+from gpt2train.data.tokenizer import Tokenizer, encode_ordinary
 from gpt2train.errors import RunError
 from gpt2train.inference.sampling import rng_for, sample
 from gpt2train.inference.settings import SamplingSettings
@@ -74,7 +73,9 @@ class TokenSequence:
         self._top_p = settings.top_p
         self._colon = self._newline = -1
         if settings.prevent_newline_after_colon and tokenizer is not None:
-            (self._colon,), (self._newline,) = encode_ordinary(tokenizer, [":", "\n"])
+            colon, newline = encode_ordinary(tokenizer, [":", "\n"])
+            if colon and newline:  # a tokenizer may drop line feeds
+                self._colon, self._newline = colon[-1], newline[-1]
 
     @property
     def length(self) -> int:

@@ -2,38 +2,9 @@
 
 import codecs
 from collections.abc import Sequence
-from functools import cache
 
-from tokenizers import Tokenizer
-
-
-@cache
-def _byte_of() -> dict[str, int]:
-    """Map each letter of GPT-2's vocabulary to its byte: printable bytes are themselves, the others start at 256."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
-
-
-def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
-    """Return the bytes of a token, possibly part of a character; empty for an id that the tokenizer does not know."""
-    letters = tokenizer.id_to_token(token)
-    if letters is None:
-        return b""
-    table = _byte_of()
-    try:
-        return bytes([table[letter] for letter in letters])
-    except KeyError:  # an added token with letters outside the byte alphabet
-        return bytes(letters, "utf-8")
-
-
-def longest_token(tokenizer: Tokenizer) -> int | None:
-    """Return the bytes of the longest token that text can encode to; None if encoding may drop parts of a text."""
-    vocab = tokenizer.get_vocab(with_added_tokens=True)
-    if tokenizer.normalizer is not None or not _byte_of().keys() <= vocab.keys():
-        return None
-    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    return max(len(token_bytes(tokenizer, number)) for name, number in vocab.items() if name not in special)
+from gpt2train.data.token_bytes import token_bytes
+from gpt2train.data.tokenizer import Tokenizer
 
 
 class TextStream:

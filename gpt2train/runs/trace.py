@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config
 from gpt2train.data.mixture import Mixture
 from gpt2train.data.samples import Samples
-from gpt2train.data.tokenizer import TOKENIZER, load_tokenizer
+from gpt2train.data.tokenizer import has_tokenizer, load_tokenizer
 from gpt2train.errors import RunError, UserError
 from gpt2train.monitoring.metrics import read_metrics
 
@@ -112,7 +112,7 @@ def trace(
     token_positions = samples.locate([index])[0][0]
     ends = np.concatenate(([0], np.cumsum(samples.dataset.lengths, dtype=np.int64)))[samples.dataset.documents[1:]]
     numbers = np.searchsorted(ends, token_positions, side="right")
-    tokenizer = load_tokenizer(data / "tokenizer") if (data / "tokenizer" / TOKENIZER).is_file() else None
+    tokenizer = load_tokenizer(data / "tokenizer") if has_tokenizer(data / "tokenizer") else None
     tables = _document_tables(data / "tokens", split)
     parts = []
     for segment in np.split(np.arange(len(token_positions)), np.flatnonzero(np.diff(numbers)) + 1):

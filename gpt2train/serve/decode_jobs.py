@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer
 from torch import Tensor
 
+from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.inference.beam_search import Beam, beam_steps
 from gpt2train.inference.sequence import TokenScore, TokenSequence, sample_next
 from gpt2train.inference.settings import BeamSettings

@@ -10,8 +10,8 @@ from typing import Any, Self
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from gpt2train.data.token_bytes import token_bytes
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
-from gpt2train.inference.text_stream import token_bytes
 from gpt2train.serve.completions import whole
 from gpt2train.serve.decode_jobs import BeamSearch, Continuation
 from gpt2train.serve.errors import ApiError

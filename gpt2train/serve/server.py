@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
-from tokenizers import Tokenizer
 
+from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import RunError, UserError
 from gpt2train.inference.decoder import Decoder
 from gpt2train.serve.app import make_app

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import Request
-from tokenizers import Tokenizer
 
-from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
+from gpt2train.data.token_bytes import longest_token, token_bytes
+from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
 from gpt2train.inference.sequence import TokenSequence
 from gpt2train.inference.settings import SamplingSettings
-from gpt2train.inference.text_stream import longest_token, token_bytes
 from gpt2train.serve.batcher import Batcher, Ticket
 from gpt2train.serve.decode_jobs import Continuation, Job, TokenDelta
 from gpt2train.serve.errors import ApiError

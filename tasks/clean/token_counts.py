@@ -11,9 +11,9 @@ from typing import NamedTuple
 from tokenizers import pre_tokenizers
 
 from gpt2train.data.encoder import Encoder, FastEncoder, PlainEncoder, Texts, disagreement
-from gpt2train.data.tokenizer import TOKENIZER, parse_tokenizer
 from tasks.core.manifest import Manifest
 from tasks.core.storage import Folder
+from tasks.core.tokenizer_file import read_tokenizer, tokenizer_record
 
 PRE_TOKENIZER = pre_tokenizers.ByteLevel(add_prefix_space=False)
 # GPT-2's pattern (Radford et al. 2019) for ASCII texts: 25 µs per review, the library takes 300.
@@ -27,6 +27,7 @@ class TokenizerFile(NamedTuple):
     """Location of the tokenizer; by the hash, workers do not reuse the tokenizer of an earlier run."""
 
     folder: Folder
+    name: str
     sha256: str
 
 
@@ -34,7 +35,8 @@ def tokenizer_file(root: Folder, tokenizer: Manifest | None) -> TokenizerFile | 
     """Location of the tokenizer of a manifest, for `count_tokens`; None without a manifest."""
     if tokenizer is None:
         return None
-    return TokenizerFile(root / tokenizer.folder, tokenizer.output(TOKENIZER).sha256)
+    record = tokenizer_record(tokenizer)
+    return TokenizerFile(root / tokenizer.folder, record.name, record.sha256)
 
 
 def count_tokens(texts: Sequence[str], tokenizer: TokenizerFile | None = None) -> list[int]:
@@ -44,7 +46,7 @@ def count_tokens(texts: Sequence[str], tokenizer: TokenizerFile | None = None) -
     """
     if tokenizer is None:
         return [count_pieces(text) for text in texts]
-    plain, fast = _encoders(tokenizer.folder.url, tokenizer.sha256)
+    plain, fast = _encoders(tokenizer.folder.url, tokenizer.name, tokenizer.sha256)
     encoder: Encoder = plain
     if fast and len(texts) > 2 * SAMPLE_TEXTS:
         sample = Texts.of([text[:SAMPLE_CHARACTERS] for text in texts[:: len(texts) // SAMPLE_TEXTS]])
@@ -60,9 +62,9 @@ def count_pieces(text: str) -> int:
 
 
 @functools.lru_cache(maxsize=1)
-def _encoders(url: str, sha256: str) -> tuple[PlainEncoder, FastEncoder | None]:
+def _encoders(url: str, name: str, sha256: str) -> tuple[PlainEncoder, FastEncoder | None]:
     """Encoders of a tokenizer, cached across parts; the hash distinguishes files of the same URL."""
-    tokenizer = parse_tokenizer(Folder(url).read_bytes(TOKENIZER).decode(), f"{url}/{TOKENIZER}")
+    tokenizer = read_tokenizer(Folder(url), name)
     try:
         return PlainEncoder(tokenizer), FastEncoder(tokenizer)
     except (ImportError, ValueError):  # not installed, or it does not support this tokenizer

@@ -15,17 +15,18 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from tokenizers import Tokenizer
 
 from gpt2train.data.encoder import Encoder, FastEncoder, PlainEncoder, Texts, disagreement, with_end
 from gpt2train.data.indexed import token_dtype
-from gpt2train.data.tokenizer import TOKENIZER, end_of_text_id, parse_tokenizer
+from gpt2train.data.sentencepiece_model import MODEL
+from gpt2train.data.tokenizer import Tokenizer, end_of_text_id, vocab_size
 from gpt2train.errors import UserError
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import REJECTED, read_table, rejected_row, write_rows, write_table
 from tasks.core.step import Step
 from tasks.core.storage import Folder
+from tasks.core.tokenizer_file import read_tokenizer, tokenizer_record
 from tasks.tokenize.merge_shards import ENCODED, SPLITS, join_part, plan
 from tasks.tokenize.settings import TokenizeSettings
 
@@ -61,19 +62,18 @@ def tokenize(
     """
     inputs = {"documents": documents, "tokenizer": tokenizer}
     parameters = settings.model_dump(mode="json", exclude={"engine"})  # changes no byte
-    step = Step(
-        root, "tokenize", version=2, parameters=parameters, inputs=inputs, folder="tokens", packages=("tokenizers",)
-    )
+    tokenizer_file = tokenizer_record(tokenizer)
+    library = "sentencepiece" if tokenizer_file.name == MODEL else "tokenizers"
+    step = Step(root, "tokenize", version=2, parameters=parameters, inputs=inputs, folder="tokens", packages=(library,))
     if done := runner.finished(step):
         return done
     shards = [record.name for record in documents.outputs]
     source = root / documents.folder
-    tokenizer_file = tokenizer.output(TOKENIZER)
     tokenizer_ref = (root / tokenizer.folder, tokenizer_file.name, tokenizer_file.sha256)
     engine, checked = choose_engine(step, shards, source, tokenizer_ref, settings.engine, runner)
     append = settings.append_end_of_text
     encoded = runner.batches(step, "part", shards, encode_shard, source, tokenizer_ref, append, engine)
-    dtype = token_dtype(_tokenizer(*tokenizer_ref).get_vocab_size()).name
+    dtype = token_dtype(vocab_size(_tokenizer(*tokenizer_ref))).name
     names = [record for outcome in encoded for record in outcome.outputs if record.name.endswith(".bin")]
     # Merging copies bytes: a thread suffices, and no worker has to load libraries.
     pieces = [piece for split in SPLITS for piece in plan(step.folder, names, split, settings.shard_tokens)]
@@ -117,7 +117,7 @@ def choose_engine(
                 "tokenize.engine = 'gigatoken', but gigatoken does not work here;"
                 " pip install gigatoken, or set tokenize.engine = 'auto'"
             )
-        log.info("gigatoken is not available: using tokenizers, which is many times slower")
+        log.info("gigatoken is not available for this tokenizer: using its own library, which is many times slower")
         return "tokenizers", Outcome()
     wrong, seen = facts["mismatches"], facts["documents"]
     if not wrong:
@@ -163,7 +163,7 @@ def encode_shard(
 ) -> Outcome:
     """Encode one shard into `encoded/<name>.<split>.bin` and a table of its documents, for each split."""
     tokenizer = _tokenizer(*tokenizer_ref)
-    dtype = token_dtype(tokenizer.get_vocab_size())
+    dtype = token_dtype(vocab_size(tokenizer))
     end = end_of_text_id(tokenizer) if append_end_of_text else None
     table = read_table(source, shard, COLUMNS)
     good, rejected = _split_valid(table)
@@ -234,7 +234,7 @@ def _texts(column: pa.Array) -> Texts:
 @functools.lru_cache(maxsize=1)
 def _cached(url: str, name: str, sha256: str) -> tuple[Tokenizer, dict[str, Encoder]]:
     """Tokenizer of a file, and its encoders by engine, which are added on first use."""
-    return parse_tokenizer(Folder(url).read_bytes(name).decode(), f"{url}/{name}"), {}
+    return read_tokenizer(Folder(url), name), {}
 
 
 def _tokenizer(folder: Folder, name: str, sha256: str) -> Tokenizer:

@@ -13,24 +13,30 @@ class TokenizerSettings(Settings):
     """Source of the tokenizer, and parameters of its training."""
 
     name: Literal["train", "gpt2", "folder"] = "train"
-    """`train`: train a byte-level BPE on the train split. `gpt2`: the published vocabulary of 50,257 tokens. `folder`:
-    the byte-level BPE of any size in `folder`."""
+    """`train`: train one on the train split. `gpt2`: the published vocabulary of 50,257 tokens. `folder`: the tokenizer
+    in `folder`, of any kind and size."""
+    algorithm: Literal["byte_bpe", "sentencepiece_unigram", "sentencepiece_bpe"] = "byte_bpe"
+    """Kind of a trained tokenizer: byte-level BPE as GPT-2's, or a SentencePiece model with bytes for rare characters
+    (needs `pip install 'gpt2train[sentencepiece]'`)."""
     vocab_size: int = Field(default=4096, ge=BYTE_TOKENS + 1, le=2**20)
-    """Tokens of a trained vocabulary including `<|endoftext|>`; fewer if there are no more pairs to merge."""
+    """Tokens of a trained vocabulary including the one that ends a text; fewer if there are no more pairs to merge."""
     min_frequency: int = Field(default=2, ge=1)
-    """Minimum occurrences of a pair to be merged."""
+    """Minimum occurrences of a pair to be merged by `byte_bpe`."""
     sample_characters: int = Field(default=200_000_000, ge=1)
     """Maximum characters of documents used for training, in the order of the shards."""
     folder: str | None = None
-    """Folder or URL with vocab.json and merges.txt, or with tokenizer.json alone. Required for `folder`; for `gpt2` the
-    published files are downloaded if it is not given."""
+    """Folder or URL with tokenizer.json, with vocab.json and merges.txt, with tokenizer.model or with vocab.txt; or one
+    of these files on this machine. Required for `folder`; for `gpt2` the published files are downloaded if it is not
+    given."""
 
     @model_validator(mode="after")
     def _folder_is_used(self) -> Self:
         if self.name == "folder" and not self.folder:
-            raise ValueError("name = 'folder' needs folder, with the vocab.json and merges.txt of your tokenizer")
+            raise ValueError("name = 'folder' needs folder, with the files of your tokenizer")
         if self.name == "train" and self.folder:
             raise ValueError(
                 "folder is given, but name = 'train' trains a tokenizer; to use its files set name = 'folder'"
             )
+        if self.name != "train" and self.algorithm != "byte_bpe":
+            raise ValueError(f"algorithm is of a trained tokenizer, but name = '{self.name}' trains none; leave it out")
         return self

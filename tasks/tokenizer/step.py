@@ -1,27 +1,28 @@
 """Tokenizer of a run: trained on its documents, the published one of GPT-2, or the user's own.
 
-Writes `tokenizer/{vocab.json,merges.txt,tokenizer.json}`, a folder that both `transformers` and `gpt2train` load.
+Writes `tokenizer/{vocab.json,merges.txt,tokenizer.json}`, a folder that both `transformers` and `gpt2train` load; for a
+tokenizer of another kind than GPT-2's its `tokenizer.json` or `tokenizer.model`.
 """
 
 import hashlib
-import http.client
 import json
 import re
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from gpt2train.data.published_gpt2 import PUBLISHED, published_files
+from gpt2train.data.sentencepiece_model import MODEL
 from gpt2train.data.tokenizer import (
     END_OF_TEXT,
-    FILES,
-    MERGES,
-    TOKENIZER,
-    VOCAB,
-    build_tokenizer,
-    parse_tables,
-    tables_of_json,
+    canonical_files,
+    collect_files,
+    open_tokenizer,
+    read_files,
     tokenizer_files,
+    vocab_size,
 )
 from gpt2train.errors import UserError
 from tasks.core.manifest import Manifest, Outcome
@@ -31,15 +32,10 @@ from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.tokenizer.settings import TokenizerSettings
 
-PUBLISHED_AT = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
-# File name -> (file name of OpenAI, SHA-256).
-PUBLISHED = {
-    VOCAB: ("encoder.json", "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
-    MERGES: ("vocab.bpe", "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
-}
-FILE_NAMES = tuple((name, published) for name, (published, _) in PUBLISHED.items())
-TIMEOUT = 30.0  # seconds without a byte; the two files are 1.5 MB together
-MAX_BYTES = 1 << 24  # of a downloaded file
+REMEDY = (
+    "give tokenizer.folder with the published vocab.json and merges.txt; "
+    "for your own files set tokenizer.name = 'folder'"
+)
 MAX_RUN = 256  # characters of a word (or of white space) used in training
 LONG_RUN = re.compile(rf"\S{{{MAX_RUN},}}|\s{{{MAX_RUN},}}")
 
@@ -62,9 +58,8 @@ def tokenizer(root: Folder, documents: Manifest | None, settings: TokenizerSetti
     if settings.name == "folder":
         content, _ = own_files(settings)
         hashes = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
-        step = Step(
-            root, "tokenizer", version=1, parameters={"name": "folder"}, inputs=hashes, packages=("tokenizers",)
-        )
+        library = "sentencepiece" if MODEL in content else "tokenizers"
+        step = Step(root, "tokenizer", version=1, parameters={"name": "folder"}, inputs=hashes, packages=(library,))
         if done := runner.finished(step):
             return done
         return step.commit(Outcome.total(runner.batches(step, "read", [settings], read_own, where="thread")))
@@ -79,9 +74,11 @@ def tokenizer(root: Folder, documents: Manifest | None, settings: TokenizerSetti
         raise UserError(
             "tokenizer.name = 'train' needs documents to train on; give documents, or set tokenizer.name = 'gpt2'"
         )
-    parameters = settings.model_dump(mode="json", exclude={"folder"})
+    is_bpe = settings.algorithm == "byte_bpe"
+    parameters = settings.model_dump(mode="json", exclude={"folder", *(("algorithm",) if is_bpe else ())})
     inputs = {"documents": documents}
-    step = Step(root, "tokenizer", version=1, parameters=parameters, inputs=inputs, packages=("tokenizers",))
+    library = "tokenizers" if is_bpe else "sentencepiece"
+    step = Step(root, "tokenizer", version=1, parameters=parameters, inputs=inputs, packages=(library,))
     if done := runner.finished(step):
         return done
     shards = [tuple(record.name for record in documents.outputs)]
@@ -104,13 +101,25 @@ def train_on(folder: Folder, name: str, shards: Sequence[str], source: Folder, s
                     counts["characters"] += len(plain)
                     yield plain
 
-    vocab, merges = train_bpe(texts(), settings.vocab_size, settings.min_frequency)
+    if settings.algorithm == "byte_bpe":
+        vocab, merges = train_bpe(texts(), settings.vocab_size, settings.min_frequency)
+        content, size = tokenizer_files(vocab, merges), len(vocab)
+    else:
+        from tasks.tokenizer.sentencepiece_training import train_sentencepiece  # its library is an extra
+
+        first = next(found := texts(), None)
+        model = (
+            b""
+            if first is None
+            else train_sentencepiece(chain([first], found), settings.vocab_size, settings.algorithm)
+        )
+        content, size = {MODEL: model}, 0 if first is None else vocab_size(open_tokenizer({MODEL: model}, "trained"))
     if not counts["characters"]:
         raise UserError(
             f"no document of the train split in {source.url} to train a tokenizer on; give more pages,"
             " or set tokenizer.name = 'gpt2'"
         )
-    return _commit(folder, tokenizer_files(vocab, merges), {**counts, "vocab_size": len(vocab)})
+    return _commit(folder, content, {**counts, "vocab_size": size})
 
 
 def train_bpe(
@@ -155,36 +164,8 @@ def cut_runs(text: str) -> str:
 
 def fetch(folder: Folder, name: str, source: str | None) -> Outcome:
     """Copy the published files from a folder, or download them."""
-    content, size = published_files(source)
+    content, size = _published(source)
     return _commit(folder, content, {"vocab_size": size})
-
-
-def published_files(source: str | None) -> tuple[dict[str, bytes], int]:
-    """Read the published files of GPT-2 from a folder, or download them.
-
-    Args:
-        source: folder or URL of the files; None: download.
-
-    Returns:
-        Content of each file by name, and the number of tokens.
-
-    Raises:
-        UserError: the files cannot be read or downloaded, or differ from the published ones.
-    """
-    content = {}
-    for name, (published, digest) in PUBLISHED.items():
-        data, location = (
-            _read_from(Folder(source), name, published) if source else _download(f"{PUBLISHED_AT}/{published}")
-        )
-        if (found := hashlib.sha256(data).hexdigest()) != digest:
-            raise UserError(
-                f"{location} is not GPT-2's published {name} (SHA-256 {found[:12]}…, {digest[:12]}… expected);"
-                " give tokenizer.folder with the published files; for your own files set tokenizer.name = 'folder'"
-            )
-        content[name] = data
-    vocab, merges = parse_tables(content[VOCAB].decode(), content[MERGES].decode())
-    content[TOKENIZER] = build_tokenizer(vocab, merges).to_str(pretty=False).encode()
-    return content, len(vocab)
 
 
 def read_own(folder: Folder, name: str, settings: TokenizerSettings) -> Outcome:
@@ -197,26 +178,30 @@ def own_files(settings: TokenizerSettings) -> tuple[dict[str, bytes], int]:
     """Read the user's own tokenizer and convert it to the files of a tokenizer folder.
 
     Returns:
-        Content of each of the three files by name, and the number of tokens.
+        Content of each file by name, and the number of tokens.
 
     Raises:
-        UserError: a file is missing, or the tokenizer is not a byte-level BPE with `<|endoftext|>`.
+        UserError: a file is missing or damaged, or the tokenizer has no token that ends a text.
     """
-    folder = Folder(str(settings.folder))
+    place = Path(str(settings.folder))
+    if place.is_file():
+        files, source = read_files(place), str(place.parent)
+    else:
+        folder = Folder(str(settings.folder))
+        files, source = collect_files(folder.read_bytes, folder.url), folder.url
     try:
-        try:
-            tables = parse_tables(*(_read_from(folder, *names)[0].decode() for names in FILE_NAMES))
-        except UserError as missing:
-            try:
-                tables = tables_of_json(folder.read_bytes(TOKENIZER).decode())
-            except OSError:
-                raise missing from None
-    except ValueError as error:
-        raise UserError(
-            f"tokenizer.folder {folder.url} is not a byte-level BPE like GPT-2's: {error}; correct it, or set "
-            "tokenizer.name = 'train'"
-        ) from error
-    return tokenizer_files(*tables), len(tables[0])
+        content = canonical_files(files, source)
+        return content, vocab_size(open_tokenizer(content, source))
+    except UserError as error:
+        raise UserError(f"tokenizer.folder: {error}") from error
+
+
+def _published(source: str | None) -> tuple[dict[str, bytes], int]:
+    """Content of the published files, from a folder or URL or downloaded, and the number of tokens."""
+    if source is None:
+        return published_files(None, REMEDY)
+    folder = Folder(source)
+    return published_files(collect_files(folder.read_bytes, folder.url), REMEDY, folder.url)
 
 
 def check_tokenizer(settings: TokenizerSettings) -> None:
@@ -228,36 +213,10 @@ def check_tokenizer(settings: TokenizerSettings) -> None:
     if settings.name == "folder":
         own_files(settings)
     elif settings.folder:
-        published_files(settings.folder)
+        _published(settings.folder)
 
 
-def _commit(folder: Folder, content: dict[str, bytes], facts: dict[str, int]) -> Outcome:
-    for name in FILES:
-        folder.write_bytes(name, content[name])
-    return Outcome(outputs=tuple(folder.record(name) for name in FILES), facts=facts)
-
-
-def _read_from(folder: Folder, *names: str) -> tuple[bytes, str]:
-    """Content and location of the first of these files that exists."""
-    for name in names:
-        try:
-            return folder.read_bytes(name), f"{folder.url}/{name}"
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise UserError(f"cannot read {folder.url}/{name}: {error.strerror or error}; check the file") from error
-    raise UserError(
-        f"{folder.url} contains neither {' nor '.join(names)}; give tokenizer.folder with {VOCAB} and {MERGES}"
-    )
-
-
-def _download(url: str) -> tuple[bytes, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
-            return response.read(MAX_BYTES), url
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise UserError(
-            f"cannot download {url}: {reason}; give tokenizer.folder with vocab.json and merges.txt,"
-            " or set tokenizer.name = 'train'"
-        ) from error
+def _commit(folder: Folder, content: Mapping[str, bytes], facts: dict[str, int]) -> Outcome:
+    for name, data in content.items():
+        folder.write_bytes(name, data)
+    return Outcome(outputs=tuple(folder.record(name) for name in content), facts=facts)

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, resolve_epochs, run_config, to_toml
 from gpt2train.data.samples import samples_per_epoch
 from gpt2train.data.sharded_dataset import open_tokens
-from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
+from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import FILE, read_metrics
@@ -150,7 +150,7 @@ def resolved_config(
         settings,
         train=f"{token_folder}/train/tokens",
         valid=None if validation_warning(facts, settings) else f"{token_folder}/valid/tokens",
-        vocab=load_tokenizer(tokenizer_folder).get_vocab_size(),
+        vocab=vocab_size(load_tokenizer(tokenizer_folder)),
         tokenizer_hash=tokenizer_hash(tokenizer_folder),
         output=run.path(),
     )

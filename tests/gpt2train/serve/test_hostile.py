@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 
+from gpt2train.data.token_bytes import longest_token
 from gpt2train.data.tokenizer import build_tokenizer, encode_ordinary
-from gpt2train.inference.text_stream import longest_token
 from tests.gpt2train.serve.local_server import LETTERS, SHAPE, Running, running, tokenizer
 
 JSON = {"Content-Type": "application/json"}

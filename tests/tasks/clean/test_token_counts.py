@@ -24,7 +24,7 @@ ASCII = st.characters(max_codepoint=127)
 @pytest.fixture
 def gpt2(open_data: Path, tmp_path: Path) -> TokenizerFile:
     save_tokenizer(tmp_path, *read_tables(open_data / "bpe"))
-    return TokenizerFile(Folder(tmp_path), "of gpt2")
+    return TokenizerFile(Folder(tmp_path), "tokenizer.json", "of gpt2")
 
 
 # Unassigned characters (Cn) are classed by the version of Unicode, which differs between the two libraries.
@@ -56,7 +56,7 @@ class OneTooMany:
 
 
 def test_a_fast_library_that_disagrees_is_not_used(gpt2: TokenizerFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, _ = token_counts._encoders(gpt2.folder.url, gpt2.sha256)
-    monkeypatch.setattr(token_counts, "_encoders", lambda url, sha256: (plain, OneTooMany(plain)))
+    plain, _ = token_counts._encoders(gpt2.folder.url, gpt2.name, gpt2.sha256)
+    monkeypatch.setattr(token_counts, "_encoders", lambda url, name, sha256: (plain, OneTooMany(plain)))
     texts = [f"number {n} of many" for n in range(40)]
     assert count_tokens(texts, gpt2) == plain(Texts.of(texts)).lengths.tolist()

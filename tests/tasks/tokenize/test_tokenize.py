@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from gpt2train.data.encoder import Encoded, Encoder, Texts
 from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.sharded_dataset import open_tokens
-from gpt2train.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
+from gpt2train.data.tokenizer import END_OF_TEXT, encode_ordinary, end_of_text_id, load_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from tasks.core.manifest import Manifest, read_manifest
 from tasks.core.runner import Runner, Stage
@@ -28,6 +28,7 @@ from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenize.step import tokenize
 from tasks.tokenizer.settings import TokenizerSettings
 from tasks.tokenizer.step import tokenizer
+from tests.gpt2train.data.test_tokenizer_kinds import CORPUS, WORDPIECE, unigram_json, wordpiece_folder
 from tests.tasks.corpus import Inline, content_of, documents_of, real_texts, rejected_of, row
 
 ROOT = Path(__file__).parents[3]
@@ -290,3 +291,29 @@ def test_text_that_is_not_utf8_is_rejected(tmp_path: Path, bpe: Path) -> None:
     assert manifest.outcome.reasons == {"not_utf8": 2}
     assert manifest.outcome.facts["train_documents"] == 2
     assert "\ufffd" in rejected_of(root, manifest)[0]["text"]
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece_unigram", "sentencepiece_bpe", "wordpiece", "unigram json"])
+def test_tokens_of_another_kind_of_tokenizer(tmp_path: Path, kind: str) -> None:
+    """Trained on the corpus or given: the step's ids are those of the tokenizer that it leaves beside them."""
+    settings: dict[str, Any] = {"algorithm": kind, "vocab_size": 400}
+    if kind == "wordpiece":
+        settings = {"name": "folder", "folder": str(wordpiece_folder(tmp_path / "w", WORDPIECE))}
+    elif kind == "unigram json":
+        settings = {"name": "folder", "folder": str(unigram_json(tmp_path / "u") / "tokenizer.json")}
+    else:
+        pytest.importorskip("sentencepiece")
+    root = Folder(tmp_path / "out")
+    rows = [row(text * 3) for text in [*CORPUS, "ab 中文 </s> [SEP]", "a"] * 10]
+    documents = documents_of(root, rows)
+    with Inline(workers=1) as runner:
+        made = tokenizer(root, documents, TokenizerSettings.model_validate(settings), runner)
+        tokens = tokenize(root, documents, made, TokenizeSettings(), runner)
+        assert tokenizer(root, documents, TokenizerSettings.model_validate(settings), runner) == made
+    opened = load_tokenizer(tmp_path / "out/tokenizer")
+    assert made.outcome.facts["vocab_size"] == vocab_size(opened)
+    end = end_of_text_id(opened)
+    found = open_tokens(tmp_path / "out/tokens/train/tokens")
+    expected = [[*ids, end] for ids in encode_ordinary(opened, [one["text"] for one in rows])]
+    assert [found[number].tolist() for number in range(len(found))] == expected
+    assert tokens.outcome.facts["train_documents"] == len(rows) and "engine_mismatches" not in tokens.outcome.facts

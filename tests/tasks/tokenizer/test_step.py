@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from gpt2train.data import published_gpt2 as module
 from gpt2train.data.tokenizer import (
     END_OF_TEXT,
     FILES,
@@ -25,7 +26,6 @@ from gpt2train.data.tokenizer import (
 from gpt2train.errors import UserError
 from tasks.core.manifest import Manifest
 from tasks.core.storage import Folder
-from tasks.tokenizer import step as module
 from tasks.tokenizer.settings import TokenizerSettings
 from tasks.tokenizer.step import check_tokenizer, cut_runs, tokenizer, train_bpe
 from tests.tasks.corpus import Inline, content_of, documents_of, row, texts_of

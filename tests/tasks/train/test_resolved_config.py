@@ -5,7 +5,7 @@ from pathlib import Path
 from gpt2train.config import TrainSettings
 from gpt2train.data.samples import samples_per_epoch
 from gpt2train.settings import build
-from tasks.core.step import need_manifest
+from tasks.core.manifest import need_manifest
 from tasks.core.storage import Folder
 from tasks.train.step import resolved_config
 from tests.flows.small_tokens import TRAIN, prepare_tokens

@@ -1,0 +1,154 @@
+"""Encoding of a block of documents to tokens, in a worker process or not."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from gpt2train.data.encoder import Encoder, FastEncoder, PlainEncoder, Texts, disagreement
+from gpt2train.data.text_files import MAX_DOCUMENT, Row
+from gpt2train.data.tokenizer import end_of_text_id, open_tokenizer
+
+SAMPLE_TEXTS, SAMPLE_CHARACTERS = 8, 2000  # of each block, encoded by both engines
+
+
+class Rejected(NamedTuple):
+    """Document without tokens, and why."""
+
+    place: str
+    line: int
+    reason: str
+    detail: str
+
+
+class EncodedBlock(NamedTuple):
+    """Tokens of the documents of a block."""
+
+    ids: np.ndarray
+    """[tokens], of the dtype of the token file."""
+    lengths: np.ndarray
+    """int32 [documents]."""
+    rejected: list[Rejected]
+
+
+class BlockEncoder:
+    """Encoder of blocks; what it returns depends on the block alone.
+
+    Args:
+        files: files of the tokenizer.
+        source: their place, for error messages.
+        json_key: key of the text in JSON lines.
+        append_end: append the end-of-text token to each document.
+        dtype: dtype of the token file.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], source: str, json_key: str, append_end: bool, dtype: str) -> None:
+        tokenizer = open_tokenizer(files, source)
+        self._key, self._dtype = json_key, np.dtype(dtype)
+        self._end = end_of_text_id(tokenizer) if append_end else None
+        self._plain: Encoder = PlainEncoder(tokenizer)
+        self._fast: Encoder | None = None
+        with contextlib.suppress(ImportError, ValueError):  # not installed, or not for this tokenizer
+            self._fast = FastEncoder(tokenizer)
+
+    def __call__(self, rows: Sequence[Row]) -> EncodedBlock:
+        """Encode the documents; those without text or tokens are rejected."""
+        texts: list[str] = []
+        origins: list[Row] = []
+        rejected: list[Rejected] = []
+        for row in rows:
+            found = read_text(row, self._key)
+            if isinstance(found, Rejected):
+                rejected.append(found)
+            else:
+                texts.append(found)
+                origins.append(row)
+        encoded = self._encoder(texts)(Texts.of(texts))
+        for index in np.flatnonzero(encoded.lengths == 0).tolist():
+            rejected.append(_rejected(origins[index], "no_tokens", "the tokenizer gives no token for this text"))
+        lengths = encoded.lengths[encoded.lengths > 0]
+        ids = encoded.ids.astype(self._dtype)
+        if self._end is not None:
+            ids = np.insert(ids, np.cumsum(lengths), self._end)
+            lengths = lengths + 1
+        return EncodedBlock(ids, lengths.astype("<i4"), rejected)
+
+    def _encoder(self, texts: list[str]) -> Encoder:
+        """Fast engine if it agrees with the reference on a sample of these texts."""
+        if self._fast is None or len(texts) < 2:
+            return self._plain
+        sample = Texts.of([text[:SAMPLE_CHARACTERS] for text in texts[:: -(-len(texts) // SAMPLE_TEXTS)]])
+        return self._plain if disagreement(self._fast, self._plain, sample) else self._fast
+
+
+def read_text(row: Row, key: str) -> str | Rejected:
+    """Text of a document, or the reason why it has none."""
+    if row.kind == "too_large":
+        return _rejected(row, "too_large", f"more than {MAX_DOCUMENT:,} bytes")
+    if row.kind == "not_text":
+        return _rejected(row, "not_text", "a member of an archive that is no text")
+    if row.kind == "json":
+        try:
+            value = _json(row.content)
+        except (ValueError, RecursionError) as error:
+            return _rejected(row, "not_json", str(error))
+        if not isinstance(value, dict):
+            return _rejected(row, "not_json", "not a JSON object")
+        if key not in value:
+            return _rejected(row, "no_key", f"keys: {', '.join(sorted(value))}")
+        text = value[key]
+        if not isinstance(text, str):
+            return _rejected(row, "not_text", f"{key} is not a string")
+    else:
+        try:
+            text = row.content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            return _rejected(row, "not_utf8", str(error))
+    if not text:
+        return _rejected(row, "empty", "a document without text has no tokens")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _rejected(row, "not_utf8", "a lone surrogate, which UTF-8 cannot encode")
+    return text
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except ValueError:
+        return json.loads(line)  # also takes NaN and lone surrogates
+
+
+def _rejected(row: Row, reason: str, detail: str) -> Rejected:
+    return Rejected(row.place, row.number, reason, " ".join(detail.split())[:200])
+
+
+_encoder: BlockEncoder | None = None
+
+
+def start_worker(*arguments: Any) -> None:
+    """Prepare a worker process."""
+    global _encoder
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other workers use the other cores
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _encoder = BlockEncoder(*arguments)
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent is gone: after a `kill -9` it would wait for work for ever."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
+
+
+def encode_in_worker(rows: Sequence[Row]) -> EncodedBlock:
+    """Encode a block by the encoder of this worker process."""
+    assert _encoder is not None
+    return _encoder(rows)

@@ -1,0 +1,15 @@
+"""The file of a tokenizer step from which workers open the tokenizer."""
+
+from gpt2train.data.tokenizer import PRIMARY, Tokenizer, open_tokenizer
+from tasks.core.manifest import Manifest
+from tasks.core.storage import FileRecord, Folder
+
+
+def tokenizer_record(tokenizer: Manifest) -> FileRecord:
+    """Return the record of the one file that is a tokenizer by itself: `tokenizer.json` or `tokenizer.model`."""
+    return next(record for record in tokenizer.outputs if record.name in PRIMARY)
+
+
+def read_tokenizer(folder: Folder, name: str) -> Tokenizer:
+    """Open the tokenizer of a folder, local or not, from its file."""
+    return open_tokenizer({name: folder.read_bytes(name)}, folder.url)

@@ -1,0 +1,328 @@
+"""`gpt2train data tokenize`: Megatron's bytes, any number of workers, any packing, every bad row named, resumable."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2train.cli import app
+from gpt2train.data import text_files, tokenize_files
+from gpt2train.data.indexed import IndexedDataset
+from gpt2train.data.text_files import Row, read_rows
+from gpt2train.data.tokenize_block import Rejected, read_text
+from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, save_tokenizer, tokenizer_hash
+from gpt2train.data.zstd_frames import ZstdFrames
+from gpt2train.errors import UserError
+from gpt2train.io.command_line import run_command
+from tests.gpt2train.data.test_tokenizer import small_tables
+
+# The sample of OneFlow's tutorial, as it stands there.
+SAMPLE = """{"src": "www.nvidia.com", "text": "The quick brown fox", "type": "Eng", "id": "0", "title": "First Part"}
+{"src": "The Internet", "text": "jumps over the lazy dog", "type": "Eng", "id": "42", "title": "Second Part"}
+"""
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bpe")
+    save_tokenizer(folder, *small_tables())
+    return folder
+
+
+def tokenize(bpe: Path, output: Path, *arguments: object) -> int:
+    return run_command(
+        app, ["data", "tokenize", *map(str, arguments), "--output", str(output), "--tokenizer", str(bpe)]
+    )
+
+
+def texts_of(bpe: Path, prefix: Path) -> list[str]:
+    tokenizer, dataset = load_tokenizer(bpe), IndexedDataset(prefix)
+    return [tokenizer.decode(dataset[index].tolist(), skip_special_tokens=False) for index in range(len(dataset))]
+
+
+def megatron_files(bpe: Path, texts: list[str], append_eod: bool) -> tuple[bytes, bytes]:
+    """The pair as Megatron-LM's MMapIndexedDatasetBuilder writes it (megatron/data/indexed_dataset.py, 992da75)."""
+    tokenizer = load_tokenizer(bpe)
+    dtype, sizes, documents, data = np.uint16, [], [0], b""
+    for text in texts:
+        ids = encode_ordinary(tokenizer, [text])[0] + ([tokenizer.token_to_id("<|endoftext|>")] if append_eod else [])
+        array = np.array(ids, dtype=dtype)
+        data += array.tobytes(order="C")
+        sizes.append(array.size)
+        documents.append(len(sizes))
+    pointers, address = [], 0
+    for size in sizes:
+        pointers.append(address)
+        address += size * dtype().itemsize
+    index = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + (8).to_bytes(1, "little")
+    index += len(sizes).to_bytes(8, "little") + len(documents).to_bytes(8, "little")
+    for values, kind in ((sizes, np.int32), (pointers, np.int64), (documents, np.int64)):
+        index += np.array(values, dtype=kind).tobytes(order="C")
+    return data, index
+
+
+@pytest.mark.parametrize("append_eod", [True, False])
+def test_the_sample_of_the_tutorial_gives_the_bytes_of_megatron(bpe: Path, tmp_path: Path, append_eod: bool) -> None:
+    (tmp_path / "sample.json").write_text(SAMPLE)
+    output = tmp_path / "out/sample"
+    flags = ["--append-eod"] if append_eod else []
+    assert tokenize(bpe, output, tmp_path / "sample.json", "--json-key", "text", "--workers", 1, *flags) == 0
+    expected = megatron_files(bpe, ["The quick brown fox", "jumps over the lazy dog"], append_eod)
+    assert (Path(f"{output}.bin").read_bytes(), Path(f"{output}.idx").read_bytes()) == expected
+    assert tokenizer_hash(tmp_path / "out/tokenizer") == tokenizer_hash(bpe)
+    assert sorted(path.name for path in output.parent.iterdir()) == ["sample.bin", "sample.idx", "tokenizer"]
+
+
+def tar_of(members: dict[str, bytes], mode: str = "w") -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode=mode) as archive:  # type: ignore[call-overload]
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return target.getvalue()
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.compress(data, codec="zstd", asbytes=True))
+
+
+def owt(texts: list[bytes]) -> bytes:
+    """openwebtext.tar.xz as it is published: a tar.xz of `…_data.xz`, each of which is a tar.xz of texts."""
+    inner = [tar_of({f"{n:07}-{i}.txt": text for i, text in enumerate(texts[n::2])}, "w:xz") for n in range(2)]
+    return tar_of({f"openwebtext/urlsf_subset0{n}-{n}_data.xz": part for n, part in enumerate(inner)}, "w:xz")
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("a.jsonl", bytes),
+        ("a.json.gz", gzip.compress),
+        ("a.jsonl.zst", zstd),
+        ("a.json.bz2", bz2.compress),
+        ("a.json.xz", lzma.compress),
+        ("no suffix", gzip.compress),
+        ("two frames.zst", lambda data: zstd(data[:30]) + zstd(data[30:])),
+        ("a.tar", lambda data: tar_of({"deep/a.jsonl": data})),
+        ("a.tar.gz", lambda data: tar_of({"a.jsonl.gz": gzip.compress(data)}, "w:gz")),
+    ],
+)
+def test_every_packing_gives_the_same_tokens(
+    bpe: Path, tmp_path: Path, name: str, pack: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / name).write_bytes(pack(SAMPLE.encode()))
+    assert tokenize(bpe, tmp_path / "t", tmp_path / name, "--workers", 1) == 0
+    assert texts_of(bpe, tmp_path / "t") == ["The quick brown fox", "jumps over the lazy dog"]
+
+
+def test_openwebtext_is_read_as_published(bpe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    texts = [f"page {number}\nthe end".encode() for number in range(5)]
+    (tmp_path / "openwebtext.tar.xz").write_bytes(owt([*texts, b""]))
+    assert tokenize(bpe, tmp_path / "t", tmp_path / "openwebtext.tar.xz", "--workers", 1) == 0
+    assert texts_of(bpe, tmp_path / "t") == [text.decode() for text in texts[0::2] + texts[1::2]]
+    assert "5 documents" in (out := capfd.readouterr().out) and "1 empty" in out
+    [row] = map(json.loads, (tmp_path / "t.rejected.jsonl").read_text().splitlines())
+    assert row["file"].endswith("openwebtext.tar.xz!openwebtext/urlsf_subset01-1_data.xz!0000001-2.txt")
+
+
+def corpus(path: Path, rows: int = 400) -> Path:
+    words = ["the", "weather", "of", "汉字", "Привет", "\n", "<|endoftext|>", "x" * 50]
+    with path.open("w") as file:
+        for number in range(rows):
+            file.write(
+                json.dumps({"text": " ".join(words[(number * k) % 8] for k in range(1, 20)), "n": number}) + "\n"
+            )
+            if number % 50 == 7:
+                file.write("{broken\n\n")
+    return path
+
+
+def test_bytes_do_not_depend_on_workers(bpe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize_files, "BLOCK_BYTES", 4000)
+    source = corpus(tmp_path / "c.jsonl")
+    for workers in (1, 2):
+        assert tokenize(bpe, tmp_path / f"w{workers}/t", source, "--append-eod", "--workers", workers) == 0
+    one, two = ({path.name: path.read_bytes() for path in (tmp_path / f"w{n}").glob("t.*")} for n in (1, 2))
+    assert one == two and one.keys() == {"t.bin", "t.idx", "t.rejected.jsonl"}
+    assert len(IndexedDataset(tmp_path / "w1/t")) == 400
+
+
+@pytest.mark.parametrize("at", [2, 5, "move"])
+def test_an_interrupted_run_continues(bpe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: object) -> None:
+    monkeypatch.setattr(tokenize_files, "BLOCK_BYTES", 4000)
+    monkeypatch.setattr(tokenize_files, "SAVE_SECONDS", 0.0)
+    source = corpus(tmp_path / "c.jsonl")
+    assert tokenize(bpe, tmp_path / "whole", source, "--workers", 1) == 0
+    encoded, calls = tokenize_files.BlockEncoder.__call__, []
+
+    def encode(self: tokenize_files.BlockEncoder, rows: list[Row]) -> tokenize_files.EncodedBlock:
+        calls.append(rows)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return encoded(self, rows)
+
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tokenize_files.BlockEncoder, "__call__", encode)
+    with monkeypatch.context() as patch:
+        if at == "move":
+            patch.setattr(Path, "replace", lambda self, to: stop() if self.name == "index" else self.rename(to))
+        assert tokenize(bpe, tmp_path / "cut", source, "--workers", 1) == 130
+    before, at = calls.copy(), None
+    calls.clear()
+    assert tokenize(bpe, tmp_path / "cut", source, "--workers", 1) == 0
+    whole = list(tokenize_files.blocks_of([source]))
+    assert [*before[: len(whole) - len(calls)], *calls] == whole and len(calls) < len(whole)  # none is encoded again
+    for suffix in ("bin", "idx", "rejected.jsonl"):
+        assert (tmp_path / f"cut.{suffix}").read_bytes() == (tmp_path / f"whole.{suffix}").read_bytes()
+    assert not (tmp_path / "cut.partial").exists()
+
+
+BAD = [
+    (b"{broken", "not_json"),
+    (b"[1, 2]", "not_json"),
+    (b"[" * 100_000, "not_json"),
+    (b'{"text": "\xff"}', "not_json"),
+    (b'{"text": "\\ud800"}', "not_utf8"),
+    (b'{"text": 5}', "not_text"),
+    (b'{"text": null}', "not_text"),
+    (b'{"text": ""}', "empty"),
+    (b'{"body": "x"}', "no_key"),
+]
+
+
+def test_bad_rows_are_named_and_counted(bpe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [b'{"text": "good"}', *(line for line, _ in BAD), b'{"text": "end", "x": NaN}']
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    assert tokenize(bpe, tmp_path / "t", tmp_path / "a.jsonl", "--workers", 1) == 0
+    rows = [json.loads(line) for line in (tmp_path / "t.rejected.jsonl").read_text().splitlines()]
+    assert [(row["line"], row["reason"]) for row in rows] == [(n, reason) for n, (_, reason) in enumerate(BAD, 2)]
+    assert texts_of(bpe, tmp_path / "t") == ["good", "end"]
+    assert "rejected: 1 empty, 1 no_key, 4 not_json, 2 not_text, 1 not_utf8" in capfd.readouterr().out
+
+
+@given(st.binary(max_size=60) | st.text(max_size=30).map(lambda text: json.dumps({"text": text}).encode()))
+def test_no_line_ends_a_run(line: bytes) -> None:
+    found = read_text(Row("a", 1, "json", line), "text")
+    assert isinstance(found, Rejected) or (found and found.encode())
+
+
+def test_a_document_that_is_too_large_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "MAX_DOCUMENT", 20)
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "x"}\n' + b"{" * 100 + b'\n{"text": "y"}')
+    assert [(row.number, row.kind) for row in read_rows(tmp_path / "a.jsonl")] == [
+        (1, "json"),
+        (2, "too_large"),
+        (3, "json"),
+    ]
+    (tmp_path / "a.txt").write_bytes(b"x" * 21)
+    assert [row.kind for row in read_rows(tmp_path / "a.txt")] == ["too_large"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.lz4", b"x", "unknown compression"),
+        ("a.json", b"PK\x03\x04zip", "unknown compression (zip)"),
+        ("a.bin", b"x", "unknown kind"),
+        ("a.json", b'[{"text": "x"}]', "a JSON array"),
+        ("a.json.gz", gzip.compress(b"x" * 10_000)[:-12], "cannot read"),
+        ("a.json.zst", zstd(b"x" * 10_000)[:-3], "cannot read"),
+        ("a.json.xz", lzma.compress(b"x" * 10_000)[:60], "cannot read"),
+        ("a.tar", tar_of({"a.txt": b"x" * 5000})[:2000], "cannot read"),
+        ("a.json", b'{"body": "x", "id": 1}\n', "no document has the key 'text' (keys: body, id)"),
+        ("a.json", b"{broken", "no document has a text (1 not_json)"),
+        ("a.json", b"", "the inputs are empty"),
+        (None, b"", "there is no file"),
+    ],
+)
+def test_refusals_are_one_line(
+    bpe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str | None, content: bytes, message: str
+) -> None:
+    if name:
+        (tmp_path / name).write_bytes(content)
+    assert tokenize(bpe, tmp_path / "t", tmp_path / (name or "none.json"), "--workers", 1) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1 and message in error
+    assert not (tmp_path / "t.bin").exists()
+
+
+def test_existing_tokens_and_another_tokenizer_are_refused(bpe: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(SAMPLE)
+    assert tokenize(bpe, tmp_path / "t", tmp_path / "a.json", "--workers", 1) == 0
+    assert tokenize(bpe, tmp_path / "t", tmp_path / "a.json", "--workers", 1) == 2
+    vocab, merges = small_tables()
+    other = tmp_path / "other"
+    other.mkdir()
+    save_tokenizer(other, vocab, merges[:3])
+    assert tokenize(other, tmp_path / "u", tmp_path / "a.json", "--workers", 1) == 2
+    with pytest.raises(UserError, match="has no files"):
+        (tmp_path / "none").mkdir()
+        text_files.expand([tmp_path / "none"])
+
+
+def test_the_command_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, gpt2train.cli, gpt2train.data.tokenize_files;"
+        "print([name for name in ('torch', 'transformers', 'prefect', 'pyarrow') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@given(
+    st.lists(st.binary(max_size=300) | st.just(b"x" * 300_000), min_size=1, max_size=3), st.integers(1, 70), st.data()
+)
+def test_a_truncated_zstd_stream_is_an_error_and_a_whole_one_is_not(
+    parts: list[bytes], step: int, data: st.DataObject
+) -> None:
+    skippable = b"\x5e\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
+    frames = [*map(zstd, parts), skippable]
+    whole = b"".join(frames)
+
+    def drain(content: bytes) -> bytes:
+        stream = ZstdFrames(io.BytesIO(content))
+        return b"".join(iter(lambda: stream.read(step), b""))
+
+    assert drain(whole) == whole
+    cut = data.draw(st.integers(1, len(whole) - 1))
+    if cut in [sum(map(len, frames[:number])) for number in range(len(frames))]:
+        assert drain(whole[:cut]) == whole[:cut]
+    else:
+        with pytest.raises(EOFError):
+            drain(whole[:cut])
+
+
+def test_no_worker_outlives_a_killed_command(bpe: Path, tmp_path: Path) -> None:
+    source = tmp_path / "pipe.jsonl"
+    with source.open("w") as file:
+        for number in range(200_000):
+            file.write(json.dumps({"text": f"number {number} " * 20}) + "\n")
+    code = "import sys; from gpt2train.cli import main; sys.argv[0] = 'gpt2train'; main()"
+    flags = ["--output", str(tmp_path / "t"), "--tokenizer", str(bpe), "--workers", "2"]
+    with subprocess.Popen([sys.executable, "-c", code, "data", "tokenize", str(source), *flags]) as command:
+        parent = psutil.Process(command.pid)
+        deadline = time.monotonic() + 120
+        while not (workers := [one for one in parent.children() if "spawn_main" in " ".join(one.cmdline())]):
+            assert command.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)
+        command.kill()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive
+    assert not (tmp_path / "t.bin").exists()
