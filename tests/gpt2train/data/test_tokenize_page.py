@@ -19,7 +19,8 @@ from gpt2train.errors import UserError
 from gpt2train.inference.generate import generate
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.io.command_line import run_command
-from gpt2train.model.lazy_weights import LazyWeights, in_memory, sizes
+from gpt2train.model.families import sizes
+from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape
 from tasks.tokenizer.sentencepiece_training import train_sentencepiece
 from tests.gpt2train.data.test_tokenize_files import SAMPLE, owt
