@@ -11,8 +11,10 @@ from typing import ClassVar, Self
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt2train.errors import UserError
 from gpt2train.model.cache import Prefill, Step
 from gpt2train.model.families import MODELS, is_tied, load
+from gpt2train.model.family_check import check_model, check_specification
 from gpt2train.model.loss import chunked_cross_entropy
 from gpt2train.model.shape import Shape
 
@@ -175,6 +177,15 @@ class CausalLM(nn.Module):
 
 
 def build_model(shape: Shape, dropout: float = 0.0) -> CausalLM:
-    """Create the model of a shape's family, on torch's default device, with undefined weights."""
-    model: CausalLM = load(MODELS[shape.family].model)(shape, dropout)
+    """Create the model of a shape's family, on torch's default device, with undefined weights.
+
+    Raises:
+        UserError: the family's class cannot be imported, or differs from the specification of the family.
+    """
+    kind = load(MODELS[shape.family].model)
+    if not (isinstance(kind, type) and issubclass(kind, CausalLM)):
+        raise UserError(f"model family {shape.family}: {MODELS[shape.family].model} is not a subclass of CausalLM")
+    check_specification(shape)
+    model = kind(shape, dropout)
+    check_model(model, shape)
     return model

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
 from gpt2train.plugins import Registry
 from gpt2train.settings import Settings
@@ -98,8 +99,18 @@ def all_blocks(block: Sizes, layers: int) -> Sizes:
 
 
 def load(name: str) -> Any:
-    """Import a class that a specification names."""
-    return pkgutil.resolve_name(name)
+    """Import a class that a specification names.
+
+    Raises:
+        UserError: it cannot be imported.
+    """
+    try:
+        return pkgutil.resolve_name(name)
+    except Exception as error:  # code of others, which may fail in any way
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(
+            f"cannot import {name}, which a model family names ({reason}); correct the name, or the module"
+        ) from error
 
 
 @cache
