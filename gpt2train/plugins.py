@@ -99,7 +99,7 @@ def load_plugins() -> dict[str, str]:
         except UserError as error:
             raise UserError(f"plug-in {name}: {error}") from error
         except Exception as error:  # code of others, which may fail in any way
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise UserError(f"plug-in {name} cannot be imported ({reason}); repair or uninstall it") from error
         versions[name] = point.dist.version if point.dist else ""
     return dict(sorted(versions.items()))

@@ -4,14 +4,16 @@ A step is described by a `DataStep`. From it follow its settings group and flags
 fingerprint, its place in the recipe, and with them its dry run, its Prefect task and its line in the report.
 """
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import Field, create_model
+from pydantic import Field, ValidationError, create_model
 
+from gpt2train.errors import UserError
 from gpt2train.plugins import Registry, distributions_of
-from gpt2train.settings import Settings
+from gpt2train.settings import Settings, explain
 from tasks.clean.filters.verdict import Rejection
 from tasks.core.reject_limits import LimitSettings
 
@@ -48,7 +50,36 @@ class DataStep:
         return (*distributions_of(self.process), *self.libraries)
 
 
-DATA_STEPS: Registry[DataStep] = Registry("data step")
+class DataStepRegistry(Registry[DataStep]):
+    """Data steps by name; a step runs in worker processes, with the settings of its group."""
+
+    def register(self, name: str, entry: DataStep) -> DataStep:
+        """Add a step and return it.
+
+        Raises:
+            UserError: the name is taken or malformed, or the step cannot be run as it is described.
+        """
+        place = f"data step {name}"
+        if entry.name != name:
+            raise UserError(f"{place}: its DataStep has the name {entry.name!r}; give both the same")
+        if entry.after not in get_args(After):
+            raise UserError(f"{place}: after={entry.after!r}; choose {', '.join(get_args(After))}")
+        if not 0 <= entry.limit <= 1:
+            raise UserError(f"{place}: limit={entry.limit!r}; give a share from 0 to 1")
+        try:
+            pickle.dumps(entry.process)
+        except Exception as error:  # PicklingError, AttributeError or TypeError, by the kind of function
+            raise UserError(
+                f"{place}: workers cannot import {entry.process!r}; put it at the top level of a module"
+            ) from error
+        try:
+            entry.settings()
+        except ValidationError as error:
+            raise UserError(f"{explain(error, entry.settings, place)}; give every field a valid default") from error
+        return super().register(name, entry)
+
+
+DATA_STEPS = DataStepRegistry("data step")
 
 
 def steps_after(name: After) -> list[DataStep]:

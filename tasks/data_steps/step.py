@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from gpt2train.errors import RunError
 from gpt2train.settings import Settings
 from tasks.clean.filters.verdict import Rejection
 from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
@@ -59,7 +60,11 @@ def process_part(
     min_tokens: int,
     tokenizer: TokenizerFile | None,
 ) -> Outcome:
-    """Process one shard; runs in a worker."""
+    """Process one shard; runs in a worker.
+
+    Raises:
+        RunError: the function of the plug-in returned neither a text nor a rejection.
+    """
     kept: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
     changed = 0
@@ -72,6 +77,9 @@ def process_part(
                 result = Rejection("too_short", f"{tokens} tokens left, at least {min_tokens} expected")
         if isinstance(result, str):
             kept.append(row)
-        else:
+        elif isinstance(result, Rejection):
             rejected.append(rejected_row(row, result.reason, result.detail))
+        else:
+            place = f"data step: {process.__module__}.{process.__qualname__}"
+            raise RunError(f"{place} returned {type(result).__name__}; return the text to keep, or a Rejection")
     return commit_rows(folder, f"{name}.parquet", kept, rejected, CLEAN, {"changed": changed})

@@ -62,6 +62,12 @@ def test_a_broken_plug_in_is_named(tmp_path: Path) -> None:
     assert f"UserError: plug-in broken cannot be imported ({reason}); repair" in done.stderr, done.stderr
 
 
+def test_the_reason_of_a_broken_plug_in_is_one_line(tmp_path: Path) -> None:
+    install(tmp_path, "broken", "raise ValueError('first line\\n  second line')")
+    done = python(tmp_path, "from gpt2train import plugins; plugins.load_plugins()")
+    assert "cannot be imported (ValueError: first line second line); repair" in done.stderr, done.stderr
+
+
 def test_a_broken_plug_in_is_one_line_of_a_flow(tmp_path: Path) -> None:
     install(tmp_path, "broken", "1 / 0")
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field, create_model
 
+from gpt2train.errors import RunError
 from gpt2train.settings import Settings
 from tasks.clean.filters import c4, cleanup, fineweb, gopher, pii, repetition  # noqa: F401 (they register themselves)
-from tasks.clean.filters.registry import TextFilter, filters
+from tasks.clean.filters.registry import Replacement, TextFilter, filters
 from tasks.clean.filters.verdict import Rejection
 
 ABOUT = "Opt-in quality filters; all are off by default."
@@ -43,13 +44,20 @@ class Filtered(NamedTuple):
 
 
 def apply(text: str, language: str | None, settings: FilterSettings) -> Filtered:
-    """Apply the enabled filters to a repaired text in a language, up to the first that rejects it."""
+    """Apply the enabled filters to a repaired text in a language, up to the first that rejects it.
+
+    Raises:
+        RunError: The function of a plug-in returned something else than a filter may.
+    """
     facts: Counter[str] = Counter()
-    for _, item, options in _enabled(settings):
+    for name, item, options in _enabled(settings):
         result = item.run(text, language, options)
         if isinstance(result, Rejection):
             return Filtered(text, result, {})
         if result is not None:
+            if not isinstance(result, Replacement):
+                kind = type(result).__name__
+                raise RunError(f"text filter {name} returned {kind}; return a Rejection, a Replacement or None")
             text = result.text
             facts.update(result.facts)
     return Filtered(text, None, dict(facts))

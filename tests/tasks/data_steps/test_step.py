@@ -1,10 +1,12 @@
 """A data step of a plug-in: changed texts, rejections, place, fingerprint."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpt2train.errors import RunError, UserError
 from gpt2train.settings import Settings
 from tasks.clean.filters.verdict import Rejection
 from tasks.core.reject_limits import LimitSettings
@@ -52,6 +54,48 @@ def test_rows_keep_their_identity(tmp_path: Path) -> None:
     assert [found["id"] for found in kept] == [rows[number]["id"] for number in (0, 1, 4)]
     assert [found["tokens"] for found in kept] == [3, 3, 2]  # the space at the end is a piece
     assert [found["reason"] for found in rejected_of(root, done)] == ["bad_start", "too_short"]
+
+
+def no_verdict(document: dict[str, Any], settings: CutSettings) -> Any:
+    return False  # as a filter of datatrove
+
+
+def test_another_result_than_a_text_or_a_rejection_is_named(tmp_path: Path) -> None:
+    step = DataStep("no_verdict", CutSettings, no_verdict)
+    with Inline(1) as runner, pytest.raises(RunError, match=r"test_step.no_verdict returned bool; return the text to"):
+        runner.run_step(
+            function_of(step), Folder(tmp_path), documents_of(Folder(tmp_path), [row("one")]), CutSettings()
+        )
+
+
+class NoDefaultSettings(Settings):
+    """A field without a default."""
+
+    word: str
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "message"),
+    [
+        ("other", STEP, "data step other: its DataStep has the name 'cut_texts'; give both the same"),
+        ("cut_texts", dataclasses.replace(STEP, after="texts"), "after='texts'; choose clean, decontaminate, dedup"),
+        ("cut_texts", dataclasses.replace(STEP, limit=50), "limit=50; give a share from 0 to 1"),
+        (
+            "cut_texts",
+            dataclasses.replace(STEP, process=lambda d, s: ""),
+            "workers cannot import <function <lambda>.*; put it at the top",
+        ),
+        (
+            "cut_texts",
+            dataclasses.replace(STEP, settings=NoDefaultSettings),
+            "word: field required; give every field a",
+        ),
+    ],
+)
+def test_a_wrong_registration_is_refused(name: str, step: DataStep, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        DATA_STEPS.register(name, step)
+    assert name not in list(DATA_STEPS)
 
 
 def test_registration_adds_settings_and_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpt2train.errors import UserError
+from gpt2train.errors import RunError, UserError
 from gpt2train.settings import Settings
+from tasks.clean.filters import filter_chain
 from tasks.clean.filters.filter_chain import FilterSettings
 from tasks.clean.filters.registry import TextFilter, filters, register_filter
 from tasks.core.manifest import Outcome
@@ -112,3 +113,10 @@ class OffSettings(Settings):
 def test_a_wrong_registration_is_refused(name: str, settings: type[Settings], message: str) -> None:
     with pytest.raises(UserError, match=message):
         register_filter(name, TextFilter(settings, lambda text, settings: None, order=1))
+
+
+def test_another_result_than_a_verdict_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeps = TextFilter(OffSettings, lambda text, settings: True, order=1)  # as a filter of datatrove
+    monkeypatch.setattr(filter_chain, "_enabled", lambda settings: [("links", keeps, OffSettings())])
+    with pytest.raises(RunError, match="text filter links returned bool; return a Rejection, a Replacement or None"):
+        filter_chain.apply("text", None, FilterSettings())
