@@ -182,10 +182,10 @@ def build_model(shape: Shape, dropout: float = 0.0) -> CausalLM:
     Raises:
         UserError: the family's class cannot be imported, or differs from the specification of the family.
     """
-    kind = load(MODELS[shape.family].model)
-    if not (isinstance(kind, type) and issubclass(kind, CausalLM)):
-        raise UserError(f"model family {shape.family}: {MODELS[shape.family].model} is not a subclass of CausalLM")
     check_specification(shape)
-    model = kind(shape, dropout)
+    name = MODELS[shape.family].model
+    model = load(name)(shape, dropout)
+    if not isinstance(model, CausalLM):
+        raise UserError(f"model family {shape.family}: {name} is not a subclass of CausalLM")
     check_model(model, shape)
     return model

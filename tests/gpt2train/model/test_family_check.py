@@ -37,6 +37,13 @@ class WithBuffer(GPT2):
         self.register_buffer("mask", torch.ones(shape.context, shape.context).tril(), persistent=False)
 
 
+class Plain(nn.Module):
+    """Model without the base class."""
+
+    def __init__(self, shape: Shape, dropout: float) -> None:
+        super().__init__()
+
+
 def changed(**sizes: tuple[int, ...] | None) -> Any:
     """Function of sizes with other ones, by names with two underscores for each point; None removes a parameter."""
 
@@ -107,7 +114,7 @@ def test_a_model_that_differs_from_its_specification_is_refused(
             {"model": "no_such_module:Model"},
             r"names \(ModuleNotFoundError: No module named 'no_such_module'\); correct",
         ),
-        ({"model": f"{__name__}:changed"}, r"test_family_check:changed is not a subclass of CausalLM"),
+        ({"model": f"{__name__}:Plain"}, r"test_family_check:Plain is not a subclass of CausalLM"),
         ({"model": f"{__name__}:WithBuffer"}, r"WithBuffer has the buffer mask, which nothing would fill; compute it"),
     ],
 )
