@@ -71,15 +71,20 @@ def _parallel_class(model: CausalLM, name: str, module: nn.Module) -> type[nn.Mo
     Raises:
         UserError: there is no parallel implementation of this class.
     """
+    in_attention = isinstance(model.get_submodule(name.rpartition(".")[0]), SelfAttention)
     match module:
         case nn.Linear():
             return _RowLinear if shard_dim(f"{name}.weight", model.shape) == 1 else _ColumnLinear
         case nn.Embedding():
             return _ParallelTokenEmbedding if name == "wte" else _ParallelPositionEmbedding
+        case nn.LayerNorm() if in_attention:  # its weights would get the gradient of this process's heads alone
+            raise UserError(
+                f"parallel.tp: {name} of the model family {model.shape.family} is a LayerNorm of queries or keys, "
+                "which has no tensor-parallel form; use nn.RMSNorm, or parallel.tp = 1"
+            )
         case nn.LayerNorm():
             return _ParallelLayerNorm
         case nn.RMSNorm():
-            in_attention = isinstance(model.get_submodule(name.rpartition(".")[0]), SelfAttention)
             return _HeadRMSNorm if in_attention else _ParallelRMSNorm
     if next(module.parameters(recurse=False), None) is not None:
         raise UserError(

@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
+from gpt2train.errors import UserError
+from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.shape import Shape
+from gpt2train.parallel.tensor_parallel import _parallel_class
 from tests.gpt2train.forked_ranks import run_ranks
 
 RANKS = Path(__file__).parent / "run_cases.py"
@@ -155,3 +160,11 @@ def test_a_sharded_block_compiles_as_one_graph(tmp_path: Path) -> None:
             assert seen["same"] and seen["graphs"] > 0, seen
             # Masks that differ by process come from another state of the generator, which no graph can hold.
             assert len(seen["gaps"]) == (way == (0.5, False)), seen
+
+
+def test_a_layer_norm_inside_attention_is_refused() -> None:
+    model = GPT2(Shape(vocab=300, layers=1, heads=4, hidden=32, context=16))
+    norm = nn.LayerNorm(8)
+    model.blocks["0"].attn.q_norm = norm
+    with pytest.raises(UserError, match=r"blocks.0.attn.q_norm of the model family gpt2 is a LayerNorm of queries or"):
+        _parallel_class(model, "blocks.0.attn.q_norm", norm)
