@@ -27,6 +27,17 @@ class Shape:
     family: str = "gpt2"
     options: tuple[tuple[str, Option], ...] = ()
 
+    def __post_init__(self) -> None:
+        """Check that the options can be hashed, and written to TOML and JSON.
+
+        Raises:
+            ValueError: one is a list, None or another object.
+        """
+        for name, value in self.options:
+            if not isinstance(value, Option):
+                place = f"option {name} of the model family {self.family}"
+                raise ValueError(f"{place} is {value!r}: a number, a string or a boolean expected")
+
     @property
     def padded_vocab(self) -> int:
         """Rows of the token embedding: `vocab` rounded up to a multiple of 128."""

@@ -7,11 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from gpt2train import settings
+from gpt2train.config.model import ModelSettings
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import build_model
 from gpt2train.model.families import MODELS, ModelFamily, Sizes, gpt2_sizes
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
+from gpt2train.settings import Settings
 
 FAMILY = ModelFamily(model=f"{__name__}:Variant", sizes=gpt2_sizes, residual=("attn.proj", "down"))
 SHAPE = Shape(vocab=300, layers=2, heads=4, hidden=32, context=16)
@@ -27,6 +30,18 @@ class Variant(GPT2):
         for name, module in self.modules_instead.items():
             parent, _, last = name.rpartition(".")
             setattr(self.get_submodule(parent), last, module)
+
+
+class ListOptions(Settings):
+    """Options with a list."""
+
+    widths: tuple[int, ...] = (1, 2)
+
+
+class NoneOptions(Settings):
+    """Options with None."""
+
+    inner: int | None = None
 
 
 class WithBuffer(GPT2):
@@ -124,3 +139,21 @@ def test_a_wrong_specification_is_refused(
     with pytest.raises(UserError, match=message) as caught:
         build(monkeypatch, request, **changes)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ListOptions,
+            r"option widths of the model family refused is \[1, 2\]: a number, a string or a boolean",
+        ),
+        (NoneOptions, r"option inner of the model family refused is None: a number"),
+    ],
+)
+def test_options_that_no_file_of_settings_holds_are_refused(
+    options: type[Settings], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS._entries, "refused", dataclasses.replace(FAMILY, options=options))
+    with pytest.raises(UserError, match=f"^settings: {message}"):
+        settings.build(ModelSettings, {"family": "refused"})
