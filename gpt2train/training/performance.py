@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -21,6 +22,16 @@ KERNELS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+
+
+# Ranks finish autotuning minutes apart, also in the first validation, whose forward is compiled on its own; the first
+# one waits in a collective. As long as torch's default for gloo.
+AUTOTUNE_TIMEOUT = timedelta(minutes=30)
+
+
+def collective_timeout(settings: PerformanceSettings, requested: timedelta) -> timedelta:
+    """Return the timeout of collectives: with `max_autotune` at least `AUTOTUNE_TIMEOUT`, otherwise as requested."""
+    return max(requested, AUTOTUNE_TIMEOUT) if settings.max_autotune and settings.compile != "off" else requested
 
 
 def compile_module(part: CausalLM, settings: PerformanceSettings, device: torch.device, whole: bool) -> None:
