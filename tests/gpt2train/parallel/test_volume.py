@@ -49,7 +49,7 @@ def per_block(found: Found, layout: str, precision: str) -> dict[str, float]:
 PARAMETERS = sum(size[0] * (size[1] if len(size) > 1 else 1) for size in block_sizes(SHAPE).values())
 
 
-@pytest.mark.parametrize("precision", ["fp32"])
+@pytest.mark.parametrize("precision", ITEM)
 def test_tensor_parallel_block_exchanges_eight_activation_volumes(precision: str, found: Found) -> None:
     """As in Megatron-LM: two all-gathers and two reduce-scatters in each direction; an all-reduce counts as both."""
     volume = ACCUMULATION * ACTIVATION * ITEM[precision]
