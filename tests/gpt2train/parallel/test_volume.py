@@ -73,7 +73,7 @@ def test_zero_gathers_blocks_in_the_compute_dtype_and_reduces_gradients_in_float
     assert per_block(found, "zero 0", precision) == {"all-reduce float32": PARAMETERS * 4}
 
 
-@pytest.mark.parametrize("precision", ["fp32"])
+@pytest.mark.parametrize("precision", ITEM)
 def test_pipeline_sends_a_residual_stream_in_the_compute_dtype(precision: str, found: Found) -> None:
     sent = {name: size for name, size in found("pp", precision, MANY)["bytes"].items() if "float" in name}
     assert sent == {f"send {NAMES[precision]}": ACCUMULATION * ACTIVATION * ITEM[precision]}
