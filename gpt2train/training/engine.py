@@ -96,7 +96,7 @@ class Engine:
             apply_activation_checkpointing(part, config.parallel.activation_checkpointing)
             alone = ctx.world == 1 and not parallel.offloads_weights
             compile_module(part, config.performance, ctx.device, whole=alone)
-            shard(part, self.mesh, parallel)
+            shard(part, self.mesh, parallel, COMPUTE_DTYPES[config.precision])
             init_weights(part, torch.device("cpu") if parallel.offloads_weights else ctx.device, config.seed)
         self.pipeline = self.tied = None
         if layout.pp > 1:

@@ -59,7 +59,7 @@ def test_tensor_parallel_block_exchanges_eight_activation_volumes(precision: str
     assert per_block(found, "tp, whole sequence", precision) == {f"all-reduce {name}": 4 * volume}
 
 
-@pytest.mark.parametrize("precision", ["fp32"])
+@pytest.mark.parametrize("precision", ITEM)
 def test_zero_gathers_blocks_in_the_compute_dtype_and_reduces_gradients_in_float32(
     precision: str, found: Found
 ) -> None:
