@@ -10,7 +10,7 @@ class PerformanceSettings(Settings):
 
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; auto compiles on a GPU. A model on a single process is compiled as a whole, otherwise block by
-    block."""
+    block, and the loss too unless its vocabulary is split."""
     prefetch: bool = True
     """Prepare the next batches while the current one is computed."""
     overlap: Literal["auto", "on", "off"] = "auto"

@@ -95,7 +95,7 @@ class Engine:
             apply_tensor_parallel(part, self.mesh[TENSOR], config.parallel.sequence_parallel)
             apply_activation_checkpointing(part, config.parallel.activation_checkpointing)
             alone = ctx.world == 1 and not parallel.offloads_weights
-            compile_module(part, config.performance, ctx.device, whole=alone)
+            compile_module(part, config.performance, ctx.device, whole=alone, loss=layout.tp == 1)
             shard(part, self.mesh, parallel, COMPUTE_DTYPES[config.precision])
             init_weights(part, torch.device("cpu") if parallel.offloads_weights else ctx.device, config.seed)
         self.pipeline = self.tied = None
