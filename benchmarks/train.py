@@ -22,7 +22,8 @@ from benchmarks.pairs import compare, machine, table
 from benchmarks.trainer import CONTESTANTS, DEFAULT, Task
 from gpt2train.model.families import parameter_count
 from gpt2train.model.shape import Shape
-from gpt2train.monitoring.metrics import PEAKS, flops_per_token
+from gpt2train.monitoring.gpu_peaks import PEAKS
+from gpt2train.monitoring.metrics import flops_per_token
 
 # Published shapes; the number beside each is the micro-batch on a CPU and on a GPU.
 SHAPES = {

@@ -46,7 +46,7 @@ from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, join
 from gpt2train.training.engine import Engine
 from gpt2train.training.forward_backward import ForwardBackward, Passes
 from gpt2train.training.lr_schedule import learning_rate, make_schedule
-from gpt2train.training.performance import fast_kernels, freeze_gc
+from gpt2train.training.performance import collective_timeout, fast_kernels, freeze_gc
 from gpt2train.training.skipped_steps import SkippedSteps, divergence_remedy
 from gpt2train.training.train_state import StepStats, TrainState, is_plausible, is_sound
 from gpt2train.training.validation import validate
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logs = Path(config.output) / "logs"
         log_to(logs, env.rank, screen=not options.quiet)
         divert_native_stderr(logs, env.rank)
-        ctx = join(config.device, env, timedelta(seconds=options.timeout))
+        ctx = join(config.device, env, collective_timeout(config.performance, timedelta(seconds=options.timeout)))
         train(config, ctx, stop)
     except (UserError, RunError) as error:
         code = exit_code(error, env, options.debug)

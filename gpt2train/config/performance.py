@@ -10,7 +10,7 @@ class PerformanceSettings(Settings):
 
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; auto compiles on a GPU. A model on a single process is compiled as a whole, otherwise block by
-    block."""
+    block, and the loss too unless its vocabulary is split."""
     prefetch: bool = True
     """Prepare the next batches while the current one is computed."""
     overlap: Literal["auto", "on", "off"] = "auto"
@@ -21,4 +21,5 @@ class PerformanceSettings(Settings):
     attention: Literal["cudnn", "flash", "efficient", "math"] = "cudnn"
     """On a GPU, the attention kernel to try first; the others follow in this order."""
     max_autotune: bool = False
-    """Compile with a search for the fastest kernels, which takes some minutes at the start."""
+    """Compile with a search for the fastest kernels, which takes some minutes at the start. Since the processes wait
+    for each other meanwhile, one that hangs is detected after 30 minutes at the earliest."""

@@ -11,6 +11,7 @@ from gpt2train.errors import RunError
 from gpt2train.io.files import DISK_FULL_ERRNOS, read_json_lines, write_atomic
 from gpt2train.model.families import is_lookup, sizes
 from gpt2train.model.shape import Shape
+from gpt2train.monitoring.gpu_peaks import peak_flops
 
 if TYPE_CHECKING:
     import torch
@@ -21,9 +22,6 @@ log = logging.getLogger("gpt2train")
 
 FILE = "metrics.jsonl"
 NOT_CURVES = ("step", "tokens")  # columns that are not sent to trackers
-
-# Dense bfloat16 peak in FLOP/s by a part of the device name (vendors' data sheets; SXM if there are several variants).
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10G": 70e12}
 
 
 def flops_per_token(shape: Shape, length: int | None = None) -> int:
@@ -46,8 +44,7 @@ def mfu(tokens_per_second: float, shape: Shape, length: int, device: "torch.devi
         return None
     import torch  # imported here, so that reading metrics does not need it
 
-    name = torch.cuda.get_device_name(device)
-    peak = next((peak for part, peak in PEAKS.items() if part in name), None)
+    peak = peak_flops(torch.cuda.get_device_name(device))
     return None if peak is None else tokens_per_second * flops_per_token(shape, length) / (peak * world)
 
 

@@ -12,31 +12,43 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gpt2train.config import ParallelSettings
 from gpt2train.model.causal_lm import CausalLM
 from gpt2train.model.init import initial_value
 from gpt2train.parallel.mesh import REPLICATE, SHARD
+from gpt2train.parallel.norms import use_half_precision_norms
 
 
-def shard(part: CausalLM, mesh: DeviceMesh, settings: ParallelSettings) -> None:
+def shard(
+    part: CausalLM, mesh: DeviceMesh, settings: ParallelSettings, compute_dtype: torch.dtype = torch.float32
+) -> None:
     """Apply FSDP2 to every block and the root, in place.
 
     No effect on a single process, unless its weights are offloaded. ZeRO 1 and 2 keep the gathered parameters between
     forward and backward; ZeRO 3 gathers them twice. So does CPU offload of the weights, at every ZeRO stage: the device
     holds the root group and one block at a time. The root group holds the token embedding: with the two uses of a tied
     one in different groups the tie would be lost.
+
+    On several processes blocks are gathered in `compute_dtype`, so that autocast makes no copies of them, which would
+    live from forward to backward also where the parameters do not. Their gradients have that dtype within a micro-batch
+    and are accumulated and reduced in float32. The root stays in float32: it makes the residual stream, and the loss
+    adds up the gradient of the output projection over its chunks.
     """
     if mesh.size() == 1 and not settings.offloads_weights:
         return
     dp_mesh = mesh[REPLICATE, SHARD] if mesh[REPLICATE].size() > 1 else mesh[SHARD]
     # Pinned memory makes copies to and from a GPU asynchronous; it is not available without a GPU.
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if settings.offloads_weights else OffloadPolicy()
+    policy = MixedPrecisionPolicy()
+    if compute_dtype != torch.float32 and mesh.size() > 1:
+        policy = MixedPrecisionPolicy(compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        use_half_precision_norms(part)
     reshard_blocks = settings.zero == 3 or settings.offloads_weights
     for block in part.blocks.values():
-        fully_shard(block, mesh=dp_mesh, reshard_after_forward=reshard_blocks, offload_policy=offload)
+        fully_shard(block, mesh=dp_mesh, reshard_after_forward=reshard_blocks, mp_policy=policy, offload_policy=offload)
     fully_shard(part, mesh=dp_mesh, reshard_after_forward=False, offload_policy=offload)
     for module in modules(part):
         module.set_gradient_divide_factor(1.0)

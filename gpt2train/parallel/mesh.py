@@ -3,6 +3,7 @@
 One mesh `(pp, dp_replicate, dp_shard, tp)` serves every layout; for a single process all sizes are 1.
 """
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,21 +81,33 @@ def join(device: str, env: ProcessEnv | None = None, timeout: timedelta = TIMEOU
         forget_loopback(os.environ)
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     store = rank_store.join(env, timeout) if env.world > 1 else dist.HashStore()
-    dist.init_process_group(backend, store=store, rank=env.rank, world_size=env.world, timeout=timeout)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=env.rank,
+        world_size=env.world,
+        timeout=timeout,
+        # NCCL connects now, so that its errors are found here and not in the first step, and never guesses the device.
+        # The other groups then split this one: all ranks must create each of them, in the same order.
+        device_id=own_device if on_gpu and env.world > 1 else None,
+    )
     return DistContext(env.rank, env.world, own_device, timeout)
 
 
 def make_mesh(ctx: DistContext, layout: Layout) -> DeviceMesh:
     """Create the device mesh of a layout, over all processes.
 
-    The groups are created here, since torch would use its default timeout for them, half an hour on gloo.
+    The groups are created here, since torch would use its default timeout for them, half an hour on gloo. Dimensions of
+    size 1 share one group: with NCCL each creation is a collective of all processes.
     """
     names = (PIPELINE, REPLICATE, SHARD, TENSOR)
     ranks = torch.arange(ctx.world).view(layout.pp, layout.replicate, layout.shard, layout.tp)
+    create = functools.partial(dist.new_subgroups_by_enumeration, timeout=ctx.timeout)
+    own = create([[rank] for rank in range(ctx.world)], group_desc="one process")[0]
     groups = []
     for dimension, size in enumerate(ranks.shape):
         rows = ranks.movedim(dimension, -1).reshape(-1, size).tolist()
-        groups.append(dist.new_subgroups_by_enumeration(rows, timeout=ctx.timeout, group_desc=names[dimension])[0])
+        groups.append(own if size == 1 else create(rows, group_desc=names[dimension])[0])
     return DeviceMesh.from_group(groups, ctx.device.type, ranks, mesh_dim_names=names)
 
 

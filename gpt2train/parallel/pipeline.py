@@ -39,6 +39,8 @@ class Pipeline:
         device: device of this process.
         schedule: "1f1b", "gpipe" or "interleaved".
         sent: shape [micro_batch, length, hidden] of the hidden states sent between stages.
+        dtype: dtype in which hidden states and their gradients are sent, the compute dtype as in Megatron-LM. Every
+            stage computes its residual stream in float32.
         autocast: function that returns the autocast context of a forward. It must not span the backward or a whole
             step, because autocast keeps half-precision copies of all weights until it ends.
     """
@@ -50,9 +52,11 @@ class Pipeline:
         device: torch.device,
         schedule: str,
         sent: Sequence[int],
+        dtype: torch.dtype,
         autocast: Callable[[], AbstractContextManager[object]],
     ) -> None:
-        self.parts, self.schedule, self.sent, self.device = parts, schedule, tuple(sent), device
+        self.parts, self.schedule, self.device = parts, schedule, device
+        self.sent, self.dtype = tuple(sent), dtype
         self.group = mesh[PIPELINE].get_group()
         self.rank, self.size = mesh[PIPELINE].get_local_rank(), mesh[PIPELINE].size()
         self._total = torch.zeros((), device=self.device)
@@ -112,7 +116,7 @@ class Pipeline:
                 else:
                     transfers.append(dist.P2POp(dist.isend, out.contiguous(), group=self.group, group_peer=ahead))
             if (then := self._task(plan, tick + 1, len(batches))) is not None and not then[0].has_embeddings:
-                arrived = torch.empty(self.sent, device=self.device)
+                arrived = torch.empty(self.sent, dtype=self.dtype, device=self.device)
                 transfers.append(dist.P2POp(dist.irecv, arrived, group=self.group, group_peer=behind))
             for transfer in dist.batch_isend_irecv(transfers) if transfers else []:
                 transfer.wait()
@@ -141,7 +145,7 @@ class Pipeline:
     def _stage(self, index: int, tokens: Tensor) -> PipelineStage:
         """Build a stage with all shapes given, so that torch need not infer them by an extra forward and backward."""
         part = self.parts[index]
-        between = torch.empty(self.sent, device="meta", requires_grad=True)
+        between = torch.empty(self.sent, dtype=self.dtype, device="meta", requires_grad=True)
         loss = torch.empty((), device="meta", requires_grad=True)
         return PipelineStage(
             part,
@@ -158,16 +162,16 @@ class Pipeline:
         return loss * factor.squeeze()
 
     def _checked(self, part: CausalLM, autocast: Callable[[], AbstractContextManager[object]]) -> Callable[..., Tensor]:
-        """Wrap a part's forward with a check of its output, since gloo accepts a wrong dtype or size silently."""
+        """Wrap a part's forward with casts of what is sent, and a check, since gloo accepts a wrong dtype silently."""
         inner = part.forward
 
-        def forward(*arguments: Any, **keywords: Any) -> Tensor:
+        def forward(received: Tensor, **keywords: Any) -> Tensor:
             with autocast():
-                out = inner(*arguments, **keywords)
+                out = inner(received if part.has_embeddings else received.float(), **keywords)
             expected = (torch.Size(() if part.has_head else self.sent), torch.float32)
             if (out.shape, out.dtype) != expected:
                 raise ValueError(f"a pipeline stage returned {out.shape} {out.dtype}, expected {expected}")
-            return out
+            return out if part.has_head else out.to(self.dtype)
 
         return forward
 

@@ -27,6 +27,7 @@ from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import CausalLM, SelfAttention
 from gpt2train.model.families import shard_dim
 from gpt2train.parallel import vocab_parallel
+from gpt2train.parallel.norms import widened
 from gpt2train.parallel.rng import per_rank_rng
 from gpt2train.parallel.tp_collectives import Region
 
@@ -100,7 +101,7 @@ class _ParallelLayerNorm(nn.LayerNorm):
     region: Region
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.region.local(self.weight), self.region.local(self.bias)
+        weight, bias = (widened(self.region.local(parameter), x) for parameter in (self.weight, self.bias))
         return self.region.enter(F.layer_norm(x, self.normalized_shape, weight, bias, self.eps))
 
 
@@ -110,7 +111,8 @@ class _ParallelRMSNorm(nn.RMSNorm):
     region: Region
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.region.enter(F.rms_norm(x, self.normalized_shape, self.region.local(self.weight), self.eps))
+        weight = widened(self.region.local(self.weight), x)
+        return self.region.enter(F.rms_norm(x, self.normalized_shape, weight, self.eps))
 
 
 class _HeadRMSNorm(nn.RMSNorm):
@@ -122,7 +124,7 @@ class _HeadRMSNorm(nn.RMSNorm):
     region: Region
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.normalized_shape, self.region.partial(self.weight), self.eps)
+        return F.rms_norm(x, self.normalized_shape, widened(self.region.partial(self.weight), x), self.eps)
 
 
 class _ColumnLinear(nn.Linear):

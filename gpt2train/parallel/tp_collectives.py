@@ -36,7 +36,13 @@ class Region:
         self.group, self.rank, self.size = mesh.get_group(), mesh.get_local_rank(), mesh.size()
 
     def enter(self, x: Tensor) -> Tensor:
-        """Enter attention or MLP: all tokens [batch, length, width] on every process."""
+        """Enter attention or MLP: all tokens [batch, length, width] on every process, in the dtype of autocast.
+
+        The products that follow compute in it anyway, and a norm's float32 output would be twice as long to send, as
+        would its gradient.
+        """
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         return _Gather.apply(x, self) if self.sequence else _Copy.apply(x, self)
 
     def leave(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from gpt2train.monitoring.metrics import PEAKS
+from gpt2train.monitoring.gpu_peaks import peak_flops
 from gpt2train.plan.hardware import GB
 
 QUERY_SECONDS = 30.0  # timeout; loading the driver takes some seconds
@@ -36,8 +36,9 @@ class Gpu:
 
     @property
     def tflops(self) -> float | None:
-        """Dense bfloat16 peak, TFLOP/s; None for a GPU that is not in the table."""
-        return next((peak / 1e12 for part, peak in PEAKS.items() if part in self.name), None)
+        """Dense half-precision peak, TFLOP/s; None for a GPU that is not in the table."""
+        peak = peak_flops(self.name)
+        return None if peak is None else peak / 1e12
 
 
 def find_gpus(environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:

@@ -9,7 +9,7 @@ from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.pipeline_stages import head_weight
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import FP32, HALF
-from gpt2train.plan.parameters import Piece, parameters
+from gpt2train.plan.parameters import Piece, block_parameters, parameters
 
 # Fraction of a step's FLOPs that activation checkpointing recomputes; full repeats the forward pass, a third of all.
 RECOMPUTE_FACTOR = {"none": 0.0, "selective": 0.05, "full": 1 / 3}
@@ -88,12 +88,15 @@ def step_time(
         else 2 * (layout.pp - 1 + micro_batches) * p.virtual_pipeline_stages * stream / layout.tp / link_bandwidth
     )
 
-    count = max(parameters(piece, shape, layout.tp) for piece in pieces)
+    largest = max(pieces, key=lambda piece: parameters(piece, shape, layout.tp))
+    count, blocks = parameters(largest, shape, layout.tp), largest.layers * block_parameters(shape, layout.tp)
     # With offload, every ZeRO stage gathers and reduces block by block, as ZeRO 3 does.
     gathers = 2 * micro_batches if p.zero == 3 or p.offloads_weights else 1
     scatters = micro_batches if (p.zero >= 2 or p.offloads_weights) and layout.pp == 1 else 1
-    transfers = gathers + scatters if p.zero else 2 * scatters
-    data = max(0.0, transfers * _ring(count * FP32, layout.data) / link_bandwidth - OVERLAP * compute)
+    # Blocks are gathered in the compute dtype, the root and all gradients are sent in float32.
+    gathered = FP32 * (count - blocks) + width * blocks
+    volume = gathers * gathered + scatters * FP32 * count if p.zero else 2 * scatters * FP32 * count
+    data = max(0.0, _ring(volume, layout.data) / link_bandwidth - OVERLAP * compute)
 
     share = count / layout.shard
     on_device = share * ADAMW_BYTES / (hardware.bandwidth * GB)

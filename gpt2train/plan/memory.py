@@ -22,7 +22,7 @@ class Memory:
         parameters: its shard of the fp32 parameters.
         gradients: gradients at that moment, sharded and unsharded.
         optimizer: its shard of AdamW's two moments.
-        gathered: parameters that are temporarily unsharded, and half-precision copies.
+        gathered: parameters that are temporarily unsharded, or half-precision copies.
         activations: activations saved for the backward pass.
         head: logits of one chunk, and the gradient of the head that the loss keeps.
         on_cpu: part of the first three that is in the CPU's memory (offload).
@@ -112,15 +112,20 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     share = -(-count // layout.shard)
     table = shape.padded_vocab // layout.tp * shape.hidden
 
-    # Unsharded parameters: ZeRO 3 and offload have one block and the prefetched next one, the others all blocks.
+    # Unsharded parameters: ZeRO 3 and offload have one block and the prefetched next one, the others all blocks. On
+    # several ranks blocks are gathered in half precision; on one, autocast makes copies of all parameters.
     root = count - piece.layers * block
-    two_blocks = root + min(2, piece.layers) * block
+    two_blocks = min(2, piece.layers) * block
     single_rank = layout.world == 1 and not p.offloads_weights  # then FSDP, which gathers copies, is not used
-    unsharded = 0 if single_rank else two_blocks if p.zero == 3 or p.offloads_weights else count
+    gathers_half = kind == "half" and layout.world > 1
+    unsharded = FP32 * root + (HALF if gathers_half else FP32) * (
+        two_blocks if p.zero == 3 or p.offloads_weights else piece.layers * block
+    )
+    unsharded = 0 if single_rank else unsharded
     # Gradients of earlier micro-batches: ZeRO 0 and 1 reduce them over the ranks only after the last one.
     reduced_early = p.zero >= 2 or p.offloads_weights
     accumulated = (share if reduced_early else count) if layout.accumulation > 1 else 0
-    copies = HALF * count if kind == "half" else 0
+    copies = HALF * count if kind == "half" and not gathers_half else 0
 
     tokens = layout.micro_batch * settings.model.context
     sequence_shards = layout.tp if layout.tp > 1 and p.sequence_parallel else 1
@@ -141,7 +146,7 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
         parameters=FP32 * share,
         gradients=FP32 * accumulated,
         optimizer=2 * FP32 * share,
-        gathered=FP32 * unsharded + copies,
+        gathered=unsharded + copies,
         activations=round(tokens * (blocks + edge)),
         head=head,
         on_cpu=FP32 * (3 * share + accumulated) if p.offloads_weights else states,
@@ -151,7 +156,7 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
         parameters=FP32 * share,
         gradients=FP32 * (share if reduced_early else count),
         optimizer=2 * FP32 * share,
-        gathered=FP32 * (unsharded + (two_blocks if reduced_early else 0)),
+        gathered=unsharded + (FP32 * (root + two_blocks) if reduced_early else 0),
         activations=0,
         head=0,
         on_cpu=FP32 * 4 * share if p.offloads_weights else states,

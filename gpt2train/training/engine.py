@@ -37,6 +37,8 @@ from gpt2train.training.train_state import StepStats
 
 log = logging.getLogger("gpt2train")
 
+COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 @dataclass(frozen=True)
 class PendingStats:
@@ -93,15 +95,21 @@ class Engine:
             apply_tensor_parallel(part, self.mesh[TENSOR], config.parallel.sequence_parallel)
             apply_activation_checkpointing(part, config.parallel.activation_checkpointing)
             alone = ctx.world == 1 and not parallel.offloads_weights
-            compile_module(part, config.performance, ctx.device, whole=alone)
-            shard(part, self.mesh, parallel)
+            compile_module(part, config.performance, ctx.device, whole=alone, loss=layout.tp == 1)
+            shard(part, self.mesh, parallel, COMPUTE_DTYPES[config.precision])
             init_weights(part, torch.device("cpu") if parallel.offloads_weights else ctx.device, config.seed)
         self.pipeline = self.tied = None
         if layout.pp > 1:
             length = config.model.context // (layout.tp if config.parallel.sequence_parallel else 1)
             sent = (layout.micro_batch, length, config.model.hidden)
             self.pipeline = Pipeline(
-                self.model_parts, self.mesh, ctx.device, config.parallel.schedule, sent, self._autocast
+                self.model_parts,
+                self.mesh,
+                ctx.device,
+                config.parallel.schedule,
+                sent,
+                COMPUTE_DTYPES[config.precision],
+                self._autocast,
             )
             if is_tied(config.shape):
                 self.tied = TiedEmbedding(self.model_parts, self.mesh, ctx.timeout)
@@ -263,10 +271,9 @@ class Engine:
         return state | {f"optim.{key}": value for key, value in self.optimizer.state().items()}
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        if (dtype := dtypes.get(self.config.precision)) is None:
+        if self.config.precision == "fp32":
             return contextlib.nullcontext()
-        return torch.autocast(self.ctx.device.type, dtype=dtype)
+        return torch.autocast(self.ctx.device.type, dtype=COMPUTE_DTYPES[self.config.precision])
 
     def _dropout_seed(self, step: int) -> int:
         """Dropout seed of this process.

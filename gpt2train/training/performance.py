@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -23,7 +24,19 @@ KERNELS = {
 }
 
 
-def compile_module(part: CausalLM, settings: PerformanceSettings, device: torch.device, whole: bool) -> None:
+# Ranks finish autotuning minutes apart, also in the first validation, whose forward is compiled on its own; the first
+# one waits in a collective. As long as torch's default for gloo.
+AUTOTUNE_TIMEOUT = timedelta(minutes=30)
+
+
+def collective_timeout(settings: PerformanceSettings, requested: timedelta) -> timedelta:
+    """Return the timeout of collectives: with `max_autotune` at least `AUTOTUNE_TIMEOUT`, otherwise as requested."""
+    return max(requested, AUTOTUNE_TIMEOUT) if settings.max_autotune and settings.compile != "off" else requested
+
+
+def compile_module(
+    part: CausalLM, settings: PerformanceSettings, device: torch.device, whole: bool, loss: bool = False
+) -> None:
     """Compile the forward of a model part in place, after activation checkpointing and before FSDP.
 
     Parameter names do not change.
@@ -34,16 +47,19 @@ def compile_module(part: CausalLM, settings: PerformanceSettings, device: torch.
         device: device of the model; "auto" compiles only on a GPU. A CPU gains 0 to 6 % for 40 s of compilation.
         whole: compile the part as a whole, which fuses most but requires a forward without communication. Otherwise
             block by block; all blocks share one compilation.
+        loss: without `whole`, compile the loss as well, which makes several passes over each chunk of logits. It
+            requires a loss without communication.
     """
     if settings.compile == "off" or (settings.compile == "auto" and device.type != "cuda"):
         return
     # Compiled code is loaded from this folder. torch's default is a predictable name in a folder shared by all users.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(private_folder() / "compiled"))
+    mode = "max-autotune-no-cudagraphs" if settings.max_autotune else None
     for module in [part] if whole else part.blocks.values():
         # Only the forward: the hooks of FSDP around a block stay outside. Shapes never change in a run.
-        module.forward = torch.compile(
-            module.forward, dynamic=False, mode="max-autotune-no-cudagraphs" if settings.max_autotune else None
-        )
+        module.forward = torch.compile(module.forward, dynamic=False, mode=mode)
+    if loss and not whole:
+        part.cross_entropy = torch.compile(part.cross_entropy, dynamic=False, mode=mode)
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ def recomputed(sequence: bool) -> dict[str, Any]:
     return {"same": all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))}
 
 
-def compiled(rate: float, sequence: bool) -> dict[str, Any]:
+def compiled(rate: float, sequence: bool, half: bool) -> dict[str, Any]:
     """Gradients with and without compiled blocks, and where a compiler had to give up."""
     gradients = []
     torch._dynamo.reset()
@@ -93,7 +93,9 @@ def compiled(rate: float, sequence: bool) -> dict[str, Any]:
             if compiles:
                 block.compile(backend="aot_eager")  # traces all, and leaves the numbers as they are
         seed_dropout(1, sequence)
-        model(*batch(1)).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            loss = model(*batch(1))
+        loss.backward()
         align_grad_placements(list(model.parameters()))
         gradients.append([p.grad.to_local() for p in model.parameters()])
     return {

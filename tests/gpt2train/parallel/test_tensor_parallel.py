@@ -151,15 +151,16 @@ def test_dropout_keeps_a_group_in_agreement(findings: Findings) -> None:
 @pytest.mark.slow
 def test_a_sharded_block_compiles_as_one_graph(tmp_path: Path) -> None:
     output = tmp_path / "found.json"
-    ways = [(0.0, False), (0.0, True), (0.5, True), (0.5, False)]
-    cases = [f"dropout_cases.compiled {rate} {sequence}" for rate, sequence in ways]
+    ways = [(0.0, False, False), (0.0, True, False), (0.5, True, False), (0.5, False, False)]
+    ways += [(0.0, False, True), (0.0, True, True)]
+    cases = [f"dropout_cases.compiled {rate} {sequence} {half}" for rate, sequence, half in ways]
     run_ranks(RANKS, str(output), *cases)
     found = json.loads(output.read_text())
     for case, way in zip(cases, ways, strict=True):
         for seen in found[case]:
             assert seen["same"] and seen["graphs"] > 0, seen
             # Masks that differ by process come from another state of the generator, which no graph can hold.
-            assert len(seen["gaps"]) == (way == (0.5, False)), seen
+            assert len(seen["gaps"]) == (way == (0.5, False, False)), seen
 
 
 def test_a_layer_norm_inside_attention_is_refused() -> None:

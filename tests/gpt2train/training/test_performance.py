@@ -1,6 +1,7 @@
 """Performance options: torch.compile, kernels, GC freezing and overlap change no result."""
 
 import gc
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ from gpt2train.parallel.mesh import join
 from gpt2train.settings import build
 from gpt2train.train import train
 from gpt2train.training.engine import Engine
-from gpt2train.training.performance import can_start_next_step, compile_module, fast_kernels, freeze_gc
+from gpt2train.training.performance import (
+    can_start_next_step,
+    collective_timeout,
+    compile_module,
+    fast_kernels,
+    freeze_gc,
+)
 from tests.gpt2train.jobs import STEPS, curve, make, weights, write_tokens
 
 SHAPE = Shape(vocab=300, layers=2, heads=2, hidden=32, context=16)
@@ -37,7 +44,7 @@ def tokens() -> torch.Tensor:
 def test_a_compiled_model_gives_the_same_numbers(whole: bool) -> None:
     torch._dynamo.utils.counters.clear()
     plain, compiled = (initialise(GPT2(SHAPE), 1) for _ in range(2))
-    compile_module(compiled, PerformanceSettings(compile="on"), CPU, whole=whole)
+    compile_module(compiled, PerformanceSettings(compile="on"), CPU, whole=whole, loss=True)
     x = tokens()
     losses = [model(x[:, :-1], x[:, 1:]) for model in (plain, compiled)]
     for loss in losses:
@@ -47,7 +54,16 @@ def test_a_compiled_model_gives_the_same_numbers(whole: bool) -> None:
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
     counters = torch._dynamo.utils.counters
     assert not counters["graph_break"]
-    assert counters["stats"]["unique_graphs"] == 1  # all blocks share one
+    assert counters["stats"]["unique_graphs"] == (1 if whole else 2)  # all blocks share one; the loss
+
+
+@pytest.mark.parametrize(
+    ("autotune", "compile", "requested", "expected"),
+    [(False, "on", 300, 300), (True, "auto", 300, 1800), (True, "on", 7200, 7200), (True, "off", 300, 300)],
+)
+def test_ranks_wait_for_a_rank_that_autotunes(autotune: bool, compile: Any, requested: int, expected: int) -> None:
+    settings = PerformanceSettings(compile=compile, max_autotune=autotune)
+    assert collective_timeout(settings, timedelta(seconds=requested)) == timedelta(seconds=expected)
 
 
 @pytest.mark.parametrize("compile", ["auto", "off"])
