@@ -69,7 +69,9 @@ def losses(folder: Path | str, key: str = "loss") -> list[float]:
     return [row[key] for row in read_metrics(folder) if key in row]
 
 
-def test_tokens_made_elsewhere_train_validate_and_merge(made: Path, tmp_path: Path) -> None:
+def test_tokens_made_elsewhere_train_validate_and_merge(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     planned_run = planned(tmp_path / "out", tokens=str(made / "tokens/a"), split="7,2,1")
     counted, training = trained(planned_run)
     facts = counted.outcome.facts
@@ -88,6 +90,10 @@ def test_tokens_made_elsewhere_train_validate_and_merge(made: Path, tmp_path: Pa
     # Nothing is repeated.
     again = planned(tmp_path / "out", tokens=str(made / "tokens/a"), split="7,2,1")
     assert again.cached_steps() == [("ready_tokens", counted), ("train", training)]
+
+    # The flow of the scores needs documents.
+    assert run("evaluate", "--run", str(folder)) == 2
+    assert "which have no documents to score; run gpt2train merge" in capsys.readouterr().err
 
     # A training without the flow, with its settings written by hand, has the same losses.
     own = {"data": {"train": str(made / "tokens/a"), "split": "7,2,1"}, "output": str(tmp_path / "own")}
