@@ -17,6 +17,7 @@ from tasks.core.storage import Folder
 from tasks.evaluate.step import data_files, read_data
 from tasks.evaluate.step import evaluate as evaluate_model
 from tasks.merge.step import merge, write_card
+from tasks.ready_tokens.step import NAME as READY_TOKENS
 
 log = logging.getLogger("gpt2train")
 
@@ -62,10 +63,17 @@ def inputs_of(settings: EvaluateFlowSettings) -> tuple[Manifest, Manifest, Manif
 
     Raises:
         RunError: the run is not finished.
-        UserError: there is no evaluation set: the data flow used a given one and drew none.
+        UserError: there is no evaluation set: the data flow used a given one and drew none; or the run was trained on
+            token files made elsewhere.
     """
     run, root = Folder(settings.run), Folder(settings.output)
-    training, bpe, documents = (need_manifest(folder) for folder in (run, root / "tokenizer", root / "shuffled"))
+    training = need_manifest(run)
+    if READY_TOKENS in training.inputs:  # a tokenizer and documents of this output are of another run
+        raise UserError(
+            f"{run.url} was trained on token files, which have no documents to score; run gpt2train merge {run.url} "
+            "--output DIR, then gpt2train evaluate"
+        )
+    bpe, documents = (need_manifest(root / step) for step in ("tokenizer", "shuffled"))
     if settings.lambada:
         return training, bpe, documents, settings.lambada
     drawn = read_manifest(root / "evalset")

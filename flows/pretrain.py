@@ -1,4 +1,7 @@
-"""Pretraining flow: token shards -> checkpoints, in one torchrun job. Run it with `python -m flows.pretrain`."""
+"""Pretraining flow: token shards -> checkpoints, in one torchrun job. Run it with `python -m flows.pretrain`.
+
+The tokens are those of the data flow, or with `--tokens` files that were made elsewhere.
+"""
 
 from flows.command import command
 from flows.dry_run.plan import plan_page
@@ -6,7 +9,7 @@ from flows.dry_run.resources import check_resources
 from flows.orchestration.flow import settings_flow
 from flows.orchestration.run_context import check_output, run_context
 from flows.recipe import PlannedRun
-from flows.settings import PretrainSettings
+from flows.settings import PretrainFlowSettings, PretrainSettings
 from flows.ui.result import show_result
 from gpt2train.errors import UserError
 from gpt2train.parallel.layout import Layout
@@ -14,52 +17,67 @@ from tasks.core.manifest import Manifest, need_manifest
 from tasks.core.runner import Retries, Runner
 from tasks.core.stage_inputs import on_local_disk
 from tasks.core.storage import Folder
+from tasks.ready_tokens.step import ready_tokens
+from tasks.ready_tokens.tokens import ReadyTokens
 from tasks.train.launch.launchers import check_launcher
-from tasks.train.step import check_corpora, train
+from tasks.train.step import check_corpora, check_ready_tokens, train
 
 
-def check(run: PlannedRun[PretrainSettings]) -> None:
+def check(run: PlannedRun[PretrainFlowSettings]) -> None:
     """Check inputs, output, parallel layout and this machine's resources before the flow starts.
 
     Raises:
         UserError: the output cannot be written or is not local, the batch does not divide over the processes, a
-            corpus of the mixture is missing, or this machine lacks resources for the run.
+            corpus is missing, token files made elsewhere cannot be used, or this machine lacks resources for the run.
         RunError: there are no tokens.
     """
     settings = run.settings
     check_local(settings.output)
+    if run.ready_tokens is not None:
+        check_ready_tokens(run.ready_tokens, settings.train)
     check_training(run)
     check_output(settings)
+    if run.ready_tokens is not None:
+        return
     for step in ("tokens", "tokenizer"):
         need_manifest(Folder(settings.data or settings.output) / step)
 
 
-def recipe(run: PlannedRun[PretrainSettings], runner: Runner) -> Manifest:
-    """Run all steps of the flow: the training."""
+def recipe(run: PlannedRun[PretrainFlowSettings], runner: Runner) -> list[Manifest]:
+    """Run all steps of the flow. Returns their manifests; that of the training is the last."""
+    if ready := run.ready_tokens:
+        counted = runner.run_step(ready_tokens, run.root, ready)
+        return [counted, train_on_tokens(run.root, ready, counted, None, run.settings, runner)]
     data = Folder(run.settings.data or run.settings.output)
     tokens, bpe = runner.input_manifest(data / "tokens"), runner.input_manifest(data / "tokenizer")
     if runner.is_dry_run:
         data = data if data.is_local else run.root  # nothing is copied
     else:
         data = on_local_disk(data, [tokens, bpe], run.root)
-    return train_on_tokens(run.root, data, tokens, bpe, run.settings, runner)
+    return [train_on_tokens(run.root, data, tokens, bpe, run.settings, runner)]
 
 
-@settings_flow("pretrain", PretrainSettings, recipe, check)
-def pretrain(run: PlannedRun[PretrainSettings]) -> str:
+@settings_flow("pretrain", PretrainFlowSettings, recipe, check)
+def pretrain(run: PlannedRun[PretrainFlowSettings]) -> str:
     """Train on token shards and write checkpoints. Returns the run folder."""
     with run_context(run.settings, plan=lambda: plan_page(run)) as (root, runner):
-        training = recipe(run, runner)
-        show_result(runner.publisher, root, [training])
-        return (root / training.folder).url
+        manifests = recipe(run, runner)
+        show_result(runner.publisher, root, manifests)
+        return (root / manifests[-1].folder).url
 
 
 def train_on_tokens(
-    root: Folder, data: Folder, tokens: Manifest, bpe: Manifest, settings: PretrainSettings, runner: Runner
+    root: Folder,
+    data: Folder | ReadyTokens,
+    tokens: Manifest,
+    bpe: Manifest | None,
+    settings: PretrainSettings,
+    runner: Runner,
 ) -> Manifest:
     """Run the training step with the retries of the launch settings.
 
-    `data` is a local folder that holds the tokens and the tokenizer; `root` is the output folder.
+    `data` is a local folder that holds the tokens and the tokenizer, or token files made elsewhere, which have no
+    manifest of a tokenizer; `root` is the output folder.
     """
     launch = settings.launch
     retries = Retries(launch.retries, launch.retry_delay)

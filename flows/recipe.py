@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from flows.settings import EvaluateFlowSettings, OutputSettings
+from flows.settings import EvaluateFlowSettings, OutputSettings, PretrainFlowSettings
 from flows.sources import Sources
 from gpt2train.settings import Settings
 from tasks.core.dry_runner import DryRunner
 from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
 from tasks.core.storage import Folder
+from tasks.ready_tokens.tokens import ReadyTokens, open_ready_tokens
 
 S = TypeVar("S", bound=Settings, covariant=True)
 
@@ -33,6 +34,18 @@ class PlannedRun(Generic[S]):
     def sources(self) -> Sources:
         """Input files of the run, found when they are first used."""
         return Sources(self.settings)
+
+    @cached_property
+    def ready_tokens(self) -> ReadyTokens | None:
+        """Token files made elsewhere, opened when they are first used; None for tokens of the data flow.
+
+        Raises:
+            UserError: a file or the tokenizer is missing, damaged or of another kind.
+        """
+        settings = self.settings
+        if not isinstance(settings, PretrainFlowSettings) or settings.tokens is None:
+            return None
+        return open_ready_tokens(settings.tokens, settings.split, settings.tokenizer, settings.vocab)
 
     @property
     def root(self) -> Folder:

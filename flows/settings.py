@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from gpt2train.config import TrainSettings, preset, presets
+from gpt2train.config.data import Split
 from gpt2train.errors import UserError
-from gpt2train.settings import Settings, build, layer, nearest, read_toml
+from gpt2train.settings import MAX_COUNT, Settings, build, layer, nearest, read_toml
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.clean.settings import CleanSettings
 from tasks.cloze.settings import ClozeSettings
@@ -146,7 +147,7 @@ class DataprepSettings(OutputSettings, DataStepSettings):
 
 
 class PretrainSettings(OutputSettings):
-    """Settings of pretraining: from token shards to checkpoints."""
+    """Settings of pretraining that the pipeline has too: from token shards to checkpoints."""
 
     data: str | None = None
     """Output folder of a finished dataprep; tokens in an object store are first copied to `output`. None uses `output`
@@ -158,6 +159,30 @@ class PretrainSettings(OutputSettings):
     """Training run: model, data, optimizer, parallelism, checkpoints."""
     launch: LaunchSettings = LaunchSettings()
     """Launcher, processes and restarts of the torchrun job."""
+
+
+class PretrainFlowSettings(PretrainSettings):
+    """Settings of pretraining: from token shards, or token files that were made elsewhere, to checkpoints."""
+
+    tokens: str | None = None
+    """Token files made elsewhere, in place of `data`: PREFIX of a pair .bin/.idx, PREFIX,PREFIX for equal weights, or
+    "0.3 PREFIX 0.7 PREFIX" (docs/train/ready-tokens.md)."""
+    split: Split | None = None
+    """Weights by which the documents of `tokens` are split into training, validation and test data, as 949,50,1
+    (Megatron-LM's `--split`). None trains on all, without validation."""
+    tokenizer: str | None = None
+    """Tokenizer of `tokens`, a folder or a file; None takes `tokenizer/` beside them."""
+    vocab: int | None = Field(None, ge=2, le=MAX_COUNT)
+    """Number of tokens of the tokenizer of `tokens`, if the tokenizer itself is not at hand."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "PretrainFlowSettings":
+        if self.tokens is not None and self.data is not None:
+            raise ValueError("--tokens and --data both name the tokens; give one of them")
+        for name in ("split", "tokenizer", "vocab"):
+            if self.tokens is None and getattr(self, name) is not None:
+                raise ValueError(f"--{name} is for token files made elsewhere; give --tokens PREFIX, or leave it out")
+        return self
 
 
 class MergeAndScoreSettings(Settings):
@@ -297,4 +322,6 @@ def _fields_of(model: type[Settings], values: Mapping[str, Any]) -> dict[str, An
     Keys that no flow has are kept: validation rejects them by name.
     """
     others = PipelineSettings.model_fields.keys() - model.model_fields.keys()
+    if isinstance(values.get("tokenizer"), Mapping) and issubclass(model, PretrainFlowSettings):
+        others.add("tokenizer")  # the table of the data flow; that of this flow is a path
     return {key: value for key, value in values.items() if key not in others}

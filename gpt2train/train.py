@@ -241,6 +241,8 @@ def _open(config: RunConfig, ctx: DistContext) -> tuple[TrainingData, TrainingDa
     for split in (data, valid):
         if split is not None:
             split.check_vocabulary(ctx.rank, ctx.world)
+    if valid is None and config.data.may_validate and ctx.is_rank0:
+        log.warning("warning: no validation: data.split = %s leaves no sample for it", config.data.split)
     return data, valid
 
 

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 from pydantic.fields import FieldInfo
 from schema_text import describe
 
-from flows.settings import DataprepSettings, EvaluateFlowSettings, PretrainSettings
+from flows.settings import DataprepSettings, EvaluateFlowSettings, PretrainFlowSettings
 from gpt2train.config import RunConfig, TrainSettings, preset, presets
 from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.inference.settings import BeamSettings, SamplingSettings, ServingLayout
@@ -53,8 +53,9 @@ PAGES: dict[str, tuple[Part, ...]] = {
     "train/settings.md": (
         Part(
             "Run and data",
-            PretrainSettings,
-            "Settings of `python -m flows.pretrain`; `python -m flows.pipeline` has them too. A run's own file "
+            PretrainFlowSettings,
+            "Settings of `python -m flows.pretrain`; `python -m flows.pipeline` has them too, except `tokens`, "
+            "`split`, `tokenizer` and `vocab` of [token files made elsewhere](ready-tokens.md). A run's own file "
             "(`gpt2train config > run.toml`) has the tables of `train` without the prefix: `[model]`, not "
             "`[train.model]`. A preset replaces the defaults that [the table of presets](#presets) names.",
         ),

@@ -7,21 +7,28 @@ from the arithmetic of `gpt2train plan`; each figure states its basis.
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from flows.dry_run.resources import MissingResourcesError, RunEstimate, estimate_run, vocabulary_note, vocabulary_of
+from flows.dry_run.resources import (
+    MissingResourcesError,
+    RunEstimate,
+    estimate_run,
+    token_facts,
+    vocabulary_note,
+    vocabulary_of,
+)
 from flows.recipe import PlannedRun
 from flows.settings import DataprepSettings, OutputSettings, PretrainSettings, usable_cores
 from flows.sources import Sources
 from gpt2train.config import TrainSettings
+from gpt2train.data.document_split import PARTS
 from gpt2train.errors import RunError, UserError, redact
 from gpt2train.io.files import format_bytes
 from gpt2train.plan.fit import ResourceEstimate, duration
 from gpt2train.settings import Settings
 from tasks.cloze.step import no_passages_message
 from tasks.core.input_files import InputFile
-from tasks.core.manifest import read_manifest
-from tasks.core.storage import Folder
+from tasks.ready_tokens.tokens import ReadyTokens
 from tasks.train.launch.launchers import runs_here
-from tasks.train.step import validation_warning
+from tasks.train.step import READY_REMEDY, VALID_REMEDY, validation_warning
 
 Rows = list[tuple[str, str]]
 S = TypeVar("S", bound=Settings)
@@ -71,9 +78,11 @@ def plan_rows(run: PlannedRun[Settings], estimate: RunEstimate) -> Rows:
     """Return the rows of the plan without the steps: sources, needed resources, missing resources."""
     settings = run.settings
     rows: Rows = _source_rows(settings, run.sources) if isinstance(settings, DataprepSettings) else []
+    if run.ready_tokens is not None:
+        rows += _ready_rows(run.ready_tokens)
     if isinstance(settings, PretrainSettings) and estimate.fit is not None:
-        rows += _training_rows(settings, estimate.fit, estimate.trained)
-        if note := vocabulary_note(settings):
+        rows += _training_rows(run, settings, estimate.fit, estimate.trained)
+        if note := vocabulary_note(run):
             rows.append(("warning", note))
     if isinstance(settings, OutputSettings):
         rows.append(("disk", _disk_text(settings.output, estimate.needed, estimate.free)))
@@ -120,14 +129,21 @@ def _files_text(files: Sequence[InputFile], kind: str) -> str:
     return f"{len(files):,} {kind}{'s' * (len(files) > 1)}, {format_bytes(size)}"
 
 
-def _training_rows(settings: PretrainSettings, fit: ResourceEstimate, trained: bool) -> Rows:
+def _ready_rows(tokens: ReadyTokens) -> Rows:
+    counts = [(part, tokens.facts[f"{part}_documents"], tokens.facts[f"{part}_tokens"]) for part in PARTS]
+    split = "; ".join(f"{part} {documents:,} documents, {count:,} tokens" for part, documents, count in counts)
+    tokenizer = f"tokenizer {tokens.tokenizer}" if tokens.tokenizer else "no tokenizer: merge will need --tokenizer"
+    return [("files", f"{tokens.name}; {tokenizer}"), ("split", split)]
+
+
+def _training_rows(run: PlannedRun[Settings], settings: PretrainSettings, fit: ResourceEstimate, trained: bool) -> Rows:
     train, model, layout = settings.train, settings.train.model, fit.layout
-    tokens = read_manifest(Folder(settings.data or settings.output) / "tokens")
-    available = tokens.outcome.facts.get("train_tokens", 0) if tokens else 0
+    facts, remedy = token_facts(run), READY_REMEDY if run.ready_tokens else VALID_REMEDY
+    available = facts.get("train_tokens", 0)
     epochs = "number available not known yet"
     if available:
         epochs = f"{available:,} available, {(fit.tokens or 0) / available:,.1f} epochs"
-        epochs += f"; {few}" if tokens and (few := validation_warning(tokens.outcome.facts, train)) else ""
+        epochs += f"; {few}" if (few := validation_warning(facts, train, remedy)) else ""
     devices = f"{usable_cores()} CPU cores"
     if fit.on_gpu:
         devices = " + ".join(sorted({gpu.name for gpu in fit.gpus[: fit.gpus_needed]}))
@@ -137,7 +153,7 @@ def _training_rows(settings: PretrainSettings, fit: ResourceEstimate, trained: b
         (
             "model",
             f"{settings.preset}: {fit.parameters:,} parameters, {model.layers} layers, {model.heads} heads, width "
-            f"{model.hidden}, context {model.context}, vocabulary {vocabulary_of(settings):,}",
+            f"{model.hidden}, context {model.context}, vocabulary {vocabulary_of(run):,}",
         ),
         (
             "layout",

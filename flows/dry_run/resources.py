@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from gpt2train.plan.fit import ResourceEstimate, estimate_resources, missing_res
 from gpt2train.settings import Settings
 from tasks.core.manifest import read_manifest
 from tasks.core.storage import Folder
+from tasks.ready_tokens.step import step_of
 from tasks.tokenizer.step import own_files
 from tasks.train.launch.launchers import runs_here
 from tasks.train.step import run_folder
@@ -66,8 +68,8 @@ class MissingResourcesError(UserError):
 def estimate_run(planned: PlannedRun[Settings]) -> RunEstimate:
     """Estimate the resources that a run needs, and find those that are missing."""
     settings = planned.settings
-    fit = resource_estimate(settings) if isinstance(settings, PretrainSettings) else None
-    run = _existing_run(settings) if isinstance(settings, PretrainSettings) else None
+    fit = resource_estimate(planned) if isinstance(settings, PretrainSettings) else None
+    run = _existing_run(planned) if isinstance(settings, PretrainSettings) else None
     # With finished data that other settings would recreate, the training counts as done only if every step is cached.
     trained = run is not None and read_manifest(run) is not None
     if trained and isinstance(settings, DataprepSettings):
@@ -83,26 +85,42 @@ def estimate_run(planned: PlannedRun[Settings]) -> RunEstimate:
         space = f"{format_bytes(needed)} needed in {settings.output}, {format_bytes(free)} free"
         lacks.append(f"disk space ({space}: free some, or give another --output)")
     no_tokens = None
-    if isinstance(settings, PretrainSettings) and not isinstance(settings, DataprepSettings):
+    has_tokens = isinstance(settings, DataprepSettings) or planned.ready_tokens is not None
+    if isinstance(settings, PretrainSettings) and not has_tokens:
         data = settings.data or settings.output
         if any(read_manifest(Folder(data) / step) is None for step in ("tokens", "tokenizer")):
             no_tokens = f"tokens (none in {data}; run flows.dataprep first)"
     return RunEstimate(fit, trained, needed, free, tuple(lacks), no_tokens)
 
 
-def resource_estimate(settings: PretrainSettings) -> ResourceEstimate:
+def resource_estimate(run: PlannedRun[Settings]) -> ResourceEstimate:
     """Estimate the resources of the training on this machine."""
-    launch, tokens = settings.launch, read_manifest(Folder(settings.data or settings.output) / "tokens")
+    settings = _training_settings(run)
+    launch, facts = settings.launch, token_facts(run)
     return estimate_resources(
         settings.train,
-        vocabulary_of(settings),
+        vocabulary_of(run),
         find_gpus(),
         processes=launch.processes,
         nodes=launch.machines,
         threads=launch.threads,
         cores=usable_cores(),
-        train_tokens=tokens.outcome.facts.get("train_tokens") if tokens else None,
+        train_tokens=facts.get("train_tokens"),
     )
+
+
+def token_facts(run: PlannedRun[Settings]) -> Mapping[str, int]:
+    """Return the counts of the tokens that exist already; empty if they are still to be made."""
+    if run.ready_tokens is not None:
+        return run.ready_tokens.facts
+    settings = _training_settings(run)
+    tokens = read_manifest(Folder(settings.data or settings.output) / "tokens")
+    return tokens.outcome.facts if tokens else {}
+
+
+def _training_settings(run: PlannedRun[Settings]) -> PretrainSettings:
+    assert isinstance(run.settings, PretrainSettings)
+    return run.settings
 
 
 def check_resources(run: PlannedRun[PretrainSettings]) -> None:
@@ -118,7 +136,7 @@ def check_resources(run: PlannedRun[PretrainSettings]) -> None:
             f"{settings.preset} cannot be trained on this machine, which lacks {', '.join(estimate.missing)}; {remedy}"
             "use another machine, or set launch.skip_resource_check to start anyway (--dry-run shows the plan)"
         )
-    if not settings.dry_run and (note := vocabulary_note(settings)):  # the plan of a dry run has a row for it
+    if not settings.dry_run and (note := vocabulary_note(run)):  # the plan of a dry run has a row for it
         log.warning("%s", note)
 
 
@@ -143,8 +161,12 @@ def _free_bytes(root: Folder) -> int | None:
     return shutil.disk_usage(path).free
 
 
-def _existing_run(settings: PretrainSettings) -> Folder | None:
+def _existing_run(run: PlannedRun[Settings]) -> Folder | None:
     """Run folder of the training, whether it exists or not; None if its data are not there yet."""
+    settings = _training_settings(run)
+    if run.ready_tokens is not None:
+        counted = step_of(run.root, run.ready_tokens).finished()
+        return run.root / run_folder(counted, None, settings.train, settings.preset) if counted else None
     root, data = Folder(settings.output), Folder(settings.data or settings.output)
     tokens, bpe = read_manifest(data / "tokens"), read_manifest(data / "tokenizer")
     if tokens is None or bpe is None or not root.is_local:
@@ -157,9 +179,10 @@ def _checkpoint_bytes(run: Folder) -> int:
     return sum(file.stat().st_size for file in Path(run.path()).glob("checkpoints/**/*") if file.is_file())
 
 
-def vocabulary_note(settings: PretrainSettings) -> str | None:
+def vocabulary_note(run: PlannedRun[Settings]) -> str | None:
     """Return a warning if a preset of GPT-2's vocabulary has another size due to that of the tokens; else None."""
-    vocabulary = vocabulary_of(settings)
+    settings = _training_settings(run)
+    vocabulary = vocabulary_of(run)
     own = isinstance(settings, DataprepSettings) and settings.tokenizer.name == "folder"
     if settings.preset in PRESET_TOKENIZERS or vocabulary == GPT2_VOCAB or own:
         return None
@@ -167,6 +190,8 @@ def vocabulary_note(settings: PretrainSettings) -> str | None:
     actual, published = (parameter_count(model.shape(size)) for size in (vocabulary, GPT2_VOCAB))
     if isinstance(settings, DataprepSettings):
         remedy = "give --tokenizer.name gpt2"
+    elif run.ready_tokens is not None:
+        remedy = "give tokens made with GPT-2's tokenizer"
     else:
         remedy = "make the tokens with flows.dataprep --tokenizer.name gpt2"
     return (
@@ -175,8 +200,11 @@ def vocabulary_note(settings: PretrainSettings) -> str | None:
     )
 
 
-def vocabulary_of(settings: PretrainSettings) -> int:
+def vocabulary_of(run: PlannedRun[Settings]) -> int:
     """Return the vocabulary size of the existing tokenizer, or of the one that the settings will produce."""
+    if run.ready_tokens is not None:
+        return run.ready_tokens.vocab
+    settings = _training_settings(run)
     if isinstance(settings, DataprepSettings) and settings.tokenizer.name == "gpt2":
         return GPT2_VOCAB
     bpe = read_manifest(Folder(settings.data or settings.output) / "tokenizer")

@@ -5,8 +5,10 @@ from typing import Any
 
 from flows.ui.artifact_publisher import ArtifactPublisher
 from flows.ui.artifacts import as_table
+from gpt2train.data.document_split import PARTS
 from tasks.core.manifest import Manifest
 from tasks.core.storage import Folder
+from tasks.ready_tokens.step import NAME as READY_TOKENS
 from tasks.report.step import REPORT, gather, summary
 
 
@@ -20,12 +22,21 @@ def result(root: Folder, manifests: Sequence[Manifest]) -> str:
     """Format the result as Markdown: row counts by step, training, scores, paths, next commands."""
     parts = [
         summary(gather(root, manifests)).rstrip() + "\n",
+        *(f"## Split\n\n{split_table(manifest)}\n" for manifest in manifests if manifest.step == READY_TOKENS),
         "## Paths\n",
         as_table(output_paths(root, manifests)) + "\n",
     ]
     if todo := next_commands(root, manifests):
         parts += ["## Next steps\n", as_table(todo) + "\n"]
     return "\n".join(parts)
+
+
+def split_table(tokens: Manifest) -> str:
+    """Format the documents and tokens of each part of token files that were made elsewhere."""
+    facts = tokens.outcome.facts
+    return as_table(
+        [{"part": part} | {unit: f"{facts[f'{part}_{unit}']:,}" for unit in ("documents", "tokens")} for part in PARTS]
+    )
 
 
 def output_paths(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str, Any]]:
@@ -55,7 +66,9 @@ def next_commands(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str,
     if model := by_step.get("merge"):
         found += [("serve it", f"gpt2train serve --model {model}")]
         found += [("generate text", f"gpt2train generate --model {model} --prompt 'The'")]
-    elif run := by_step.get("train"):
+    elif (run := by_step.get("train")) and READY_TOKENS in by_step:  # no documents and no evaluation set to score on
+        found += [("merge it", f"gpt2train merge {run} --output {run}/model")]
+    elif run:
         found += [("score it", f"python -m flows.evaluate --run {run}")]
     elif "tokenize" in by_step:
         found += [("train on it", f"python -m flows.pretrain --data {root.path() if root.is_local else root.url}")]

@@ -1,6 +1,5 @@
 """Selection of the checkpoint to resume from, and checks of the settings that a run must not change."""
 
-import hashlib
 import logging
 import math
 from collections.abc import Collection, Mapping
@@ -8,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 
 from gpt2train.checkpoint import store
 from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus
 from gpt2train.config import RunConfig
+from gpt2train.data.identity import tokens_identity
+from gpt2train.data.samples import validation_corpora
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
 from gpt2train.io import run_folder
@@ -39,7 +39,6 @@ SHAPE = (
 FIXED = ("model.context", *SHAPE, "seed", "documents")
 # Settings whose change is not logged on resuming, since it does not affect the losses.
 NOT_LOGGED_ON_CHANGE = ("output", "data", "checkpoints", "logging", "validation", "performance")
-SAMPLE_CHUNKS, CHUNK_TOKENS = 64, 1024  # the identity of a corpus hashes this many chunks of this many tokens
 
 
 @dataclass(frozen=True)
@@ -80,27 +79,21 @@ def find_own(
 
 def validation_identity(config: RunConfig) -> str | None:
     """Identity of the validation set: hash of its tokens, independent of their path, and number of samples."""
-    if config.data.valid is None:
+    corpora, weights = validation_corpora(config), config.data.weights
+    if not corpora:
         return None
-    return f"{_identity(config.data.valid)[0]}:{config.validation.samples}"
+    names = [tokens_identity(open_tokens(corpus.prefix, weights, "valid"))[0] for corpus in corpora]
+    if len(corpora) > 1:
+        names = [f"{name}*{corpus.weight:g}" for name, corpus in zip(names, corpora, strict=True)]
+    return f"{'+'.join(names)}:{config.validation.samples}"
 
 
 def stored_corpora(config: RunConfig) -> tuple[StoredCorpus, ...]:
-    """Identities of the training corpora of a run, independent of their paths."""
-    total = sum(corpus.weight for corpus in config.data.corpora)
-    found = [(*_identity(corpus.prefix), corpus.weight / total) for corpus in config.data.corpora]
+    """Identities of the training corpora of a run, independent of their paths; with a split, of their training part."""
+    corpora, weights = config.data.corpora, config.data.weights
+    total = sum(corpus.weight for corpus in corpora)
+    found = [(*tokens_identity(open_tokens(corpus.prefix, weights)), corpus.weight / total) for corpus in corpora]
     return tuple(StoredCorpus(identity=name, tokens=count, share=share) for name, count, share in found)
-
-
-def _identity(prefix: str) -> tuple[str, int]:
-    """Hash of a corpus's document lengths and of a sample of its tokens, and its number of tokens."""
-    data = open_tokens(prefix)
-    count = len(data.tokens)
-    digest = hashlib.sha256(np.ascontiguousarray(data.lengths, dtype="<i8").data)
-    digest.update(np.ascontiguousarray(data.documents, dtype="<i8").data)
-    for start in np.linspace(0, max(0, count - CHUNK_TOKENS), SAMPLE_CHUNKS, dtype=np.int64).tolist():
-        digest.update(data.tokens[start : start + CHUNK_TOKENS].astype("<i8").data)
-    return digest.hexdigest(), count
 
 
 def newest_intact(

@@ -1,8 +1,39 @@
 """Settings of token files, data mixture, document boundaries and validation."""
 
-from pydantic import Field, field_validator
+import math
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gpt2train.settings import PositiveNumber, Settings
+
+SPLIT_PARTS = 3  # train, valid, test
+
+
+def split_weights(split: str) -> tuple[float, ...]:
+    """Weights of train, valid and test of a split such as `949,50,1`; those that are left out are 0.
+
+    Raises:
+        ValueError: it is not one to three numbers, one is negative, or nothing would be left for training.
+    """
+    try:
+        weights = [float(part) for part in split.split(",")]
+    except ValueError:
+        weights = []
+    if not 0 < len(weights) <= SPLIT_PARTS or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+        raise ValueError("a split is the weights of train, valid and test, as '949,50,1'")
+    if not weights[0]:
+        raise ValueError("this split leaves nothing for training; its first weight must be above 0")
+    return (*weights, *[0.0] * (SPLIT_PARTS - len(weights)))
+
+
+def _checked_split(split: str) -> str:
+    split_weights(split)
+    return split
+
+
+# A number alone, as the form of the UI and the command line of Prefect may send it, is its text.
+Split = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_checked_split)]
 
 
 class Corpus(Settings):
@@ -20,7 +51,10 @@ class DataSettings(Settings):
     train: str | tuple[Corpus, ...]
     """Prefix of the training tokens, or several corpora with their weights."""
     valid: str | None = None
-    """Prefix of the validation tokens; None trains without validation."""
+    """Prefix of the validation tokens; None trains without validation, unless `split` is given."""
+    split: Split | None = Field(None, exclude_if=lambda split: split is None)
+    """Weights by which the documents of `train` are split into training, validation and test data, in the order of the
+    files: `"949,50,1"` (Megatron-LM's `--split`). None trains on all documents."""
     cache: str | None = None
     """Folder in which the sample order of corpora of more than about a million documents is cached, also for other
     runs; None: `index/` in the run folder."""
@@ -31,6 +65,22 @@ class DataSettings(Settings):
         if not value:
             raise ValueError("at least one corpus is needed: a prefix, or a list of {prefix, weight}")
         return value
+
+    @model_validator(mode="after")
+    def _validated_once(self) -> "DataSettings":
+        if self.split is not None and self.valid is not None:
+            raise ValueError("data.split and data.valid both name validation data; leave one out")
+        return self
+
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """Weights of `split`; None without one."""
+        return None if self.split is None else split_weights(self.split)
+
+    @property
+    def may_validate(self) -> bool:
+        """True if validation data are named; a split of few documents may leave none."""
+        return self.valid is not None or (self.weights is not None and self.weights[1] > 0)
 
     @property
     def corpora(self) -> tuple[Corpus, ...]:

@@ -115,21 +115,31 @@ def read_run_config(path: str | Path, preset_name: str | None = None) -> RunConf
 
 
 def run_config(
-    settings: TrainSettings, *, train: str, valid: str | None, vocab: int, tokenizer_hash: str | None, output: str
+    settings: TrainSettings,
+    *,
+    train: str | tuple[Corpus, ...],
+    valid: str | None,
+    vocab: int,
+    tokenizer_hash: str | None,
+    output: str,
+    split: str | None = None,
 ) -> RunConfig:
     """Combine user-chosen settings with the properties of the data.
 
     Args:
         settings: user-chosen settings.
-        train: prefix of the training tokens.
+        train: prefix of the training tokens, or corpora that take the place of the mixture.
         valid: prefix of the validation tokens, if any.
         vocab: vocabulary size of the tokenizer.
         tokenizer_hash: hash of the tokenizer, if known.
         output: run folder.
+        split: weights by which the training tokens are split, if they are.
     """
-    corpora = (Corpus(prefix=train, weight=settings.mixture.weight), *settings.mixture.corpora)
-    mixed = [corpus.model_dump() for corpus in corpora] if settings.mixture.corpora else train
-    data = {"data": {"train": mixed, "valid": valid}, "vocab": vocab, "output": output}
+    corpora = train
+    if isinstance(corpora, str):
+        corpora = (Corpus(prefix=corpora, weight=settings.mixture.weight), *settings.mixture.corpora)
+    mixed = [corpus.model_dump() for corpus in corpora] if len(corpora) > 1 else corpora[0].prefix
+    data = {"data": {"train": mixed, "valid": valid, "split": split}, "vocab": vocab, "output": output}
     chosen = settings.model_dump(exclude={"mixture"})
     return build(RunConfig, layer(chosen, data, {"tokenizer_hash": tokenizer_hash}))
 

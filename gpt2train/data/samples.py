@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2train.config import RunConfig
+from gpt2train.config import Corpus, RunConfig
+from gpt2train.data.document_split import Part
 from gpt2train.data.epoch import MIN_CACHED_DOCUMENTS, Epoch, cached_epoch, corpus_identity, samples_in
 from gpt2train.data.mixture import Mixture
 from gpt2train.data.sharded_dataset import open_tokens
@@ -23,7 +24,8 @@ class Samples:
     """Samples of one corpus by index.
 
     Token ids must be below `vocab`. Without a seed the samples keep the order of the file (validation). The epochs of a
-    large corpus are kept in the folder `cache`, if given.
+    large corpus are kept in the folder `cache`, if given. With the weights of a `split`, the samples are those of one
+    part of its documents.
 
     Raises:
         UserError: the files are missing or hold too few tokens for one sample.
@@ -31,18 +33,28 @@ class Samples:
     """
 
     def __init__(
-        self, prefix: str | Path, context: int, vocab: int, seed: int | None, cache: Path | None = None
+        self,
+        prefix: str | Path,
+        context: int,
+        vocab: int,
+        seed: int | None,
+        cache: Path | None = None,
+        *,
+        split: Sequence[float] | None = None,
+        part: Part = "train",
     ) -> None:
-        self.dataset = open_tokens(prefix)
+        self.dataset = open_tokens(prefix, split, part)
         self.prefix, self.context, self.vocab, self.seed = prefix, context, vocab, seed
         self._bounds = np.concatenate(([0], np.cumsum(self.dataset.lengths, dtype=np.int64)))[self.dataset.documents]
         self.tokens = int(self._bounds[-1])
         self.per_epoch = samples_in(self.tokens, context)
         if self.per_epoch == 0:
-            raise UserError(
-                f"{prefix}.bin holds {self.tokens:,} tokens, fewer than one sample of {context + 1}; "
-                "give more data or a smaller model.context"
-            )
+            holds, remedy = f"{prefix}.bin holds {self.tokens:,} tokens", "give more data or a smaller model.context"
+            if split is not None:
+                documents = len(self.dataset.documents) - 1
+                holds = f"the split leaves {documents:,} documents of {prefix} to {part}, {self.tokens:,} tokens"
+                remedy = "give more data, another split, or a smaller model.context"
+            raise UserError(f"{holds}, fewer than one sample of {context + 1}; {remedy}")
         self._cache = cache if len(self._bounds) + self.per_epoch >= MIN_CACHED_DOCUMENTS else None
         self._identity = corpus_identity(self._bounds) if self._cache else b""
         self._epochs: dict[int, Epoch] = {}
@@ -111,6 +123,22 @@ def samples_per_epoch(config: RunConfig) -> int:
         UserError: a file is missing or holds too few tokens for one sample.
         RunError: a file is truncated.
     """
-    corpora = config.data.corpora
-    counts = [Samples(corpus.prefix, config.model.context, config.vocab, None).per_epoch for corpus in corpora]
-    return Mixture([corpus.weight for corpus in corpora]).per_epoch(counts)
+    corpora, context = config.data.corpora, config.model.context
+    found = [Samples(corpus.prefix, context, config.vocab, None, split=config.data.weights) for corpus in corpora]
+    return Mixture([corpus.weight for corpus in corpora]).per_epoch([samples.per_epoch for samples in found])
+
+
+def validation_corpora(config: RunConfig) -> tuple[Corpus, ...]:
+    """Corpora of the validation data: `data.valid`, or those of which the split leaves a sample for validation.
+
+    Raises:
+        UserError: a file is missing or has another format.
+        RunError: a file is truncated.
+    """
+    data = config.data
+    if data.valid is not None:
+        return (Corpus(prefix=data.valid),)
+    if not data.may_validate:
+        return ()
+    opened = [(corpus, open_tokens(corpus.prefix, data.weights, "valid")) for corpus in data.corpora]
+    return tuple(corpus for corpus, part in opened if samples_in(len(part.tokens), config.model.context))

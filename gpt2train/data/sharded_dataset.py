@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gpt2train.data.document_split import PARTS, Part, split_documents
 from gpt2train.data.indexed import IndexedDataset, idx_path, shard_name
 from gpt2train.errors import RunError, UserError
 
@@ -47,6 +48,12 @@ class ConcatenatedArrays:
             result[mask] = part[wanted[mask] - (int(self._ends[number]) - len(part))]
         return result
 
+    def part(self, start: int, stop: int) -> "ConcatenatedArrays":
+        """View of the items from `start` to `stop`; unlike a slice, it copies nothing."""
+        firsts = [end - len(part) for part, end in zip(self._parts, self._ends.tolist(), strict=True)]
+        bounds = [(max(start - first, 0), max(stop - first, 0)) for first in firsts]
+        return ConcatenatedArrays([part[low:high] for part, (low, high) in zip(self._parts, bounds, strict=True)])
+
 
 class ShardedDataset:
     """Several `.bin/.idx` pairs, read as one `IndexedDataset`; `lengths` and `documents` take 12 bytes of memory each.
@@ -77,7 +84,29 @@ class ShardedDataset:
         return self.shards[shard][number - int(self._ends[shard]) + len(self.shards[shard])]
 
 
-TokenDataset = IndexedDataset | ShardedDataset
+class DatasetPart:
+    """Consecutive documents of a dataset, as a dataset of their own; no token is copied."""
+
+    def __init__(self, dataset: IndexedDataset | ShardedDataset, documents: range) -> None:
+        first, last = (int(dataset.documents[number]) for number in (documents.start, documents.stop))
+        self.lengths = dataset.lengths[first:last]
+        self.documents = dataset.documents[documents.start : documents.stop + 1] - first
+        start = int(dataset.lengths[:first].sum(dtype=np.int64))
+        stop = start + int(self.lengths.sum(dtype=np.int64))
+        whole = dataset.tokens
+        self.tokens = whole.part(start, stop) if isinstance(whole, ConcatenatedArrays) else whole[start:stop]
+        self.dtype = whole.dtype
+        self._dataset, self._first = dataset, first
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Tokens of one sequence, a read-only view."""
+        return self._dataset[range(len(self))[index] + self._first]
+
+
+TokenDataset = IndexedDataset | ShardedDataset | DatasetPart
 
 
 def shard_prefixes(prefix: str | Path) -> list[Path]:
@@ -105,10 +134,13 @@ def shard_prefixes(prefix: str | Path) -> list[Path]:
     return shards
 
 
-def open_tokens(prefix: str | Path) -> TokenDataset:
-    """Open the token dataset of a prefix, one pair or several shards.
+def open_tokens(prefix: str | Path, split: Sequence[float] | None = None, part: Part = "train") -> TokenDataset:
+    """Open the token dataset of a prefix, one pair or several shards; with weights of a split, one part of it.
 
     Errors are those of `IndexedDataset` and `shard_prefixes`.
     """
     prefixes = shard_prefixes(prefix)
-    return IndexedDataset(prefixes[0]) if len(prefixes) == 1 else ShardedDataset(prefixes)
+    dataset = IndexedDataset(prefixes[0]) if len(prefixes) == 1 else ShardedDataset(prefixes)
+    if split is None:
+        return dataset
+    return DatasetPart(dataset, split_documents(len(dataset.documents) - 1, split)[PARTS.index(part)])

@@ -15,7 +15,7 @@ from gpt2train.config import DocumentSettings, RunConfig
 from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.data.batch import Batch, StepBatch
 from gpt2train.data.mixture import Mixture
-from gpt2train.data.samples import Samples
+from gpt2train.data.samples import Samples, validation_corpora
 from gpt2train.model.loss import IGNORE
 
 CACHE = "index"  # folder in the run folder in which the sample order of large corpora is cached
@@ -125,14 +125,19 @@ def training_data(config: RunConfig) -> TrainingData:
     """
     corpora = config.data.corpora
     cache = Path(config.data.cache or Path(config.output) / CACHE)
-    context, vocab, seed = config.model.context, config.vocab, config.seed
-    samples = [Samples(corpus.prefix, context, vocab, seed, cache) for corpus in corpora]
+    context, vocab, seed, split = config.model.context, config.vocab, config.seed, config.data.weights
+    samples = [Samples(corpus.prefix, context, vocab, seed, cache, split=split) for corpus in corpora]
     return TrainingData(samples, [corpus.weight for corpus in corpora], config.documents)
 
 
 def validation_data(config: RunConfig) -> TrainingData | None:
-    """Open the validation tokens of a run, in the order of the file; None if it has none. Errors as `training_data`."""
-    if config.data.valid is None:
+    """Open the validation tokens of a run, in the order of the files; None if it has none. Errors as `training_data`.
+
+    With a split they have the weights of the training corpora, and a corpus without a validation sample is left out.
+    """
+    corpora = validation_corpora(config)
+    if not corpora:
         return None
-    samples = [Samples(config.data.valid, config.model.context, config.vocab, None)]
-    return TrainingData(samples, [1.0], config.documents)
+    context, vocab, split = config.model.context, config.vocab, config.data.weights
+    samples = [Samples(corpus.prefix, context, vocab, None, split=split, part="valid") for corpus in corpora]
+    return TrainingData(samples, [corpus.weight for corpus in corpora], config.documents)

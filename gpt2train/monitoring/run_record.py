@@ -146,9 +146,11 @@ def record_start(
         repeated=_repeated(config.output, step, before.starts),
     )
     prefixes = [corpus.prefix for corpus in config.data.corpora]
+    # The fingerprint is that of all documents; another split of them is other data.
+    fingerprints = [None if config.data.split else token_fingerprint(prefix) for prefix in prefixes]
     data = tuple(
-        CorpusNote(prefix=prefix, identity=name, fingerprint=token_fingerprint(prefix), tokens=tokens, share=share)
-        for prefix, (name, tokens, share) in zip(prefixes, corpora, strict=True)
+        CorpusNote(prefix=prefix, identity=name, fingerprint=fingerprint, tokens=tokens, share=share)
+        for prefix, fingerprint, (name, tokens, share) in zip(prefixes, fingerprints, corpora, strict=True)
     )
     update = {"parameters": parameter_count(config.shape), "data": data, "starts": (*before.starts, start)}
     _write(config.output, before.model_copy(update=update))

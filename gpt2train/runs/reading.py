@@ -216,7 +216,8 @@ def _data(record: RunRecord, config: RunConfig) -> str | None:
     """Return the fingerprint of the training tokens by the flows, else the identity that checkpoints use."""
     names: list[str | None] = [corpus.fingerprint or corpus.identity for corpus in record.data]
     # Without them: before the first step, or a run of a release that wrote no record.
-    names = names or [token_fingerprint(corpus.prefix) for corpus in config.data.corpora]
+    if not names and config.data.split is None:
+        names = [token_fingerprint(corpus.prefix) for corpus in config.data.corpora]
     return "+".join(filter(None, names)) or None
 
 

@@ -95,6 +95,8 @@ def trace(
     if run is not None:
         config = read_run_config(run / CONFIG_FILE)
         context, seed, corpora = config.model.context, config.seed, config.data.corpora
+        if config.data.split is not None:
+            raise UserError(f"the run in {run} has a data.split; only runs on whole token files can be traced")
         if split == "train":
             _check_read(run, config, sample)
         if split == "train" and len(corpora) > 1:

@@ -85,7 +85,7 @@ def can_start_next_step(config: RunConfig, device: torch.device, step: int) -> b
     Never after a step that validates or saves, after the last step, or in fp16, whose loss scale depends on the norm.
     """
     overlap, intervals = config.performance.overlap, [config.checkpoints.interval]
-    if config.data.valid:
+    if config.data.may_validate:
         intervals.append(config.validation.interval)
     if overlap == "off" or (overlap == "auto" and device.type != "cuda") or config.precision == "fp16":
         return False

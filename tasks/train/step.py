@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, resolve_epochs, run_config, to_toml
-from gpt2train.data.samples import samples_per_epoch
+from gpt2train.config.data import split_weights
+from gpt2train.data.samples import Samples, samples_per_epoch
 from gpt2train.data.sharded_dataset import open_tokens
-from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash, vocab_size
+from gpt2train.data.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.files import atomic_folder
 from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.monitoring.metrics import FILE, read_metrics
 from gpt2train.monitoring.run_record import record_flow
@@ -23,6 +25,7 @@ from tasks.core.manifest import Manifest, Outcome, digest, fingerprint
 from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.core.storage import Folder
+from tasks.ready_tokens.tokens import TOKENIZER, ReadyTokens
 from tasks.train.launch.job import Job
 from tasks.train.launch.launchers import devices_of, run_job
 from tasks.train.launch.settings import LaunchSettings
@@ -31,13 +34,15 @@ from tasks.train.metrics_tail import tail_metrics
 log = logging.getLogger("gpt2train")
 
 VERSION = 1
+VALID_REMEDY = "give more documents or a larger clean.split.valid"
+READY_REMEDY = "give more documents or a split with a larger second weight, as --split 949,50,1"
 
 
 def train(
     root: Folder,
-    data: Folder,
+    data: Folder | ReadyTokens,
     tokens: Manifest,
-    tokenizer: Manifest,
+    tokenizer: Manifest | None,
     settings: TrainSettings,
     launch: LaunchSettings,
     name: str = "run",
@@ -46,8 +51,9 @@ def train(
 ) -> Manifest:
     """Train on token shards -> `runs/<name>-<fingerprint>/`; resume from the last checkpoint of the same run.
 
-    `data` is the output that holds `tokens/` and `tokenizer/`, often the same as `root`. The fingerprint depends on the
-    settings of the engine, not on those of the launcher. The manifest names the last checkpoint and the config.
+    `data` is the output that holds `tokens/` and `tokenizer/`, often the same as `root`; or token files made elsewhere,
+    whose manifest stands for their tokenizer too. The fingerprint depends on the settings of the engine, not on those
+    of the launcher. The manifest names the last checkpoint and the config.
 
     Raises:
         UserError: The engine rejected a setting or the data.
@@ -55,9 +61,9 @@ def train(
         RunError: The job failed; the message has the engine's last error.
     """
     for folder in (root, data):
-        if not folder.is_local:
+        if isinstance(folder, Folder) and not folder.is_local:
             raise UserError(f"training needs local folders (memory maps, checkpoints), not {folder.url}; copy it first")
-    identities = {manifest.step: manifest.identity for manifest in (tokens, tokenizer)}
+    identities = {manifest.step: manifest.identity for manifest in (tokens, tokenizer) if manifest is not None}
     # No `packages`: a run can resume under another release of torch; `run.json` has the versions of each start.
     step = Step(
         root,
@@ -69,9 +75,13 @@ def train(
     )
     if done := runner.finished(step):
         return done
-    if reason := validation_warning(tokens.outcome.facts, settings):
+    remedy = READY_REMEDY if isinstance(data, ReadyTokens) else VALID_REMEDY
+    if reason := validation_warning(tokens.outcome.facts, settings, remedy):
         log.warning(reason)
     config = resolved_config(data, tokens, tokenizer, settings, step.folder, launch.world)
+    if isinstance(data, ReadyTokens) and data.tokenizer is not None:  # where merge finds it, wherever the tokens are
+        with atomic_folder(Path(step.folder.path(TOKENIZER))) as draft:
+            copy_tokenizer(data.tokenizer, draft)
     step.folder.write_bytes(CONFIG_FILE, to_toml(config).encode())
     record_flow(step.folder.path(), name, identities, launch.model_dump(mode="json"))
     with (
@@ -88,18 +98,22 @@ def train(
     return step.commit(_outcome(step.folder, config.steps), sweep=False)
 
 
-def content_of(tokens: Manifest, tokenizer: Manifest) -> dict[str, str]:
+def content_of(tokens: Manifest, tokenizer: Manifest | None) -> dict[str, str]:
     """Return hashes of the token ids and of the tokenizer, the only data that the weights depend on.
+
+    Without a tokenizer's manifest the tokens were made elsewhere, and their identity is of nothing else.
 
     The identities of the steps would be too strict: upgrading a library repeats the data steps, and if these give the
     same tokens again, a training run of days can resume. The Parquet files beside the tokens are left out because they
     record the version of their writer.
     """
+    if tokenizer is None:
+        return {tokens.step: tokens.identity}
     files = [[record.name, record.sha256] for record in tokens.outputs if record.name.endswith((".bin", ".idx"))]
     return {"tokenize": digest(files), "tokenizer": tokenizer.content}
 
 
-def run_folder(tokens: Manifest, tokenizer: Manifest, settings: TrainSettings, name: str) -> str:
+def run_folder(tokens: Manifest, tokenizer: Manifest | None, settings: TrainSettings, name: str) -> str:
     """Return the folder of a run under the output URL; its name depends on the settings and the tokens."""
     inputs = content_of(tokens, tokenizer)
     return f"runs/{name}-{fingerprint('train', VERSION, settings.model_dump(mode='json'), inputs)[:8]}"
@@ -116,44 +130,75 @@ def check_corpora(settings: TrainSettings) -> None:
         open_tokens(corpus.prefix)
 
 
-def validation_warning(facts: Mapping[str, int], settings: TrainSettings) -> str | None:
+def check_ready_tokens(tokens: ReadyTokens, settings: TrainSettings) -> None:
+    """Check that each corpus of token files made elsewhere has training samples, and that nothing else mixes corpora.
+
+    Raises:
+        UserError: The split leaves too few tokens for one sample, or there is a mixture.
+    """
+    if settings.mixture.corpora:
+        raise UserError(
+            "train.mixture is for tokens of the data flow; give these corpora in --tokens, with their weights"
+        )
+    weights = None if tokens.split is None else split_weights(tokens.split)
+    for corpus in tokens.corpora:
+        Samples(corpus.prefix, settings.model.context, tokens.vocab, None, split=weights)
+
+
+def validation_warning(facts: Mapping[str, int], settings: TrainSettings, remedy: str = VALID_REMEDY) -> str | None:
     """Return the reason for training without validation, too few validation tokens for one sample, else None.
 
-    The facts are those of the tokenize step.
+    The facts are those of the step that made or counted the tokens.
     """
     found, needed = facts.get("valid_tokens", 0), settings.model.context + 1
     if found >= needed:
         return None
     return (
-        f"no validation: the valid split holds {found:,} tokens, fewer than one sample of {needed:,}; for one, give "
-        "more documents or a larger clean.split.valid"
+        f"no validation: the valid split holds {found:,} tokens, fewer than one sample of {needed:,}; for one, {remedy}"
     )
 
 
 def resolved_config(
-    data: Folder, tokens: Manifest, tokenizer: Manifest, settings: TrainSettings, run: Folder, world: int
+    data: Folder | ReadyTokens,
+    tokens: Manifest,
+    tokenizer: Manifest | None,
+    settings: TrainSettings,
+    run: Folder,
+    world: int,
 ) -> RunConfig:
     """Return the settings of the run, complete, with `epochs` turned into `steps`.
 
     Args:
-        data: Output URL that holds the tokens and the tokenizer.
-        tokens: Manifest of the tokenize step.
-        tokenizer: Manifest of the tokenizer step.
+        data: Output URL that holds the tokens and the tokenizer, or token files made elsewhere.
+        tokens: Manifest of the step that made or counted the tokens.
+        tokenizer: Manifest of the tokenizer step; None for token files made elsewhere.
         settings: Settings of the engine.
         run: Run folder.
         world: Number of processes of the job.
     """
-    tokenizer_folder = (data / tokenizer.folder).path()
-    token_folder = (data / tokens.folder).path()
-    facts = tokens.outcome.facts
-    config = run_config(
-        settings,
-        train=f"{token_folder}/train/tokens",
-        valid=None if validation_warning(facts, settings) else f"{token_folder}/valid/tokens",
-        vocab=vocab_size(load_tokenizer(tokenizer_folder)),
-        tokenizer_hash=tokenizer_hash(tokenizer_folder),
-        output=run.path(),
-    )
+    if isinstance(data, ReadyTokens):
+        config = run_config(
+            settings,
+            train=data.corpora,
+            valid=None,
+            split=data.split,
+            vocab=data.vocab,
+            tokenizer_hash=data.tokenizer_hash,
+            output=run.path(),
+        )
+    else:
+        assert tokenizer is not None
+        tokenizer_folder = (data / tokenizer.folder).path()
+        token_folder = (data / tokens.folder).path()
+        facts = tokens.outcome.facts
+        config = run_config(
+            settings,
+            train=f"{token_folder}/train/tokens",
+            valid=None if validation_warning(facts, settings) else f"{token_folder}/valid/tokens",
+            vocab=vocab_size(load_tokenizer(tokenizer_folder)),
+            tokenizer_hash=tokenizer_hash(tokenizer_folder),
+            output=run.path(),
+        )
     if not config.epochs:
         return config
     return resolve_epochs(config, samples_per_epoch(config), Layout.of(config, world).batches)

@@ -38,6 +38,7 @@ COMPOSED = {
     "Settings",
     "OutputSettings",
     "MergeAndScoreSettings",
+    "PretrainSettings",
     "PipelineSettings",
     "LenientSettings",
     "CommonLaunchSettings",

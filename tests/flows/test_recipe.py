@@ -14,7 +14,7 @@ from flows.orchestration.flow import settings_flow
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
 from flows.recipe import PlannedRun
-from flows.settings import DataprepSettings, PipelineSettings, PretrainSettings, resolve
+from flows.settings import DataprepSettings, PipelineSettings, PretrainFlowSettings, resolve
 from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner, step_name
 from tests.tasks.corpus import Inline
@@ -56,7 +56,7 @@ def test_a_dry_run_shows_the_steps_of_the_run(tmp_path: Path) -> None:
 
 
 def test_the_steps_of_a_training_without_tokens(tmp_path: Path) -> None:
-    run = pretrain.planned(resolve(PretrainSettings, flags={"output": str(tmp_path)}))
+    run = pretrain.planned(resolve(PretrainFlowSettings, flags={"output": str(tmp_path)}))
     assert run.cached_steps() == [("train", None)]
     assert list(tmp_path.iterdir()) == []
 

@@ -14,7 +14,7 @@ from flows.evaluate import evaluate
 from flows.orchestration.flow import SettingsFlow
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
-from flows.settings import DataprepSettings, EvaluateFlowSettings, PipelineSettings, PretrainSettings
+from flows.settings import DataprepSettings, EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings
 from flows.ui.help import STEPS, USUAL
 from gpt2train.io.command_line import run_command
 from gpt2train.settings import Settings
@@ -29,7 +29,7 @@ SETTINGS: dict[str, type[Settings]] = {
     "dataprep": DataprepSettings,
     "evaluate": EvaluateFlowSettings,
     "pipeline": PipelineSettings,
-    "pretrain": PretrainSettings,
+    "pretrain": PretrainFlowSettings,
 }
 
 

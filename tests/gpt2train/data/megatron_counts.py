@@ -1,37 +1,17 @@
-"""Megatron-LM's counts of documents and samples, to compare a run with one of Megatron-LM.
+"""Megatron-LM's counts of samples, to compare a run with one of Megatron-LM.
 
-Two rules of gpt2train differ on purpose. Megatron-LM splits the list of documents at fractions of its length, so a
-document can move from test to train when others are added; here a hash of its content decides. Megatron-LM concatenates
-all epochs of a run to one stream whose documents are shuffled jointly, so a document may repeat before others were
-seen, and the order depends on the length of the run; here epochs are independent, and the tail of each (below one
-sample) is dropped: 177 epochs of 452 samples are 80,004 samples, and the joint stream has 80,118.
-(Megatron-LM, `megatron/data/gpt_dataset.py` and `dataset_utils.py` of 2023.)
+One rule of gpt2train differs on purpose. Megatron-LM concatenates all epochs of a run to one stream whose documents are
+shuffled jointly, so a document may repeat before others were seen, and the order depends on the length of the run; here
+epochs are independent, and the tail of each (below one sample) is dropped: 177 epochs of 452 samples are 80,004
+samples, and the joint stream has 80,118.
+(Megatron-LM, `megatron/data/gpt_dataset.py` of 2023.)
 """
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpt2train.data.epoch import samples_in
 
 SEPARATE = 0.80  # the last epoch is shuffled separately if a smaller fraction of it is used
-
-
-def split_documents(documents: int, fractions: Sequence[float]) -> list[int]:
-    """Number of documents in each part of a `--split` such as `700,200,100`.
-
-    Each part is rounded on its own, and the first one absorbs the difference.
-
-    Args:
-        documents: number of documents.
-        fractions: weights of train, validation and test; only their ratios matter.
-    """
-    bounds, whole = [0], sum(fractions)
-    for fraction in fractions:
-        bounds.append(bounds[-1] + round(fraction / whole * documents))
-    excess = bounds[-1] - documents
-    bounds[1:] = [bound - excess for bound in bounds[1:]]
-    return [end - start for start, end in itertools.pairwise(bounds)]
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.data.epoch import samples_in
-from tests.gpt2train.data.megatron_counts import JoinedEpochs, join_epochs, split_documents
-
-
-def test_the_split_equals_that_of_the_tutorial() -> None:
-    assert split_documents(2456, [700, 200, 100]) == [1719, 491, 246]
-    assert split_documents(10, [969, 30, 1]) == [10, 0, 0]
-
-
-@given(st.integers(0, 10_000), st.lists(st.integers(1, 999), min_size=3, max_size=3))
-def test_a_split_leaves_no_document_out(documents: int, fractions: list[int]) -> None:
-    parts = split_documents(documents, fractions)
-    assert sum(parts) == documents
-    for part, fraction in zip(parts, fractions, strict=True):
-        assert abs(part - fraction / sum(fractions) * documents) <= 2
+from tests.gpt2train.data.megatron_counts import JoinedEpochs, join_epochs
 
 
 # 80,118 samples in 177 epochs, 79,665 of them in 176, 452 in one: only 463,508 to 463,511 tokens give that.

@@ -1,0 +1,1 @@
+"""Token files that were made elsewhere, as the input of a training."""

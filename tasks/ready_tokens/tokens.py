@@ -1,0 +1,131 @@
+"""Token files made elsewhere (Megatron-LM's `.bin/.idx`): their corpora, split, counts and tokenizer.
+
+They are opened and counted before a training starts, and read where they are.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2train.config import Corpus
+from gpt2train.config.data import split_weights
+from gpt2train.data.document_split import PARTS
+from gpt2train.data.identity import tokens_identity
+from gpt2train.data.sharded_dataset import open_tokens
+from gpt2train.data.tokenizer import has_tokenizer, load_tokenizer, tokenizer_hash, vocab_size
+from gpt2train.errors import RunError, UserError
+from gpt2train.settings import build
+
+TOKENIZER = "tokenizer"  # folder beside token files, as `gpt2train data tokenize` writes it
+
+
+@dataclass(frozen=True)
+class ReadyTokens:
+    """Token files made elsewhere, and their tokenizer.
+
+    Attributes:
+        corpora: absolute prefixes of the files, with their weights.
+        split: weights of train, valid and test documents, as in `data.split`; None: all documents are for training.
+        vocab: vocabulary size.
+        tokenizer: folder or file of the tokenizer; None if it is not known.
+        tokenizer_hash: hash of the tokenizer; None if it is not known.
+        identities: identity of each corpus, with all its documents.
+        facts: numbers of documents and tokens of all corpora by part: `train_documents`, `train_tokens`, ….
+    """
+
+    corpora: tuple[Corpus, ...]
+    split: str | None
+    vocab: int
+    tokenizer: Path | None
+    tokenizer_hash: str | None
+    identities: tuple[str, ...]
+    facts: dict[str, int]
+
+    @property
+    def name(self) -> str:
+        """Prefixes of the corpora, with their weights if there are several."""
+        if len(self.corpora) == 1:
+            return self.corpora[0].prefix
+        return ", ".join(f"{corpus.weight:g} x {corpus.prefix}" for corpus in self.corpora)
+
+
+def open_ready_tokens(tokens: str, split: str | None, tokenizer: str | None, vocab: int | None) -> ReadyTokens:
+    """Open and count token files.
+
+    Args:
+        tokens: prefixes; see `parse_corpora`.
+        split: weights of train, valid and test documents; None: all documents are for training.
+        tokenizer: folder or file of the tokenizer; by default `tokenizer/` beside the files.
+        vocab: vocabulary size, for files without a tokenizer.
+
+    Raises:
+        UserError: a file is missing, damaged or of another format, there is neither a tokenizer nor its size, or two
+            tokenizers differ.
+    """
+    corpora = parse_corpora(tokens)
+    weights = split_weights(split or "1")
+    identities, facts = [], {f"{part}_{unit}": 0 for part in PARTS for unit in ("documents", "tokens")}
+    try:
+        for corpus in corpora:
+            identities.append(tokens_identity(open_tokens(corpus.prefix))[0])
+            for part in PARTS:
+                found = open_tokens(corpus.prefix, weights, part)
+                facts[f"{part}_documents"] += len(found.documents) - 1
+                facts[f"{part}_tokens"] += len(found.tokens)
+    except RunError as error:  # files that the user gave, not those of a step
+        raise UserError(str(error)) from error
+    found_tokenizer = _find_tokenizer(corpora, tokenizer)
+    size = None if found_tokenizer is None else vocab_size(load_tokenizer(found_tokenizer))
+    if size is not None and vocab not in (None, size):
+        raise UserError(f"vocab is {vocab:,}, but the tokenizer {found_tokenizer} has {size:,} tokens; leave vocab out")
+    if (size := size or vocab) is None:
+        raise UserError(
+            f"{corpora[0].prefix} has no {TOKENIZER}/ beside it; give --tokenizer DIR, or the number of its tokens, "
+            "--vocab N"
+        )
+    digest = None if found_tokenizer is None else tokenizer_hash(found_tokenizer)
+    return ReadyTokens(corpora, split, size, found_tokenizer, digest, tuple(identities), facts)
+
+
+def parse_corpora(tokens: str) -> tuple[Corpus, ...]:
+    """Parse `PREFIX`, `PREFIX,PREFIX` (equal weights) or `0.3 PREFIX 0.7 PREFIX` (Megatron-LM's `--data-path`).
+
+    Raises:
+        UserError: a weight or a prefix is missing or wrong.
+    """
+    words = tokens.split()
+    if len(words) > 1 and _is_number(words[0]):
+        if len(words) % 2:
+            raise UserError(f"tokens: {tokens!r} is not pairs of weight and prefix, as '0.3 PREFIX 0.7 PREFIX'")
+        pairs = list(zip(words[1::2], words[::2], strict=True))
+    else:
+        pairs = [(prefix.strip(), "1") for prefix in tokens.split(",")]
+    if not all(prefix for prefix, _ in pairs):
+        raise UserError(f"tokens: {tokens!r} has an empty prefix; give PREFIX, or PREFIX,PREFIX")
+    return tuple(
+        build(Corpus, {"prefix": str(Path(prefix).absolute()), "weight": weight}, source=f"tokens: {prefix}")
+        for prefix, weight in pairs
+    )
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _find_tokenizer(corpora: tuple[Corpus, ...], given: str | None) -> Path | None:
+    """Find the tokenizer of corpora: the given one, else the one beside them; None if there is none.
+
+    Raises:
+        UserError: it cannot be read, or two of them differ.
+    """
+    folders = [Path(corpus.prefix).parent / TOKENIZER for corpus in corpora]
+    found = [folder for folder in dict.fromkeys(folders) if has_tokenizer(folder)]
+    if given is not None:
+        found.insert(0, Path(given).absolute())
+    for other in found[1:]:
+        if tokenizer_hash(other) != tokenizer_hash(found[0]):
+            raise UserError(f"the tokenizers {found[0]} and {other} differ; all tokens of a run have one tokenizer")
+    return found[0] if found else None

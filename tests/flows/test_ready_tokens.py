@@ -1,0 +1,216 @@
+"""`flows.pretrain --tokens`: tokens of `gpt2train data tokenize` train, validate and merge; wrong ones are refused."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.orchestration.flow import split_parameters
+from flows.pretrain import check, pretrain, recipe
+from flows.recipe import PlannedRun
+from flows.settings import PretrainFlowSettings, resolve
+from flows.ui.result import result
+from gpt2train.cli import app
+from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
+from gpt2train.data.tokenizer import save_tokenizer, tokenizer_hash
+from gpt2train.errors import UserError
+from gpt2train.io.command_line import run_command
+from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.settings import build
+from tasks.core.manifest import Manifest
+from tests.flows.commands import run
+from tests.gpt2train import jobs
+from tests.gpt2train.data.test_tokenizer import small_tables
+from tests.tasks.corpus import Inline
+
+TRAIN: dict[str, Any] = {
+    "steps": 4,
+    "model": {"layers": 1, "heads": 2, "hidden": 16, "context": 16},
+    "batch": {"micro_batch": 1, "global_batch": 2},
+    "schedule": {"warmup": 1},
+    "validation": {"interval": 2, "samples": 4},
+    "checkpoints": {"interval": 2},
+    "logging": {"interval": 1, "tensorboard": False},
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `a` and `b`, token files of two texts, and their tokenizer."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "bpe").mkdir()
+    save_tokenizer(folder / "bpe", *small_tables())
+    for name, documents in (("a", 60), ("b", 40)):
+        rows = [{"text": f"Document {number} of {name}: {'the ' * (number % 9 + 3)}."} for number in range(documents)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        command = ["data", "tokenize", f"{folder}/{name}.jsonl", "--output", f"{folder}/tokens/{name}"]
+        assert run_command(app, [*command, "--tokenizer", f"{folder}/bpe", "--append-eod"]) == 0
+    return folder
+
+
+def planned(output: Path, **flags: Any) -> PlannedRun[PretrainFlowSettings]:
+    given = {"output": str(output), "train": TRAIN, "launch": {"processes": 1}, **flags}
+    return pretrain.planned(resolve(PretrainFlowSettings, flags=given))
+
+
+def trained(run: PlannedRun[PretrainFlowSettings]) -> list[Manifest]:
+    """The manifests of the flow's steps, run without Prefect."""
+    check(run)
+    with Inline(workers=1) as runner:
+        return recipe(run, runner)
+
+
+def losses(folder: Path | str, key: str = "loss") -> list[float]:
+    return [row[key] for row in read_metrics(folder) if key in row]
+
+
+def test_tokens_made_elsewhere_train_validate_and_merge(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned_run = planned(tmp_path / "out", tokens=str(made / "tokens/a"), split="7,2,1")
+    counted, training = trained(planned_run)
+    facts = counted.outcome.facts
+    assert [facts[f"{part}_documents"] for part in ("train", "valid", "test")] == [42, 12, 6]
+    folder = tmp_path / "out" / training.folder
+    config = read_run_config(folder / CONFIG_FILE)
+    assert (config.data.train, config.data.split, config.vocab) == (str(made / "tokens/a"), "7,2,1", 262)
+    assert config.tokenizer_hash == tokenizer_hash(folder / "tokenizer")
+    assert len(losses(folder)) == 4 and len(losses(folder, "valid_loss")) == 2
+
+    page = result(planned_run.root, [counted, training])
+    assert "| train | 42 |" in page and "| test | 6 |" in page and f"gpt2train merge {folder}" in page
+    assert run_command(app, ["merge", str(folder), "--output", str(tmp_path / "model")]) == 0
+    assert (tmp_path / "model/tokenizer.json").exists()
+
+    # Nothing is repeated.
+    again = planned(tmp_path / "out", tokens=str(made / "tokens/a"), split="7,2,1")
+    assert again.cached_steps() == [("ready_tokens", counted), ("train", training)]
+
+    # The flow of the scores needs documents.
+    assert run("evaluate", "--run", str(folder)) == 2
+    assert "which have no documents to score; run gpt2train merge" in capsys.readouterr().err
+
+    # A training without the flow, with its settings written by hand, has the same losses.
+    own = {"data": {"train": str(made / "tokens/a"), "split": "7,2,1"}, "output": str(tmp_path / "own")}
+    direct = build(type(config), config.model_dump(), {"data": {"valid": None}}, own)
+    (tmp_path / "run.toml").write_text(to_toml(direct))
+    code, _, error = jobs.finish(jobs.start_alone(str(tmp_path / "run.toml")))
+    assert code == 0, error
+    for key in ("loss", "valid_loss"):
+        assert losses(tmp_path / "own", key) == losses(folder, key)
+
+
+def test_corpora_are_blended_and_a_vocabulary_alone_suffices(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        for suffix in ("bin", "idx"):
+            (tmp_path / f"{name}.{suffix}").hardlink_to(made / f"tokens/{name}.{suffix}")
+    tokens = f"0.3 {tmp_path}/a 0.7 {tmp_path}/b"
+    _, training = trained(planned(tmp_path / "out", tokens=tokens, split="949,50,1", vocab=300))
+    folder = tmp_path / "out" / training.folder
+    config = read_run_config(folder / CONFIG_FILE)
+    assert [(corpus.prefix, corpus.weight) for corpus in config.data.corpora] == [
+        (str(tmp_path / "a"), 0.3),
+        (str(tmp_path / "b"), 0.7),
+    ]
+    assert config.vocab == 300 and config.tokenizer_hash is None
+    assert not (folder / "tokenizer").exists()
+    assert run_command(app, ["merge", str(folder), "--output", str(tmp_path / "model")]) == 2
+    assert "give its folder: --tokenizer DIR" in capsys.readouterr().err
+
+
+def test_a_token_beyond_the_vocabulary_ends_the_run_before_its_first_step(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.bin").hardlink_to(made / "tokens/a.bin")
+    (tmp_path / "a.idx").hardlink_to(made / "tokens/a.idx")
+    with pytest.raises(UserError, match=r"a\.bin contains the token id \d+, but the vocabulary has 50"):
+        trained(planned(tmp_path / "out", tokens=str(tmp_path / "a"), vocab=50))
+    assert not list(tmp_path.glob("out/runs/*/metrics.jsonl"))
+
+
+def test_the_plan_shows_files_split_and_missing_validation(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--output", str(tmp_path / "out"), "--train.model.context", "16", "--dry-run"]
+    assert run("pretrain", "--tokens", str(made / "tokens/a"), "--split", "7,2,1", *flags) == 0
+    plan = capsys.readouterr().out
+    for part in (
+        "ready_tokens  to run",
+        f"files       {made}/tokens/a; tokenizer {made}/tokens/tokenizer",
+        "train 42 documents, ",
+        "; valid 12 documents, ",
+        "; test 6 documents, ",
+        "vocabulary 262",
+        "missing     nothing",
+    ):
+        assert part in plan
+    assert run("pretrain", "--tokens", str(made / "tokens/a"), *flags) == 0
+    assert "no validation: the valid split holds 0 tokens" in (plan := capsys.readouterr().out)
+    assert "as --split 949,50,1" in plan
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--tokens", "{}/tokens/a", "--data", "out"], "--tokens and --data both name the tokens"),
+        (["--split", "949,50,1"], "--split is for token files made elsewhere; give --tokens PREFIX"),
+        (["--vocab", "300"], "--vocab is for token files made elsewhere"),
+        (["--tokens", "{}/tokens/a", "--split", "0,1"], "this split leaves nothing for training"),
+        (["--tokens", "{}/tokens/a", "--split", "1,999"], "the split leaves 0 documents of"),
+        (["--tokens", "{}/tokens/a", "--split", "a,b"], "the weights of train, valid and test, as '949,50,1'"),
+        (["--tokens", "{}/tokens/none"], "none.idx is missing; a token dataset is a pair"),
+        (["--tokens", "{}/damaged"], "damaged.idx is truncated or damaged"),
+        (["--tokens", "{}/bare"], "bare has no tokenizer/ beside it; give --tokenizer DIR"),
+        (["--tokens", "0.3 {}/tokens/a 0.7"], "is not pairs of weight and prefix"),
+        (["--tokens", "s3://bucket/a"], "is missing; a token dataset is a pair"),
+    ],
+)
+def test_wrong_tokens_are_refused_in_one_line(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    for name in ("bare", "damaged"):
+        for suffix in ("bin", "idx"):
+            (made / f"{name}.{suffix}").write_bytes((made / f"tokens/a.{suffix}").read_bytes())
+    (made / "damaged.idx").write_bytes((made / "damaged.idx").read_bytes()[:-9])
+    for more in ([], ["--dry-run"]):
+        given = [flag.replace("{}", str(made)) for flag in flags]
+        assert run("pretrain", *given, "--output", str(tmp_path / "out"), *more) == 2
+        captured = capsys.readouterr()
+        assert said in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_settings_file_of_all_flows_may_have_the_table_of_the_tokenizer(tmp_path: Path) -> None:
+    """The key is a path in this flow, and a table in the data flow."""
+    (tmp_path / "all.toml").write_text('output = "out"\n[tokenizer]\nname = "gpt2"\n')
+    assert resolve(PretrainFlowSettings, str(tmp_path / "all.toml")).tokenizer is None
+    (tmp_path / "own.toml").write_text('tokens = "a"\nsplit = "949,50,1"\ntokenizer = "bpe"\n')
+    assert resolve(PretrainFlowSettings, str(tmp_path / "own.toml")).tokenizer == "bpe"
+
+
+def test_a_deployment_takes_them_as_parameters() -> None:
+    """The command line of Prefect sends a number alone as a number."""
+    parameters = {"config": "pretrain/tiny", "tokens": "a", "split": 100}
+    settings = resolve(PretrainFlowSettings, *split_parameters(PretrainFlowSettings, parameters))
+    assert (settings.tokens, settings.split, settings.output) == ("a", "100", "out/demo")
+    schema = pretrain.parameters.model_dump()["properties"]
+    assert {"tokens", "split", "tokenizer", "vocab"} <= schema.keys() and "949,50,1" in schema["split"]["description"]
+
+
+@pytest.mark.slow
+def test_the_command_trains_on_them(made: Path, tmp_path: Path) -> None:
+    """The whole command, with Prefect's server."""
+    (tmp_path / "run.toml").write_text(to_toml(planned(tmp_path / "out").settings))
+    command = [sys.executable, "-m", "flows.pretrain", "--config", str(tmp_path / "run.toml")]
+    command += ["--tokens", str(made / "tokens/a"), "--split", "949,50,1"]
+    environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    [folder] = (tmp_path / "out/runs").iterdir()
+    assert f"run: {folder}" in done.stdout and len(losses(folder)) == 4
