@@ -8,6 +8,7 @@ The compiled kernels of the deduplication and the decontamination split texts by
 """
 
 import re
+from collections.abc import Sequence
 
 # Letters and digits in these blocks (their first and last code points) are units of their own. A character of the
 # first group is roughly a word or a syllable, one of the second group a sound.
@@ -42,8 +43,14 @@ ALPHABETIC = (
 )
 BLOCKS = (*IDEOGRAPHIC, *ALPHABETIC)
 
-_CLASS = "".join(f"{chr(first)}-{chr(last)}" for first, last in BLOCKS)
-UNSPACED = re.compile(rf"(?=\w)[{_CLASS}]")  # a letter or digit of a script without spaces between words
+
+
+def letters_in(blocks: Sequence[tuple[int, int]]) -> re.Pattern[str]:
+    """Pattern of one letter or digit in some blocks."""
+    return re.compile(rf"(?=\w)[{''.join(f'{chr(first)}-{chr(last)}' for first, last in blocks)}]")
+
+
+UNSPACED = letters_in(BLOCKS)
 _UNIT = re.compile(rf"[^\w\s]*{UNSPACED.pattern}[^\w\s]*|(?:(?!{UNSPACED.pattern})\S)+")
 
 
