@@ -44,19 +44,20 @@ ALPHABETIC = (
 BLOCKS = (*IDEOGRAPHIC, *ALPHABETIC)
 
 
-
 def letters_in(blocks: Sequence[tuple[int, int]]) -> re.Pattern[str]:
     """Pattern of one letter or digit in some blocks."""
     return re.compile(rf"(?=\w)[{''.join(f'{chr(first)}-{chr(last)}' for first, last in blocks)}]")
 
 
 UNSPACED = letters_in(BLOCKS)
+_OTHER_BLOCKS = re.compile("[^\x00-\u0dff\u2000-\u2fff]")  # quick test: Latin, Cyrillic, Arabic …; quotes and dashes
 _UNIT = re.compile(rf"[^\w\s]*{UNSPACED.pattern}[^\w\s]*|(?:(?!{UNSPACED.pattern})\S)+")
 
 
 def has_unspaced(text: str) -> bool:
     """Return True if a text has a letter of a script without spaces between words."""
-    return not text.isascii() and UNSPACED.search(text) is not None
+    found = None if text.isascii() else _OTHER_BLOCKS.search(text)
+    return found is not None and UNSPACED.search(text, found.start()) is not None
 
 
 def units_of(text: str) -> list[str]:
