@@ -8,7 +8,7 @@ import pytest
 from gpt2train.data.text_units import UNSPACED
 from tasks.decontaminate.ngrams import NgramIndex, words_of
 from tasks.decontaminate.settings import DecontaminateSettings
-from tasks.decontaminate.step import remove
+from tasks.decontaminate.step import plan_cuts, remove
 from tests.tasks.corpus import read_jsonl
 
 PASSAGE = 150  # characters: some thirty words
@@ -31,6 +31,13 @@ def test_planted_passages_are_cut_out(open_data: Path) -> None:
         planted = f"{other[: middle // 2]}{passage}{other[middle // 2 :]}"
         rest, cuts = remove(planted, index, DecontaminateSettings(margin=0, min_piece=1))
         assert cuts and passage[30:-30] not in rest, language
+
+
+def test_cuts_end_at_the_sentence_boundaries_of_chinese() -> None:
+    text = "第一句在这里。他说：“第二句。”然后这是考试的文章中的一句话，再来一句！最后一句。"
+    index = NgramIndex(["这是考试的文章中的一句话"], 8, 8)
+    cuts = plan_cuts(text, index.matches(text), margin=1)
+    assert [text[cut.start : cut.end] for cut in cuts] == ["然后这是考试的文章中的一句话，再来一句！"]
 
 
 @pytest.mark.parametrize("text", ["佐々木さんの話", "ｶﾅの話", "ㄅㄆㄇ", "ꆈꌠꁱ"])
