@@ -60,6 +60,11 @@ def has_unspaced(text: str) -> bool:
     return found is not None and UNSPACED.search(text, found.start()) is not None
 
 
+def is_mostly_unspaced(text: str) -> bool:
+    """Return True if more than half of the letters and digits of a text are of scripts without spaces."""
+    return has_unspaced(text) and 2 * len(UNSPACED.findall(text)) > len(re.findall(r"\w", text))
+
+
 def units_of(text: str) -> list[str]:
     """Split a text at white space and around the letters of scripts without spaces between words.
 
