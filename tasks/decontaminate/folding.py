@@ -39,8 +39,8 @@ SEPARATORS = "_\u02bb\u02bc"  # match `\w`, but are marks of emphasis and apostr
 UNCHANGED = re.compile(  # Han, Yi, Hangul, Tangut: compared unchanged
     "[\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua48f\uac00-\ud7a3\U00017000-\U00018cff\U00020000-\U000323af]+"
 )
-# Words of their own. Not Thai and the like: 13 of their letters are no passage but a common phrase. Vowel signs, which
-# are no letters, divide their texts into runs of about a syllable or two.
+# Words of their own. Not Thai and the like: 13 of their letters are a common phrase. Vowel signs, which are no letters,
+# divide their texts into runs, 13 of which have 70 letters in Thai; 13 English words have 63.
 IDEOGRAPH = letters_in(IDEOGRAPHIC)
 
 
