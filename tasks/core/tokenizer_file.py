@@ -6,8 +6,15 @@ from tasks.core.storage import FileRecord, Folder
 
 
 def tokenizer_record(tokenizer: Manifest) -> FileRecord:
-    """Return the record of the one file that is a tokenizer by itself: `tokenizer.json` or `tokenizer.model`."""
-    return next(record for record in tokenizer.outputs if record.name in PRIMARY)
+    """Return the record of the one file that is a tokenizer by itself: `tokenizer.json` or `tokenizer.model`.
+
+    Raises:
+        LookupError: the step has written none, as in a dry run.
+    """
+    for record in tokenizer.outputs:
+        if record.name in PRIMARY:
+            return record
+    raise LookupError("the tokenizer step has written no tokenizer")
 
 
 def read_tokenizer(folder: Folder, name: str) -> Tokenizer:

@@ -118,7 +118,11 @@ def declared() -> dict[str, set[str]]:
             if isinstance(name, ast.Constant):
                 given = next((word.value for word in node.keywords if word.arg == "packages"), ast.Tuple(elts=[]))
                 given = constants[given.id] if isinstance(given, ast.Name) else given
-                strings = {part.value for part in ast.walk(given) if isinstance(part, ast.Constant)}
+                parts = [*ast.walk(given)]
+                for part in ast.walk(given):  # a library that is chosen above: `"a" if … else "b"`
+                    chosen = constants.get(part.id) if isinstance(part, ast.Name) else None
+                    parts += [chosen.body, chosen.orelse] if isinstance(chosen, ast.IfExp) else []
+                strings = {part.value for part in parts if isinstance(part, ast.Constant)}
                 found.setdefault(name.value, set()).update(map(str, strings))
     return found
 
