@@ -49,8 +49,8 @@ def document_perplexity(scorer: Scorer, texts: Iterable[str], stride: int | None
 
     Returns:
         JSON-serialisable result. `word_perplexity` = exp(-log p / words), words split at white space, and
-        `bits_per_byte` as in lm-evaluation-harness; `token_perplexity` = exp(-log p / tokens). In scripts without spaces
-        between words a word is a character, and `definition` says so where the documents have any.
+        `bits_per_byte` as in lm-evaluation-harness; `token_perplexity` = exp(-log p / tokens). In scripts without
+        spaces between words a word is a character, and `definition` says so where the documents have any.
 
     Raises:
         UserError: there is no document with a word, or the stride does not fit the context.

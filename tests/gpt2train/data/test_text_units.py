@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.data.text_units import ALPHABETIC, BLOCKS, IDEOGRAPHIC, UNSPACED, has_unspaced, units_of
+from gpt2train.data.text_units import (
+    ALPHABETIC,
+    BLOCKS,
+    IDEOGRAPHIC,
+    UNSPACED,
+    has_unspaced,
+    is_mostly_unspaced,
+    units_of,
+)
 
 UNSPACED_LETTERS = [chr(code) for first, last in BLOCKS for code in range(first, last + 1) if chr(code).isalnum()]
 # Every kind of character, with the scripts without spaces as often as all others.
@@ -60,6 +68,21 @@ def test_spaces_between_unspaced_letters_change_nothing(text: str) -> None:
 )
 def test_units_of_scripts(text: str, units: list[str]) -> None:
     assert units_of(text) == units
+
+
+@pytest.mark.parametrize(
+    ("text", "mostly"),
+    [
+        ("今天天气很好 GPT", True),
+        ("今天 GPT-2 model", False),
+        ("ภาษาไทย", True),
+        ("", False),
+        ("…“”", False),
+        ("é", False),
+    ],
+)
+def test_the_majority_of_letters_decides_for_a_text(text: str, mostly: bool) -> None:
+    assert is_mostly_unspaced(text) is mostly
 
 
 def test_the_blocks_are_in_order_and_of_the_named_scripts() -> None:
