@@ -59,8 +59,8 @@ def build_tables() -> Tables:
     for found in re.finditer(r"\w+", letters):
         kinds[ord(found[0][0]) : ord(found[0][-1]) + 1] |= WORD
     kinds[0xD800:0xE000] = 0
-    for first, last in BLOCKS:
-        kinds[first : last + 1] += SINGLE * (kinds[first : last + 1] == WORD).astype(np.uint8)
+    for begin, end in BLOCKS:
+        kinds[begin : end + 1] += SINGLE * (kinds[begin : end + 1] == WORD).astype(np.uint8)
     for found in re.finditer(r"\s", letters[:SCANNED]):
         kinds[ord(found[0])] |= SPACE
     composing = _composing()
