@@ -164,12 +164,9 @@ def scores_of(run: Path, weights: str) -> tuple[tuple[str, str], ...]:
             rows.append((f"last word, accuracy (lambada_openai, {lambada['passages']:,} passages)", found["accuracy"]))
             rows.append(("last word, perplexity", found["perplexity"]))
         if held_out := _read(run / "eval" / "perplexity.json"):
-            rows.append(
-                (
-                    f"word perplexity, {held_out['documents']:,} held-out documents",
-                    held_out["word_perplexity"],
-                )
-            )
+            documents = f"{held_out['documents']:,} held-out documents"
+            rows.append((f"word perplexity, {documents}", held_out["word_perplexity"]))
+            rows.append((f"bits per byte, {documents}", held_out["bits_per_byte"]))
         if wiki := _read(run / "eval" / "wikitext.json"):
             rows.append(("WikiText, adjusted perplexity", wiki["adjusted_perplexity"]))
         return tuple((name, f"{float(value):,.4g}") for name, value in rows)

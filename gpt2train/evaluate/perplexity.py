@@ -9,12 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from gpt2train.data.text_units import has_unspaced, units_of
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.metrics import Result, perplexity, significant
 from gpt2train.evaluate.scoring_request import ScoringRequest
 
+DEFINITION = "each document after <|endoftext|>; perplexity = exp(-log p / count), words split at white space"
+BY_CHARACTERS = "; in scripts without spaces between words each character is a word"
 CHUNK = 64  # documents scored at a time; bounds the memory for a stream of documents
 
 
@@ -46,7 +49,8 @@ def document_perplexity(scorer: Scorer, texts: Iterable[str], stride: int | None
 
     Returns:
         JSON-serialisable result. `word_perplexity` = exp(-log p / words), words split at white space, and
-        `bits_per_byte` as in lm-evaluation-harness; `token_perplexity` = exp(-log p / tokens).
+        `bits_per_byte` as in lm-evaluation-harness; `token_perplexity` = exp(-log p / tokens). In scripts without
+        spaces between words a word is a character, and `definition` says so where the documents have any.
 
     Raises:
         UserError: there is no document with a word, or the stride does not fit the context.
@@ -56,13 +60,15 @@ def document_perplexity(scorer: Scorer, texts: Iterable[str], stride: int | None
     end = end_of_text_id(tokenizer)
     log_prob, counts = 0.0, {"documents": 0, "words": 0, "tokens": 0, "bytes": 0}
     token_counts: Counter[int] = Counter()
+    by_characters = False
     stream = (text for text in texts if text.strip())
     while chunk := list(islice(stream, CHUNK)):
         encoded = encode_ordinary(tokenizer, chunk)
         requests = [request for ids in encoded for request in windows([end, *ids], context, stride)]
         log_prob += math.fsum(answer.log_prob for answer in scorer.score(requests))
         counts["documents"] += len(chunk)
-        counts["words"] += sum(len(text.split()) for text in chunk)
+        counts["words"] += sum(len(units_of(text)) for text in chunk)
+        by_characters = by_characters or any(map(has_unspaced, chunk))
         counts["tokens"] += sum(map(len, encoded))
         counts["bytes"] += sum(len(text.encode()) for text in chunk)
         for ids in encoded:
@@ -78,7 +84,7 @@ def document_perplexity(scorer: Scorer, texts: Iterable[str], stride: int | None
         "word_perplexity": perplexity(-log_prob / counts["words"]),
         "bits_per_byte": significant(-log_prob / math.log(2) / counts["bytes"]),
         "unigram_perplexity": perplexity(unigram),
-        "definition": "each document after <|endoftext|>; perplexity = exp(-log p / count), words split at white space",
+        "definition": DEFINITION + (BY_CHARACTERS if by_characters else ""),
         "notes": notes(-log_prob / counts["tokens"], unigram),
     }
 

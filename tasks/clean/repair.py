@@ -3,14 +3,20 @@
 ftfy takes 190 µs for a review of 1,300 characters and changes almost none: it searches eight times for rare defects.
 Here two cheap tests run first, and text that passes them is not given to ftfy. Tests compare the result with that of
 ftfy, character by character.
+
+Punctuation of full width and curly quotes are the usual ones of Chinese and Japanese: texts mostly in scripts without
+spaces between words keep them.
 """
 
 import re
 import unicodedata
+from collections.abc import Iterable
+from itertools import chain
 
 import ftfy
 from ftfy import TextFixerConfig, chardata
 
+from gpt2train.data.text_units import is_mostly_unspaced
 from tasks.core.document import strip_unstorable
 
 # All but printable ASCII, tab, line end, form feed, and characters that alone are never mojibake for ftfy: no-break
@@ -18,34 +24,45 @@ from tasks.core.document import strip_unstorable
 ODD = re.compile(r"[^\t\n\f\x20-\x7e\u00a0\u2013\u2014\u2018\u2019\u201c\u201d\u2022\u2026]")
 ENTITY = re.compile(r"&#?[0-9A-Za-z]{1,24};")  # the pattern of ftfy
 STRAIGHT_QUOTES = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
-# Characters that ftfy always replaces: ligatures, full width, control characters, rare quotes, line ends, surrogates.
-REPLACED = re.compile(
-    "[{}\u02bc\u201a-\u201b\u201e-\u201f\r\u2028\u2029\x7f-\x9f\ud800-\udfff]".format(
-        "".join(
-            re.escape(chr(code)) for code in sorted({*chardata.LIGATURES, *chardata.WIDTH_MAP, *chardata.CONTROL_CHARS})
-        )
-    )
-)
+
+
+def _replaced(*codes: Iterable[int]) -> re.Pattern[str]:
+    """Pattern of characters that ftfy always replaces: these, rare quotes, line ends, surrogates."""
+    escaped = "".join(re.escape(chr(code)) for code in sorted(set(chain(*codes))))
+    return re.compile(f"[{escaped}\u02bc\u201a-\u201b\u201e-\u201f\r\u2028\u2029\x7f-\x9f\ud800-\udfff]")
+
+
+REPLACED = _replaced(chardata.LIGATURES, chardata.WIDTH_MAP, chardata.CONTROL_CHARS)
+REPLACED_BUT_WIDTH = _replaced(chardata.LIGATURES, chardata.CONTROL_CHARS)
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 def repair(text: str, *, straight_quotes: bool = True) -> str:
     """Fix mojibake (`ftfy.fix_text`), remove NUL, lone surrogates and white space at line ends."""
-    fixed = fix_text(text, straight_quotes=straight_quotes)
+    if is_mostly_unspaced(text):
+        fixed = fix_text(text, straight_quotes=False, keep_width=True)
+    else:
+        fixed = fix_text(text, straight_quotes=straight_quotes)
     return "\n".join([line.rstrip(" \t\u00a0") for line in strip_unstorable(fixed).split("\n")]).strip()
 
 
-def fix_text(text: str, *, straight_quotes: bool = True) -> str:
-    """Faster equivalent of `ftfy.fix_text(text, uncurl_quotes=straight_quotes)`, which fixes line by line."""
+def fix_text(text: str, *, straight_quotes: bool = True, keep_width: bool = False) -> str:
+    """Faster equivalent of `ftfy.fix_text`, which fixes line by line.
+
+    Args:
+        text: any text.
+        straight_quotes: ftfy's `uncurl_quotes`.
+        keep_width: the opposite of ftfy's `fix_character_width`.
+    """
     fixed = fix_simple_text(text, straight_quotes)
     if fixed is not None:
         return fixed
-    config = TextFixerConfig(uncurl_quotes=straight_quotes, explain=False)
+    config = TextFixerConfig(uncurl_quotes=straight_quotes, fix_character_width=not keep_width, explain=False)
     lines = []
     for line in LINE.findall(text):
         fixed = fix_simple_text(line, straight_quotes)
         if fixed is None:
-            fixed = fix_clean_line(line, straight_quotes)
+            fixed = fix_clean_line(line, straight_quotes, keep_width)
         lines.append(ftfy.fix_text(line, config) if fixed is None else fixed)
         if config.unescape_html and "<" in line:  # from the first tag on, ftfy leaves entities as they are
             config = config._replace(unescape_html=False)
@@ -59,9 +76,10 @@ def fix_simple_text(text: str, straight_quotes: bool) -> str | None:
     return text.translate(STRAIGHT_QUOTES) if straight_quotes and not text.isascii() else text
 
 
-def fix_clean_line(line: str, straight_quotes: bool) -> str | None:
+def fix_clean_line(line: str, straight_quotes: bool, keep_width: bool = False) -> str | None:
     """Result of ftfy for a line without mojibake and without characters to replace; None for other lines."""
-    if REPLACED.search(line) or ("&" in line and ENTITY.search(line)) or ftfy.is_bad(line):
+    replaced = REPLACED_BUT_WIDTH if keep_width else REPLACED
+    if replaced.search(line) or ("&" in line and ENTITY.search(line)) or ftfy.is_bad(line):
         return None
     fixed = line.translate(STRAIGHT_QUOTES) if straight_quotes else line
     if not unicodedata.is_normalized("NFC", fixed) or (fixed != line and ftfy.is_bad(fixed)):

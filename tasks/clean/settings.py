@@ -13,9 +13,11 @@ class CleanSettings(Settings):
 
     min_tokens: int = Field(128, ge=0)
     """Minimum tokens of a document. Counted with the tokenizer if it is known, else as pieces of the pre-tokenizer of
-    GPT-2, a lower bound. The end-of-text token is not counted (Megatron counts it, so its 128 equal 127 here)."""
+    GPT-2, a lower bound, and as letters in scripts without spaces between words. The end-of-text token is not counted
+    (Megatron counts it, so its 128 equal 127 here)."""
     straight_quotes: bool = True
-    """Replace curly quotes by straight ones, the default of ftfy."""
+    """Replace curly quotes by straight ones, the default of ftfy, but not in texts mostly in scripts without spaces
+    between words."""
     language: LanguageSettings = LanguageSettings()
     """Language test."""
     filters: FilterSettings = FilterSettings()

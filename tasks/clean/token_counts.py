@@ -1,6 +1,8 @@
 """Token counts of texts, by the tokenizer if it is known, else by the pieces of GPT-2's pre-tokenizer.
 
-A piece is at least one token, so the number of pieces is a lower bound. The end-of-text token is not counted.
+A piece is at least one token, so the number of pieces is a lower bound for GPT-2's tokenizer. A letter of a script
+without spaces between words (Chinese, Thai) counts as a piece: their pieces are whole sentences. The end-of-text token
+is not counted.
 """
 
 import functools
@@ -11,6 +13,7 @@ from typing import NamedTuple
 from tokenizers import pre_tokenizers
 
 from gpt2train.data.encoder import Encoder, FastEncoder, PlainEncoder, Texts, disagreement
+from gpt2train.data.text_units import UNSPACED, has_unspaced
 from tasks.core.manifest import Manifest
 from tasks.core.storage import Folder
 from tasks.core.tokenizer_file import read_tokenizer, tokenizer_record
@@ -55,10 +58,11 @@ def count_tokens(texts: Sequence[str], tokenizer: TokenizerFile | None = None) -
 
 
 def count_pieces(text: str) -> int:
-    """Number of pieces of a text by GPT-2's pre-tokenizer."""
+    """Number of pieces of a text by GPT-2's pre-tokenizer, and of its letters of scripts without spaces."""
     if text.isascii():
         return len(ASCII_PIECE.findall(text))
-    return len(PRE_TOKENIZER.pre_tokenize_str(text))
+    rest, letters = UNSPACED.subn("", text) if has_unspaced(text) else (text, 0)
+    return letters + len(PRE_TOKENIZER.pre_tokenize_str(rest))
 
 
 @functools.lru_cache(maxsize=1)

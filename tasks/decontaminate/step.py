@@ -51,7 +51,7 @@ CUTS = pa.schema(
 )
 COUNTS = pa.schema([("gram", pa.int32()), ("count", pa.int64())])
 # A line end counts as a sentence end: the extraction writes one block per line. A full stop inside a name does not.
-SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)|\n")
+SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)|[。？！]+[\"'”’)\]」』）]*|\n")
 SEPARATOR = "\n\n"
 # Documents of this split are unchanged: they are the source of the run's own cloze set and are never trained on.
 EXEMPT: Split = "test"

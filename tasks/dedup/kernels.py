@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tasks.core.numba_utils import compiled, decode, fmix64
-from tasks.dedup.unicode_tables import KNOWN, SPACE, WORD
+from tasks.dedup.unicode_tables import KNOWN, SINGLE, SPACE, WORD
 
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, 2^64 / golden ratio
 HIGH = np.uint32(0xFFFFFFFF)
@@ -115,7 +115,9 @@ def fold(data: Any, offsets: Any, folded: Any, kinds: Any, starts: Any, forms: A
 
 @compiled
 def units_of(data: Any, begin: Any, end: Any, words: Any, limit: Any, kinds: Any, out: Any) -> Any:
-    r"""Hash the words (runs of `\w`) or characters of one text.
+    r"""Hash the words or characters of one text.
+
+    A word is a run of `\w`, or a single letter of a script without spaces between words.
 
     Args:
         data: [bytes] UTF-8 of all texts.
@@ -142,7 +144,7 @@ def units_of(data: Any, begin: Any, end: Any, words: Any, limit: Any, kinds: Any
     while position < end and characters < limit:
         code, width = decode(data, position)
         characters += 1
-        if kinds[code] & WORD:
+        if kinds[code] & (WORD | SINGLE) == WORD:
             for step in range(width):  # eight bytes at a time
                 piece = piece << U8 | np.uint64(data[position + step])
                 length += np.uint64(1)
@@ -150,10 +152,18 @@ def units_of(data: Any, begin: Any, end: Any, words: Any, limit: Any, kinds: Any
                     total = (total ^ piece) * MULTIPLIER
                     total ^= total >> U33
                     piece = np.uint64(0)
-        elif length:
+            position += width
+            continue
+        if length:
             out[count] = fmix64((total ^ piece) * MULTIPLIER + length)
             count += 1
             total, piece, length = np.uint64(0), np.uint64(0), np.uint64(0)
+        if kinds[code] & SINGLE:
+            for step in range(width):
+                piece = piece << U8 | np.uint64(data[position + step])
+            out[count] = fmix64(piece * MULTIPLIER + np.uint64(width))
+            count += 1
+            piece = np.uint64(0)
         position += width
     if length:
         out[count] = fmix64((total ^ piece) * MULTIPLIER + length)

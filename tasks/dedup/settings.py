@@ -29,7 +29,8 @@ class DedupSettings(Settings):
     connected), to compare counts; other settings override them."""
     shingle: Literal["words", "characters"] = "words"
     """Units of a shingle. Characters find more edits inside words, but the sets are seven times as large, and templates
-    with common phrases become similar sooner; use them for languages without spaces between words."""
+    with common phrases become similar sooner. In scripts without spaces between words (Chinese, Japanese, Thai) each
+    letter is a word."""
     ngram: int = Field(default=5, ge=1, le=32)
     """Words or characters per shingle; documents with fewer are compared by exact hash only."""
     normalise: bool = True

@@ -1,8 +1,8 @@
 r"""Content hashes and sets of shingle hashes of columns of texts.
 
-Words are `\w+` of the folded text, characters its code points; each has a 64-bit hash. The hash
-of a shingle is a polynomial of the hashes of its units, finished with MurmurHash3's fmix64. In languages without spaces
-between words (Chinese, Thai) words are long and shingles few: use characters there.
+Words are `\w+` of the folded text, and each letter of a script without spaces between words (Chinese, Thai) is a word
+of its own; characters are the code points of the text. Each has a 64-bit hash. The hash of a shingle is a polynomial of
+the hashes of its units, finished with MurmurHash3's fmix64.
 """
 
 import hashlib

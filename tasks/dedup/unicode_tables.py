@@ -14,7 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpt2train.data.text_units import BLOCKS
+
 WORD, SPACE, KNOWN = 1, 2, 4  # flags: `\w`; white space of str.split; the table has its folded form
+SINGLE = 8  # flag: `\w` of a script without spaces between words, a word of its own
 CODE_POINTS = 0x110000
 TABLED = (range(0x3100), range(0xFE00, 0xFF00), range(0x1F000, 0x1FB00))  # FE0F follows emoji, FEFF begins files
 SCANNED = 0x20000  # no code point from here on decomposes into two
@@ -56,6 +59,8 @@ def build_tables() -> Tables:
     for found in re.finditer(r"\w+", letters):
         kinds[ord(found[0][0]) : ord(found[0][-1]) + 1] |= WORD
     kinds[0xD800:0xE000] = 0
+    for begin, end in BLOCKS:
+        kinds[begin : end + 1] += SINGLE * (kinds[begin : end + 1] == WORD).astype(np.uint8)
     for found in re.finditer(r"\s", letters[:SCANNED]):
         kinds[ord(found[0])] |= SPACE
     composing = _composing()

@@ -8,6 +8,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gpt2train.data.text_units import has_unspaced, units_of
 from tasks.core.manifest import Manifest
 from tasks.core.shards import read_table
 from tasks.core.storage import FileRecord, Folder
@@ -112,15 +114,23 @@ def rejected_samples(root: Folder, manifest: Manifest, samples: int) -> dict[str
 
 
 def word_diff(one: str, other: str) -> list[tuple[str, str]]:
-    """Word-level difference of two texts: (`same` | `gone` | `new`, words) pairs."""
-    left, right = one.split(), other.split()
+    """Word-level difference of two texts: (`same` | `gone` | `new`, words) pairs.
+
+    Letters of scripts without spaces between words are compared one by one.
+    """
+    left, right = units_of(one), units_of(other)
     parts: list[tuple[str, str]] = []
     for tag, a, b, c, d in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
         if a < b:
-            parts.append(("same" if tag == "equal" else "gone", " ".join(left[a:b])))
+            parts.append(("same" if tag == "equal" else "gone", _joined(left[a:b])))
         if c < d and tag != "equal":
-            parts.append(("new", " ".join(right[c:d])))
+            parts.append(("new", _joined(right[c:d])))
     return parts
+
+
+def _joined(units: Sequence[str]) -> str:
+    """Join units by spaces, but none between letters of scripts without spaces between words."""
+    return " ".join("".join(some) if unspaced else " ".join(some) for unspaced, some in groupby(units, has_unspaced))
 
 
 def _cluster(cluster: Cluster) -> dict[str, Any]:

@@ -8,12 +8,13 @@ import re
 
 from pydantic import Field
 
+from gpt2train.data.text_units import units_of
 from gpt2train.settings import Settings
 from tasks.clean.filters.registry import Replacement, TextFilter, register_filter
 from tasks.clean.filters.verdict import Rejection
 
-ENDS = (".", "?", "!", '"', "'", "”", "’")
-SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s|$)")
+ENDS = (".", "?", "!", '"', "'", "”", "’", "。", "？", "！", "」", "』")
+SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s|$)|[。？！]+[\"'”’)\]」』）]*")
 CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 
 
@@ -27,7 +28,7 @@ class C4Settings(Settings):
     min_sentences: int = Field(5, ge=0)
     """Minimum sentences in the kept lines."""
     min_line_words: int = Field(3, ge=0)
-    """Drop lines with fewer words."""
+    """Drop lines with fewer words, or characters in scripts without spaces between words."""
     max_word_length: int = Field(1000, ge=1)
     """Drop lines with a longer word, in characters."""
     citations: bool = True
@@ -67,7 +68,7 @@ def c4(text: str, settings: C4Settings) -> Rejection | Replacement:
 
 
 def _is_kept(line: str, settings: C4Settings) -> bool:
-    words = line.split()
+    words = units_of(line)
     if len(words) < settings.min_line_words or not words or max(map(len, words)) > settings.max_word_length:
         return False
     if settings.terminal_punctuation:

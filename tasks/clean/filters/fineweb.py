@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
+from gpt2train.data.text_units import units_of
 from gpt2train.settings import Settings
 from tasks.clean.filters.registry import TextFilter, register_filter
 from tasks.clean.filters.verdict import Rejection, first_rejection, repeated, too_few, too_many
@@ -25,7 +26,7 @@ class FineWebSettings(Settings):
     max_repeated_characters: float = Field(0.01, ge=0, le=1)
     """Maximum share of characters in repeated lines."""
     max_lines_a_word: float = Field(0.3, ge=0)
-    """Maximum line ends per word."""
+    """Maximum line ends per word, or per character in scripts without spaces between words."""
 
 
 @first_rejection
@@ -43,7 +44,7 @@ def fineweb(text: str, settings: FineWebSettings) -> Iterator[Rejection | None]:
     yield too_many("fineweb_short_lines", short, settings.max_short_lines)
     characters = len(text) - text.count("\n")
     yield too_many("fineweb_repeated_lines", repeated(lines)[1] / characters, settings.max_repeated_characters)
-    yield too_many("fineweb_list", text.count("\n") / len(text.split()), settings.max_lines_a_word)
+    yield too_many("fineweb_list", text.count("\n") / len(units_of(text)), settings.max_lines_a_word)
 
 
 register_filter("fineweb", TextFilter(FineWebSettings, fineweb, order=500))

@@ -1,12 +1,15 @@
 """Quality rules of Gopher (Rae et al. 2021, appendix A1.1), which reject pages that are not running text.
 
-Words are separated by white space, lines by line ends; empty lines are ignored.
+Words are separated by white space, and are single characters in scripts without spaces between words; lines are
+separated by line ends, and empty lines are ignored. In a text mostly of such scripts the mean length of a word is not
+tested, nor are stop words unless one of `stop_words` is in such a script.
 """
 
 from collections.abc import Iterator
 
 from pydantic import Field
 
+from gpt2train.data.text_units import has_unspaced, units_of
 from gpt2train.settings import Settings
 from tasks.clean.filters.registry import TextFilter, register_filter
 from tasks.clean.filters.verdict import Rejection, first_rejection, too_few, too_many
@@ -37,7 +40,8 @@ class GopherSettings(Settings):
     min_letter_words: float = Field(0.8, ge=0, le=1)
     """Minimum share of words that contain a letter."""
     stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
-    """Common words of English texts, in lower case."""
+    """Common words, by default of English texts, in lower case. Those in a script without spaces between words (的, の)
+    are found anywhere in the text."""
     min_stop_words: int = Field(2, ge=0)
     """Minimum number of different stop words."""
 
@@ -50,16 +54,19 @@ def gopher(text: str, settings: GopherSettings) -> Iterator[Rejection | None]:
     `gopher_ellipses`, `gopher_bullet_lines`, `gopher_ellipsis_lines`, `gopher_words_without_letters`,
     `gopher_few_stop_words`.
     """
-    words = text.split()
+    words = units_of(text)
     count = len(words)
     if count < settings.min_words or not words:
         yield Rejection("gopher_few_words", f"{count} words, at least {settings.min_words} expected")
         return
     if count > settings.max_words:
         yield Rejection("gopher_many_words", f"{count} words, at most {settings.max_words} expected")
-    mean = sum(map(len, words)) / count
-    yield too_few("gopher_short_words", mean, settings.min_word_length)
-    yield too_many("gopher_long_words", mean, settings.max_word_length)
+    spaced = [word for word in words if not has_unspaced(word)] if has_unspaced(text) else words
+    is_spaced = 2 * len(spaced) > count
+    if is_spaced:
+        mean = sum(map(len, spaced)) / len(spaced)
+        yield too_few("gopher_short_words", mean, settings.min_word_length)
+        yield too_many("gopher_long_words", mean, settings.max_word_length)
     yield too_many("gopher_hashes", text.count("#") / count, settings.max_symbols)
     yield too_many("gopher_ellipses", sum(map(text.count, ELLIPSES)) / count, settings.max_symbols)
     lines = [stripped for line in text.split("\n") if (stripped := line.strip())]
@@ -69,8 +76,11 @@ def gopher(text: str, settings: GopherSettings) -> Iterator[Rejection | None]:
     yield too_many("gopher_ellipsis_lines", ellipses / len(lines), settings.max_ellipsis_lines)
     letters = sum(word.isalpha() or any(map(str.isalpha, word)) for word in words)
     yield too_few("gopher_words_without_letters", letters / count, settings.min_letter_words)
-    known = len(set(settings.stop_words).intersection(map(str.lower, words)))
-    if known < settings.min_stop_words:
+    unspaced_stops = {word for word in settings.stop_words if has_unspaced(word)}
+    known = len(
+        set(settings.stop_words).intersection(map(str.lower, words)).union(filter(text.__contains__, unspaced_stops))
+    )
+    if known < settings.min_stop_words and (is_spaced or unspaced_stops):
         yield Rejection("gopher_few_stop_words", f"{known} of them, at least {settings.min_stop_words} expected")
 
 

@@ -1,7 +1,8 @@
 """Repetition rules of Gopher (Rae et al. 2021, table A1): repeated lines, paragraphs and word n-grams.
 
-Words are separated by white space; shares are relative to the characters of the text. Unlike in the paper, an n-gram
-that occurs once never counts as repetition, however short the text.
+Words are separated by white space, and are single characters in scripts without spaces between words; shares are
+relative to the characters of the text. Unlike in the paper, an n-gram that occurs once never counts as repetition,
+however short the text.
 """
 
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import Field, field_validator
 
+from gpt2train.data.text_units import has_unspaced, units_of
 from gpt2train.settings import Settings
 from tasks.clean.filters.registry import TextFilter, register_filter
 from tasks.clean.filters.verdict import Rejection, first_rejection, repeated, too_many
@@ -60,7 +62,7 @@ def repetition(text: str, settings: RepetitionSettings) -> Iterator[Rejection | 
     count, characters = repeated(lines)
     yield too_many("gopher_repeated_lines", count / max(len(lines), 1), settings.lines)
     yield too_many("gopher_repeated_line_characters", characters / size, settings.line_characters)
-    words = text.split()
+    words = units_of(text)
     for length, most in settings.top:
         yield too_many(f"gopher_top_{length}_gram", top_characters(words, length) / size, most)
     for length, most in settings.repeated:
@@ -71,12 +73,13 @@ def repetition(text: str, settings: RepetitionSettings) -> Iterator[Rejection | 
 
 
 def top_characters(words: Sequence[str], length: int) -> int:
-    """Characters (with single spaces) of the most frequent n-gram, times its occurrences; 0 if it occurs once."""
+    """Characters (with spaces before words) of the most frequent n-gram, times its occurrences; 0 if it occurs once."""
     counts = Counter(grams(words, length))
     most = max(counts.values(), default=0)
     if most < 2:
         return 0
-    return most * max(sum(map(len, gram)) + length - 1 for gram, count in counts.items() if count == most)
+    frequent = [gram for gram, count in counts.items() if count == most]
+    return most * max(sum(map(len, gram)) + length - 1 - sum(map(has_unspaced, gram[1:])) for gram in frequent)
 
 
 def repeated_characters(words: Sequence[str], length: int) -> int:

@@ -95,6 +95,15 @@ def test_a_uniform_model_has_the_vocabulary_as_perplexity(uniform: GPT2, tokeniz
     assert got["bytes"] == len("one two three four five") + len("naïve".encode())
 
 
+def test_a_character_is_a_word_in_scripts_without_spaces(uniform: GPT2, tokenizer: Tokenizer) -> None:
+    spaced = document_perplexity(Scorer(uniform, tokenizer), ["one two three", "naïve “quotes”"])
+    assert spaced["words"] == 5 and spaced["definition"].endswith("words split at white space")
+    got = document_perplexity(Scorer(uniform, tokenizer), ["one two three", "今天天气很好。"])
+    assert got["words"] == 9 and got["definition"].startswith(spaced["definition"])
+    assert got["definition"].endswith("each character is a word")
+    assert got["bits_per_byte"] > 0
+
+
 def test_no_document_is_an_error(uniform: GPT2, tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="held-out"):
         document_perplexity(Scorer(uniform, tokenizer), ["", " \n"])

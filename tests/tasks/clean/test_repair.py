@@ -21,9 +21,17 @@ TRICKY = st.sampled_from(
 )
 
 
-@given(st.text(max_size=100) | st.lists(TRICKY, max_size=30).map("".join), st.booleans())
-def test_the_fast_path_equals_ftfy(text: str, straight: bool) -> None:
-    assert fix_text(text, straight_quotes=straight) == ftfy.fix_text(text, uncurl_quotes=straight)
+@given(st.text(max_size=100) | st.lists(TRICKY, max_size=30).map("".join), st.booleans(), st.booleans())
+def test_the_fast_path_equals_ftfy(text: str, straight: bool, keep_width: bool) -> None:
+    theirs = ftfy.fix_text(text, uncurl_quotes=straight, fix_character_width=not keep_width)
+    assert fix_text(text, straight_quotes=straight, keep_width=keep_width) == theirs
+
+
+def test_chinese_and_japanese_punctuation_is_kept() -> None:
+    for text in ("他说：“走吧！”，（对吗？）GPT-2的第１步。", "「ｶﾅ」と、ｷﾞﾀｰ！"):
+        assert repair(text) == text
+    assert repair("The ＧＰＵ “中” ﬁts！") == 'The GPU "中" fits!'
+    assert repair("他说：走吧！\r\n“对\x00吗？” ") == "他说：走吧！\n“对吗？”"
 
 
 def test_signs_that_are_never_mojibake_are_repaired_as_by_ftfy() -> None:

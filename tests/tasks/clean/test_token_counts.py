@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2train.data.encoder import Encoded, PlainEncoder, Texts
+from gpt2train.data.text_units import UNSPACED
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, read_tables, save_tokenizer
 from tasks.clean import token_counts
 from tasks.clean.token_counts import PRE_TOKENIZER, TokenizerFile, count_pieces, count_tokens
@@ -28,9 +29,20 @@ def gpt2(open_data: Path, tmp_path: Path) -> TokenizerFile:
 
 
 # Unassigned characters (Cn) are classed by the version of Unicode, which differs between the two libraries.
-@given(st.text(st.characters(codec="utf-8", exclude_categories=("Cn",)), max_size=200) | st.text(ASCII, max_size=60))
+SPACED = st.characters(codec="utf-8", exclude_categories=("Cn",)).filter(lambda letter: not UNSPACED.match(letter))
+
+
+@given(st.text(SPACED, max_size=200) | st.text(ASCII, max_size=60))
 def test_pieces_equal_those_of_gpt2(text: str) -> None:
     assert count_pieces(text) == len(PIECES.findall(text)) == len(PRE_TOKENIZER.pre_tokenize_str(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("今天天气很好。", 7), ("他说：“走吧！”", 5), ("ใช้ iPhone 12", 5), ("한국어는 띄어쓰기가", 2)],
+)
+def test_each_letter_of_a_script_without_spaces_is_a_piece(text: str, count: int) -> None:
+    assert count_pieces(text) == count
 
 
 def test_token_counts_of_real_texts_are_exact(open_data: Path, gpt2: TokenizerFile) -> None:

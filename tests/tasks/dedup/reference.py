@@ -3,10 +3,13 @@
 import re
 from collections.abc import Iterable
 
+from gpt2train.data.text_units import UNSPACED
 from tasks.dedup.unicode_tables import normalise
 
 MASK64, MASK32 = 2**64 - 1, 2**32 - 1
 MULTIPLIER = 0x9E3779B97F4A7C15
+# A run of `\w`, or a single letter of a script without spaces between words.
+WORD = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\w)+")
 
 
 def folded(text: str) -> str:
@@ -15,10 +18,10 @@ def folded(text: str) -> str:
 
 
 def unit_hashes(text: str, words: bool) -> list[int]:
-    r"""64-bit hash of each word (`\w+`) or character of a text."""
+    """64-bit hash of each word or character of a text."""
     if not words:
         return [fmix64((ord(letter) + MULTIPLIER) & MASK64) for letter in text]
-    return [word_hash(word.encode()) for word in re.findall(r"\w+", text)]
+    return [word_hash(word.encode()) for word in WORD.findall(text)]
 
 
 def word_hash(word: bytes) -> int:

@@ -11,12 +11,13 @@ from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt2train.data.text_units import UNSPACED
 from tasks.dedup import kernels
 from tasks.dedup.minhash import permutations, sign, sketch_texts
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingle_exchange import NumberedSets
 from tasks.dedup.shingles import Sets, Texts, content_hashes, folded, shingle_sets
-from tasks.dedup.unicode_tables import KNOWN, SPACE, TABLED, WORD, build_tables
+from tasks.dedup.unicode_tables import KNOWN, SINGLE, SPACE, TABLED, WORD, build_tables
 from tasks.dedup.verify import compare
 from tests.tasks.corpus import real_texts
 from tests.tasks.dedup import reference
@@ -25,6 +26,7 @@ from tests.tasks.dedup import reference
 HARD = (
     "aZ09_ \t\n\x0b\x1c\x1f\x85\xa0é\u0301\u0327ßẞİıſﬁ½ªµ…·’“—™①Ⅷ㎏㍿ﷺ\u1680\u2003\u2028\u3000\u200b\u00ad"
     "한\u1112\u1161\u11ab語ﾊﾟ\u3099ゔ\U0001d15e𝔸𝟗😀👩\u200d🚀🅰\u0345ΐς\u1fb3\u0f73\U000e0041\ufeff\x00"
+    "中文々ひｱทีกໜကក៉\u0e33\u0e3f。"
     "\u034f\u115f\u1160\u17b4\u180e\u2060\u2066\u3164\ufe0f\uffa0\U000e0100\U00013430"
 )
 TEXTS = st.lists(st.text() | st.text(st.sampled_from(HARD)) | st.text(st.sampled_from("ab cd. ")), max_size=6)
@@ -61,6 +63,7 @@ def test_the_table_classifies_letters_as_python_does() -> None:
         letter, kind = chr(code), int(table.kinds[code])
         assert bool(kind & WORD) == (letter.isalnum() or letter == "_"), hex(code)
         assert bool(kind & SPACE) == letter.isspace(), hex(code)
+        assert bool(kind & SINGLE) == (UNSPACED.match(letter) is not None), hex(code)
     assert all(table.kinds[ord(letter)] & KNOWN for letter in "aéßЖλ…“—€½\xa0😀")
     assert not any(table.kinds[ord(letter)] & KNOWN for letter in "\u0301\u1161語한")
 

@@ -154,6 +154,7 @@ def test_the_model_card_gets_the_scores(upstream: Upstream, model: Manifest, sco
     card = (tmp_path / "m/README.md").read_text()
     assert f"(lambada_openai, {upstream.passages:,} passages)" in card
     assert "word perplexity, 3 held-out documents" in card
+    assert "bits per byte, 3 held-out documents" in card
     # Scores of other weights are not those of this model.
     merge_checkpoint(run, tmp_path / "half", Path(upstream.root.path("tokenizer")), "bfloat16", "mit")
     half = (tmp_path / "half/README.md").read_text()

@@ -129,6 +129,8 @@ def test_a_diff_contains_both_texts(one: list[str], other: list[str]) -> None:
     assert " ".join(words for kind, words in parts if kind != "new").split() == one
     assert " ".join(words for kind, words in parts if kind != "gone").split() == other
     assert word_diff("a b c", "a x c") == [("same", "a"), ("gone", "b"), ("new", "x"), ("same", "c")]
+    chinese = word_diff("今天天气很好。 GPT two", "今天下雨很好。 GPT two")
+    assert chinese == [("same", "今天"), ("gone", "天气"), ("new", "下雨"), ("same", "很好。 GPT two")]
 
 
 def test_corpora_without_duplicates_or_documents_are_reported(tmp_path: Path) -> None:

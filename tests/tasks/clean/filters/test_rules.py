@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpt2train.data.text_units import units_of
 from gpt2train.errors import UserError
 from gpt2train.settings import build
 from tasks.clean.filters.c4 import C4Settings, c4
@@ -56,6 +57,34 @@ GOPHER = GopherSettings(enabled=True)
 def test_each_gopher_rule_has_its_threshold(passes: str, fails: str, code: str) -> None:
     assert reason(gopher(passes, GOPHER)) is None
     assert reason(gopher(fails, GOPHER)) == code
+
+
+CHINESE = "今天天气很好，我们去公园散步。"  # 13 characters with their punctuation marks
+
+
+def test_texts_without_spaces_are_measured_in_characters() -> None:
+    assert reason(gopher(CHINESE * 4, GOPHER)) is None  # neither the length nor the stop words of English are tested
+    assert reason(gopher(CHINESE * 3, GOPHER)) == "gopher_few_words"
+    stops = GopherSettings(stop_words=("的", "我们", "天"), min_stop_words=2)
+    assert reason(gopher(CHINESE * 4, stops)) is None
+    assert reason(gopher("春眠不觉晓，处处闻啼鸟。" * 6, stops)) == "gopher_few_stop_words"
+    assert reason(gopher(CHINESE + words(50), GOPHER)) is None
+    assert reason(gopher(CHINESE + words(50, "ab"), GOPHER)) == "gopher_short_words"
+    assert (
+        reason(fineweb("\n".join([CHINESE * 3 + "？", CHINESE * 4, CHINESE * 5]), FineWebSettings(enabled=True)))
+        is None
+    )
+    assert top_characters(units_of("天气天气天气"), 2) == 6
+    chinese = C4Settings(enabled=True)
+    lines = [
+        "他说：“走吧！我们去公园。”",
+        "今天天气很好。",
+        "好。",
+        "首页 | 关于我们",
+        "春眠不觉晓，处处闻啼鸟。夜来风雨声，花落知多少？",
+    ]
+    kept = c4("\n".join(lines), chinese)
+    assert isinstance(kept, Replacement) and kept.text.split("\n") == [lines[0], lines[1], lines[4]]
 
 
 def test_gopher_accepts_texts_without_words_or_letters_if_allowed() -> None:

@@ -1,0 +1,76 @@
+r"""Units of a text: words, and single characters of scripts without spaces between words.
+
+Rules that count words count units, so that they measure a Chinese or Thai text by its characters and not by its
+sentences or lines. A text without such characters has the units that `str.split` returns. Korean, Vietnamese and
+Tibetan are not among these scripts: Korean and Vietnamese have spaces, and Tibetan has a mark after each syllable.
+
+The compiled kernels of the deduplication and the decontamination split texts by the same characters.
+"""
+
+import re
+from collections.abc import Sequence
+
+# Letters and digits in these blocks (their first and last code points) are units of their own. A character of the
+# first group is roughly a word or a syllable, one of the second group a sound.
+IDEOGRAPHIC = (
+    (0x3005, 0x3007),  # iteration mark, closing mark, zero of Han
+    (0x3021, 0x3029),  # Hangzhou numerals
+    (0x3031, 0x3035),  # kana repeat marks
+    (0x3038, 0x303C),
+    (0x3040, 0x30FF),  # Hiragana, Katakana
+    (0x3100, 0x312F),  # Bopomofo
+    (0x31A0, 0x31BF),
+    (0x31F0, 0x31FF),  # Katakana
+    (0x3400, 0x4DBF),  # Han
+    (0x4E00, 0x9FFF),
+    (0xA000, 0xA48F),  # Yi
+    (0xF900, 0xFAFF),  # Han, compatibility
+    (0xFF66, 0xFF9F),  # Katakana of half width
+    (0x17000, 0x18DFF),  # Tangut, Khitan
+    (0x1AFF0, 0x1B2FF),  # kana, Nushu
+    (0x20000, 0x3FFFF),  # Han
+)
+ALPHABETIC = (
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x1000, 0x109F),  # Myanmar
+    (0x1780, 0x17FF),  # Khmer
+    (0x1950, 0x19DF),  # Tai Le, New Tai Lue
+    (0x1A20, 0x1AAF),  # Tai Tham
+    (0x1B00, 0x1B7F),  # Balinese
+    (0xA980, 0xA9FF),  # Javanese, Myanmar
+    (0xAA60, 0xAADF),  # Myanmar, Tai Viet
+    (0x11700, 0x1174F),  # Ahom
+)
+BLOCKS = (*IDEOGRAPHIC, *ALPHABETIC)
+
+
+def letters_in(blocks: Sequence[tuple[int, int]]) -> re.Pattern[str]:
+    """Pattern of one letter or digit in some blocks."""
+    return re.compile(rf"(?=\w)[{''.join(f'{chr(first)}-{chr(last)}' for first, last in blocks)}]")
+
+
+UNSPACED = letters_in(BLOCKS)
+_OTHER_BLOCKS = re.compile("[^\x00-\u0dff\u2000-\u2fff]")  # quick test: Latin, Cyrillic, Arabic …; quotes and dashes
+_UNIT = re.compile(rf"[^\w\s]*{UNSPACED.pattern}[^\w\s]*|(?:(?!{UNSPACED.pattern})\S)+")
+
+
+def has_unspaced(text: str) -> bool:
+    """Return True if a text has a letter of a script without spaces between words."""
+    found = None if text.isascii() else _OTHER_BLOCKS.search(text)
+    return found is not None and UNSPACED.search(text, found.start()) is not None
+
+
+def is_mostly_unspaced(text: str) -> bool:
+    """Return True if more than half of the letters and digits of a text are of scripts without spaces."""
+    return has_unspaced(text) and 2 * len(UNSPACED.findall(text)) > len(re.findall(r"\w", text))
+
+
+def units_of(text: str) -> list[str]:
+    """Split a text at white space and around the letters of scripts without spaces between words.
+
+    Punctuation and combining marks belong to the unit before them, an opening quote to the one after it: together the
+    units are the text without its white space.
+    """
+    if not has_unspaced(text):
+        return text.split()
+    return [unit for word in text.split() for unit in ([word] if word.isascii() else _UNIT.findall(word))]

@@ -1,0 +1,94 @@
+"""Units of texts: words where there are spaces, characters where there are none."""
+
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2train.data.text_units import (
+    ALPHABETIC,
+    BLOCKS,
+    IDEOGRAPHIC,
+    UNSPACED,
+    has_unspaced,
+    is_mostly_unspaced,
+    units_of,
+)
+
+UNSPACED_LETTERS = [chr(code) for first, last in BLOCKS for code in range(first, last + 1) if chr(code).isalnum()]
+# Every kind of character, with the scripts without spaces as often as all others.
+MIXED = st.text(st.characters(codec="utf-8") | st.sampled_from(UNSPACED_LETTERS) | st.sampled_from("ab1 \n,.“”。，’_"))
+SPACED = st.text(st.characters(codec="utf-8").filter(lambda letter: not UNSPACED.match(letter)))
+
+
+@given(SPACED)
+def test_text_with_spaces_has_the_words_of_str_split(text: str) -> None:
+    assert not has_unspaced(text)
+    assert units_of(text) == text.split()
+
+
+@given(MIXED)
+def test_units_are_the_text_without_its_white_space(text: str) -> None:
+    assert "".join(units_of(text)) == "".join(text.split())
+
+
+@given(MIXED)
+def test_a_unit_has_one_unspaced_letter_or_is_a_word_without(text: str) -> None:
+    for unit in units_of(text):
+        found = UNSPACED.findall(unit)
+        assert not found or (len(found) == 1 and not re.search(r"\w", unit.replace(found[0], "", 1)))
+
+
+@given(MIXED, MIXED)
+def test_units_do_not_depend_on_the_text_around(one: str, other: str) -> None:
+    assert units_of(f"{one} {other}") == units_of(one) + units_of(other)
+
+
+@given(st.text(st.sampled_from(UNSPACED_LETTERS)))
+def test_spaces_between_unspaced_letters_change_nothing(text: str) -> None:
+    assert units_of(text) == units_of(" ".join(text)) == list(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "units"),
+    [
+        ("今天天气很好。", ["今", "天", "天", "气", "很", "好。"]),
+        ("他说：“走吧！”", ["他", "说：“", "走", "吧！”"]),
+        ("“走” iPhone手机，GPT-2模型", ["“走”", "iPhone", "手", "机，", "GPT-2", "模", "型"]),
+        ("カタカナとｶﾀ々〇", list("カタカナとｶﾀ々〇")),
+        ("ที่นี่ ๑๒", ["ที่", "นี่", "๑", "๒"]),
+        ("ພາສາ", list("ພາສາ")),
+        ("한국어는 띄어쓰기가 있다", ["한국어는", "띄어쓰기가", "있다"]),
+        ("tiếng Việt; русский, naïve", ["tiếng", "Việt;", "русский,", "naïve"]),
+        ("བོད་སྐད་", ["བོད་སྐད་"]),
+        ("", []),
+    ],
+)
+def test_units_of_scripts(text: str, units: list[str]) -> None:
+    assert units_of(text) == units
+
+
+@pytest.mark.parametrize(
+    ("text", "mostly"),
+    [
+        ("今天天气很好 GPT", True),
+        ("今天 GPT-2 model", False),
+        ("ภาษาไทย", True),
+        ("", False),
+        ("…“”", False),
+        ("é", False),
+    ],
+)
+def test_the_majority_of_letters_decides_for_a_text(text: str, mostly: bool) -> None:
+    assert is_mostly_unspaced(text) is mostly
+
+
+def test_the_blocks_are_in_order_and_of_the_named_scripts() -> None:
+    for group in (IDEOGRAPHIC, ALPHABETIC):
+        flat = [code for block in group for code in block]
+        assert flat == sorted(flat)
+    names = {unicodedata.name(letter, "?").split()[0] for letter in UNSPACED_LETTERS}
+    assert {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR"} <= names
+    assert not names & {"LATIN", "GREEK", "CYRILLIC", "HANGUL", "ARABIC", "DEVANAGARI", "TIBETAN", "FULLWIDTH"}
