@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal, NamedTuple
 
-from gpt2train.data.zstd_frames import ZstdFrames
+from gpt2train.data.zstd_file import ZstdFile
 from gpt2train.errors import UserError
 
 MAX_DOCUMENT = 1 << 28  # bytes of a line or a text; a longer one is rejected, so that no file can fill the memory
@@ -146,9 +146,7 @@ def _unpacked(head: bytes, stream: IO[bytes], place: str) -> IO[bytes] | None:
     if head.startswith(b"\xfd7zXZ\x00"):
         return lzma.LZMAFile(stream)
     if head.startswith(b"\x28\xb5\x2f\xfd"):
-        import pyarrow  # 0.1 s, for zstd alone
-
-        return pyarrow.CompressedInputStream(pyarrow.PythonFile(ZstdFrames(stream), mode="r"), "zstd")
+        return ZstdFile(stream)  # type: ignore[return-value]
     for magic, name in UNKNOWN.items():
         if head.startswith(magic):
             raise UserError(f"{place} has an unknown compression ({name}); {REMEDY}")

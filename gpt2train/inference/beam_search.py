@@ -16,6 +16,7 @@ from gpt2train.errors import RunError, UserError
 from gpt2train.inference.decoder import Decoder
 from gpt2train.inference.sequence import Stop
 from gpt2train.inference.settings import BeamSettings
+from gpt2train.inference.text_stream import TextStream
 
 
 @dataclass(frozen=True)
@@ -140,4 +141,13 @@ def _with_text(
     if ended:
         stopped = "end" if last == end else "stop"
     kept = beam.tokens[:-1] if ended else beam.tokens
-    return replace(beam, stopped=stopped, text="" if tokenizer is None else tokenizer.decode(list(kept)))
+    return replace(beam, stopped=stopped, text="" if tokenizer is None else _text_of(kept, tokenizer))
+
+
+def _text_of(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Return the text as a continuation: `decode` drops the space before its first word, `TextStream` does not."""
+    stream = TextStream(tokenizer)
+    for token in tokens:
+        stream.add(token)
+    stream.end()
+    return stream.text

@@ -14,15 +14,15 @@ import lzma
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
 
 import fsspec
-import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
+from gpt2train.data.zstd_file import ZstdFile
 from gpt2train.errors import UserError, redact
 from tasks.core.object_stores import check_credentials
 from tasks.core.storage import Folder
@@ -252,7 +252,9 @@ class _ErrorTranslatingFile(io.RawIOBase):
     """Stream whose read errors become a `UserError` that names the file."""
 
     def __init__(self, stream: Any, location: str) -> None:
-        self._stream, self._location = stream, location
+        self._location = location
+        # `read1` stops before a fault, `read` loses the bytes before it.
+        self._read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
 
     def readable(self) -> bool:
         return True
@@ -260,7 +262,7 @@ class _ErrorTranslatingFile(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         suffix = suffix_of(self._location)
         try:
-            data = self._stream.read(len(buffer))
+            data = self._read(len(buffer))
         except Exception as error:
             if suffix not in PACKED:
                 reason = redact(str(error), self._location)
@@ -282,5 +284,5 @@ def _unpack(raw: IO[bytes], suffix: str) -> Any:
         case ".xz":
             return lzma.LZMAFile(raw)
         case ".zst":
-            return pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
+            return ZstdFile(raw)
     return raw

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -130,3 +131,20 @@ def commit_rows(
         reasons=dict(sorted(Counter(row["reason"] for row in rejected).items())),
         facts=facts or {},
     )
+
+
+def sample_texts(folder: Folder, names: Sequence[str], max_bytes: int) -> list[str]:
+    """Read the beginnings of evenly spaced documents of shards; at most `max_bytes` in all, but for one per shard.
+
+    The first rows of a shard may all be from one site, so they alone are no sample.
+    """
+    texts: list[str] = []
+    for name in names:
+        table = read_table(folder, name, columns=["text"])
+        budget = max_bytes // len(names)
+        chosen = table["text"].take(np.arange(0, table.num_rows, max(1, table.num_rows // 64)))
+        for raw in chosen.cast(pa.large_binary()).to_pylist():
+            if raw and budget > 0:
+                texts.append(raw[: min(budget, max_bytes // 16)].decode(errors="ignore"))
+                budget -= len(raw)
+    return texts

@@ -8,6 +8,7 @@ import pyarrow as pa
 from tasks.core.manifest import Outcome
 from tasks.core.shards import read_table
 from tasks.core.storage import Folder
+from tasks.dedup import datasketch_engine
 from tasks.dedup.document_index import (
     Group,
     Numbers,
@@ -20,6 +21,7 @@ from tasks.dedup.document_index import (
 )
 from tasks.dedup.exact import in_part, run_starts
 from tasks.dedup.minhash import band_name
+from tasks.dedup.settings import DedupSettings
 
 CANDIDATE = pa.schema([("first", pa.int64()), ("second", pa.int64())])
 MAX_PAIRS = 1 << 20  # per bucket
@@ -35,7 +37,7 @@ def find_candidates(
     parts: int,
     groups: Sequence[Group],
     exact: Sequence[str],
-    pivots: int,
+    settings: DedupSettings,
 ) -> Outcome:
     """Pair the documents with equal hashes of one band, for one range of hashes.
 
@@ -50,8 +52,12 @@ def find_candidates(
     )
     usable = ~isin_sorted(numbers, dropped)
     numbers, keys = numbers[usable], keys[usable]
-    order = np.lexsort((numbers, keys))
-    starts = run_starts(keys[order])
+    if settings.engine == "datasketch":
+        order, starts = datasketch_engine.buckets(keys)
+    else:
+        order = np.lexsort((numbers, keys))
+        starts = run_starts(keys[order])
+    pivots = settings.bucket_pivots
     small, hot = pair_up_all(numbers[order], starts, pivots)
     pairs = [small]
     if hot:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from tasks.core.manifest import Outcome
 from tasks.core.storage import Folder
+from tasks.dedup import datasketch_engine
 from tasks.dedup.document_index import Group, document_numbers, write_numbers
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingles import Offsets, Texts, content_hashes, folded
@@ -46,11 +47,14 @@ def sign(texts: Texts, settings: DedupSettings) -> tuple[Signatures, Offsets]:
 
 def sketch_texts(column: pa.Array | pa.ChunkedArray, settings: DedupSettings) -> dict[str, pa.Array]:
     """Sketch of each text: number of units, content hash, band hashes."""
-    from tasks.dedup import kernels
+    if settings.engine == "datasketch":
+        texts, units, bands = datasketch_engine.sketch(column, settings)
+    else:
+        from tasks.dedup import kernels
 
-    texts = folded(column, settings)
-    signatures, units = sign(texts, settings)
-    bands = kernels.band_hashes(signatures, settings.num_bands, settings.rows_per_band)
+        texts = folded(column, settings)
+        signatures, units = sign(texts, settings)
+        bands = kernels.band_hashes(signatures, settings.num_bands, settings.rows_per_band)
     short = units < settings.ngram
     found = {"units": pa.array(units), "content": content_hashes(texts)}
     return found | {band_name(band): pa.array(hashes, mask=short) for band, hashes in enumerate(bands)}

@@ -54,6 +54,10 @@ class DedupSettings(Settings):
     `bucket_pivots` best-ranked ones (fewer above 2^20 pairs)."""
     policy: Literal["greedy", "connected"] = "greedy"
     """`greedy`: drop a document only if it is verified against a kept one. `connected`: keep one per cluster."""
+    engine: Literal["compiled", "datasketch"] = "compiled"
+    """Code of the sketches, shingles and buckets; the results are equal. `compiled`: numba kernels if their sketches
+    equal those of datasketch on a sample of the corpus, else datasketch. `datasketch`: plain Python and datasketch,
+    many times slower."""
     previous: tuple[str, ...] = ()
     """Folders or URLs of previous deduplications (`old-output/dedup`): duplicates of documents that were kept there are
     dropped. They must have the same sketch settings, and must still exist with their texts."""

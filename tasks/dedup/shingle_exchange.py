@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from tasks.core.manifest import Outcome
 from tasks.core.storage import Folder
+from tasks.dedup import datasketch_engine
 from tasks.dedup.document_index import ROW_MASK, Group, Numbers, group_of, read_range, write_numbers
 from tasks.dedup.lsh import CANDIDATE, distinct_pairs
 from tasks.dedup.settings import DedupSettings
@@ -84,6 +85,7 @@ def read_sets(folder: Folder, name: str, group: int) -> Iterator[NumberedSets]:
 
 def _sets_of(group: Group, wanted: Numbers, settings: DedupSettings) -> Iterator[tuple[Numbers, Sets]]:
     """Shingle sets of these documents of a group, one row group of texts at a time."""
+    sets_of = datasketch_engine.shingle_sets if settings.engine == "datasketch" else shingle_sets
     for index, shard in enumerate(group.shards):
         low = (group.start + index) << 32
         if not len(_between(wanted, low, low + ROW_MASK)):
@@ -96,7 +98,7 @@ def _sets_of(group: Group, wanted: Numbers, settings: DedupSettings) -> Iterator
                 numbers = _between(wanted, first, first + rows)
                 if len(numbers):
                     texts = parquet.read_row_group(piece, columns=["text"])["text"].take(pa.array(numbers - first))
-                    yield numbers, shingle_sets(texts, settings)
+                    yield numbers, sets_of(texts, settings)
                 first += rows
 
 

@@ -16,6 +16,7 @@ from tasks.core.step import Step
 from tasks.core.storage import FileRecord, Folder
 from tasks.dedup.clusters import CLUSTER, find_clusters
 from tasks.dedup.document_index import ROW_MASK, Group, make_groups, read_dropped
+from tasks.dedup.engine_check import choose_engine
 from tasks.dedup.exact import find_exact
 from tasks.dedup.lsh import find_candidates
 from tasks.dedup.minhash import sketch_group
@@ -41,20 +42,22 @@ def dedup(root: Folder, documents: Manifest, settings: DedupSettings, runner: Ru
     previous = open_previous(settings, VERSION)
     if any(folder.path() == (root / "dedup").path() for folder, _ in previous):
         raise UserError(f"dedup.previous: {root.url}/dedup is the output of this run; give another --output")
+    compiled = settings.engine == "compiled"
     step = Step(
         root,
         "dedup",
         version=VERSION,
         # Previous runs are inputs by content, independent of their location.
-        parameters=settings.model_dump(mode="json", exclude={"previous"}),
+        parameters=settings.model_dump(mode="json", exclude={"previous"} | ({"engine"} if compiled else set())),
         inputs={"documents": documents} | {f"earlier_{n}": manifest for n, (_, manifest) in enumerate(previous)},
-        packages=("unicodedata",),
+        packages=("unicodedata",) if compiled else ("unicodedata", "datasketch"),
     )
     if done := runner.finished(step):
         return done
     source, shards = root / documents.folder, [record.name for record in documents.outputs]
     if not shards:
         return step.commit(Outcome())
+    settings, checked = choose_engine(step, source, shards, settings, runner)
     groups = make_groups(source, documents.outputs)
     sketched = runner.batches(step, "sketch", groups, sketch_group, settings)
     groups = [
@@ -71,7 +74,7 @@ def dedup(root: Folder, documents: Manifest, settings: DedupSettings, runner: Ru
         record.name for outcome in compared for record in outcome.audit if record.name.startswith("dropped/")
     ]
     kept = runner.batches(step, "part", range(len(shards)), keep_shard, source, shards, dropped_files)
-    return step.commit(Outcome.total([*map(_for_audit, sketched), *compared, *kept]))
+    return step.commit(Outcome.total([checked, *map(_for_audit, sketched), *compared, *kept]))
 
 
 def check_previous(settings: DedupSettings) -> None:
@@ -88,7 +91,7 @@ def _compare(step: Step, groups: Sequence[Group], own: int, settings: DedupSetti
     parts = 1 << (sum(group.rows for group in groups) // MAX_KEYS).bit_length()
     copies = _names(runner.batches(step, "exact", range(parts), find_exact, parts, groups))
     cells = list(itertools.product(range(settings.num_bands), range(parts)))
-    banded = runner.batches(step, "band", cells, find_candidates, parts, groups, copies, settings.bucket_pivots)
+    banded = runner.batches(step, "band", cells, find_candidates, parts, groups, copies, settings)
     every = range(len(groups))
     collected = runner.batches(step, "collect", every, collect_group, groups, _names(banded), settings)
     unique = [outcome.outputs[0].name for outcome in collected]

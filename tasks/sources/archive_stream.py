@@ -7,7 +7,7 @@ compression have only one such start, their beginning.
 
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, NamedTuple
 
@@ -55,6 +55,8 @@ class ArchiveStream:
 
     def __init__(self, file: IO[bytes], gzipped: bool, seekable: bool = True) -> None:
         self._file, self._gzipped, self.seekable = file, gzipped, seekable
+        # Of `open_input`: `read1` returns the bytes before a fault, `read` loses them.
+        self._read_file: Callable[[int], bytes] = file.read if seekable else file.read1  # type: ignore[attr-defined]
         self.packed = gzipped or not seekable
         self._buffer, self._at = b"", 0  # decompressed bytes, and the number of them that were taken
         self.taken = self.reread = 0  # bytes taken in all, and bytes taken again after returning
@@ -196,7 +198,7 @@ class ArchiveStream:
 
     def _block(self) -> bytes:
         try:
-            data = b"" if self._broken else self._file.read(BLOCK)
+            data = b"" if self._broken else self._read_file(BLOCK)
         except UserError as error:
             if self.seekable:
                 raise

@@ -23,7 +23,7 @@ from gpt2train.data.tokenizer import Tokenizer, end_of_text_id, vocab_size
 from gpt2train.errors import UserError
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
-from tasks.core.shards import REJECTED, read_table, rejected_row, write_rows, write_table
+from tasks.core.shards import REJECTED, read_table, rejected_row, sample_texts, write_rows, write_table
 from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.core.tokenizer_file import read_tokenizer, tokenizer_record
@@ -133,16 +133,7 @@ def check_engine(
     folder: Folder, name: str, shards: Sequence[str], source: Folder, tokenizer_ref: tuple[Folder, str, str]
 ) -> Outcome:
     """Encode the beginnings of some documents with both libraries and count the documents that differ."""
-    texts: list[str] = []
-    for shard in shards:
-        table = read_table(source, shard, columns=["text"])
-        budget = CHECK_BYTES // len(shards)
-        # Evenly spaced rows: the first rows of a shard may all be from one site.
-        chosen = table["text"].take(np.arange(0, table.num_rows, max(1, table.num_rows // 64)))
-        for raw in chosen.cast(pa.large_binary()).to_pylist():
-            if raw and budget > 0:
-                texts.append(raw[: min(budget, CHECK_BYTES // 16)].decode(errors="ignore"))
-                budget -= len(raw)
+    texts = sample_texts(source, shards, CHECK_BYTES)
     try:
         fast = _encoder(*tokenizer_ref, "gigatoken")
         wrong = disagreement(fast, _encoder(*tokenizer_ref, "tokenizers"), Texts.of(texts))

@@ -25,7 +25,6 @@ from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.text_files import Row, read_rows
 from gpt2train.data.tokenize_block import Rejected, read_text
 from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, save_tokenizer, tokenizer_hash
-from gpt2train.data.zstd_frames import ZstdFrames
 from gpt2train.errors import UserError
 from gpt2train.io.command_line import run_command
 from tests.gpt2train.data.test_tokenizer import small_tables
@@ -283,29 +282,6 @@ def test_the_command_imports_neither_torch_nor_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@given(
-    st.lists(st.binary(max_size=300) | st.just(b"x" * 300_000), min_size=1, max_size=3), st.integers(1, 70), st.data()
-)
-def test_a_truncated_zstd_stream_is_an_error_and_a_whole_one_is_not(
-    parts: list[bytes], step: int, data: st.DataObject
-) -> None:
-    skippable = b"\x5e\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
-    frames = [*map(zstd, parts), skippable]
-    whole = b"".join(frames)
-
-    def drain(content: bytes) -> bytes:
-        stream = ZstdFrames(io.BytesIO(content))
-        return b"".join(iter(lambda: stream.read(step), b""))
-
-    assert drain(whole) == whole
-    cut = data.draw(st.integers(1, len(whole) - 1))
-    if cut in [sum(map(len, frames[:number])) for number in range(len(frames))]:
-        assert drain(whole[:cut]) == whole[:cut]
-    else:
-        with pytest.raises(EOFError):
-            drain(whole[:cut])
 
 
 def test_no_worker_outlives_a_killed_command(bpe: Path, tmp_path: Path) -> None:

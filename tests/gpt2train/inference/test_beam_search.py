@@ -10,10 +10,12 @@ from tokenizers import Tokenizer
 
 from gpt2train.convert.huggingface import to_huggingface
 from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.data.wordpiece import build_wordpiece
 from gpt2train.errors import RunError, UserError
 from gpt2train.inference.beam_search import beam_search
 from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
+from gpt2train.inference.text_stream import TextStream
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.shape import Shape
 from tests.gpt2train.models import generate_tokens, lively
@@ -123,6 +125,20 @@ def test_the_text_leaves_out_the_stop_token(open_data: Path) -> None:
         model.wte.weight[50256] = 9
     best = beam_search(LocalDecoder(model, 2), [5], BeamSettings(beams=2, max_new_tokens=3), tokenizer)[0]
     assert (best.tokens, best.text, best.stopped) == ((50256,), "", "end")
+
+
+def test_a_beam_keeps_the_space_before_its_first_word() -> None:
+    tokenizer = build_wordpiece("[UNK]\n[SEP]\nwords\n##ly\n")
+    shape = Shape(vocab=4, layers=1, heads=1, hidden=8, context=20)
+    for seed in range(5):
+        model = lively(shape, seed, 0.25)
+        wanted = BeamSettings(beams=2, max_new_tokens=3, stop_tokens=(0,))
+        for beam in beam_search(LocalDecoder(model, 2), [2], wanted, tokenizer):
+            sequence = TextStream(tokenizer)
+            for token in beam.tokens[: -1 if beam.stopped in ("end", "stop") else None]:
+                sequence.add(token)
+            assert beam.text == sequence.text
+            assert beam.text.startswith(" words") or beam.tokens[0] != 2
 
 
 def test_wrong_beam_settings_are_refused(model: GPT2) -> None:

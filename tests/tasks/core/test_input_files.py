@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import random
 import re
 import tracemalloc
 from collections.abc import Callable
@@ -125,6 +126,20 @@ def test_a_truncated_or_false_archive_is_named(tmp_path: Path, suffix: str) -> N
             open_input(str(tmp_path / f"cut{suffix}")) as stream,
         ):
             stream.read()
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize("missing", [1, 9, 100_000])
+def test_a_truncated_file_is_read_to_its_end_and_then_refused(tmp_path: Path, suffix: str, missing: int) -> None:
+    data = random.Random(1).randbytes(3_000_000)
+    path = tmp_path / f"cut{suffix}"
+    path.write_bytes(COMPRESSORS[suffix](data)[:-missing])
+    found = b""
+    with open_input(str(path)) as stream, pytest.raises(UserError, match=rf"cut{suffix} is not a complete {suffix}"):
+        while more := stream.read1(BLOCK):
+            found += more
+    block = 900_000 if suffix == ".bz2" else 200_000  # what is decompressed as a whole
+    assert data.startswith(found) and len(found) >= len(data) - missing - block
 
 
 @given(st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"")), max_size=20), st.integers(0, 12))

@@ -1,5 +1,6 @@
 """The dedup step over given documents, and its audit."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,3 +24,9 @@ def run(
 def audit(root: Folder, manifest: Manifest, kind: str) -> list[dict[str, Any]]:
     names = [record.name for record in manifest.outcome.audit if record.name.startswith(kind)]
     return [found for name in names for found in read_rows(root / "dedup", name)]
+
+
+def jaccard(one: Iterable[int], other: Iterable[int]) -> float:
+    """Jaccard similarity of two sets; 0 if both are empty."""
+    left, right = set(one), set(other)
+    return len(left & right) / len(left | right) if left | right else 0.0

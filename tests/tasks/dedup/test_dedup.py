@@ -14,13 +14,13 @@ import pytest
 from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
 from tasks.core.storage import Folder
+from tasks.dedup import reference
 from tasks.dedup.cluster_report import largest_clusters
 from tasks.dedup.minhash import band_name, sketch_texts
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup
 from tests.tasks.corpus import content_of, documents_of, read_jsonl, rejected_of, row, rows_of
-from tests.tasks.dedup import reference
-from tests.tasks.dedup.dedup_helpers import audit, run
+from tests.tasks.dedup.dedup_helpers import audit, jaccard, run
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_every_dropped_document_is_verified_against_a_kept_one(
         assert (member["reason"] is None) == (member["id"] in kept)
         assert member["kept_id"] in kept
         sets = [reference.shingle_hashes(reference.folded(texts[member[name]]), True, 5) for name in ("id", "kept_id")]
-        assert reference.jaccard(*sets) == member["jaccard"]
+        assert jaccard(*sets) == member["jaccard"]
         if member["reason"]:
             assert member["jaccard"] >= 0.8
             assert len(texts[member["kept_id"]]) >= len(texts[member["id"]])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2train.data.text_units import UNSPACED
-from tasks.dedup import kernels
+from tasks.dedup import kernels, reference
 from tasks.dedup.minhash import permutations, sign, sketch_texts
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingle_exchange import NumberedSets
@@ -20,7 +20,7 @@ from tasks.dedup.shingles import Sets, Texts, content_hashes, folded, shingle_se
 from tasks.dedup.unicode_tables import KNOWN, SINGLE, SPACE, TABLED, WORD, build_tables
 from tasks.dedup.verify import compare
 from tests.tasks.corpus import real_texts
-from tests.tasks.dedup import reference
+from tests.tasks.dedup.dedup_helpers import jaccard
 
 # Letters that change their number, fold to several, compose, reorder, are no letters, or are white space only to some.
 HARD = (
@@ -154,7 +154,7 @@ def test_similarities_equal_sets(ones: list[set[int]], others: list[set[int]]) -
     }
     for place, (a, b) in enumerate(pairs.tolist()):
         one, other = ones[a], others[b]
-        assert by_kind["union"][place] == reference.jaccard(one, other)
+        assert by_kind["union"][place] == jaccard(one, other)
         for kind, size in (("min", min(len(one), len(other))), ("max", max(len(one), len(other)))):
             assert by_kind[kind][place] == (len(one & other) / size if size else 0.0)
 

@@ -1,7 +1,8 @@
-"""Slow reference of the kernels of the deduplication in plain Python."""
+"""Reference of the compiled sketches in plain Python: folding, hashes of words and of shingles."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
 from gpt2train.data.text_units import UNSPACED
 from tasks.dedup.unicode_tables import normalise
@@ -35,7 +36,11 @@ def word_hash(word: bytes) -> int:
 
 def shingle_hashes(text: str, words: bool, ngram: int) -> list[int]:
     """Hashes of all runs of `ngram` units in order, including repeated ones."""
-    units = unit_hashes(text, words)
+    return ngram_hashes(unit_hashes(text, words), ngram)
+
+
+def ngram_hashes(units: Sequence[int], ngram: int) -> list[int]:
+    """Hashes of all runs of `ngram` hashed units."""
     result = []
     for start in range(len(units) - ngram + 1):
         total = 0
@@ -45,16 +50,10 @@ def shingle_hashes(text: str, words: bool, ngram: int) -> list[int]:
     return result
 
 
-def jaccard(one: Iterable[int], other: Iterable[int]) -> float:
-    """Jaccard similarity of two sets; 0 if both are empty."""
-    left, right = set(one), set(other)
-    return len(left & right) / len(left | right) if left | right else 0.0
-
-
-def fmix64(number: int) -> int:
-    """MurmurHash3's 64-bit finaliser."""
-    number ^= number >> 33
+def fmix64(number: Any) -> Any:
+    """MurmurHash3's 64-bit finaliser, of an int or of an array of uint64."""
+    number = number ^ number >> 33
     number = number * 0xFF51AFD7ED558CCD & MASK64
-    number ^= number >> 33
+    number = number ^ number >> 33
     number = number * 0xC4CEB9FE1A85EC53 & MASK64
     return number ^ number >> 33

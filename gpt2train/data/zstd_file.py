@@ -1,0 +1,65 @@
+"""Decompressed bytes of zstd, all of them up to the byte at which a stream is damaged or truncated.
+
+pyarrow fails at such a stream too, but a read that fails returns nothing, not even the bytes before the fault.
+"""
+
+import contextlib
+import io
+from typing import IO, Any
+
+SKIP = 1 << 20  # bytes per read on the way back to the position
+
+
+class ZstdFile(io.RawIOBase):
+    """Decompressed bytes of a stream of zstd frames.
+
+    Args:
+        file: compressed bytes, at the first one. If it is not seekable, a fault costs the whole read that meets it.
+
+    Raises:
+        OSError: on reading: the stream is damaged, or ends within a frame. All bytes before the fault come first.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._position = file, 0
+        self._stream = _open(file)
+        self._fault: OSError | None = None
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer; fewer bytes than it has room for before a fault."""
+        if self._fault:  # pyarrow's stream is not asked again: after some faults it would never return
+            raise self._fault
+        try:
+            data = bytes(self._stream.read(len(buffer)))
+        except (OSError, ValueError) as error:
+            self._fault = OSError(str(error))
+            data = self._bytes_before_fault(len(buffer))
+            if not data:
+                raise self._fault from error
+        self._position += len(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _bytes_before_fault(self, size: int) -> bytes:
+        """Read again what the failed read has lost: from the beginning, and byte by byte to the fault."""
+        try:
+            self._file.seek(0)
+        except (OSError, ValueError):  # not seekable
+            return b""
+        stream, left, data = _open(self._file), self._position, bytearray()
+        with contextlib.suppress(OSError, ValueError):
+            while left and (skipped := stream.read(min(left, SKIP))):
+                left -= len(skipped)
+            while len(data) < size and (byte := stream.read(1)):
+                data += byte
+        return bytes(data)
+
+
+def _open(file: IO[bytes]) -> Any:
+    import pyarrow  # 0.1 s, for zstd alone
+
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd")
