@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from gpt2train.model.llama_family import LlamaOptions, complete_shape, llama_sizes, options_of
+from gpt2train.model.llama_family import LlamaOptions, complete_shape, llama_sizes, more_saved, options_of
 from gpt2train.model.shape import Shape, Sizes, all_blocks
 from gpt2train.plugins import Registry
 from gpt2train.settings import Settings
@@ -60,6 +60,9 @@ class ModelFamily:
         complete: function that gives the options of a shape that follow from others their values; raises ValueError if
             they do not fit. By default the shape is complete as it is.
         kv_heads: function from the shape to the number of heads of keys and values; by default all heads.
+        more_saved: function from the shape to the numbers per token that a block saves for the backward pass besides
+            the residual stream, outputs of norms and of column-parallel layers, and inputs of row-parallel layers; for
+            the memory that `gpt2train plan` shows.
         layout: subclass of `gpt2train.convert.hf_layout.HFLayout`, the form of saved models; by default `config.json`
             and tensors under this project's names.
         decode_step: faster implementation of a decoding step, created with model and KV cache.
@@ -71,6 +74,7 @@ class ModelFamily:
     options: type[Settings] = NoOptions
     complete: Callable[[Shape], Shape] = lambda shape: shape
     kv_heads: Callable[[Shape], int] = lambda shape: shape.heads
+    more_saved: Callable[[Shape], int] = lambda shape: 0
     layout: str = "gpt2train.convert.hf_layout:HFLayout"
     decode_step: str | None = None
 
@@ -121,6 +125,7 @@ MODELS.register(
         options=LlamaOptions,
         complete=complete_shape,
         kv_heads=lambda shape: options_of(shape).kv_heads,
+        more_saved=more_saved,
         layout="gpt2train.convert.hf_llama:LlamaLayout",
     ),
 )

@@ -90,5 +90,12 @@ def llama_sizes(shape: Shape) -> Sizes:
     }
 
 
+def more_saved(shape: Shape) -> int:
+    """Numbers per token that a block saves: the output of the SiLU, and inputs of the norms of queries and keys."""
+    chosen = options_of(shape)
+    silu = chosen.inner if chosen.activation == "swiglu" else 0
+    return silu + ((shape.heads + chosen.kv_heads) * chosen.head_dim if chosen.qk_norm else 0)
+
+
 def _linear(name: str, rows: int, columns: int, bias: bool) -> Sizes:
     return {f"{name}.weight": (rows, columns), **({f"{name}.bias": (rows,)} if bias else {})}
