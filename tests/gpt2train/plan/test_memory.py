@@ -41,8 +41,6 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
             "parallel": {"activation_checkpointing": "selective"},
         },
         "llama, full": {"model": {"family": "llama"}, "parallel": {"activation_checkpointing": "full"}},
-        # Without qk_norm: on a CPU torch saves two numbers for each input of an RMSNorm, on a GPU one.
-        "relu2": {"model": {"family": "llama", "options": {"activation": "relu2", "tied": True}}},
     },
     2: {
         "dp 2": {"parallel": {"zero": 0}},
