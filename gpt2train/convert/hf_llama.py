@@ -54,7 +54,7 @@ class Variant:
         architecture: class of the model.
         activation: the MLP.
         qk_norm: True if it has norms of queries and keys.
-        attention_bias: possible biases of the attention; two are told apart by the field of this name.
+        attention_bias: possible biases of the attention; of two, the field of this name has the choice.
         mlp_bias: True if the field of this name may be true.
         divides: True if the heads must divide the width, also with a `head_dim` of their own.
         head_dim: size of a head if the field is missing; None for `hidden_size / num_attention_heads`.

@@ -63,8 +63,9 @@ class Attention(SelfAttention):
         if positions is None:
             positions = torch.arange(query.shape[2], device=x.device)[None]
         if self.q_norm is not None and self.k_norm is not None:
-            # In float32, as the weights: torch has no fused norm of half-precision numbers with a float32 weight.
-            query, key = self.q_norm(query.float()).to(query.dtype), self.k_norm(key.float()).to(key.dtype)
+            # Under autocast in float32: torch has no fused norm of half-precision numbers with a float32 weight.
+            dtype, wide = query.dtype, self.q_norm.weight.dtype
+            query, key = self.q_norm(query.to(wide)).to(dtype), self.k_norm(key.to(wide)).to(dtype)
         query, key = (rotate(x, positions, self.theta) for x in (query, key))
         return self.proj(self.attend(query, key, value, cache, mask))
 
