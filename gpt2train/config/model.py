@@ -55,9 +55,15 @@ class ModelSettings(Settings):
             chosen = family.options.model_validate(options).model_dump(mode="json")
         except ValidationError as error:
             raise ValueError(explain(error, family.options, f"family {given['family']}")) from error
-        sizes = [given[name] for name in ("layers", "heads", "hidden")]
-        positions = given["max_positions"] or given["context"]
-        shape = Shape(PADDING, *sizes, positions, given["family"], tuple(chosen.items()))
+        shape = Shape(
+            vocab=PADDING,
+            layers=given["layers"],
+            heads=given["heads"],
+            hidden=given["hidden"],
+            context=given["max_positions"] or given["context"],
+            family=given["family"],
+            options=tuple(chosen.items()),
+        )
         return dict(family.complete(shape).options)
 
     def shape(self, vocab: int) -> Shape:
