@@ -16,13 +16,11 @@ class ModelSettings(Settings):
 
     # Left out of a run's files for a GPT-2, so that files and fingerprints of older runs stay the same.
     family: str = Field("gpt2", exclude_if=lambda family: family == "gpt2")
-    """Model family: gpt2, or one that a plug-in adds."""
-    options: dict[str, Option] = Field({}, exclude_if=not_)
-    """Settings that only the family has; gpt2 has none."""
+    """Model family: gpt2, llama, or one that a plug-in adds."""
     layers: int = Field(12, ge=1, le=10_000)
     """Transformer blocks."""
     heads: int = Field(12, ge=1, le=2**16)
-    """Attention heads; must divide `hidden`."""
+    """Attention heads; must divide `hidden`, unless the family has an option for the size of a head."""
     hidden: int = Field(768, ge=1, le=2**18)
     """Width of the residual stream."""
     context: int = Field(1024, ge=2, le=2**24)
@@ -32,6 +30,9 @@ class ModelSettings(Settings):
     `--max-position-embeddings`). Rows above `context` are not trained. 0: `context`."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on embeddings, attention and both residual branches, as published; 0 is best for few epochs."""
+    # Last, since the values of some follow from the fields above.
+    options: dict[str, Option] = Field({}, exclude_if=not_)
+    """Settings that only the family has; gpt2 has none, those of llama are in docs/train/models.md."""
 
     @field_validator("family")
     @classmethod
@@ -46,13 +47,24 @@ class ModelSettings(Settings):
     @classmethod
     def _complete(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """Check the options against the family's own settings model, and add its defaults."""
-        if "family" not in info.data:  # unknown, which is reported
+        given = info.data
+        if not {"family", "layers", "heads", "hidden", "context", "max_positions"} <= given.keys():  # reported
             return options
-        model = MODELS[info.data["family"]].options
+        family = MODELS[given["family"]]
         try:
-            return model.model_validate(options).model_dump(mode="json")
+            chosen = family.options.model_validate(options).model_dump(mode="json")
         except ValidationError as error:
-            raise ValueError(explain(error, model, f"family {info.data['family']}")) from error
+            raise ValueError(explain(error, family.options, f"family {given['family']}")) from error
+        shape = Shape(
+            vocab=PADDING,
+            layers=given["layers"],
+            heads=given["heads"],
+            hidden=given["hidden"],
+            context=given["max_positions"] or given["context"],
+            family=given["family"],
+            options=tuple(chosen.items()),
+        )
+        return dict(family.complete(shape).options)
 
     def shape(self, vocab: int) -> Shape:
         """Sizes that determine the parameters of a model with a vocabulary of `vocab` tokens."""
@@ -61,7 +73,7 @@ class ModelSettings(Settings):
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelSettings":
-        if self.hidden % self.heads:
+        if self.hidden % self.heads and not self.options.get("head_dim"):
             raise ValueError(f"hidden {self.hidden} is not a multiple of heads {self.heads}")
         if self.heads % (kv_heads := MODELS[self.family].kv_heads(self.shape(PADDING))):
             raise ValueError(f"kv_heads {kv_heads} does not divide heads {self.heads}")

@@ -60,8 +60,11 @@ class GPT2Layout(HFLayout):
     """Layout of `GPT2LMHeadModel`."""
 
     model_types = ("gpt2",)
-    in_transformers = True
     description = "a GPT-2, that is a decoder with learned positions"
+
+    def in_transformers(self, shape: Shape) -> bool:
+        """Return True: `transformers` loads every GPT-2."""
+        return True
 
     def config(self, shape: Shape) -> dict[str, Any]:
         """Return the fields of `config.json` that describe the architecture."""
@@ -127,7 +130,7 @@ class GPT2Layout(HFLayout):
             return join_heads(tensor, shape.heads)
         return super().imported(name, tensor, shape).contiguous()
 
-    def found(self, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    def found(self, tensors: Mapping[str, LazyTensor], shape: Shape) -> dict[str, LazyTensor]:
         """Add the prefix `transformer.` where it is missing, as in the published files, and skip causal masks.
 
         Raises:

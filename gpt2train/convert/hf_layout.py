@@ -32,16 +32,18 @@ class HFLayout:
     Attributes:
         model_types: values of `model_type` in a `config.json` of this family, the one that is written first; by default
             the name of the family.
-        in_transformers: True if the package `transformers` loads the folder.
         description: architecture in a few words, for the model card.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
-    in_transformers: ClassVar[bool] = False
     description: ClassVar[str] = "a decoder"
 
     def __init__(self, family: str) -> None:
         self.family = family
+
+    def in_transformers(self, shape: Shape) -> bool:
+        """Return True if the package `transformers` loads the folder of a model."""
+        return False
 
     def config(self, shape: Shape) -> dict[str, Any]:
         """Return the fields of `config.json` that describe the architecture."""
@@ -70,10 +72,7 @@ class HFLayout:
             "family": self.family,
             "options": config.get("family_options", {}),
         }
-        try:
-            return ModelSettings.model_validate(fields).shape(size_of(file, config, "vocab_size"))
-        except ValidationError as error:
-            raise UserError(explain(error, ModelSettings, str(file))) from error
+        return checked_shape(fields, size_of(file, config, "vocab_size"), file)
 
     def names(self, shape: Shape) -> dict[str, str]:
         """Map our name of every parameter to its name in the weights file."""
@@ -97,13 +96,30 @@ class HFLayout:
         """Convert one tensor of the weights file to our layout, with padded vocabulary; the inverse of `exported`."""
         return pad_vocabulary(tensor, shape.padded_vocab) if name in PADDED else tensor
 
-    def found(self, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    def found(self, tensors: Mapping[str, LazyTensor], shape: Shape) -> dict[str, LazyTensor]:
         """Rename and select the tensors of a weights file, of any version of its writer, to those of `names`.
 
         Raises:
             UserError: a tensor shows that the model is not of this family.
         """
         return dict(tensors)
+
+
+def checked_shape(fields: dict[str, Any], vocab: int, file: Path) -> Shape:
+    """Return the shape of model settings that were read from a `config.json`.
+
+    Args:
+        fields: settings of the model.
+        vocab: size of the vocabulary.
+        file: the `config.json`, for error messages.
+
+    Raises:
+        UserError: a setting is wrong.
+    """
+    try:
+        return ModelSettings.model_validate(fields).shape(vocab)
+    except ValidationError as error:
+        raise UserError(explain(error, ModelSettings, str(file))) from error
 
 
 def size_of(file: Path, config: dict[str, Any], key: str, maximum: int = MAX_SIZE) -> int:

@@ -173,7 +173,7 @@ def read_model(folder: str | PathLike[str], device: Device = "cpu") -> CausalLM:
 def _imported(tensors: Mapping[str, LazyTensor], shape: Shape) -> LazyWeights:
     """Convert lazy tensors from the names and layouts of a weights file to ours."""
     layout = layout_of(shape.family)
-    found, expected, theirs = layout.found(tensors), layout.sizes(shape), layout.names(shape)
+    found, expected, theirs = layout.found(tensors, shape), layout.sizes(shape), layout.names(shape)
     check_sizes(
         {name: stored.size for name, stored in found.items()},
         {theirs[name]: size for name, size in expected.items()},

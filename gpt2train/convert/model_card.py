@@ -57,7 +57,7 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
     if facts.languages:
         front += ["language:", *(f"- {code}" for code in facts.languages)]
     layout = layout_of(shape.family)
-    front += ["library_name: transformers"] if layout.in_transformers else []
+    front += ["library_name: transformers"] if layout.in_transformers(shape) else []
     front += ["pipeline_tag: text-generation", "tags:"]
     front += [f"- {tag}" for tag in (shape.family, "text-generation", "gpt2train")]
     sizes = [
@@ -89,7 +89,7 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
     parts.append("## Training data\n\n" + data)
     if facts.scores:
         parts.append("## Evaluation\n\n" + _table(("measure", "value"), facts.scores))
-    parts.append("## Use\n\n" + (WITH_TRANSFORMERS if layout.in_transformers else "") + WITH_GPT2TRAIN)
+    parts.append("## Use\n\n" + (WITH_TRANSFORMERS if layout.in_transformers(shape) else "") + WITH_GPT2TRAIN)
     limits = (
         "A base model: it continues text and does not follow instructions. It can reproduce errors, prejudice and "
         f"personal data of its training text. It reads at most {shape.context:,} tokens at a time."

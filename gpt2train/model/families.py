@@ -7,17 +7,36 @@ FLOPs and memory. The names are those of `gpt2train.model.causal_lm.CausalLM`.
 
 import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from gpt2train.errors import UserError
-from gpt2train.model.shape import Shape
+from gpt2train.model.llama_family import LlamaOptions, complete_shape, llama_sizes, more_saved, options_of
+from gpt2train.model.shape import Shape, Sizes, all_blocks
 from gpt2train.plugins import Registry
 from gpt2train.settings import Settings
 
-Sizes = Mapping[str, tuple[int, ...]]
+__all__ = [
+    "EMBEDDING",
+    "HEAD",
+    "MODELS",
+    "ModelFamily",
+    "NoOptions",
+    "Sizes",
+    "all_blocks",
+    "block_sizes",
+    "is_embedding",
+    "is_lookup",
+    "is_residual",
+    "is_tied",
+    "load",
+    "on_stage",
+    "parameter_count",
+    "shard_dim",
+    "sizes",
+]
 
 EMBEDDING, HEAD = "wte.weight", "lm_head.weight"
 LAST_STAGE = ("ln_f.", "lm_head.")  # the other parameters outside the blocks are on the first pipeline stage
@@ -39,7 +58,12 @@ class ModelFamily:
         residual: ends of the names of the linear layers that write to the residual stream. They are row-parallel, and
             their initial values are divided by sqrt(2 * layers); all other linear layers are column-parallel.
         options: settings model of the settings that only this family has.
+        complete: function that gives the options of a shape that follow from others their values; raises ValueError if
+            they do not fit. By default the shape is complete as it is.
         kv_heads: function from the shape to the number of heads of keys and values; by default all heads.
+        more_saved: function from the shape to the numbers per token that a block saves for the backward pass besides
+            the residual stream, outputs of norms and of column-parallel layers, and inputs of row-parallel layers; for
+            the memory that `gpt2train plan` shows.
         layout: subclass of `gpt2train.convert.hf_layout.HFLayout`, the form of saved models; by default `config.json`
             and tensors under this project's names.
         decode_step: faster implementation of a decoding step, created with model and KV cache.
@@ -49,7 +73,9 @@ class ModelFamily:
     sizes: Callable[[Shape], Sizes]
     residual: tuple[str, ...]
     options: type[Settings] = NoOptions
+    complete: Callable[[Shape], Shape] = lambda shape: shape
     kv_heads: Callable[[Shape], int] = lambda shape: shape.heads
+    more_saved: Callable[[Shape], int] = lambda shape: 0
     layout: str = "gpt2train.convert.hf_layout:HFLayout"
     decode_step: str | None = None
 
@@ -91,11 +117,19 @@ MODELS.register(
         decode_step="gpt2train.inference.fast_decode_step:FastDecodeStep",
     ),
 )
-
-
-def all_blocks(block: Sizes, layers: int) -> Sizes:
-    """Sizes of the parameters of all blocks, which are equal, from those of one."""
-    return {f"blocks.{layer}.{name}": size for layer in range(layers) for name, size in block.items()}
+MODELS.register(
+    "llama",
+    ModelFamily(
+        model="gpt2train.model.llama:Llama",
+        sizes=llama_sizes,
+        residual=("attn.proj", "down"),
+        options=LlamaOptions,
+        complete=complete_shape,
+        kv_heads=lambda shape: options_of(shape).kv_heads,
+        more_saved=more_saved,
+        layout="gpt2train.convert.hf_llama:LlamaLayout",
+    ),
+)
 
 
 def load(name: str) -> Any:

@@ -1,10 +1,12 @@
 """Sizes of a model, separate from the model so that settings and commands need not import torch (1-2 s)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 PADDING = 128  # fast for matrix kernels, and the same sizes on all layouts of up to 128 tensor-parallel ranks
 
 Option = bool | int | float | str
+Sizes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -45,5 +47,10 @@ class Shape:
 
     @property
     def head_dim(self) -> int:
-        """Size of an attention head."""
-        return self.hidden // self.heads
+        """Size of an attention head: `hidden / heads`, unless the family has an option `head_dim`."""
+        return int(dict(self.options).get("head_dim", 0)) or self.hidden // self.heads
+
+
+def all_blocks(block: Sizes, layers: int) -> Sizes:
+    """Sizes of the parameters of all blocks, which are equal, from those of one."""
+    return {f"blocks.{layer}.{name}": size for layer in range(layers) for name, size in block.items()}

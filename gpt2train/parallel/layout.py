@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gpt2train.config import RampUp, TrainSettings
 from gpt2train.config.batch_plan import BatchPlan
 from gpt2train.errors import UserError
-from gpt2train.model.families import MODELS
+from gpt2train.model.families import MODELS, shard_dim, sizes
 from gpt2train.model.shape import PADDING, Shape
 
 
@@ -97,6 +97,8 @@ class Layout:
             raise UserError(f"parallel.tp {p.tp} does not divide model.heads {model.heads}")
         if (kv_heads := MODELS[model.family].kv_heads(model.shape(PADDING))) % p.tp:
             raise UserError(f"parallel.tp {p.tp} does not divide the {kv_heads} heads of keys and values")
+        if odd := _undivided(model.shape(PADDING), p.tp):
+            raise UserError(f"parallel.tp {p.tp} does not divide the size {odd}")
         if PADDING % p.tp:
             raise UserError(f"parallel.tp {p.tp} does not divide {PADDING}, to which the vocabulary is padded")
         if p.tp > 1 and p.sequence_parallel and model.context % p.tp:
@@ -126,11 +128,21 @@ class Layout:
             raise UserError(f"--tp {tp} does not divide the model's {shape.heads} heads")
         if (kv_heads := MODELS[shape.family].kv_heads(shape)) % tp:
             raise UserError(f"--tp {tp} does not divide the model's {kv_heads} heads of keys and values")
+        if odd := _undivided(shape, tp):
+            raise UserError(f"--tp {tp} does not divide the size {odd}")
         if PADDING % tp:
             raise UserError(f"--tp {tp} does not divide {PADDING}, to which the vocabulary is padded")
         if pp > shape.layers:
             raise UserError(f"--pp {pp} stages, but the model has {shape.layers} layers; give {shape.layers} or fewer")
         return Layout(pp, 1, 1, tp, 1, 1, 1)
+
+
+def _undivided(shape: Shape, tp: int) -> str | None:
+    """First size of a parameter of a block that tensor parallelism cannot split evenly, with its name, for messages."""
+    for name, size in sizes(shape).items():
+        if name.startswith("blocks.0.") and (dim := shard_dim(name, shape)) is not None and size[dim] % tp:
+            return f"{size[dim]} of {name}"
+    return None
 
 
 def _check_micro_batches(settings: TrainSettings, layout: Layout, size: int) -> None:

@@ -8,7 +8,6 @@ from pydantic import ValidationError
 
 from gpt2train.config import ParallelSettings, TrainSettings, preset
 from gpt2train.errors import UserError
-from gpt2train.model.shape import Shape
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.search import GivenLayout, search
 from gpt2train.plan.show import headline, rank_table, reasons, table
@@ -59,7 +58,7 @@ def plan(
     layers = [preset(preset_name), read_toml(config) if config else {}, changes]
     settings = build(TrainSettings, *layers, {"precision": precision} if precision else {})
     model = settings.model
-    shape = Shape(vocab, model.layers, model.heads, model.hidden, model.positions)
+    shape = model.shape(vocab)
     try:
         hardware = Hardware.model_validate(hardware.model_dump() | {"memory": _gigabytes(memory)})
     except ValidationError as error:

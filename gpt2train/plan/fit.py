@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from gpt2train.config import TrainSettings, resolve_epochs
 from gpt2train.data.epoch import samples_in
 from gpt2train.model.families import parameter_count
-from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.devices import Gpu, memory_of_cpu
@@ -85,7 +84,7 @@ def estimate_resources(
     Raises:
         UserError: the layout does not fit the processes, the model or the batch.
     """
-    shape = Shape(vocab, settings.model.layers, settings.model.heads, settings.model.hidden, settings.model.positions)
+    shape = settings.model.shape(vocab)
     layout = Layout.of(settings, processes * nodes)
     on_gpu = settings.device != "cpu" and len(gpus) >= processes
     parts = pieces(settings, shape)

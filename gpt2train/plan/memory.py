@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gpt2train.config import TrainSettings
-from gpt2train.model.families import block_sizes, is_residual, shard_dim, sizes
+from gpt2train.model.families import MODELS, block_sizes, is_residual, sizes
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.parameters import Piece, block_parameters, parameters
@@ -81,19 +81,24 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
         layout: layout of all ranks.
         settings: settings of the run.
         mode: activation checkpointing: "none", "selective" (without the norms' outputs and the input of the last layer;
-            without biases only the output of attention) or "full" (the input of the block).
+            of layers without bias, or that narrow, also without their output) or "full" (the input of the block).
     """
     p, width, item = settings.parallel, shape.hidden, FP32 if settings.precision == "fp32" else HALF
     stream = FP32 * width / (layout.tp if layout.tp > 1 and p.sequence_parallel else 1)
     if mode == "full":
         return stream
     matrices = {f"blocks.0.{name}": size for name, size in block_sizes(shape).items() if len(size) > 1}
-    outputs = sum(size[0] for name, size in matrices.items() if not is_residual(name, shape))
+    outputs = {name: size[0] for name, size in matrices.items() if not is_residual(name, shape)}
     inputs = sum(size[1] for name, size in matrices.items() if is_residual(name, shape))
     if mode == "selective":
-        has_bias = any(name.endswith(".bias") and shard_dim(name, shape) == 0 for name in sizes(shape))
-        return 2 * stream + item * (outputs * has_bias + width) / layout.tp
-    return 2 * stream + 2 * item * width + item * (outputs + inputs) / layout.tp
+        stored = sum(
+            size
+            for name, size in outputs.items()
+            if size >= matrices[name][1] and f"{name.removesuffix('weight')}bias" in sizes(shape)
+        )
+        return 2 * stream + item * (stored + shape.heads * shape.head_dim) / layout.tp
+    more = MODELS[shape.family].more_saved(shape)
+    return 2 * stream + 2 * item * width + item * (sum(outputs.values()) + inputs + more) / layout.tp
 
 
 def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, rank: int) -> Memory:

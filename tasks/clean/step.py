@@ -31,7 +31,7 @@ def clean(
     step = Step(
         root,
         "clean",
-        version=4,
+        version=5,
         parameters=settings.model_dump(mode="json", exclude={"filters": unused_plugins(settings.filters)}),
         inputs={"extract": documents} | ({"tokenizer": tokenizer} if tokenizer else {}),
         packages=(

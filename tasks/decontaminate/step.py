@@ -93,7 +93,7 @@ def decontaminate(
     step = Step(
         root,
         "decontaminate",
-        version=4,
+        version=5,
         parameters={**settings.model_dump(mode="json", exclude={"against", "key"}), "exempt": EXEMPT},
         inputs=inputs,
         folder="decontaminated",

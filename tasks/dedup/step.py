@@ -25,7 +25,7 @@ from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingle_exchange import collect_group
 from tasks.dedup.verify import verify_group
 
-VERSION = 3
+VERSION = 4
 MAX_KEYS = 1 << 24  # hashes that are sorted in memory at a time: about 600 MB with their documents
 
 

@@ -68,7 +68,7 @@ def evaluate(
     step = Step(
         root,
         "evaluate",
-        version=2,
+        version=3,
         parameters=settings,
         inputs={
             "merge": model,

@@ -192,7 +192,7 @@ def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path, open_data: Path)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "llama"}, "model_type"),
+        ({"model_type": "bert"}, "model_type"),
         ({"activation_function": "relu"}, "activation_function"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings"),
         ({"n_head": 5}, "n_head"),

@@ -49,7 +49,7 @@ def test_tensor_parallelism_splits_all_matrices_but_positions() -> None:
 def test_classes_that_a_specification_names_exist() -> None:
     family = MODELS["gpt2"]
     assert load(family.model).__name__ == "GPT2"
-    assert load(family.layout)("gpt2").in_transformers
+    assert load(family.layout)("gpt2").in_transformers(SHAPE)
     assert family.decode_step is not None and callable(load(family.decode_step))
     with pytest.raises(UserError, match="named gpt2; rename"):
         MODELS.register("gpt2", ModelFamily(model="x:Y", sizes=lambda shape: {}, residual=()))

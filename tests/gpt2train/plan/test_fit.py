@@ -3,6 +3,7 @@
 import pytest
 
 from gpt2train.config import TrainSettings, preset
+from gpt2train.model.families import parameter_count
 from gpt2train.plan.devices import Gpu
 from gpt2train.plan.fit import duration, estimate_resources, missing_resources
 from gpt2train.settings import build
@@ -34,6 +35,12 @@ def test_a_small_model_fits() -> None:
     # Measured on two quiet cores: 3,783 tokens/s a core (docs/develop/benchmarks.md).
     assert fit.tokens / fit.hours / 3600 == pytest.approx(2 * 3783, rel=0.25)
     assert fit.checkpoints == 4 * 12 * fit.parameters  # two kept, the best, the one that is written
+
+
+def test_another_family_is_estimated_by_its_own_parameters() -> None:
+    llama = settings_of("tiny", model={"family": "llama", "options": {"inner": 1024}})
+    fit = estimate_resources(llama, 4096, (), processes=2, cores=2)
+    assert fit.parameters == parameter_count(llama.model.shape(4096))
 
 
 def test_too_few_or_too_small_gpus_are_reported() -> None:

@@ -35,6 +35,12 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
             "model": {"layers": 8},
             "batch": {"micro_batch": 16, "global_batch": 16},
         },
+        "llama": {"model": {"family": "llama"}},
+        "llama, selective": {
+            "model": {"family": "llama", "options": {"attention_bias": "qkv", "kv_heads": 2}},
+            "parallel": {"activation_checkpointing": "selective"},
+        },
+        "llama, full": {"model": {"family": "llama"}, "parallel": {"activation_checkpointing": "full"}},
     },
     2: {
         "dp 2": {"parallel": {"zero": 0}},

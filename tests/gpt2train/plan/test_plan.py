@@ -1,5 +1,7 @@
 """Plans of layouts: parameter counts of the reference, the chosen layout, and the command."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -180,3 +182,12 @@ def test_the_command_prints_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert run_command(app, ["plan", "--gpus", "8", *flags]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_the_command_plans_a_model_of_another_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.toml").write_text('[model]\nfamily = "llama"\noptions = { kv_heads = 4, tied = true }\n')
+    assert run_command(app, ["plan", "--config", str(tmp_path / "run.toml"), "--gpus", "4", "--rows", "1"]) == 0
+    settings = build(
+        TrainSettings, preset("345m"), {"model": {"family": "llama", "options": {"kv_heads": 4, "tied": True}}}
+    )
+    assert f"{parameter_count(settings.model.shape(50_257)):,} parameters on 4 x" in capsys.readouterr().out

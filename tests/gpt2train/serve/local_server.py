@@ -97,10 +97,14 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(decoder: Decoder | None = None, settings: ServeSettings | None = None) -> Iterator[Running]:
+def running(
+    decoder: Decoder | None = None, settings: ServeSettings | None = None, words: Tokenizer | None = None
+) -> Iterator[Running]:
     """Serve a decoder at a free port until the end of the block."""
     settings = (settings or ServeSettings()).model_copy(update={"port": 0})
-    server = prepare(decoder or LocalDecoder(small_model(), settings.max_batch_size), tokenizer(), settings, "small")
+    server = prepare(
+        decoder or LocalDecoder(small_model(), settings.max_batch_size), words or tokenizer(), settings, "small"
+    )
     failure: list[BaseException] = []
 
     def run() -> None:

@@ -1,0 +1,101 @@
+"""Options and parameter sizes of the model family llama; does not import torch.
+
+The defaults give a Llama 2 (Touvron et al. 2023, "Llama 2: Open Foundation and Fine-Tuned Chat Models").
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+
+from gpt2train.model.shape import Shape, Sizes, all_blocks
+from gpt2train.settings import Settings
+
+INNER_MULTIPLE = 64  # of the default width of a SwiGLU: fast for matrix kernels, and divisible by up to 64 ranks
+
+
+class LlamaOptions(Settings):
+    """Settings of the family llama alone, the group [model.options]."""
+
+    kv_heads: int = Field(0, ge=0, le=2**16)
+    """Heads of keys and values (grouped-query attention); must divide `heads`. 0: `heads`."""
+    head_dim: int = Field(0, ge=0, le=2**16)
+    """Size of a head, an even number. 0: `hidden / heads`."""
+    inner: int = Field(0, ge=0, le=2**20)
+    """Width of the MLP. 0: for swiglu 8/3 of `hidden`, rounded up to a multiple of 64; for relu2 4 times `hidden`."""
+    activation: Literal["swiglu", "relu2"] = "swiglu"
+    """MLP: swiglu has three matrices, down(silu(gate(x)) * up(x)); relu2 has two, down(relu(up(x))^2)."""
+    qk_norm: bool = False
+    """RMSNorm of queries and keys, per head, before the rotation."""
+    attention_bias: Literal["none", "qkv", "all"] = "none"
+    """Biases of the attention: none, of queries, keys and values, or also of the output projection."""
+    mlp_bias: bool = False
+    """Biases of the MLP."""
+    tied: bool = False
+    """Use the token embedding as the output projection."""
+    rope_theta: float = Field(10_000.0, gt=0)
+    """Base of the rotary frequencies."""
+    norm_eps: float = Field(1e-5, gt=0, lt=1)
+    """Epsilon of all norms."""
+
+
+def options_of(shape: Shape) -> LlamaOptions:
+    """Options of a shape, with the values of those that follow from others."""
+    given = LlamaOptions.model_validate(dict(shape.options))
+    wide = -(-8 * shape.hidden // (3 * INNER_MULTIPLE)) * INNER_MULTIPLE
+    return given.model_copy(
+        update={
+            "kv_heads": given.kv_heads or shape.heads,
+            "head_dim": shape.head_dim,
+            "inner": given.inner or (wide if given.activation == "swiglu" else 4 * shape.hidden),
+        }
+    )
+
+
+def complete_shape(shape: Shape) -> Shape:
+    """Shape with the values of the options that follow from others.
+
+    Raises:
+        ValueError: the size of a head is odd, or not a whole number.
+    """
+    if shape.hidden % shape.heads and not dict(shape.options).get("head_dim"):
+        raise ValueError(f"hidden {shape.hidden} is not a multiple of heads {shape.heads}; change one, or set head_dim")
+    if shape.head_dim % 2:
+        raise ValueError(f"a head has the size {shape.head_dim}; rotary positions need an even one")
+    return replace(shape, options=tuple(options_of(shape).model_dump(mode="json").items()))
+
+
+def llama_sizes(shape: Shape) -> Sizes:
+    """Sizes of the parameters of a model of this family."""
+    width, chosen = shape.hidden, options_of(shape)
+    q_width, kv_width = (heads * chosen.head_dim for heads in (shape.heads, chosen.kv_heads))
+    qkv_bias, proj_bias = chosen.attention_bias != "none", chosen.attention_bias == "all"
+    block: Sizes = {
+        "ln_1.weight": (width,),
+        **_linear("attn.q", q_width, width, qkv_bias),
+        **_linear("attn.k", kv_width, width, qkv_bias),
+        **_linear("attn.v", kv_width, width, qkv_bias),
+        **({f"attn.{x}_norm.weight": (chosen.head_dim,) for x in "qk"} if chosen.qk_norm else {}),
+        **_linear("attn.proj", width, q_width, proj_bias),
+        "ln_2.weight": (width,),
+        **(_linear("gate", chosen.inner, width, chosen.mlp_bias) if chosen.activation == "swiglu" else {}),
+        **_linear("up", chosen.inner, width, chosen.mlp_bias),
+        **_linear("down", width, chosen.inner, chosen.mlp_bias),
+    }
+    return {
+        "wte.weight": (shape.padded_vocab, width),
+        **all_blocks(block, shape.layers),
+        "ln_f.weight": (width,),
+        **({} if chosen.tied else {"lm_head.weight": (shape.padded_vocab, width)}),
+    }
+
+
+def more_saved(shape: Shape) -> int:
+    """Numbers per token that a block saves: the output of the SiLU, and inputs of the norms of queries and keys."""
+    chosen = options_of(shape)
+    silu = chosen.inner if chosen.activation == "swiglu" else 0
+    return silu + ((shape.heads + chosen.kv_heads) * chosen.head_dim if chosen.qk_norm else 0)
+
+
+def _linear(name: str, rows: int, columns: int, bias: bool) -> Sizes:
+    return {f"{name}.weight": (rows, columns), **({f"{name}.bias": (rows,)} if bias else {})}

@@ -1,0 +1,211 @@
+"""Folders of transformers' Llama, Qwen2, Qwen3 and Arcee: read, written back, and refused where the model differs."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from gpt2train.config.model import ModelSettings
+from gpt2train.convert.huggingface import open_model, read_model, save_model, write_model
+from gpt2train.data.training_data import training_data
+from gpt2train.errors import UserError
+from gpt2train.model.causal_lm import build_model
+from gpt2train.model.init import initialise
+from gpt2train.parallel.mesh import DistContext
+from gpt2train.train import train
+from tests.gpt2train.convert.small_tokenizer import write_tokenizer
+from tests.gpt2train.jobs import VOCAB, curve, make
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": VOCAB - 1,
+    "eos_token_id": VOCAB - 1,
+}
+BASE_100K = {"rope_type": "default", "rope_theta": 100_000.0}
+# Kind of model -> class of transformers without its ending, further fields of its config.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama with biases, tied": (
+        "Llama",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "head_dim": 16,
+            "rope_parameters": BASE_100K,
+        },
+    ),
+    "llama with all heads": ("Llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-5}),
+    "qwen3": ("Qwen3", {"head_dim": 16, "rope_parameters": BASE_100K}),
+    "qwen3 with biases, tied": ("Qwen3", {"head_dim": 12, "attention_bias": True, "tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2, tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "arcee": ("Arcee", {"mlp_bias": True}),
+}
+
+
+def save_peer(kind: str, folder: Path, **more: Any) -> Any:
+    """Write a random model of transformers, with all parameters away from their initial values; return it."""
+    name, fields = KINDS[kind]
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{name}Config")(**SIZES | fields)
+    peer = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in peer.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    peer.save_pretrained(folder, **more)
+    return peer
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Change fields of `config.json`; None removes one."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def difference(folder: Path, peer: Any) -> float:
+    """Largest difference of a logit, in standard deviations of the logits."""
+    tokens = torch.randint(VOCAB, (3, 64), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        ours, theirs = read_model(folder)(tokens)[..., :VOCAB], peer(tokens).logits
+    return float((ours - theirs).abs().max() / theirs.std())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_of_transformers_is_read_and_written_back(kind: str, tmp_path: Path) -> None:
+    peer = save_peer(kind, tmp_path / "theirs")
+    assert difference(tmp_path / "theirs", peer) <= 1e-5
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", VOCAB)
+    save_model(tmp_path / "ours", open_model(tmp_path / "theirs"), tokenizer)
+    written, read = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
+    assert written.keys() == read.keys()
+    assert all(torch.equal(written[name], read[name]) for name in read)
+    again, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert type(again) is type(peer) and not any(report.values())
+    ours, theirs = again.config.to_dict(), peer.config.to_dict()
+    own = {"_name_or_path", "dtype", "transformers_version", "rope_theta", "head_dim", "architectures"}
+    assert {key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)} <= own
+    assert again.config.architectures == [type(peer).__name__]
+    assert difference(tmp_path / "ours", again) <= 1e-5
+    assert "library_name: transformers" in (tmp_path / "ours/README.md").read_text()
+
+
+def test_older_folders_are_read(tmp_path: Path) -> None:
+    """Shards, `rope_theta` beside the sizes, missing fields, stored frequencies, a tied head that is stored."""
+    peer = save_peer("llama with biases, tied", tmp_path / "theirs", max_shard_size="40KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
+    edit(tmp_path / "theirs", rope_parameters=None, rope_theta=100_000.0)
+    assert difference(tmp_path / "theirs", peer) <= 1e-5
+
+    peer = save_peer("llama with all heads", tmp_path / "first")
+    shared = load_file(tmp_path / "first/model.safetensors")
+    shared |= {f"model.layers.{n}.self_attn.rotary_emb.inv_freq": torch.ones(6) for n in range(3)}
+    save_file(shared, tmp_path / "first/model.safetensors")
+    missing = dict.fromkeys(("rope_parameters", "head_dim", "num_key_value_heads", "attention_bias", "mlp_bias"))
+    edit(tmp_path / "first", **missing, rope_scaling={"type": "default"})
+    assert difference(tmp_path / "first", peer) <= 1e-5
+
+    peer = save_peer("qwen2, tied", tmp_path / "tied")
+    stored = load_file(tmp_path / "tied/model.safetensors")
+    head = stored["model.embed_tokens.weight"].clone()
+    save_file(stored | {"lm_head.weight": head}, tmp_path / "tied/model.safetensors")
+    assert difference(tmp_path / "tied", peer) <= 1e-5
+    save_file(stored | {"lm_head.weight": head + 1}, tmp_path / "tied/model.safetensors")
+    with pytest.raises(UserError, match="tie_word_embeddings"):
+        open_model(tmp_path / "tied")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type in rope_parameters is 'llama3'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type in rope_scaling is 'linear'"),
+        ({"rope_scaling": "yarn"}, "rope_scaling is yarn; expected a table"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor in rope_parameters is '0.5'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is '0.5'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
+        ({"use_sliding_window": True}, "use_sliding_window is 'True'"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types is 'sliding_attention'"),
+        ({"num_key_value_heads": 3}, "kv_heads 3 does not divide heads 4"),
+        ({"head_dim": 7}, "rotary positions need an even one"),
+        ({"hidden_size": 50}, "hidden_size 50 is not divisible by num_attention_heads 4"),
+        ({"intermediate_size": "wide"}, "the size intermediate_size is wide"),
+        ({"rms_norm_eps": "small"}, "norm_eps"),
+        ({"intermediate_size": 64}, "gate_proj"),
+    ],
+)
+def test_another_architecture_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    save_peer("llama", tmp_path)
+    edit(tmp_path, **changes)
+    with pytest.raises(UserError, match=message) as caught:
+        open_model(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"activation": "relu2", "qk_norm": True}, {"qk_norm": True, "mlp_bias": True}, {"head_dim": 12}]
+)
+def test_what_transformers_does_not_have_is_saved_under_our_names(options: dict[str, Any], tmp_path: Path) -> None:
+    heads = 3 if "head_dim" in options else 4
+    settings = ModelSettings(family="llama", layers=2, heads=heads, hidden=32, context=16, options=options)
+    model = initialise(build_model(settings.shape(VOCAB)), 1)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", VOCAB)
+    write_model(tmp_path / "m", dict(model.state_dict()), model.shape, tokenizer)
+    assert json.loads((tmp_path / "m/config.json").read_text())["model_type"] == "gpt2train_llama"
+    assert "transformers" not in (tmp_path / "m/README.md").read_text()
+    again = read_model(tmp_path / "m")
+    assert again.shape == model.shape
+    rows = {"wte.weight", "lm_head.weight"}
+    for name, tensor in again.state_dict().items():
+        stop = VOCAB if name in rows else None
+        assert torch.equal(tensor[:stop], model.state_dict()[name][:stop])
+
+
+def test_a_training_starts_from_a_folder(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    save_peer("qwen3", tmp_path / "theirs")
+    write_tokenizer(tmp_path / "tokenizer", VOCAB)
+    options = {"kv_heads": 2, "head_dim": 16, "inner": 72, "qk_norm": True, "rope_theta": 1e5, "norm_eps": 1e-6}
+    model = {"family": "llama", "layers": 3, "heads": 4, "hidden": 48, "max_positions": 64, "options": options}
+    start = {"steps": 3, "schedule": {"warmup": 1}, "checkpoints": {"init_from": str(tmp_path / "theirs")}}
+    config = make(tokens, tmp_path / "run", model=model, **start)
+    train(config, alone)
+    batch = training_data(config).batch(range(8))
+    logits = read_model(tmp_path / "theirs")(batch.tokens)[..., :VOCAB]
+    expected = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).item()
+    losses = curve(config.output)
+    assert losses[0] == pytest.approx(expected, rel=1e-5) and losses[2] < losses[0]
+    other = make(tokens, tmp_path / "other", model=model | {"options": options | {"rope_theta": 1e4}}, **start)
+    with pytest.raises(UserError, match=r"another model\.options"):
+        train(other, alone)
+
+
+def test_a_model_with_a_published_tokenizer(tmp_path: Path, real_data: Path) -> None:
+    """As SmolLM2, whose weights are not at hand: its tokenizer of 49,152 entries, a small random model."""
+    source = real_data / "eval/tokenizers/smollm2"
+    config = transformers.LlamaConfig(**SIZES | {"vocab_size": 49_152, "tie_word_embeddings": True})
+    peer = transformers.LlamaForCausalLM(config).eval()
+    peer.save_pretrained(tmp_path / "theirs")
+    for file in source.iterdir():
+        shutil.copy(file, tmp_path / "theirs")
+    save_model(tmp_path / "ours", open_model(tmp_path / "theirs"), tmp_path / "theirs")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    text = "In 1969 the model's café"
+    assert tokenizer.encode(text) == transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs").encode(text)
+    ids = torch.tensor([tokenizer.encode(text)])
+    with torch.no_grad():
+        ours, theirs = read_model(tmp_path / "ours")(ids)[..., :49_152], peer(ids).logits
+    assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5)

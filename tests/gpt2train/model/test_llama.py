@@ -1,0 +1,183 @@
+"""The family llama: sizes, options, decoding, and the losses of all layouts."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+
+from gpt2train.config import RunConfig
+from gpt2train.config.model import ModelSettings
+from gpt2train.errors import UserError
+from gpt2train.inference.decoder import LocalDecoder
+from gpt2train.model.causal_lm import build_model
+from gpt2train.model.families import is_tied, sizes
+from gpt2train.model.init import initialise
+from gpt2train.model.lazy_weights import empty_model
+from gpt2train.model.llama_family import options_of
+from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.parallel.layout import Layout
+from gpt2train.parallel.mesh import join
+from gpt2train.train import train
+from tests.gpt2train.jobs import VOCAB, curve, finish, make, start, write
+
+TRAIN_RUNS = Path(__file__).parent.parent / "parity" / "train_runs.py"
+# Each option has another value than by default in one of them.
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {"kv_heads": 2, "inner": 48, "qk_norm": True, "attention_bias": "all", "mlp_bias": True},
+    "relu2": {"kv_heads": 2, "head_dim": 12, "activation": "relu2", "tied": True, "attention_bias": "qkv"},
+    "llama": {},
+}
+# Each row is one job: processes, and the layouts that it trains one after the other, by model.
+LAYOUTS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
+    "fast": (2, {"qwen3 tp": {"tp": 2}, "relu2 pp": {"pp": 2}}),
+    "two": (
+        2,
+        {
+            "relu2 tp": {"tp": 2},
+            "llama tp, whole sequences": {"tp": 2, "sequence_parallel": False, "activation_checkpointing": "selective"},
+            "qwen3 pp": {"pp": 2},
+            "llama pp, interleaved": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2},
+            "qwen3 zero 0": {"zero": 0},
+            "relu2 zero 1": {"zero": 1},
+            "llama zero 2": {"zero": 2},
+            "qwen3 zero 3": {"zero": 3, "activation_checkpointing": "selective"},
+            "relu2 offload": {"zero": 3, "cpu_offload": True, "activation_checkpointing": "full"},
+        },
+    ),
+    "four": (
+        4,
+        {
+            "qwen3 tp, pp": {"tp": 2, "pp": 2},
+            "relu2 tp, pp, whole sequences": {"tp": 2, "pp": 2, "sequence_parallel": False},
+            "llama tp, zero 3": {"tp": 2, "zero": 3},
+            "qwen3 pp, zero 1": {"pp": 2, "zero": 1},
+            "relu2 pp, zero 3": {"pp": 2, "zero": 3},
+            "qwen3 hybrid": {"zero": 3, "dp_shard_degree": 2},
+        },
+    ),
+}
+
+
+def settings(options: dict[str, Any], **changes: Any) -> ModelSettings:
+    base = {"layers": 4, "heads": 4, "hidden": 32, "context": 16, "dropout": 0.0}
+    return ModelSettings.model_validate(base | {"family": "llama", "options": options} | changes)
+
+
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+def test_sizes_are_those_of_the_model_in_its_order(options: dict[str, Any]) -> None:
+    shape = settings(options).shape(VOCAB)
+    model = empty_model(shape)
+    assert list(sizes(shape).items()) == [(name, tuple(p.shape)) for name, p in model.named_parameters()]
+    assert is_tied(shape) == options.get("tied", False)
+
+
+def test_options_that_follow_from_others_are_written_out() -> None:
+    model = settings({}, hidden=96)
+    assert model.options["kv_heads"] == 4 and model.options["head_dim"] == 24 and model.options["inner"] == 256
+    assert settings({"activation": "relu2"}).options["inner"] == 128
+    assert ModelSettings.model_validate(model.model_dump()) == model
+    assert options_of(model.shape(VOCAB)).model_dump() == model.options
+    assert settings({"head_dim": 6}, heads=6, hidden=32).shape(VOCAB).head_dim == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "message"),
+    [
+        ({"kv_heads": 3}, {}, "kv_heads 3 does not divide heads 4"),
+        ({}, {"heads": 5}, "hidden 32 is not a multiple of heads 5; change one, or set head_dim"),
+        ({"head_dim": 7}, {}, "a head has the size 7; rotary positions need an even one"),
+        ({"activation": "gelu"}, {}, "activation"),
+        ({"norm": 1}, {}, "unknown setting 'norm'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        settings(options, **changes)
+
+
+def test_a_width_that_tensor_parallelism_cannot_split_is_refused(tmp_path: Path) -> None:
+    config = run_of(tmp_path, tmp_path / "run", {"inner": 47}, {"tp": 2})
+    with pytest.raises(UserError, match=r"parallel.tp 2 does not divide the size 47 of blocks.0.gate.weight"):
+        Layout.of(config, 2)
+    with pytest.raises(UserError, match=r"--tp 2 does not divide the size 47 of blocks.0.gate.weight"):
+        Layout.of_model(config.shape, 2, 1, 2)
+
+
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+def test_a_step_with_the_cache_has_the_logits_of_a_whole_pass(options: dict[str, Any]) -> None:
+    model = initialise(build_model(settings(options).shape(VOCAB)), 3).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+    decoder, texts = LocalDecoder(model, rows=2), [[5, 6, 7], [9]]
+    logits = decoder.add(texts)
+    for _ in range(6):
+        new = logits.argmax(1).tolist()
+        texts, logits = [[*text, token] for text, token in zip(texts, new, strict=True)], decoder.step(new)
+        whole = torch.stack([decoder.logits(text)[-1] for text in texts])
+        assert torch.allclose(logits, whole, atol=1e-5), (logits - whole).abs().max()
+
+
+def run_of(tokens: Path, output: Path, options: dict[str, Any], parallel: dict[str, Any], **changes: Any) -> RunConfig:
+    model = {"layers": 4, "heads": 4, "family": "llama", "options": options}
+    batch = {"micro_batch": 1, "global_batch": 16}
+    return make(tokens, output, model=model, batch=batch, parallel=parallel, **changes)
+
+
+@pytest.fixture(scope="module")
+def references(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The run of one process of each model."""
+    folder, threads = tmp_path_factory.mktemp("one"), torch.get_num_threads()
+    torch.set_num_threads(1)
+    ctx = join("cpu")
+    for name, options in MODELS.items():
+        train(run_of(tokens, folder / name, options, {}), ctx)
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+    return {name: folder / name for name in MODELS}
+
+
+@pytest.mark.parametrize("job", ["fast", *(pytest.param(job, marks=pytest.mark.slow) for job in ("two", "four"))])
+def test_all_layouts_have_the_losses_of_one_process(
+    job: str, tokens: Path, references: dict[str, Path], tmp_path: Path
+) -> None:
+    processes, layouts = LAYOUTS[job]
+    runs = {
+        name: run_of(tokens, tmp_path / name.replace(" ", "-"), MODELS[name.split()[0]], parallel)
+        for name, parallel in layouts.items()
+    }
+    code, _, err = finish(start(str(TRAIN_RUNS), *map(write, runs.values()), processes=processes), 800.0)
+    assert code == 0, err
+    for name, run in runs.items():
+        refusal = Path(run.output).with_suffix(".error")
+        assert not refusal.exists(), refusal.read_text()
+        reference = references[name.split()[0]]
+        for key in ("loss", "grad_norm"):
+            ours, theirs = np.array(curve(run.output, key)), np.array(curve(reference, key))
+            assert len(ours) == len(theirs) == 20
+            assert np.max(np.abs(ours / theirs - 1)) <= 1e-5, (name, key)
+        ours, theirs = (
+            np.array([row["valid_loss"] for row in read_metrics(path) if "valid_loss" in row])
+            for path in (run.output, reference)
+        )
+        assert np.max(np.abs(ours / theirs - 1)) <= 1e-5, (name, "valid_loss")
+
+
+def test_the_references_learn(references: dict[str, Path]) -> None:
+    for name, path in references.items():
+        losses = curve(path)
+        assert losses[-1] < losses[0] - 0.3, name
+
+
+def test_half_precision_trains(tokens: Path, references: dict[str, Path], tmp_path: Path) -> None:
+    config = run_of(tokens, tmp_path / "run", MODELS["qwen3"], {}, precision="bf16")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    train(config, join("cpu"))
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+    assert np.allclose(curve(config.output), curve(references["qwen3"]), rtol=2e-2)

@@ -1,0 +1,118 @@
+"""The commands on models of the family llama: convert, generate, serve and evaluate."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpt2train.cli import app
+from gpt2train.config.model import ModelSettings
+from gpt2train.convert.huggingface import read_model, write_model
+from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer
+from gpt2train.inference.decoder import LocalDecoder
+from gpt2train.io.command_line import run_command
+from gpt2train.model.causal_lm import build_model
+from gpt2train.model.init import initialise
+from tests.gpt2train.parallel.small_model_folder import write_tokenizer
+from tests.gpt2train.serve.local_server import running
+
+VOCAB = 280
+MODELS = {
+    "qwen3": {"kv_heads": 2, "head_dim": 12, "qk_norm": True},
+    "own": {"kv_heads": 2, "activation": "relu2", "qk_norm": True, "tied": True},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of each model, with weights large enough that continuations differ."""
+    root = tmp_path_factory.mktemp("llama")
+    tokenizer = write_tokenizer(root / "tokenizer", VOCAB)
+    for name, options in MODELS.items():
+        settings = ModelSettings(family="llama", layers=2, heads=4, hidden=32, context=64, options=options)
+        model = initialise(build_model(settings.shape(VOCAB)), 3)
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+        write_model(root / name, dict(model.state_dict()), model.shape, tokenizer)
+    return root
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    code = run_command(app, list(map(str, arguments)))
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return out
+
+
+def greedy(folder: Path, prompt: str, count: int) -> list[int]:
+    """Ids of the most likely continuation, by whole forward passes."""
+    model, ids = read_model(folder), encode_ordinary(load_tokenizer(folder), [prompt])[0]
+    for _ in range(count):
+        with torch.no_grad():
+            ids = [*ids, int(model(torch.tensor([ids]))[0, -1, :VOCAB].argmax())]
+    return ids[-count:]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_conversion_to_a_checkpoint_and_back_is_exact(
+    name: str, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "convert", folders / name, tmp_path / "checkpoint", "--to", "gpt2train")
+    run(capsys, "convert", tmp_path / "checkpoint", tmp_path / "back", "--to", "huggingface")
+    run(capsys, "merge", tmp_path / "checkpoint", "--output", tmp_path / "merged")
+    for folder in ("back", "merged"):
+        for file in ("model.safetensors", "config.json"):
+            assert (tmp_path / folder / file).read_bytes() == (folders / name / file).read_bytes()
+    assert run_command(app, ["convert", str(folders / name), str(tmp_path / "m"), "--to", "megatron"]) == 2
+    assert "gpt2 only, not llama" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_generated_and_served_tokens_are_the_most_likely_ones(
+    name: str, folders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model", folders / name, "--prompt", "the tin", "--temperature", "0", "--max-new-tokens", "8", "--json"]
+    answer = json.loads(run(capsys, "generate", *flags))
+    expected = greedy(folders / name, "the tin", 8)
+    tokenizer = load_tokenizer(folders / name)
+    assert answer["text"] == tokenizer.decode(expected)
+    with running(LocalDecoder(read_model(folders / name), 4), words=tokenizer) as server:
+        body = {"prompt": ["the tin", "on"], "max_tokens": 8, "temperature": 0}
+        found: httpx.Response = server.client.post("/v1/completions", json=body)
+        assert found.status_code == 200, found.text
+        assert found.json()["choices"][0]["text"] == answer["text"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("flags", [("--tp", "2"), ("--pp", "2")], ids=["tp", "pp"])
+def test_a_model_over_two_processes_generates_the_same(name: str, flags: tuple[str, str], folders: Path) -> None:
+    # In processes of their own, since with --tp or --pp the command replaces its process by the launcher.
+    generate = [sys.executable, "-m", "gpt2train", "generate", "--model", str(folders / name), "--prompt", "the tin"]
+    generate += ["--temperature", "0", "--max-new-tokens", "8", "--json"]
+    whole, split = (
+        subprocess.run([*generate, *more], capture_output=True, text=True, timeout=300) for more in ((), flags)
+    )
+    assert (split.returncode, split.stdout) == (0, whole.stdout), split.stderr
+    assert whole.stdout
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_score_of_a_text_is_that_of_its_logits(
+    name: str, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, output = tmp_path / "wiki.tokens", tmp_path / "score.json"
+    text.write_text("the tin on the stern")
+    run(capsys, "evaluate", "wikitext", "--model", folders / name, "--data", text, "--output", output)
+    ids = torch.tensor(encode_ordinary(load_tokenizer(folders / name), [text.read_text()]))
+    with torch.no_grad():
+        logits = read_model(folders / name)(ids)[0, :-1, :VOCAB]
+    loss = F.cross_entropy(logits, ids[0, 1:]).item()
+    assert json.loads(output.read_text())["loss"] == pytest.approx(loss, rel=1e-5)
