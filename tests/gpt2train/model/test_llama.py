@@ -141,7 +141,10 @@ def references(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return {name: folder / name for name in MODELS}
 
 
-@pytest.mark.parametrize("job", ["fast", *(pytest.param(job, marks=pytest.mark.slow) for job in ("two", "four"))])
+@pytest.mark.parametrize(
+    "job",
+    ["fast", pytest.param("two", marks=pytest.mark.slow), pytest.param("four", marks=pytest.mark.exhaustive)],
+)
 def test_all_layouts_have_the_losses_of_one_process(
     job: str, tokens: Path, references: dict[str, Path], tmp_path: Path
 ) -> None:

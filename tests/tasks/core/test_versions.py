@@ -47,6 +47,7 @@ MODULES = {
     "shuffle": ["tasks/shuffle/*.py"],
     "tokenizer": ["tasks/tokenizer/*.py"],
     "tokenize": ["tasks/tokenize/*.py", "gpt2train/data/encoder.py"],
+    "ready_tokens": ["tasks/ready_tokens/*.py"],
     "train": ["tasks/train/step.py"],
     "merge": ["tasks/merge/step.py", "gpt2train/convert/huggingface.py", "gpt2train/convert/tensor_files.py"],
     "evaluate": [
@@ -115,6 +116,7 @@ def declared() -> dict[str, set[str]]:
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Step"):
                 continue
             name = node.args[1]
+            name = constants[name.id] if isinstance(name, ast.Name) and name.id in constants else name
             if isinstance(name, ast.Constant):
                 given = next((word.value for word in node.keywords if word.arg == "packages"), ast.Tuple(elts=[]))
                 given = constants[given.id] if isinstance(given, ast.Name) else given
