@@ -185,7 +185,7 @@ def test_a_joined_dask_cluster_that_loses_a_worker_gives_the_same_bytes(finished
         time.sleep(1)
         nannied = [child for child in psutil.Process(cluster.pid).children() if "spawn_main" in command_of(child)]
         kill_one(nannied)
-        assert process.wait(200) == 0, (mini.folder / "started.log").read_text()
+        assert process.wait(500) == 0, (mini.folder / "started.log").read_text()
         assert hashes(output / "tokens") == hashes(finished.output / "tokens")
         assert hashes(output / "evalset") == hashes(finished.output / "evalset")
         mini.wait_for_the_end()
@@ -213,7 +213,7 @@ def test_a_ray_cluster_of_its_own_that_loses_a_worker_gives_the_same_bytes(finis
     wait_for(begun, 240, "a batch in a worker of Ray")
     assert listening(mini.children()) <= {"127.0.0.1", "::1"}
     kill_one(busy)
-    assert process.wait(200) == 0, (mini.folder / "started.log").read_text()
+    assert process.wait(500) == 0, (mini.folder / "started.log").read_text()
     assert hashes(output / "tokens") == hashes(finished.output / "tokens")
     mini.wait_for_the_end()
 
