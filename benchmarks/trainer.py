@@ -50,7 +50,9 @@ class Task:
     @staticmethod
     def from_json(text: str) -> "Task":
         fields = json.loads(text)
-        return Task(shape=Shape(**fields.pop("shape")), **fields)
+        shape = fields.pop("shape")
+        options = tuple((name, value) for name, value in shape.pop("options"))  # JSON has lists
+        return Task(shape=Shape(**shape, options=options), **fields)
 
 
 def ours(task: Task, speed: dict[str, Any] | None = None, **parallel: Any) -> Step:
