@@ -35,7 +35,7 @@ class ParallelSettings(Settings):
     offload_placement: Literal["all", "optimizer", "auto"] = Field("all", exclude_if=_is_all)
     """With `cpu_offload`: `all` keeps parameters, gradients and optimizer state in CPU memory, and one block at a time
     on the device. `optimizer` keeps the optimizer state alone there (ZeRO-Offload). `auto` is `optimizer`, but after
-    the first step the device takes as much of that state as it has room for; if the weights do not fit, it is `all`."""
+    the first step the device takes as much of that state as fits; if the weights do not fit, it is `all`."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Activations of a block recomputed in the backward pass: none, those that are cheap to compute, or all."""
 

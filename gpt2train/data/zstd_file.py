@@ -30,7 +30,7 @@ class ZstdFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer; fewer bytes than it has room for before a fault."""
+        """Read into a buffer; before a fault, fewer bytes than it holds."""
         if self._fault:  # pyarrow's stream is not asked again: after some faults it would never return
             raise self._fault
         try:

@@ -60,7 +60,7 @@ def step_time(
         layout: layout of all ranks.
         pieces: part of the model on each pipeline rank.
         hardware: speeds of the machines.
-        resident: with the optimizer alone on the CPU, the fraction of its state that the device has room for.
+        resident: with the optimizer alone on the CPU, the fraction of its state that fits on the device.
     """
     p = settings.parallel
     width = FP32 if settings.precision == "fp32" else HALF

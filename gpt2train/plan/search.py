@@ -169,10 +169,10 @@ def _evaluate(
     memories = [peak(settings, shape, layout, piece, rank) for rank, piece in enumerate(parts)]
     resident = 0.0
     if offload_of(settings.parallel) == "auto":
-        rooms = [(available - memory.device) / memory.on_cpu for memory in memories]
-        if min(rooms) <= 0 or min(rooms) >= 1:
+        fractions = [(available - memory.device) / memory.on_cpu for memory in memories]
+        if min(fractions) <= 0 or min(fractions) >= 1:
             return None
-        resident = min(rooms)
+        resident = min(fractions)
         memories = [_filled(memory, available) for memory in memories]
     return Candidate(
         settings,
@@ -185,6 +185,6 @@ def _evaluate(
 
 
 def _filled(memory: Memory, available: float) -> Memory:
-    """Return the memory of a rank whose device has taken what it has room for of the optimizer state."""
+    """Return the memory of a rank whose device holds as much of the optimizer state as fits."""
     left = memory.on_cpu - min(memory.on_cpu, int(available - memory.device))
     return replace(memory, on_cpu=left, copies=memory.copies * left // memory.on_cpu)

@@ -1,4 +1,4 @@
-"""AdamW whose state is in CPU memory, of all parameters or of those that the device has no room for.
+"""AdamW whose state is in CPU memory, of all parameters or of those that do not fit on the device.
 
 ZeRO-Offload (Ren et al. 2021) for weights on the device: gradients go to the CPU, AdamW runs there on a copy of the
 weights, and the new weights come back.
@@ -87,7 +87,7 @@ class OffloadedAdamW:
         return {key: found[key] for name, _ in self.named for key in (f"{name}.{kind}" for kind in (*STATE, "step"))}
 
     def fill(self, room: int) -> None:
-        """Move the state of as many parameters to the device as there is room for, largest first.
+        """Move the state of as many parameters to the device as fit, largest first.
 
         Args:
             room: free bytes of the device.
