@@ -71,6 +71,15 @@ class TrainSettings(Settings):
     """Seed of the initial weights, the order of the data and dropout."""
 
     @model_validator(mode="after")
+    def _muon_is_with_the_weights(self) -> "TrainSettings":
+        if self.optimizer.name == "muon" and self.parallel.cpu_offload and self.parallel.offload_placement != "all":
+            raise ValueError(
+                f"optimizer.name muon has no offload of its own (parallel.offload_placement "
+                f"{self.parallel.offload_placement!r}); set offload_placement = 'all', or adamw"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _schedule_fits(self) -> "TrainSettings":
         warmup, decay = self.schedule.warmup, self.schedule.decay_steps
         if decay and warmup >= decay:
