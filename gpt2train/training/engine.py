@@ -33,6 +33,7 @@ from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
 from gpt2train.parallel.tied_embedding import TiedEmbedding
 from gpt2train.plugins import load
 from gpt2train.training.adamw import AdamW
+from gpt2train.training.muon import Muon
 from gpt2train.training.offloaded_adamw import OffloadedAdamW, fill_device, weights_fit
 from gpt2train.training.performance import compile_module
 from gpt2train.training.train_state import StepStats
@@ -123,7 +124,8 @@ class Engine:
                 self.tied = TiedEmbedding(self.model_parts, self.mesh, ctx.timeout)
         named = [pair for part in self.model_parts for pair in part.named_parameters()]
         offloaded = parallel.cpu_offload and not parallel.offloads_weights
-        self.optimizer = OffloadedAdamW(named, config.optimizer) if offloaded else AdamW(named, config.optimizer)
+        kind = OffloadedAdamW if offloaded else Muon if config.optimizer.name == "muon" else AdamW
+        self.optimizer: AdamW | OffloadedAdamW | Muon = kind(named, config.optimizer)
         copies = [self.tied.second] if self.tied is not None and self.tied.second is not None else []
         self._norm_weights = norm_weights([parameter for _, parameter in named], ctx.world // layout.pp, copies)
 
