@@ -19,6 +19,7 @@ from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
 
 STEP_MANIFEST = "_manifest.json"  # manifest of a finished data step
+DATA_FLOW_PREFIX = ("train", "tokens")  # of the token files that the data flow writes: OUT/tokens/train/tokens
 MAX_MANIFESTS = 64  # manifests that are read next to the data
 
 
@@ -184,11 +185,15 @@ def _loss(run: Path, step: int) -> float | None:
 def _steps(run: Path) -> list[dict[str, Any]]:
     """Return the manifests of the data steps that made a run's first corpus, in order.
 
-    Each manifest names its inputs, so that unrelated steps in the same output folder are skipped.
+    Each manifest names its inputs, so that unrelated steps in the same output folder are skipped. Token files made
+    elsewhere have no manifest that names them, and so no steps, even in a folder beside those of a data flow.
     """
     try:
-        root = Path(read_run_config(run / CONFIG_FILE).data.corpora[0].prefix).parents[2]  # OUT/tokens/train/tokens
+        prefix = Path(read_run_config(run / CONFIG_FILE).data.corpora[0].prefix)
+        made, root = prefix.parents[1], prefix.parents[2]  # OUT/tokens, OUT of OUT/tokens/train/tokens
     except (UserError, RunError, IndexError):
+        return []
+    if (prefix.parent.name, prefix.name) != DATA_FLOW_PREFIX:
         return []
     manifests = sorted(root.glob(f"*/{STEP_MANIFEST}"))[:MAX_MANIFESTS] if root.is_dir() else []
     by_identity = {}
@@ -198,7 +203,8 @@ def _steps(run: Path) -> list[dict[str, Any]]:
             if all(isinstance(manifest["outcome"][key], int) for key in ("seen", "kept")):
                 manifest["parameters"].get("language")
                 by_identity[f"{manifest['fingerprint']}:{manifest['content']}"] = manifest
-    tokens = next((manifest for manifest in by_identity.values() if manifest["step"] == "tokenize"), None)
+    maker = _read(made / STEP_MANIFEST)
+    tokens = next((step for step in by_identity.values() if step == maker and step["step"] == "tokenize"), None)
     found: list[dict[str, Any]] = []
     names = {"tokenize"}
     pending = [tokens] if tokens else []

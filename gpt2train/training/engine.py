@@ -26,7 +26,6 @@ from gpt2train.parallel.fsdp import accumulate, init_weights, reshard, shard
 from gpt2train.parallel.grad_norm import align_grad_placements, local, norm_weights, norms, squared_norm
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TENSOR, DistContext, make_mesh
-from gpt2train.parallel.pipeline import Pipeline
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.parallel.rng import dropout_seed
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
@@ -109,6 +108,8 @@ class Engine:
             init_weights(part, torch.device("cpu") if parallel.offloads_weights else ctx.device, config.seed)
         self.pipeline = self.tied = None
         if layout.pp > 1:
+            from gpt2train.parallel.pipeline import Pipeline  # imports torch's pipelining (0.5 s), unneeded for pp = 1
+
             length = config.model.context // (layout.tp if config.parallel.sequence_parallel else 1)
             sent = (layout.micro_batch, length, config.model.hidden)
             self.pipeline = Pipeline(

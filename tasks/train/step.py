@@ -36,6 +36,7 @@ log = logging.getLogger("gpt2train")
 VERSION = 1
 VALID_REMEDY = "give more documents or a larger clean.split.valid"
 READY_REMEDY = "give more documents or a split with a larger second weight, as --split 949,50,1"
+VALID_FILES_REMEDY = "give more documents in the files of --valid"
 
 
 def train(
@@ -75,8 +76,7 @@ def train(
     )
     if done := runner.finished(step):
         return done
-    remedy = READY_REMEDY if isinstance(data, ReadyTokens) else VALID_REMEDY
-    if reason := validation_warning(tokens.outcome.facts, settings, remedy):
+    if reason := validation_warning(tokens.outcome.facts, settings, validation_remedy(data)):
         log.warning(reason)
     config = resolved_config(data, tokens, tokenizer, settings, step.folder, launch.world)
     if isinstance(data, ReadyTokens) and data.tokenizer is not None:  # where merge finds it, wherever the tokens are
@@ -158,6 +158,13 @@ def validation_warning(facts: Mapping[str, int], settings: TrainSettings, remedy
     )
 
 
+def validation_remedy(data: Folder | ReadyTokens | None) -> str:
+    """Return what to do about too few validation tokens of the output of a data flow, or of token files."""
+    if not isinstance(data, ReadyTokens):
+        return VALID_REMEDY
+    return READY_REMEDY if data.valid is None else VALID_FILES_REMEDY
+
+
 def resolved_config(
     data: Folder | ReadyTokens,
     tokens: Manifest,
@@ -180,7 +187,7 @@ def resolved_config(
         config = run_config(
             settings,
             train=data.corpora,
-            valid=None,
+            valid=None if validation_warning(tokens.outcome.facts, settings) else data.valid,
             split=data.split,
             vocab=data.vocab,
             tokenizer_hash=data.tokenizer_hash,
