@@ -69,9 +69,9 @@ def passages_of(data: Path, language: str) -> str:
 
 
 def shuffled_pieces(units: Sequence[str], size: int = 12) -> list[str]:
-    """As many units as the documents need, in pieces of a text in random order: no two documents are alike."""
+    """More units than the documents need, in pieces of a text in random order: no two documents are alike."""
     chance = random.Random(1)
-    starts = (chance.randrange(len(units) - size) for _ in range(-(-DOCUMENTS * UNITS // size)))
+    starts = (chance.randrange(len(units) - size) for _ in range(2 * DOCUMENTS * UNITS // size))
     return [unit for start in starts for unit in units[start : start + size]]
 
 
