@@ -76,7 +76,7 @@ PRIMARY = (TOKENIZER, MODEL)  # each alone is a tokenizer; a canonical folder ha
 UNKNOWN_TOKENS = ("<unk>", "[UNK]", "<UNK>")  # special tokens that a text may give
 CONFIG = "tokenizer_config.json"
 SOURCE_KEY = "gpt2train_source"  # in CONFIG: the file from which a tokenizer.json was converted for transformers
-# Classes of transformers for SentencePiece models that put `<s>` before a text unless told otherwise.
+# Classes of transformers for SentencePiece models that put `<s>` before a text by default.
 BOS_CLASSES = tuple(f"{name}Tokenizer{fast}" for name in ("Llama", "CodeLlama", "Gemma") for fast in ("", "Fast"))
 # Our name of each file -> its names in published folders.
 NAMES = {

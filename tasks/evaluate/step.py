@@ -68,7 +68,7 @@ def evaluate(
     step = Step(
         root,
         "evaluate",
-        version=3,
+        version=4,
         parameters=settings,
         inputs={
             "merge": model,
