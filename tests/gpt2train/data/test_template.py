@@ -110,6 +110,21 @@ def test_prompts_have_the_ids_of_transformers(tmp_path: Path, kind: str) -> None
     check()
 
 
+@pytest.mark.parametrize("name", ["<\uff5cend\u2581of\u2581sentence\uff5c>", "<EOS_TOKEN>"])
+def test_other_published_names_end_a_document(tmp_path: Path, name: str) -> None:
+    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(ALPHABET)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    copy_tokenizer(tmp_path, copy)
+    found = load_tokenizer(copy)
+    assert start_ids(found) == [256] and found.id_to_token(256) == name
+    assert 256 not in encode_ordinary(found, [f"a{name}"])[0]
+
+
 @pytest.mark.parametrize("ignore_merges", [False, True])
 def test_special_tokens_in_a_prompt_are_text(tmp_path: Path, ignore_merges: bool) -> None:
     tokenizer = load_tokenizer(folder_of(tmp_path / "t", POST_PROCESSORS["bos"][0], ignore_merges))
