@@ -46,7 +46,7 @@ def merge(
     step = Step(
         root,
         "merge",
-        version=2,
+        version=3,
         parameters=settings.model_dump(mode="json", exclude={"license"}),  # used only by the model card
         inputs={"train": training} | ({} if tokenizer is None else {"tokenizer": tokenizer}),
         folder=f"{training.folder}/model",
