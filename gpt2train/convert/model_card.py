@@ -77,18 +77,18 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
         "---\n" + "\n".join(front) + "\n---",
         f"# {'GPT-2' if shape.family == 'gpt2' else shape.family} trained with gpt2train",
         f"A language model: {layout.description}, trained to predict the next token.",
-        "## Model\n\n" + _table(("property", "value"), sizes),
+        "## Model\n\n" + table(("property", "value"), sizes),
     ]
     if facts.training:
-        parts.append("## Training\n\n" + _table(("property", "value"), facts.training))
+        parts.append("## Training\n\n" + table(("property", "value"), facts.training))
     data = "The training data is not known."
     if facts.data:
         rows = [(name, f"{seen:,}", f"{kept:,}") for name, seen, kept in facts.data]
         data = "Steps that made the training text, with the number of rows before and after each:\n\n"
-        data += _table(("step", "in", "kept"), rows)
+        data += table(("step", "in", "kept"), rows)
     parts.append("## Training data\n\n" + data)
     if facts.scores:
-        parts.append("## Evaluation\n\n" + _table(("measure", "value"), facts.scores))
+        parts.append("## Evaluation\n\n" + table(("measure", "value"), facts.scores))
     parts.append("## Use\n\n" + (WITH_TRANSFORMERS if layout.in_transformers(shape) else "") + WITH_GPT2TRAIN)
     limits = (
         "A base model: it continues text and does not follow instructions. It can reproduce errors, prejudice and "
@@ -182,14 +182,19 @@ def _loss(run: Path, step: int) -> float | None:
 
 
 def _steps(run: Path) -> list[dict[str, Any]]:
-    """Return the manifests of the data steps that made a run's first corpus, in order.
-
-    Each manifest names its inputs, so that unrelated steps in the same output folder are skipped.
-    """
+    """Return the manifests of the data steps that made a run's first corpus, in order."""
     try:
         root = Path(read_run_config(run / CONFIG_FILE).data.corpora[0].prefix).parents[2]  # OUT/tokens/train/tokens
     except (UserError, RunError, IndexError):
         return []
+    return data_steps(root, "tokenize")
+
+
+def data_steps(root: Path, last: str) -> list[dict[str, Any]]:
+    """Return the manifests of the data steps before the step `last` in an output folder, in order.
+
+    Each manifest names its inputs, so that unrelated steps in the same output folder are skipped.
+    """
     manifests = sorted(root.glob(f"*/{STEP_MANIFEST}"))[:MAX_MANIFESTS] if root.is_dir() else []
     by_identity = {}
     for path in manifests:
@@ -198,10 +203,10 @@ def _steps(run: Path) -> list[dict[str, Any]]:
             if all(isinstance(manifest["outcome"][key], int) for key in ("seen", "kept")):
                 manifest["parameters"].get("language")
                 by_identity[f"{manifest['fingerprint']}:{manifest['content']}"] = manifest
-    tokens = next((manifest for manifest in by_identity.values() if manifest["step"] == "tokenize"), None)
+    end = next((manifest for manifest in by_identity.values() if manifest["step"] == last), None)
     found: list[dict[str, Any]] = []
-    names = {"tokenize"}
-    pending = [tokens] if tokens else []
+    names = {last}
+    pending = [end] if end else []
     while pending:
         manifest = pending.pop(0)
         inputs = [by_identity.get(str(identity)) for _, identity in sorted(manifest["inputs"].items())]
@@ -220,6 +225,7 @@ def _read(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _table(head: tuple[str, ...], rows: Any) -> str:
+def table(head: tuple[str, ...], rows: Any) -> str:
+    """Return a table in Markdown."""
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in lines)
