@@ -30,7 +30,7 @@ def flags_model(model: type[Settings]) -> type[Settings]:
         return model
     accepted = model_validator(mode="after")(_accept)
     made = create_model(
-        model.__name__,
+        f"{model.__name__}Flags",
         __base__=model,
         __module__=model.__module__,
         __doc__=model.__doc__,
