@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpt2train.convert.model_card import data_steps, table
+from gpt2train.convert.markdown import table
+from gpt2train.convert.model_card import data_steps
 from gpt2train.convert.settings import CARD
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_folder, check_folder

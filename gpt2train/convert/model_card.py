@@ -13,6 +13,7 @@ from typing import Any
 from gpt2train.checkpoint.store import CheckpointManifest
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.convert.hf_layout import layout_of
+from gpt2train.convert.markdown import table as _table
 from gpt2train.convert.settings import Dtype
 from gpt2train.errors import RunError, UserError
 from gpt2train.model.shape import Shape
@@ -77,18 +78,18 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
         "---\n" + "\n".join(front) + "\n---",
         f"# {'GPT-2' if shape.family == 'gpt2' else shape.family} trained with gpt2train",
         f"A language model: {layout.description}, trained to predict the next token.",
-        "## Model\n\n" + table(("property", "value"), sizes),
+        "## Model\n\n" + _table(("property", "value"), sizes),
     ]
     if facts.training:
-        parts.append("## Training\n\n" + table(("property", "value"), facts.training))
+        parts.append("## Training\n\n" + _table(("property", "value"), facts.training))
     data = "The training data is not known."
     if facts.data:
         rows = [(name, f"{seen:,}", f"{kept:,}") for name, seen, kept in facts.data]
         data = "Steps that made the training text, with the number of rows before and after each:\n\n"
-        data += table(("step", "in", "kept"), rows)
+        data += _table(("step", "in", "kept"), rows)
     parts.append("## Training data\n\n" + data)
     if facts.scores:
-        parts.append("## Evaluation\n\n" + table(("measure", "value"), facts.scores))
+        parts.append("## Evaluation\n\n" + _table(("measure", "value"), facts.scores))
     parts.append("## Use\n\n" + (WITH_TRANSFORMERS if layout.in_transformers(shape) else "") + WITH_GPT2TRAIN)
     limits = (
         "A base model: it continues text and does not follow instructions. It can reproduce errors, prejudice and "
@@ -223,9 +224,3 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
         return found if isinstance(found, dict) else {}
     return {}
-
-
-def table(head: tuple[str, ...], rows: Any) -> str:
-    """Return a table in Markdown."""
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in lines)

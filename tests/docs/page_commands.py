@@ -55,6 +55,12 @@ def commands_of(page: Path) -> list[str]:
     return lines
 
 
+def tasks_of(page: str) -> list[tuple[str, str]]:
+    """The TOML files that a page shows: content and name."""
+    found = re.findall(r'^```toml title="([^"]+)"\n(.*?)^```', (DOCS / page).read_text(encoding="utf-8"), re.S | re.M)
+    return [(content, name) for name, content in found]
+
+
 def small_line(line: str, options: str) -> str:
     """A command with other values of these options."""
     for flag in re.findall(r"--[\w.-]+", options):

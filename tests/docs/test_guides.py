@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.docs.page_commands import DOCS, SCORES, TRAIN, commands_of, copy_to, follow, free_port, run_line
+from tests.docs.page_commands import DOCS, SCORES, TRAIN, commands_of, copy_to, follow, free_port, run_line, tasks_of
 
-PAGES = {"benchmark.md", "continue-gpt2.md", "fineweb.md", "own-texts.md", "share.md"}
+PAGES = {"benchmark.md", "fine-tune.md", "fineweb.md", "own-texts.md", "share.md"}
 SMALL = f"{TRAIN} {SCORES} --clean.split.valid 0.2 --clean.split.test 0.2 --launch.processes 1 --workers 1"
 VOCABULARY = "--tokenizer.vocab-size 400"
 
@@ -120,7 +120,9 @@ def test_fineweb(folder: Path, texts: list[str], open_data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_going_on_from_gpt2(folder: Path, open_data: Path) -> None:
+def test_fine_tune(folder: Path, open_data: Path) -> None:
+    pytest.importorskip("flows.finetune")
+
     def download() -> None:
         """A GPT-2 of the published vocabulary, as transformers writes it."""
         from transformers import GPT2Config, GPT2LMHeadModel
@@ -130,11 +132,20 @@ def test_going_on_from_gpt2(folder: Path, open_data: Path) -> None:
         for name in ("vocab.json", "merges.txt"):
             shutil.copyfile(open_data / "bpe" / name, folder / "gpt2" / name)
 
+    for name, row in {
+        "answers.jsonl": '{"prompt": "%d and one?", "answer": "%d"}',
+        "classes.tsv": "number %d\t%d",
+    }.items():
+        rows = [row % (number, number % 2) for number in range(40)]
+        (folder / name).write_text("\n".join(["text\tlabel"] * (name == "classes.tsv") + rows) + "\n")
+    for block, name in tasks_of("guides/fine-tune.md"):
+        (folder / name).write_text(block)
     model = "--train.model.layers 2 --train.model.heads 2 --train.model.hidden 16 --train.model.context 32"
     follow(
-        "guides/continue-gpt2.md",
+        "guides/fine-tune.md",
         folder,
         small={
+            "python -m flows.finetune": "--train.epochs 1 --launch.processes 1",
             "python -m flows.dataprep": "--clean.split.valid 0.2 --clean.split.test 0.2",
             "python -m flows.pretrain": f"{model} --train.epochs 0.02 --train.precision fp32 --launch.processes 1",
             "python -m flows.evaluate": SCORES,
@@ -146,6 +157,7 @@ def test_going_on_from_gpt2(folder: Path, open_data: Path) -> None:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert 10.7 < rows[0]["loss"] < 10.95  # log 50,257 = 10.82
     assert (run / "model/model.safetensors").exists()
+    assert len(list(folder.glob("tuned/runs/*/model/model.safetensors"))) == 3
 
 
 @pytest.mark.slow
