@@ -11,6 +11,7 @@ from flows.dry_run.plan import dry_run
 from flows.orchestration.flow import SettingsFlow
 from flows.orchestration.server import key_file, prefect_server
 from flows.settings import resolve
+from flows.ui.flags import flags_model
 from flows.ui.help import ALL_FLAG, flow_app
 from gpt2train.io.command_line import run_command
 from gpt2train.io.process_exit import set_exit_status
@@ -37,12 +38,13 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
         result: name of that path in the last line of output.
     """
     app = flow_app(flow.name, flow.model, flow.__doc__ or "")
+    flags_of = flags_model(flow.model)
 
     @app.default
     def main(
         *,
         config: Annotated[str | None, cyclopts.Parameter(help=CONFIG_HELP)] = None,
-        settings: Annotated[flow.model | None, cyclopts.Parameter(name="*")] = None,  # type: ignore[name-defined]
+        settings: Annotated[flags_of | None, cyclopts.Parameter(name="*")] = None,  # type: ignore[valid-type]
         help_all: Annotated[bool, cyclopts.Parameter(name=ALL_FLAG, negative="", show=False)] = False,
     ) -> None:
         """Run the flow, or show every setting."""

@@ -290,6 +290,8 @@ def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] 
     given = layer(from_file, flags or {})
 
     def source(location: tuple[int | str, ...]) -> str:
+        if not location and not config:  # a check of several settings: the message names them
+            return ""
         in_file = config and _has_value(from_file, location) and not _has_value(flags or {}, location)
         return config if config and (in_file or not flags) else "settings"
 

@@ -33,7 +33,7 @@ app = App(
 )
 # Imported when it is used: its commands include those of the installed plug-ins.
 app.command("gpt2train.evaluate.command:evaluate", name="evaluate", help="Score models and checkpoints.")
-data = App(name="data", help="Token files.")
+data = App(name="data", help="Token files and documents.")
 app.command(data)
 app.command(plan)
 app.command(runs)
@@ -233,6 +233,26 @@ def tokenize_data(
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(made.reasons.items()))
         print(f"rejected: {reasons}; see {output}.rejected.jsonl")
     print(f"tokens: {output}")
+
+
+@data.command(name="export")
+def export_data(source: Path, /, *, output: Path, license: str | None = None) -> None:
+    """Write the documents of a data flow as a dataset folder for a hub: Parquet of each split, and a dataset card.
+
+    Parameters
+    ----------
+    source
+        Output folder of a finished data flow.
+    output
+        Folder to write; it must not exist.
+    license
+        Licence of the collection for the card, as hubs write it (mit, cc-by-4.0, odc-by); unknown by default.
+    """
+    from gpt2train.convert.dataset import export_dataset
+
+    counts = export_dataset(source, output, license)
+    print(", ".join(f"{count:,} {split}" for split, count in counts.documents.items()))
+    print(f"dataset: {output}")
 
 
 def main() -> None:

@@ -112,6 +112,8 @@ def explain(error: ValidationError, model: type[BaseModel], source: Source = "se
     value = first.get("input")
     given = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if not source and not name:
+        return f"{message}{more}"
     return f"{source}: {name + ': ' if name else ''}{message[:1].lower()}{message[1:]}{given}{more}"
 
 
