@@ -7,12 +7,13 @@ FLOPs and memory. The names are those of `gpt2train.model.causal_lm.CausalLM`.
 
 import math
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from gpt2train.errors import UserError
+from gpt2train.model import t5_family
 from gpt2train.model.llama_family import LlamaOptions, complete_shape, llama_sizes, more_saved, options_of
 from gpt2train.model.shape import Shape, Sizes, all_blocks
 from gpt2train.plugins import Registry
@@ -27,6 +28,7 @@ __all__ = [
     "Sizes",
     "all_blocks",
     "block_sizes",
+    "initial_std",
     "is_embedding",
     "is_lookup",
     "is_residual",
@@ -36,6 +38,7 @@ __all__ = [
     "parameter_count",
     "shard_dim",
     "sizes",
+    "used_beside",
 ]
 
 EMBEDDING, HEAD = "wte.weight", "lm_head.weight"
@@ -67,6 +70,18 @@ class ModelFamily:
         layout: subclass of `gpt2train.convert.hf_layout.HFLayout`, the form of saved models; by default `config.json`
             and tensors under this project's names.
         decode_step: faster implementation of a decoding step, created with model and KV cache.
+        decoder: class of the decoder of a model on one device, created with model, rows and context.
+        first_blocks: function from the shape to the numbers of the blocks that begin a run of equal ones; by default
+            all blocks are equal.
+        used_beside: function from the shape to the numbers of the blocks beside which each parameter outside the blocks
+            is used: every pipeline stage with one of them has a copy. By default `ln_f` and `lm_head` are used beside
+            the last block and the others beside the first one, a tied token embedding beside both.
+        head_tables: embeddings outside the blocks with a column per attention head, which tensor parallelism splits.
+        initial_std: function from name and shape to the standard deviation of the initial values of a matrix; by
+            default that of GPT-2 (`gpt2train.model.init`).
+        lengths: function from the shape to the lengths of the sequences of a sample, in a model of several; by default
+            the context length.
+        objective: objective that a model of this family trains with, if it cannot predict the next token.
     """
 
     model: str
@@ -78,6 +93,13 @@ class ModelFamily:
     more_saved: Callable[[Shape], int] = lambda shape: 0
     layout: str = "gpt2train.convert.hf_layout:HFLayout"
     decode_step: str | None = None
+    decoder: str = "gpt2train.inference.decoder:LocalDecoder"
+    first_blocks: Callable[[Shape], tuple[int, ...]] = lambda shape: (0,)
+    used_beside: Callable[[Shape], Mapping[str, Collection[int]]] | None = None
+    head_tables: tuple[str, ...] = ()
+    initial_std: Callable[[str, Shape], float] | None = None
+    lengths: Callable[[Shape], tuple[int, ...]] = lambda shape: (shape.context,)
+    objective: str = "next_token"
 
 
 def gpt2_sizes(shape: Shape) -> Sizes:
@@ -130,6 +152,25 @@ MODELS.register(
         layout="gpt2train.convert.hf_llama:LlamaLayout",
     ),
 )
+MODELS.register(
+    "t5",
+    ModelFamily(
+        model="gpt2train.model.t5:T5",
+        sizes=t5_family.t5_sizes,
+        residual=t5_family.RESIDUAL,
+        options=t5_family.T5Options,
+        complete=t5_family.complete_shape,
+        more_saved=t5_family.more_saved,
+        layout="gpt2train.convert.hf_t5:T5Layout",
+        decoder="gpt2train.inference.t5_decoder:T5Decoder",
+        first_blocks=t5_family.first_blocks,
+        used_beside=t5_family.used_beside,
+        head_tables=t5_family.HEAD_TABLES,
+        initial_std=t5_family.initial_std,
+        lengths=t5_family.sequence_lengths,
+        objective="span_corruption",
+    ),
+)
 
 
 def load(name: str) -> Any:
@@ -153,9 +194,10 @@ def sizes(shape: Shape) -> Sizes:
     return MODELS[shape.family].sizes(shape)
 
 
-def block_sizes(shape: Shape) -> Sizes:
+def block_sizes(shape: Shape, block: int = 0) -> Sizes:
     """Sizes of the parameters of one block, by their names in it."""
-    return {name.removeprefix("blocks.0."): s for name, s in sizes(shape).items() if name.startswith("blocks.0.")}
+    start = f"blocks.{block}."
+    return {name.removeprefix(start): size for name, size in sizes(shape).items() if name.startswith(start)}
 
 
 def parameter_count(shape: Shape) -> int:
@@ -183,24 +225,39 @@ def is_lookup(name: str, shape: Shape) -> bool:
     return len(sizes(shape)[name]) > 1 and is_embedding(name) and not (name == EMBEDDING and is_tied(shape))
 
 
-def on_stage(name: str, shape: Shape, *, first: bool, last: bool) -> bool:
-    """Return True if a parameter outside the blocks is on the first, or last, pipeline stage.
-
-    A tied token embedding is on both.
-    """
+def used_beside(name: str, shape: Shape) -> Collection[int]:
+    """Numbers of the blocks beside which a parameter outside the blocks is used."""
+    given = MODELS[shape.family].used_beside
+    if given is not None:
+        return given(shape)[name]
+    last = shape.layers - 1
     if name == EMBEDDING and is_tied(shape):
-        return first or last
-    return last if name.startswith(LAST_STAGE) else first
+        return 0, last
+    return (last,) if name.startswith(LAST_STAGE) else (0,)
+
+
+def on_stage(name: str, shape: Shape, layers: Collection[int]) -> bool:
+    """Return True if a parameter outside the blocks is on the pipeline stage of these layers; several stages may be."""
+    return any(block in layers for block in used_beside(name, shape))
+
+
+def initial_std(name: str, shape: Shape) -> float | None:
+    """Standard deviation of the initial values of a matrix; None for those of GPT-2."""
+    given = MODELS[shape.family].initial_std
+    return given(name, shape) if given is not None else None
 
 
 def shard_dim(name: str, shape: Shape) -> int | None:
     """Dimension of a parameter that tensor parallelism splits; None if it is replicated.
 
-    Vocabulary and column-parallel layers are split by rows (0), row-parallel layers by columns (1).
+    Vocabulary and column-parallel layers are split by rows (0), row-parallel layers and tables with a column per head by
+    columns (1).
     """
     if name in (EMBEDDING, HEAD):
         return 0
     module, _, kind = name.rpartition(".")
+    if module in MODELS[shape.family].head_tables:
+        return 1
     if not name.startswith("blocks.") or len(sizes(shape)[f"{module}.weight"]) == 1:
         return None
     if is_residual(name, shape):
