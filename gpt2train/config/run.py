@@ -14,11 +14,14 @@ from gpt2train.config.checkpoints import CheckpointSettings
 from gpt2train.config.data import Corpus, DataSettings, DocumentSettings, MixtureSettings, ValidationSettings
 from gpt2train.config.logging import LoggingSettings
 from gpt2train.config.model import ModelSettings
+from gpt2train.config.objective import ObjectiveSettings
 from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, ScheduleSettings, SpikeSettings
 from gpt2train.config.parallel import ParallelSettings
 from gpt2train.config.performance import PerformanceSettings
 from gpt2train.config.presets import preset
-from gpt2train.model.shape import Shape
+from gpt2train.model.families import MODELS
+from gpt2train.model.objectives import OBJECTIVES
+from gpt2train.model.shape import PADDING, Shape
 from gpt2train.settings import MAX_COUNT, PositiveNumber, Settings, build, layer, read_toml
 
 CONFIG_FILE = "config.toml"
@@ -29,6 +32,9 @@ class TrainSettings(Settings):
 
     model: ModelSettings = ModelSettings()
     """Shape of the model."""
+    # Left out of a run's files for next-token prediction, so that files and fingerprints of older runs stay the same.
+    objective: ObjectiveSettings = Field(ObjectiveSettings(), exclude_if=lambda chosen: chosen == ObjectiveSettings())
+    """Objective of the training: its data and its loss."""
     batch: BatchSettings = BatchSettings()
     """Samples per step."""
     steps: PositiveNumber = 20_000
@@ -75,6 +81,22 @@ class TrainSettings(Settings):
             raise ValueError(f"schedule.warmup {warmup} must be below steps {self.steps}")
         if self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(f"schedule.min_lr {self.schedule.min_lr:g} is above optimizer.lr {self.optimizer.lr:g}")
+        return self
+
+    @model_validator(mode="after")
+    def _objective_fits(self) -> "TrainSettings":
+        family, name = self.model.family, self.objective.name
+        both = len(MODELS[family].lengths(self.model.shape(PADDING))) > 1
+        if both and OBJECTIVES[name].sequences == 1:
+            raise ValueError(
+                f"the model family {family} has an encoder and a decoder, and the objective {name} is for a decoder "
+                'alone; set objective.name = "span_corruption"'
+            )
+        if not both and OBJECTIVES[name].sequences > 1:
+            raise ValueError(
+                f"the objective {name} needs an encoder and a decoder, but the model family {family} is a decoder alone; "
+                'set model.family = "t5"'
+            )
         return self
 
 

@@ -6,17 +6,14 @@ FLOPs and memory. The names are those of `gpt2train.model.causal_lm.CausalLM`.
 """
 
 import math
-import pkgutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-from gpt2train.errors import UserError
 from gpt2train.model import t5_family
 from gpt2train.model.llama_family import LlamaOptions, complete_shape, llama_sizes, more_saved, options_of
 from gpt2train.model.shape import Shape, Sizes, all_blocks
-from gpt2train.plugins import Registry
+from gpt2train.plugins import NoOptions, Registry
 from gpt2train.settings import Settings
 
 __all__ = [
@@ -24,7 +21,6 @@ __all__ = [
     "HEAD",
     "MODELS",
     "ModelFamily",
-    "NoOptions",
     "Sizes",
     "all_blocks",
     "block_sizes",
@@ -33,7 +29,6 @@ __all__ = [
     "is_lookup",
     "is_residual",
     "is_tied",
-    "load",
     "on_stage",
     "parameter_count",
     "shard_dim",
@@ -43,10 +38,6 @@ __all__ = [
 
 EMBEDDING, HEAD = "wte.weight", "lm_head.weight"
 LAST_STAGE = ("ln_f.", "lm_head.")  # the other parameters outside the blocks are on the first pipeline stage
-
-
-class NoOptions(Settings):
-    """Options of a family that has none."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +72,6 @@ class ModelFamily:
             default that of GPT-2 (`gpt2train.model.init`).
         lengths: function from the shape to the lengths of the sequences of a sample, in a model of several; by default
             the context length.
-        objective: objective that a model of this family trains with, if it cannot predict the next token.
     """
 
     model: str
@@ -99,7 +89,6 @@ class ModelFamily:
     head_tables: tuple[str, ...] = ()
     initial_std: Callable[[str, Shape], float] | None = None
     lengths: Callable[[Shape], tuple[int, ...]] = lambda shape: (shape.context,)
-    objective: str = "next_token"
 
 
 def gpt2_sizes(shape: Shape) -> Sizes:
@@ -168,24 +157,8 @@ MODELS.register(
         head_tables=t5_family.HEAD_TABLES,
         initial_std=t5_family.initial_std,
         lengths=t5_family.sequence_lengths,
-        objective="span_corruption",
     ),
 )
-
-
-def load(name: str) -> Any:
-    """Import a class that a specification names.
-
-    Raises:
-        UserError: it cannot be imported.
-    """
-    try:
-        return pkgutil.resolve_name(name)
-    except Exception as error:  # code of others, which may fail in any way
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(
-            f"cannot import {name}, which a model family names ({reason}); correct the name, or the module"
-        ) from error
 
 
 @cache

@@ -1,0 +1,87 @@
+"""Registry of training objectives: the data that a run learns from, and its loss; does not import torch.
+
+A training is the same for all objectives: layout, optimizer, checkpoints and resume. An objective names the function
+that opens its data, and may replace the loss. `next_token` predicts each next token of packed samples.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from gpt2train.plugins import NoOptions, Registry
+from gpt2train.settings import Settings
+
+
+def no_metrics(sums: Sequence[float], counted: int) -> dict[str, float]:
+    """Metrics of an objective that has none besides the loss."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Specification of an objective.
+
+    Functions are named as "module:function" and imported on first use, since torch takes 1-2 s.
+
+    Attributes:
+        data: function of the run's `RunConfig` and of "train" or "valid" that returns a
+            `gpt2train.data.dataset.Dataset`, or None if a run has no validation data.
+        options: settings model of the settings that only this objective has.
+        loss: function of logits, targets and the batch's further tensors that returns the summed loss, a float32
+            scalar. By default the cross entropy of the targets, without ever having all logits in memory.
+        scores: function of the same arguments that returns a float64 vector of sums for a validation, such as the
+            number of right answers.
+        sums: length of that vector.
+        metrics: function of these sums over the validation set and of its number of counted targets that returns named
+            numbers; they are logged as `valid_<name>`.
+        sequences: sequences of a sample: 2 for models with an encoder and a decoder.
+    """
+
+    data: str
+    options: type[Settings] = NoOptions
+    loss: str | None = None
+    scores: str | None = None
+    sums: int = 0
+    metrics: Callable[[Sequence[float], int], dict[str, float]] = no_metrics
+    sequences: int = 1
+
+
+class SpanCorruptionOptions(Settings):
+    """Settings of the objective span_corruption alone, the group [objective.options].
+
+    Source of the defaults: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+    Transformer".
+    """
+
+    task: Literal["spans", "prefix"] = "spans"
+    """spans: the decoder writes the spans of tokens that are left out of the encoder's text. prefix: it continues the
+    encoder's text, cut at a random place (prefix language modelling)."""
+    noise_density: float = Field(0.15, gt=0, lt=1)
+    """Share of the tokens that are left out."""
+    mean_span: float = Field(3.0, ge=1, le=1000)
+    """Mean length of a span in tokens."""
+    sentinels: str = "<extra_id_{}>"
+    """Names of the tokens that stand for spans in the tokenizer, {} for the numbers 0, 1, 2 …; or top: the last tokens of
+    the vocabulary, counting down, which no text may contain."""
+    sentinel_count: int = Field(100, ge=1, le=2**16)
+    """Sentinels that there are."""
+    start_id: int = Field(-1, ge=-1)
+    """Token with which the decoder begins. -1: the tokenizer's padding token, or if it has none the end token."""
+    end_id: int = Field(-1, ge=-1)
+    """Token that ends input and target. -1: the tokenizer's token that ends a text."""
+
+    @model_validator(mode="after")
+    def _numbered(self) -> Self:
+        if self.sentinels != "top" and self.sentinels.count("{}") != 1:
+            raise ValueError(f"sentinels {self.sentinels!r} has no {{}} for the number; give <extra_id_{{}}>, or top")
+        return self
+
+
+OBJECTIVES: Registry[Objective] = Registry("objective")
+OBJECTIVES.register("next_token", Objective(data="gpt2train.data.training_data:packed_data"))
+OBJECTIVES.register(
+    "span_corruption",
+    Objective(data="gpt2train.data.span_data:span_data", options=SpanCorruptionOptions, sequences=2),
+)
