@@ -22,6 +22,7 @@ from gpt2train.config.presets import preset
 from gpt2train.model.families import MODELS
 from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.model.shape import PADDING, Shape
+from gpt2train.plugins import load
 from gpt2train.settings import MAX_COUNT, PositiveNumber, Settings, build, layer, read_toml
 
 CONFIG_FILE = "config.toml"
@@ -97,7 +98,18 @@ class TrainSettings(Settings):
                 f"the objective {name} needs an encoder and a decoder, but the model family {family} is a decoder alone; "
                 'set model.family = "t5"'
             )
+        _ = self.sample_length
         return self
+
+    @property
+    def sample_length(self) -> int:
+        """Tokens that a sample takes from packed documents.
+
+        Raises:
+            ValueError: the lengths of the objective do not fit those of the model.
+        """
+        length = OBJECTIVES[self.objective.name].length
+        return self.model.context if length is None else int(load(length)(self))
 
 
 S = TypeVar("S", bound=TrainSettings)

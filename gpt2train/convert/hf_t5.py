@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gpt2train.convert.hf_layout import MAX_LAYERS, HFLayout, checked_shape, size_of
+from gpt2train.data.tokenizer import Tokenizer, padding_id
 from gpt2train.errors import UserError
 from gpt2train.model.families import EMBEDDING, HEAD, sizes
 from gpt2train.model.lazy_weights import LazyTensor
@@ -67,6 +68,12 @@ class T5Layout(HFLayout):
             "decoder_context": chosen.decoder_context,
         }
 
+    def token_fields(self, shape: Shape, tokenizer: Tokenizer) -> dict[str, int]:
+        """Return the fields of `config.json` that name tokens: the one with which the decoder begins, and padding."""
+        padding = padding_id(tokenizer)
+        start = options_of(shape).start_id
+        return {"decoder_start_token_id": padding if start < 0 else start, "pad_token_id": padding}
+
     def shape(self, config: dict[str, Any], file: Path) -> Shape:
         """Read the shape from the fields of `config.json`.
 
@@ -88,6 +95,7 @@ class T5Layout(HFLayout):
             "inner": size_of(file, config, "d_ff"),
             "activation": activation,
             "tied": bool(config.get("tie_word_embeddings", True) and config.get("scale_decoder_outputs", True)),
+            "start_id": _start_id(config, file),
             "buckets": _size_or(file, config, "relative_attention_num_buckets", 32),
             "max_distance": _size_or(file, config, "relative_attention_max_distance", 128),
             "norm_eps": config.get("layer_norm_epsilon", 1e-6),
@@ -148,6 +156,16 @@ def _in_block(name: str, shape: Shape) -> str:
         "cross": f"1.EncDecAttention.{PARTS.get(part)}",
     }[attention]
     return f"{stack}.block.{layer}.layer.{theirs}.{kind}"
+
+
+def _start_id(config: dict[str, Any], file: Path) -> int:
+    """Token with which the decoder begins; -1 if the file names none."""
+    value = config.get("decoder_start_token_id", config.get("pad_token_id"))
+    if value is None:
+        return -1
+    if type(value) is not int or value < 0:
+        raise UserError(f"{file}: decoder_start_token_id is {str(value)[:40]}; expected a token id")
+    return value
 
 
 def _size_or(file: Path, config: dict[str, Any], key: str, default: int) -> int:

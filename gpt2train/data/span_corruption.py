@@ -10,6 +10,41 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpt2train.config import TrainSettings
+from gpt2train.model.families import MODELS
+from gpt2train.model.objectives import SpanCorruptionOptions
+from gpt2train.model.shape import PADDING
+
+
+def fitting_length(settings: TrainSettings) -> int:
+    """Tokens of a sample: as many as fill the encoder, or for prefix language modelling the longer sequence.
+
+    Raises:
+        ValueError: the decoder is too short for the targets, the encoder for one span, or there are more spans than
+            sentinels.
+    """
+    options = SpanCorruptionOptions.model_validate(settings.objective.options)
+    inputs, targets = settings.model.context, MODELS[settings.model.family].lengths(settings.model.shape(PADDING))[1]
+    if options.task == "prefix":
+        if min(inputs, targets) < 2:
+            raise ValueError(f"an encoder of {inputs} and a decoder of {targets} tokens leave no room for a text")
+        return inputs
+    density, mean_span = options.noise_density, options.mean_span
+    length = sample_length(inputs, density, mean_span)
+    if not length:
+        raise ValueError(f"model.context {inputs} is too short for a span and its sentinel; raise it")
+    if (needed := corrupted_lengths(length, density, mean_span)[1]) > targets:
+        raise ValueError(
+            f"the spans of a sample of {length} tokens take {needed} tokens, more than decoder_context {targets}; raise "
+            "model.options.decoder_context, or lower model.context or objective.options.noise_density"
+        )
+    if (spans := span_count(length, density, mean_span)) > options.sentinel_count:
+        raise ValueError(
+            f"a sample of {length} tokens has {spans} spans, more than the {options.sentinel_count} sentinels of "
+            "objective.options.sentinel_count; raise it, or objective.options.mean_span"
+        )
+    return length
+
 
 def noise_count(length: int, density: float) -> int:
     """Tokens of a sample that are noise; one at least, and never all."""

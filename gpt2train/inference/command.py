@@ -150,7 +150,7 @@ def _searched(
     from gpt2train.inference.generate import encode_prompts
 
     decoder = decoder_of(model, settings.beams)
-    for prompt, ids in zip(prompts, encode_prompts(tokenizer, prompts), strict=True):
+    for prompt, ids in zip(prompts, encode_prompts(tokenizer, prompts, model.shape), strict=True):
         for beam in beam_search(decoder, ids, settings, tokenizer):
             yield {
                 "prompt": prompt,

@@ -24,6 +24,7 @@ __all__ = [
     "Sizes",
     "all_blocks",
     "block_sizes",
+    "context_length",
     "initial_std",
     "is_embedding",
     "is_lookup",
@@ -72,6 +73,8 @@ class ModelFamily:
             default that of GPT-2 (`gpt2train.model.init`).
         lengths: function from the shape to the lengths of the sequences of a sample, in a model of several; by default
             the context length.
+        flops_per_sample: function from the shape to the FLOPs of forward and backward of a sample, in a model of which
+            not all parameters see all tokens.
     """
 
     model: str
@@ -89,6 +92,7 @@ class ModelFamily:
     head_tables: tuple[str, ...] = ()
     initial_std: Callable[[str, Shape], float] | None = None
     lengths: Callable[[Shape], tuple[int, ...]] = lambda shape: (shape.context,)
+    flops_per_sample: Callable[[Shape], int] | None = None
 
 
 def gpt2_sizes(shape: Shape) -> Sizes:
@@ -157,6 +161,7 @@ MODELS.register(
         head_tables=t5_family.HEAD_TABLES,
         initial_std=t5_family.initial_std,
         lengths=t5_family.sequence_lengths,
+        flops_per_sample=t5_family.flops_per_sample,
     ),
 )
 
@@ -176,6 +181,11 @@ def block_sizes(shape: Shape, block: int = 0) -> Sizes:
 def parameter_count(shape: Shape) -> int:
     """Number of parameters, including the padded vocabulary; a tied embedding counts once."""
     return sum(map(math.prod, sizes(shape).values()))
+
+
+def context_length(shape: Shape) -> int:
+    """Tokens that a model reads and writes at most: its context length, or with several sequences their sum."""
+    return sum(MODELS[shape.family].lengths(shape))
 
 
 def is_tied(shape: Shape) -> bool:

@@ -37,6 +37,8 @@ class Objective:
         metrics: function of these sums over the validation set and of its number of counted targets that returns named
             numbers; they are logged as `valid_<name>`.
         sequences: sequences of a sample: 2 for models with an encoder and a decoder.
+        length: function of the settings of a training that returns the tokens that a sample takes from packed
+            documents, without torch, and raises ValueError if they do not fit the model. By default `model.context`.
     """
 
     data: str
@@ -46,6 +48,7 @@ class Objective:
     sums: int = 0
     metrics: Callable[[Sequence[float], int], dict[str, float]] = no_metrics
     sequences: int = 1
+    length: str | None = None
 
 
 class SpanCorruptionOptions(Settings):
@@ -67,8 +70,6 @@ class SpanCorruptionOptions(Settings):
     the vocabulary, counting down, which no text may contain."""
     sentinel_count: int = Field(100, ge=1, le=2**16)
     """Sentinels that there are."""
-    start_id: int = Field(-1, ge=-1)
-    """Token with which the decoder begins. -1: the tokenizer's padding token, or if it has none the end token."""
     end_id: int = Field(-1, ge=-1)
     """Token that ends input and target. -1: the tokenizer's token that ends a text."""
 
@@ -83,5 +84,10 @@ OBJECTIVES: Registry[Objective] = Registry("objective")
 OBJECTIVES.register("next_token", Objective(data="gpt2train.data.training_data:packed_data"))
 OBJECTIVES.register(
     "span_corruption",
-    Objective(data="gpt2train.data.span_data:span_data", options=SpanCorruptionOptions, sequences=2),
+    Objective(
+        data="gpt2train.data.span_data:span_data",
+        options=SpanCorruptionOptions,
+        sequences=2,
+        length="gpt2train.data.span_corruption:fitting_length",
+    ),
 )

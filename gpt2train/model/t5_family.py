@@ -4,6 +4,7 @@ T5 is an encoder and a decoder (Raffel et al. 2020, "Exploring the Limits of Tra
 Text-to-Text Transformer"). Blocks are numbered through: first those of the encoder, then those of the decoder.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Literal
@@ -37,6 +38,9 @@ class T5Options(Settings):
     """Relative positions that have a bias of their own, an even number."""
     max_distance: int = Field(128, ge=2, le=2**24)
     """Distance from which on all positions have the same bias."""
+    start_id: int = Field(-1, ge=-1)
+    """Token with which the decoder begins. -1: the tokenizer's padding token, or if it has none the one that ends a
+    text."""
     norm_eps: float = Field(1e-6, gt=0, lt=1)
     """Epsilon of all norms."""
 
@@ -158,3 +162,23 @@ def more_saved(shape: Shape) -> int:
     """Numbers per token that a block saves: the output of the GELU."""
     chosen = options_of(shape)
     return chosen.inner if chosen.activation == "gated-gelu" else 0
+
+
+def flops_per_sample(shape: Shape) -> int:
+    """FLOPs of forward and backward of a sample: 6 per weight and token that it multiplies, and those of attention.
+
+    Keys and values of the attention to the encoder are computed from the encoder's tokens.
+    """
+    chosen, (inputs, outputs) = options_of(shape), sequence_lengths(shape)
+    layers, decoder = chosen.encoder_layers, shape.layers - chosen.encoder_layers
+    matrices = {name: math.prod(size) for name, size in t5_sizes(shape).items() if len(size) > 1}
+
+    def count(block: int) -> int:
+        return sum(number for name, number in matrices.items() if name.startswith(f"blocks.{block}."))
+
+    heads = shape.heads * chosen.head_dim
+    read = 2 * heads * shape.hidden  # keys and values of the encoder's output
+    weights = inputs * layers * count(0) + decoder * ((count(layers) - read) * outputs + read * inputs)
+    weights += shape.padded_vocab * shape.hidden * outputs
+    attention = heads * (layers * inputs**2 + decoder * outputs * (outputs + inputs))
+    return 6 * weights + 12 * attention
