@@ -167,7 +167,7 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
 
 
 def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten settings, and add what is left out of a file by default: family, objective, and `context` as `max_positions`."""
+    """Flatten settings, and add what files leave out: family, objective, and `context` as `max_positions`."""
     flat = {"model.family": "gpt2", "objective.name": "next_token"} | flatten(settings)
     return flat | {"model.max_positions": flat.get("model.max_positions") or flat.get("model.context")}
 

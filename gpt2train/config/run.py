@@ -95,8 +95,8 @@ class TrainSettings(Settings):
             )
         if not both and OBJECTIVES[name].sequences > 1:
             raise ValueError(
-                f"the objective {name} needs an encoder and a decoder, but the model family {family} is a decoder alone; "
-                'set model.family = "t5"'
+                f"the objective {name} needs an encoder and a decoder, but the model family {family} is a decoder "
+                'alone; set model.family = "t5"'
             )
         _ = self.sample_length
         return self

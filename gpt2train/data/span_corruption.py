@@ -35,8 +35,8 @@ def fitting_length(settings: TrainSettings) -> int:
         raise ValueError(f"model.context {inputs} is too short for a span and its sentinel; raise it")
     if (needed := corrupted_lengths(length, density, mean_span)[1]) > targets:
         raise ValueError(
-            f"the spans of a sample of {length} tokens take {needed} tokens, more than decoder_context {targets}; raise "
-            "model.options.decoder_context, or lower model.context or objective.options.noise_density"
+            f"the spans of a sample of {length} tokens take {needed} tokens, more than decoder_context {targets}; "
+            "raise model.options.decoder_context, or lower model.context or objective.options.noise_density"
         )
     if (spans := span_count(length, density, mean_span)) > options.sentinel_count:
         raise ValueError(

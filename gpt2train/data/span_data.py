@@ -67,8 +67,8 @@ def special_tokens(config: RunConfig) -> SpecialTokens:
             )
     if options.sentinels == TOP and not {start, end}.isdisjoint(sentinels):
         raise UserError(
-            f"the last {count} of {config.vocab} tokens would be sentinels, but among them are the tokens that begin or "
-            "end a text; give a tokenizer with sentinels, or a smaller objective.options.sentinel_count"
+            f"the last {count} of {config.vocab} tokens would be sentinels, but among them are the tokens that begin "
+            "or end a text; give a tokenizer with sentinels, or a smaller objective.options.sentinel_count"
         )
     return SpecialTokens(sentinels, start, end)
 
@@ -146,8 +146,8 @@ class SpanData(Dataset):
             found = near[np.isin(near, self.special.sentinels)]
             if len(found):
                 raise UserError(
-                    f"{corpus.prefix}.bin contains the token id {found[0]}, which is a sentinel of the span corruption; "
-                    "make the tokens with a tokenizer that has sentinels of its own"
+                    f"{corpus.prefix}.bin contains the token id {found[0]}, which is a sentinel of the span "
+                    "corruption; make the tokens with a tokenizer that has sentinels of its own"
                 )
 
     def _pair(self, tokens: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -195,7 +195,7 @@ def _names(options: SpanCorruptionOptions) -> Sequence[str]:
 def _sentinel(token: int | None, name: str, folder: object) -> int:
     if token is None:
         raise UserError(
-            f"the tokenizer {folder} has no token {name} to stand for a span; give one with sentinels (for a trained one "
-            'tokenizer.sentinels = 100), name others in objective.options.sentinels, or set it to "top"'
+            f"the tokenizer {folder} has no token {name} to stand for a span; give one with sentinels (for a trained "
+            'one tokenizer.sentinels = 100), name others in objective.options.sentinels, or set it to "top"'
         )
     return token

@@ -45,6 +45,7 @@ __all__ = [
     "END_OF_TEXT",
     "FILES",
     "MERGES",
+    "PADDING_TOKENS",
     "PRIMARY",
     "TOKENIZER",
     "VOCAB",

@@ -34,18 +34,22 @@ class T5Decoder:
         self.context = min(context or whole, whole)
         self.start = options_of(self.shape).start_id
         if self.start < 0:
-            raise UserError("the model does not name the token with which its decoder begins; set model.options.start_id")
+            raise UserError(
+                "the model does not name the token with which its decoder begins; set model.options.start_id"
+            )
         layers, weight = self.shape.layers - model.encoder_layers, model.wte.weight
         sizes = (layers, self.shape.heads, self.shape.head_dim, rows, self.context, weight.dtype, weight.device)
         self.memory, self.cache = Cache(*sizes), Cache(*sizes)
 
     @property
     def lengths(self) -> Sequence[int]:
+        """Current number of tokens of each row, its prompt included."""
         pairs = zip(self.memory.lengths, self.cache.lengths, strict=True)
         return [prompt + written - 1 for prompt, written in pairs]  # the first token of the decoder is not counted
 
     @torch.inference_mode()
     def add(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Read a non-empty prompt per new row and return the logits of its first written token, [prompts, vocab]."""
         lengths = [len(prompt) for prompt in prompts]
         tokens = torch.full((len(prompts), max(lengths)), self.start)
         for row, prompt in enumerate(prompts):
@@ -60,13 +64,15 @@ class T5Decoder:
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
-        device, longest = self.cache.device, max(self.memory.lengths)
+        """Append one token to every row, in order, and return the logits after it, [rows, vocab]."""
+        device, rows, longest = self.cache.device, len(tokens), max(self.memory.lengths)
         positions = torch.tensor(self.cache.lengths, device=device)[:, None]
-        keys = [(key[: len(tokens), :, :longest], value[: len(tokens), :, :longest]) for key, value in self.memory.layers]
+        keys = [(key[:rows, :, :longest], value[:rows, :, :longest]) for key, value in self.memory.layers]
         real = torch.tensor(self.memory.lengths, device=device)
         return self._logits(torch.tensor(tokens, device=device)[:, None], positions, keys, real, self.cache.step())
 
     def select(self, sources: Sequence[int]) -> None:
+        """Replace row i by the former row `sources[i]`; rows not listed are dropped, rows listed twice are copied."""
         self.memory.select(sources)
         self.cache.select(sources)
 

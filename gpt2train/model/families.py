@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from gpt2train.errors import UserError
 from gpt2train.model import t5_family
 from gpt2train.model.llama_family import LlamaOptions, complete_shape, llama_sizes, more_saved, options_of
 from gpt2train.model.shape import Shape, Sizes, all_blocks
@@ -24,6 +25,7 @@ __all__ = [
     "Sizes",
     "all_blocks",
     "block_sizes",
+    "check_decoder_alone",
     "context_length",
     "initial_std",
     "is_embedding",
@@ -188,6 +190,19 @@ def context_length(shape: Shape) -> int:
     return sum(MODELS[shape.family].lengths(shape))
 
 
+def check_decoder_alone(shape: Shape, source: object) -> None:
+    """Check that a model is a decoder alone, which predicts each token of a text from those before it.
+
+    Raises:
+        UserError: it has an encoder too; the message begins with `source`.
+    """
+    if len(MODELS[shape.family].lengths(shape)) > 1:
+        raise UserError(
+            f"{source} has an encoder and a decoder ({shape.family}), and no probability of a text by itself; use "
+            "gpt2train generate"
+        )
+
+
 def is_tied(shape: Shape) -> bool:
     """Return True if the output projection is the token embedding itself."""
     return HEAD not in sizes(shape)
@@ -233,8 +248,8 @@ def initial_std(name: str, shape: Shape) -> float | None:
 def shard_dim(name: str, shape: Shape) -> int | None:
     """Dimension of a parameter that tensor parallelism splits; None if it is replicated.
 
-    Vocabulary and column-parallel layers are split by rows (0), row-parallel layers and tables with a column per head by
-    columns (1).
+    Vocabulary and column-parallel layers are split by rows (0), row-parallel layers and tables with a column per head
+    by columns (1).
     """
     if name in (EMBEDDING, HEAD):
         return 0

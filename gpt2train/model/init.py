@@ -1,8 +1,8 @@
 """Initial values of the parameters, each drawn from its own seeded generator.
 
 A tensor depends only on `(seed, name)`, not on the order of creation, so that every parallel layout starts from the
-same bits. Scales as in GPT-2, unless the family has others: N(0, 0.02), the projections into the residual stream divided
-by sqrt(2 * layers).
+same bits. Scales as in GPT-2, unless the family has others: N(0, 0.02), the projections into the residual stream
+divided by sqrt(2 * layers).
 """
 
 import hashlib

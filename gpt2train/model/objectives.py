@@ -66,8 +66,8 @@ class SpanCorruptionOptions(Settings):
     mean_span: float = Field(3.0, ge=1, le=1000)
     """Mean length of a span in tokens."""
     sentinels: str = "<extra_id_{}>"
-    """Names of the tokens that stand for spans in the tokenizer, {} for the numbers 0, 1, 2 …; or top: the last tokens of
-    the vocabulary, counting down, which no text may contain."""
+    """Names of the tokens that stand for spans in the tokenizer, {} for the numbers 0, 1, 2 …; or top: the last tokens
+    of the vocabulary, counting down, which no text may contain."""
     sentinel_count: int = Field(100, ge=1, le=2**16)
     """Sentinels that there are."""
     end_id: int = Field(-1, ge=-1)

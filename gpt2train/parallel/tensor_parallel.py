@@ -192,7 +192,12 @@ class _ParallelHeadTable(nn.Embedding):
 
 
 def _attend(
-    module: SelfAttention | InnerDropout, forward: Callable[..., Tensor], region: Region, x: Tensor, *rest: Any, **more: Any
+    module: SelfAttention | InnerDropout,
+    forward: Callable[..., Tensor],
+    region: Region,
+    x: Tensor,
+    *rest: Any,
+    **more: Any,
 ) -> Tensor:
     """Attention, or dropout of the inner width, with another dropout mask on each process: its part is another one.
 

@@ -33,9 +33,11 @@ def serve(
     with open_model(model, layout, device) as opened:
         from gpt2train.data.tokenizer import load_tokenizer
         from gpt2train.inference.decoder import decoder_of
+        from gpt2train.model.families import check_decoder_alone
         from gpt2train.serve.server import prepare
         from gpt2train.serve.service import name_of
 
+        check_decoder_alone(opened.shape, model)
         decoder = decoder_of(opened, settings.max_batch_size)
         server = prepare(decoder, load_tokenizer(model), settings, name_of(model))
         # After its shutdown uvicorn raises the signal again, and the previous handler would end the process by it.

@@ -86,9 +86,7 @@ def test_a_folder_of_transformers_is_read_and_written_back(kind: str, tmp_path: 
     written, read = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
     assert written.keys() == read.keys()
     assert all(torch.equal(written[name], read[name]) for name in read)
-    again, report = transformers.T5ForConditionalGeneration.from_pretrained(
-        tmp_path / "ours", output_loading_info=True
-    )
+    again, report = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(report.values())
     assert difference(tmp_path / "ours", again) <= 1e-5
     assert difference(tmp_path / "theirs", again) <= 1e-5

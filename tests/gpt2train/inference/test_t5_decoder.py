@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2train.cli import app
 from gpt2train.convert.huggingface import read_model
 from gpt2train.errors import UserError
 from gpt2train.inference.beam_search import beam_search
 from gpt2train.inference.decoder import decoder_of
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
-from gpt2train.io.command_line import run_command
-from tests.gpt2train.convert.test_hf_t5 import VOCAB, save_peer
+from tests.gpt2train.convert.test_hf_t5 import save_peer
 from tests.gpt2train.models import generate_tokens
 
 pytest.importorskip("transformers")
@@ -59,5 +57,5 @@ def test_a_model_without_a_first_token_and_prompt_scores_are_refused(tmp_path: P
     with pytest.raises(UserError, match="has no scores of it"):
         decoder_of(read_model(tmp_path / "model"), 1).logits([1, 2])
     file.write_text(json.dumps(fields))
-    with pytest.raises(UserError, match="set model.options.start_id"):
+    with pytest.raises(UserError, match=r"set model\.options\.start_id"):
         decoder_of(read_model(tmp_path / "model"), 1)

@@ -59,7 +59,9 @@ def test_every_split_of_the_layers_computes_what_the_model_does(cuts: tuple[int,
     for start, stop in zip((0, *cuts), (*cuts, 5), strict=True):
         stage = build_model(shape).keep_layers(range(start, stop)).eval()
         assert {name for name, _ in stage.named_parameters() if not name.startswith("blocks.")} == {
-            name for name in sizes(shape) if not name.startswith("blocks.") and on_stage(name, shape, range(start, stop))
+            name
+            for name in sizes(shape)
+            if not name.startswith("blocks.") and on_stage(name, shape, range(start, stop))
         }
         initialise(stage, 3)
         x = stage(x, decoder_tokens=inputs)
