@@ -52,7 +52,7 @@ def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: 
         if isinstance(module, SelfAttention) and module.dropout:
             module.forward = functools.partial(_attend, module, module.forward, region)
         if isinstance(module, InnerDropout) and module.p:
-            module.forward = functools.partial(_attend, module, module.forward, region)
+            module.forward = functools.partial(_attend, module, module.forward, region)  # type: ignore[method-assign]
         if (kind := _parallel_class(model, name, module)) is None:
             continue
         for last, parameter in list(module.named_parameters(recurse=False)):
