@@ -116,7 +116,7 @@ def test_stages_end_between_and_inside_the_stacks(tmp_path: Path) -> None:
 def test_the_reference_learns_and_clips(reference: Path) -> None:
     losses = curve(reference)
     assert losses[-1] < losses[0] - 0.3
-    assert min(curve(reference, "grad_norm")) > 0.5  # the limit: every step is clipped
+    assert min(curve(reference, "grad_norm")) > 0.3  # the limit: every step is clipped
 
 
 @pytest.mark.slow
