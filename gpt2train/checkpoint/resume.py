@@ -36,7 +36,7 @@ SHAPE = (
 )
 # Settings that a run cannot change: with another seed or other samples, its sample index would have another meaning.
 # All others may change: layout, batch, precision, learning rate, steps, dropout, intervals of saving and validation.
-FIXED = ("model.context", *SHAPE, "seed", "documents")
+FIXED = ("model.context", *SHAPE, "objective", "seed", "documents")
 # Settings whose change is not logged on resuming, since it does not affect the losses.
 NOT_LOGGED_ON_CHANGE = ("output", "data", "checkpoints", "logging", "validation", "performance")
 
@@ -167,8 +167,8 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
 
 
 def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten settings, and add what is left out of a file by default: the family, and `context` as `max_positions`."""
-    flat = {"model.family": "gpt2"} | flatten(settings)
+    """Flatten settings, and add what files leave out: family, objective, and `context` as `max_positions`."""
+    flat = {"model.family": "gpt2", "objective.name": "next_token"} | flatten(settings)
     return flat | {"model.max_positions": flat.get("model.max_positions") or flat.get("model.context")}
 
 

@@ -16,7 +16,7 @@ class ModelSettings(Settings):
 
     # Left out of a run's files for a GPT-2, so that files and fingerprints of older runs stay the same.
     family: str = Field("gpt2", exclude_if=lambda family: family == "gpt2")
-    """Model family: gpt2, llama, or one that a plug-in adds."""
+    """Model family: gpt2, llama, t5, or one that a plug-in adds."""
     layers: int = Field(12, ge=1, le=10_000)
     """Transformer blocks."""
     heads: int = Field(12, ge=1, le=2**16)
@@ -32,7 +32,8 @@ class ModelSettings(Settings):
     """Dropout on embeddings, attention and both residual branches, as published; 0 is best for few epochs."""
     # Last, since the values of some follow from the fields above.
     options: dict[str, Option] = Field({}, exclude_if=not_)
-    """Settings that only the family has; gpt2 has none, those of llama are in docs/train/models.md."""
+    """Settings that only the family has; gpt2 has none, those of llama are in docs/train/models.md, those of t5
+    in docs/train/t5.md."""
 
     @field_validator("family")
     @classmethod

@@ -26,10 +26,13 @@ def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype)
         dtype: data type of the stored weights.
     """
     end, first = end_of_text_id(tokenizer), start_ids(tokenizer)[0]
+    layout = layout_of(shape.family)
+    tokens = layout.token_fields(shape, tokenizer)
     config = {
-        **layout_of(shape.family).config(shape),
+        **layout.config(shape),
         "bos_token_id": first,
         "eos_token_id": end,
+        **tokens,
         "torch_dtype": dtype,
     }
     unknown = tokenizer.unknown if isinstance(tokenizer, SentencePieceTokenizer) else end_token(tokenizer)
@@ -41,7 +44,8 @@ def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype)
         "model_max_length": shape.context,
     }
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end})
+    generation = {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end, **tokens}
+    _write_json(folder / "generation_config.json", generation)
     _write_json(folder / "special_tokens_map.json", special)
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from gpt2train.config import ParallelSettings, RunConfig
 from gpt2train.data.batch import Batch
 from gpt2train.model.causal_lm import build_model
-from gpt2train.model.families import is_tied
 from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.parallel.activation_checkpointing import apply_activation_checkpointing
 from gpt2train.parallel.fsdp import accumulate, init_weights, reshard, shard
@@ -28,8 +27,8 @@ from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TENSOR, DistContext, make_mesh
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.parallel.rng import dropout_seed
+from gpt2train.parallel.shared_parameters import SharedParameters
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
-from gpt2train.parallel.tied_embedding import TiedEmbedding
 from gpt2train.plugins import load
 from gpt2train.training.adamw import AdamW
 from gpt2train.training.muon import Muon
@@ -106,12 +105,16 @@ class Engine:
             compile_module(part, config.performance, ctx.device, whole=alone, loss=layout.tp == 1)
             shard(part, self.mesh, parallel, COMPUTE_DTYPES[config.precision])
             init_weights(part, torch.device("cpu") if parallel.offloads_weights else ctx.device, config.seed)
-        self.pipeline = self.tied = None
+        self.pipeline = self.shared = None
         if layout.pp > 1:
             from gpt2train.parallel.pipeline import Pipeline  # imports torch's pipelining (0.5 s), unneeded for pp = 1
 
-            length = config.model.context // (layout.tp if config.parallel.sequence_parallel else 1)
-            sent = (layout.micro_batch, length, config.model.hidden)
+            slices, part = layout.tp if config.parallel.sequence_parallel else 1, self.model_parts[0]
+
+            def sent(layer: int) -> tuple[int, int, int]:
+                length = part.sent_length(layer, config.model.context)
+                return layout.micro_batch, length // slices, config.model.hidden
+
             self.pipeline = Pipeline(
                 self.model_parts,
                 self.mesh,
@@ -121,13 +124,12 @@ class Engine:
                 COMPUTE_DTYPES[config.precision],
                 self._autocast,
             )
-            if is_tied(config.shape):
-                self.tied = TiedEmbedding(self.model_parts, self.mesh, ctx.timeout)
+            self.shared = SharedParameters(self.model_parts, stages, self.mesh, ctx.timeout)
         named = [pair for part in self.model_parts for pair in part.named_parameters()]
         offloaded = parallel.cpu_offload and not parallel.offloads_weights
         kind = OffloadedAdamW if offloaded else Muon if config.optimizer.name == "muon" else AdamW
         self.optimizer: AdamW | OffloadedAdamW | Muon = kind(named, config.optimizer)
-        copies = [self.tied.second] if self.tied is not None and self.tied.second is not None else []
+        copies = self.shared.copies if self.shared is not None else []
         self._norm_weights = norm_weights([parameter for _, parameter in named], ctx.world // layout.pp, copies)
 
     def _placed(self, parallel: ParallelSettings) -> ParallelSettings:
@@ -192,8 +194,8 @@ class Engine:
         """
         parameters = [parameter for _, parameter in self.optimizer.named]
         align_grad_placements(parameters)
-        if self.tied is not None:
-            self.tied.add_gradients()
+        if self.shared is not None:
+            self.shared.add_gradients()
         gradients = [local(cast(Tensor, parameter.grad)) for parameter in parameters]
         each = norms(gradients)
         square = squared_norm(each, self._norm_weights).to(total.device)
@@ -274,10 +276,10 @@ class Engine:
         """Weights and optimizer state by names that do not depend on the layout: `model.<name>`, `optim.<name>.<key>`.
 
         Raises:
-            RunError: the token embeddings of the first and the last pipeline stage differ.
+            RunError: copies of a parameter on several pipeline stages differ.
         """
-        if self.tied is not None:
-            self.tied.check()
+        if self.shared is not None:
+            self.shared.check()
         state: dict[str, Tensor] = {}
         for part in self.model_parts:
             for name, parameter in part.named_parameters():

@@ -142,7 +142,7 @@ def check_ready_tokens(tokens: ReadyTokens, settings: TrainSettings) -> None:
         )
     weights = None if tokens.split is None else split_weights(tokens.split)
     for corpus in tokens.corpora:
-        Samples(corpus.prefix, settings.model.context, tokens.vocab, None, split=weights)
+        Samples(corpus.prefix, settings.sample_length, tokens.vocab, None, split=weights)
 
 
 def validation_warning(facts: Mapping[str, int], settings: TrainSettings, remedy: str = VALID_REMEDY) -> str | None:
@@ -150,7 +150,7 @@ def validation_warning(facts: Mapping[str, int], settings: TrainSettings, remedy
 
     The facts are those of the step that made or counted the tokens.
     """
-    found, needed = facts.get("valid_tokens", 0), settings.model.context + 1
+    found, needed = facts.get("valid_tokens", 0), settings.sample_length + 1
     if found >= needed:
         return None
     return (
