@@ -31,6 +31,7 @@ SHAPE = (
     "model.heads",
     "model.hidden",
     "model.max_positions",
+    "model.labels",
     "vocab",
     "tokenizer_hash",
 )
@@ -168,7 +169,7 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
 
 def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten settings, and add what is left out of a file by default: the family, and `context` as `max_positions`."""
-    flat = {"model.family": "gpt2"} | flatten(settings)
+    flat = {"model.family": "gpt2", "model.labels": 0} | flatten(settings)
     return flat | {"model.max_positions": flat.get("model.max_positions") or flat.get("model.context")}
 
 

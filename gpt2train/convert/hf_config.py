@@ -1,9 +1,12 @@
 """`config.json` and the other JSON files of a Hugging Face folder, about model and tokenizer."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpt2train.convert.hf_classifier import classifier_config, label_names
 from gpt2train.convert.hf_layout import layout_of, layout_of_config
 from gpt2train.convert.settings import Dtype
 from gpt2train.data.encoder import splits_as_gpt2
@@ -14,14 +17,17 @@ from gpt2train.io.files import check_folder
 from gpt2train.model.shape import Shape
 
 
-def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype) -> None:
+def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype, labels: Sequence[str] = ()) -> None:
     """Write the configuration files that `AutoModelForCausalLM` and `AutoTokenizer` read.
+
+    Those of a classifier are read by `AutoModelForSequenceClassification`.
 
     Args:
         folder: existing folder.
         shape: shape of the model.
         tokenizer: tokenizer of the model.
         dtype: data type of the stored weights.
+        labels: names of the classes of a classifier, if they are known.
     """
     end = end_of_text_id(tokenizer)
     config = {
@@ -30,6 +36,8 @@ def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype)
         "eos_token_id": end,
         "torch_dtype": dtype,
     }
+    if shape.labels:
+        config = classifier_config(config, shape.labels, labels, end)
     special = {f"{role}_token": end_token(tokenizer) for role in ("bos", "eos", "unk")}
     tokenizer_config = {
         **special,
@@ -38,7 +46,8 @@ def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype)
         "model_max_length": shape.context,
     }
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end})
+    if not shape.labels:
+        _write_json(folder / "generation_config.json", {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end})
     _write_json(folder / "special_tokens_map.json", special)
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
 
@@ -59,7 +68,13 @@ def read_shape(folder: Path) -> Shape:
         UserError: the file is missing or damaged, or describes an architecture that no model family has.
     """
     config, file = _read_config(folder), folder / "config.json"
-    return layout_of_config(config, file).shape(config, file)
+    shape = layout_of_config(config, file).shape(config, file)
+    return replace(shape, labels=len(label_names(config, file)))
+
+
+def read_label_names(folder: Path) -> tuple[str, ...]:
+    """Read the names of the classes of a classifier; empty for a language model. Errors as `read_shape`."""
+    return label_names(_read_config(folder), folder / "config.json")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ __all__ = [
     "EMBEDDING",
     "HEAD",
     "MODELS",
+    "SCORE",
     "ModelFamily",
     "NoOptions",
     "Sizes",
@@ -39,7 +40,8 @@ __all__ = [
 ]
 
 EMBEDDING, HEAD = "wte.weight", "lm_head.weight"
-LAST_STAGE = ("ln_f.", "lm_head.")  # the other parameters outside the blocks are on the first pipeline stage
+SCORE = "score.weight"  # output layer of a sequence classifier, in place of the output projection
+LAST_STAGE = ("ln_f.", "lm_head.", "score.")  # the other parameters outside the blocks are on the first pipeline stage
 
 
 class NoOptions(Settings):
@@ -150,7 +152,10 @@ def load(name: str) -> Any:
 @cache
 def sizes(shape: Shape) -> Sizes:
     """Map the name of every parameter to its unsharded size; the token embedding includes its padding."""
-    return MODELS[shape.family].sizes(shape)
+    found = MODELS[shape.family].sizes(shape)
+    if not shape.labels:
+        return found
+    return {name: size for name, size in found.items() if name != HEAD} | {SCORE: (shape.labels, shape.hidden)}
 
 
 def block_sizes(shape: Shape) -> Sizes:
@@ -164,8 +169,8 @@ def parameter_count(shape: Shape) -> int:
 
 
 def is_tied(shape: Shape) -> bool:
-    """Return True if the output projection is the token embedding itself."""
-    return HEAD not in sizes(shape)
+    """Return True if the output projection is the token embedding itself; a sequence classifier has none."""
+    return not shape.labels and HEAD not in sizes(shape)
 
 
 def is_residual(name: str, shape: Shape) -> bool:
@@ -175,7 +180,7 @@ def is_residual(name: str, shape: Shape) -> bool:
 
 def is_embedding(name: str) -> bool:
     """Return True if a matrix is only looked up, or looked up and tied to the output: all those outside the blocks."""
-    return not name.startswith(("blocks.", HEAD))
+    return not name.startswith(("blocks.", HEAD, SCORE))
 
 
 def is_lookup(name: str, shape: Shape) -> bool:

@@ -115,7 +115,8 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     count = parameters(piece, shape, layout.tp)
     block = block_parameters(shape, layout.tp)
     share = -(-count // layout.shard)
-    table = shape.padded_vocab // layout.tp * shape.hidden
+    vocab = 0 if shape.labels else shape.padded_vocab // layout.tp  # a classifier's output is negligible
+    table = vocab * shape.hidden
 
     # Unsharded parameters: ZeRO 3 and offload have one block and the prefetched next one, the others all blocks. On
     # several ranks blocks are gathered in half precision; on one, autocast makes copies of all parameters.
@@ -138,7 +139,7 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     blocks = piece.layers * saved * in_flight(settings, layout, rank)
     blocks += saved_bytes(shape, layout, settings, "none") - saved  # recomputed, for the block in its backward pass
     edge = EDGE * FP32 * shape.hidden / sequence_shards * (piece.first or piece.last)
-    chunk = min(tokens, CHUNK["cpu" if settings.device == "cpu" else "cuda"]) * shape.padded_vocab // layout.tp
+    chunk = min(tokens, CHUNK["cpu" if settings.device == "cpu" else "cuda"]) * vocab
     head = (2 * FP32 * chunk + FP32 * table) if piece.last else 0
     head += HALF * (chunk + table) if piece.last and kind == "half" else 0
 
