@@ -14,6 +14,7 @@ from gpt2train.config.checkpoints import CheckpointSettings
 from gpt2train.config.data import Corpus, DataSettings, DocumentSettings, MixtureSettings, ValidationSettings
 from gpt2train.config.logging import LoggingSettings
 from gpt2train.config.model import ModelSettings
+from gpt2train.config.objective import ObjectiveSettings
 from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, ScheduleSettings, SpikeSettings
 from gpt2train.config.parallel import ParallelSettings
 from gpt2train.config.performance import PerformanceSettings
@@ -29,6 +30,9 @@ class TrainSettings(Settings):
 
     model: ModelSettings = ModelSettings()
     """Shape of the model."""
+    # Left out of a run's files for next-token prediction, so that files and fingerprints of older runs stay the same.
+    objective: ObjectiveSettings = Field(ObjectiveSettings(), exclude_if=lambda chosen: chosen == ObjectiveSettings())
+    """Objective of the training: its data and its loss."""
     batch: BatchSettings = BatchSettings()
     """Samples per step."""
     steps: PositiveNumber = 20_000
@@ -65,6 +69,13 @@ class TrainSettings(Settings):
     """auto uses one GPU per process if there are enough."""
     seed: int = Field(1234, ge=0, le=2**53 - 1)
     """Seed of the initial weights, the order of the data and dropout."""
+
+    @model_validator(mode="after")
+    def _head_fits(self) -> "TrainSettings":
+        name, labels = self.objective.name, self.model.labels
+        if labels and name in ("next_token", "answers"):
+            raise ValueError(f"model.labels {labels} is for classifiers; the objective {name} predicts tokens")
+        return self
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> "TrainSettings":
