@@ -28,6 +28,7 @@ from gpt2train.config import ModelSettings
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import MANIFEST
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
+from gpt2train.model.objectives import label_names
 from gpt2train.model.shape import Shape
 from gpt2train.settings import Settings
 from gpt2train.training.train_state import TrainState

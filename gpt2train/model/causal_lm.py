@@ -135,8 +135,8 @@ class CausalLM(nn.Module):
             positions: int64 [batch or 1, length]; by default 0, 1, 2 …
             documents: int64 [batch, length] document number of each token, to restrict attention to earlier tokens of
                 the same document; not together with a cache.
-            extra: further tensors of the batch: for a classifier `lengths`, int64 [batch], tokens of each sample without
-                the padding on the right, by default all; and those of the loss of an objective of its own.
+            extra: further tensors of the batch: those of the loss of an objective of its own, and for a classifier
+                `lengths`, int64 [batch], tokens of each sample without the padding on the right, by default all.
 
         Returns:
             Logits [batch, length, padded_vocab], in a classifier float32 [batch, labels], or the float32 sum over the
