@@ -30,6 +30,7 @@ class ReadyTokens:
         tokenizer_hash: hash of the tokenizer; None if it is not known.
         identities: identity of each corpus, with all its documents.
         facts: numbers of documents and tokens of all corpora by part: `train_documents`, `train_tokens`, ….
+        valid: prefix of validation tokens in files of their own.
     """
 
     corpora: tuple[Corpus, ...]
@@ -39,6 +40,7 @@ class ReadyTokens:
     tokenizer_hash: str | None
     identities: tuple[str, ...]
     facts: dict[str, int]
+    valid: str | None = None
 
     @property
     def name(self) -> str:

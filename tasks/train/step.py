@@ -76,7 +76,8 @@ def train(
     if done := runner.finished(step):
         return done
     remedy = READY_REMEDY if isinstance(data, ReadyTokens) else VALID_REMEDY
-    if reason := validation_warning(tokens.outcome.facts, settings, remedy):
+    has_valid = isinstance(data, ReadyTokens) and data.valid is not None
+    if not has_valid and (reason := validation_warning(tokens.outcome.facts, settings, remedy)):
         log.warning(reason)
     config = resolved_config(data, tokens, tokenizer, settings, step.folder, launch.world)
     if isinstance(data, ReadyTokens) and data.tokenizer is not None:  # where merge finds it, wherever the tokens are
@@ -180,7 +181,7 @@ def resolved_config(
         config = run_config(
             settings,
             train=data.corpora,
-            valid=None,
+            valid=data.valid,
             split=data.split,
             vocab=data.vocab,
             tokenizer_hash=data.tokenizer_hash,
@@ -201,7 +202,18 @@ def resolved_config(
         )
     if not config.epochs:
         return config
-    return resolve_epochs(config, samples_per_epoch(config), Layout.of(config, world).batches)
+    per_epoch = samples_per_epoch(config) if config.objective.name == "next_token" else _samples_of_objective(config)
+    return resolve_epochs(config, per_epoch, Layout.of(config, world).batches)
+
+
+def _samples_of_objective(config: RunConfig) -> int:
+    """Samples of an epoch of another objective than next-token prediction."""
+    from gpt2train.data.dataset import open_data  # imports torch (1-2 s)
+
+    data = open_data(config, "train")
+    if data is None:
+        raise UserError(f"the objective {config.objective.name} has no training data; its `data` returned None")
+    return data.per_epoch
 
 
 def _outcome(run: Folder, steps: int) -> Outcome:

@@ -84,15 +84,15 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "answers"])
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.exhaustive), "answers"])
 def test_all_layouts_have_the_losses_of_one_process(kind: str, tmp_path: Path, alone: DistContext) -> None:
     changes: dict[str, Any] = {}
     if kind == "answers":
         tokens = answers(tmp_path / "tokens")
         changes["objective"] = {"name": "answers"}
-        # The first update of a token that occurs once is its gradient's sign times the learning rate, however small the
-        # gradient is: of one near 0 it would be that of a rounding error.
-        changes["optimizer"] = {"lr": 1e-2, "max_grad_norm": 0.5, "eps": 1e-5}
+        # At 1e-2 the loss leaps up and down, and a rounding error of one step grows a thousandfold within ten.
+        changes["optimizer"] = {"lr": 2e-3, "max_grad_norm": 0.5}
+        changes["schedule"] = {"warmup": 3, "min_lr": 2e-4}
 
         def config(name: str, **more: Any) -> RunConfig:
             return make(tokens, tmp_path / name, **changes, **more)
