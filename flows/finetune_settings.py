@@ -8,7 +8,7 @@ from pydantic import Field
 from flows.settings import OutputSettings
 from gpt2train.config import TrainSettings
 from gpt2train.errors import UserError
-from gpt2train.settings import NaturalNumber, layer
+from gpt2train.settings import NaturalNumber, build, layer
 from tasks.finetune.base_model import open_base_model
 from tasks.finetune.settings import read_task
 from tasks.merge.step import MergeSettings
@@ -95,13 +95,12 @@ def _micro_batch(chosen: Mapping[str, Any], given: Mapping[str, Any], batch: Map
         value = table.get(key, default) if isinstance(table, Mapping) else default
         return value if type(value) is int and value > 0 else default
 
-    parallel, launch = chosen.get("parallel"), given.get("launch")
     if batch.get("gradient_accumulation_steps"):
         return 0  # it follows
+    parallel = chosen.get("parallel")
     tp, pp = number(parallel, "tp", 1), number(parallel, "pp", 1)
-    world = number(launch, "processes", 1) * number(launch, "nodes", 1)
-    hosts = launch.get("hosts") if isinstance(launch, Mapping) else None
-    world *= len(hosts) if isinstance(hosts, list | tuple) and hosts else 1
+    launch = given.get("launch")
+    world = build(LaunchSettings, launch if isinstance(launch, Mapping) else {}, source="launch").world
     share = number(batch, "global_batch", DEFAULTS["batch"]["global_batch"]) // max(1, world // (tp * pp))
     sizes = [size for size in range(1, MICRO_BATCH + 1) if share % size == 0 and share // size >= pp]
     return max(sizes, default=1)
