@@ -56,7 +56,7 @@ def recipe(run: PlannedRun[FinetuneFlowSettings], runner: Runner) -> list[Manife
     task, base = read_task(settings.task), open_base_model(settings.model, settings.tokenizer)
     files, length = TaskFiles(task), settings.train.model.context
     prepared = runner.run_step(samples, root, task, files, base.tokenizer, base.identity, length)
-    tuned = tuned_settings(settings, task, None if runner.is_dry_run else labels_of(root, prepared), prepared)
+    tuned = tuned_settings(settings, task, labels_of(root, prepared), prepared)
     ready = ready_samples(root, prepared, base)
     launch = settings.launch
     retries = Retries(launch.retries, launch.retry_delay)
@@ -88,8 +88,10 @@ def finetune(run: PlannedRun[FinetuneFlowSettings]) -> str:
         return (root / manifests[2].folder).url
 
 
-def labels_of(root: Folder, prepared: Manifest) -> tuple[str, ...]:
-    """Names of the classes that the samples have; empty for other kinds."""
+def labels_of(root: Folder, prepared: Manifest) -> tuple[str, ...] | None:
+    """Names of the classes that the samples have, empty for other kinds; None in a dry run before there are samples."""
+    if not prepared.outcome.facts:
+        return None
     return tuple(json.loads((root / prepared.folder).read_bytes("labels.json")))
 
 
