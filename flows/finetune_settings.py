@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from flows.settings import OutputSettings
-from gpt2train.config import TrainSettings
+from gpt2train.config import ScheduleSettings, TrainSettings
 from gpt2train.errors import UserError
 from gpt2train.settings import NaturalNumber, build, layer
 from tasks.finetune.base_model import open_base_model
@@ -32,6 +32,22 @@ OF_KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+class TuningSchedule(ScheduleSettings):
+    """Learning rate schedule: warm-up over 10 % of the steps, then linear decay to 0, unless chosen otherwise."""
+
+    warmup: NaturalNumber = 0
+    """Warm-up in steps, until the peak learning rate."""
+    min_lr: float = Field(0.0, ge=0, le=1)
+    """Learning rate at the end of the decay; inverse_sqrt: lower bound; constant: not used."""
+
+
+class TuningSettings(TrainSettings):
+    """Settings of the training; flags alone are checked against these defaults, before all layers are merged."""
+
+    schedule: TuningSchedule = TuningSchedule()
+    """Learning rate schedule."""
+
+
 class FinetuneFlowSettings(OutputSettings):
     """Settings of fine-tuning: from a model and a task file to a tuned, merged and scored model."""
 
@@ -44,7 +60,7 @@ class FinetuneFlowSettings(OutputSettings):
     """Tokenizer of the model, a folder or a file; None takes the one in its folder."""
     validations: NaturalNumber = 1
     """Validations of the whole validation set in an epoch. 0: as `train.validation` says."""
-    train: TrainSettings = TrainSettings()
+    train: TuningSettings = TuningSettings()
     """Training run, over the settings [train] of the task file: optimizer, parallelism, checkpoints."""
     launch: LaunchSettings = LaunchSettings()
     """Launcher, processes and restarts of the torchrun job."""
