@@ -305,6 +305,8 @@ def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] 
     if issubclass(model, PretrainSettings):
         chosen = layer(presets_layer, given).get("preset", PretrainSettings.model_fields["preset"].default)
         presets_layer = layer({"train": preset(str(chosen))}, presets_layer)
+    elif base_layer := getattr(model, "base_layer", None):
+        presets_layer, chosen = base_layer(given), None
     else:
         chosen = whole_file.get("preset")  # of the training that the same file is for
     if issubclass(model, DataprepSettings) and chosen is not None:

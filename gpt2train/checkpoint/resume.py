@@ -31,6 +31,7 @@ SHAPE = (
     "model.heads",
     "model.hidden",
     "model.max_positions",
+    "model.labels",
     "vocab",
     "tokenizer_hash",
 )
@@ -167,8 +168,8 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
 
 
 def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten settings, and add what files leave out: family, objective, and `context` as `max_positions`."""
-    flat = {"model.family": "gpt2", "objective.name": "next_token"} | flatten(settings)
+    """Flatten settings, and add what files leave out by default: family, labels, objective, `context` for positions."""
+    flat = {"model.family": "gpt2", "model.labels": 0, "objective.name": "next_token"} | flatten(settings)
     return flat | {"model.max_positions": flat.get("model.max_positions") or flat.get("model.context")}
 
 

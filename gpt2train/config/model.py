@@ -30,6 +30,9 @@ class ModelSettings(Settings):
     `--max-position-embeddings`). Rows above `context` are not trained. 0: `context`."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on embeddings, attention and both residual branches, as published; 0 is best for few epochs."""
+    labels: NaturalNumber = Field(0, exclude_if=not_)
+    """Classes of a sequence classifier, whose output layer takes the place of the output projection. 0: language
+    model."""
     # Last, since the values of some follow from the fields above.
     options: dict[str, Option] = Field({}, exclude_if=not_)
     """Settings that only the family has; gpt2 has none, those of llama are in docs/train/models.md, those of t5
@@ -70,7 +73,7 @@ class ModelSettings(Settings):
     def shape(self, vocab: int) -> Shape:
         """Sizes that determine the parameters of a model with a vocabulary of `vocab` tokens."""
         options = tuple(self.options.items())
-        return Shape(vocab, self.layers, self.heads, self.hidden, self.positions, self.family, options)
+        return Shape(vocab, self.layers, self.heads, self.hidden, self.positions, self.family, options, self.labels)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelSettings":

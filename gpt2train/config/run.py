@@ -75,6 +75,13 @@ class TrainSettings(Settings):
     """Seed of the initial weights, the order of the data and dropout."""
 
     @model_validator(mode="after")
+    def _head_fits(self) -> "TrainSettings":
+        name, labels = self.objective.name, self.model.labels
+        if labels and name in ("next_token", "answers"):
+            raise ValueError(f"model.labels {labels} is for classifiers; the objective {name} predicts tokens")
+        return self
+
+    @model_validator(mode="after")
     def _muon_is_with_the_weights(self) -> "TrainSettings":
         if self.optimizer.name == "muon" and self.parallel.cpu_offload and self.parallel.offload_placement != "all":
             raise ValueError(

@@ -45,9 +45,8 @@ def write_checkpoint(folder: Path, weights: LazyWeights, tokenizer: Path | None 
             file.name: StoredFile(bytes=file.stat().st_size, sha256=sha256(file)) for file in sorted(draft.iterdir())
         }
         sizes_only = {"layers": shape.layers, "heads": shape.heads, "hidden": shape.hidden, "context": shape.context}
-        model = ModelSettings(family=shape.family, options=dict(shape.options), **sizes_only).model_dump(
-            include={"family", "options", *sizes_only}
-        )
+        settings = ModelSettings(family=shape.family, options=dict(shape.options), labels=shape.labels, **sizes_only)
+        model = settings.model_dump(include={"family", "options", "labels", *sizes_only})
         identity = tokenizer_hash(tokenizer) if tokenizer is not None else None
         manifest = CheckpointManifest(
             format=FORMAT,

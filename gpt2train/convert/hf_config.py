@@ -1,9 +1,12 @@
 """`config.json` and the other JSON files of a Hugging Face folder, about model and tokenizer."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpt2train.convert.hf_classifier import classifier_config, label_names
 from gpt2train.convert.hf_layout import layout_of, layout_of_config
 from gpt2train.convert.hf_sentencepiece import tokenizer_json
 from gpt2train.convert.settings import Dtype
@@ -16,14 +19,17 @@ from gpt2train.io.files import check_folder
 from gpt2train.model.shape import Shape
 
 
-def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype) -> None:
+def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype, labels: Sequence[str] = ()) -> None:
     """Write the configuration files that `AutoModelForCausalLM` and `AutoTokenizer` read.
+
+    Those of a classifier are read by `AutoModelForSequenceClassification`.
 
     Args:
         folder: existing folder.
         shape: shape of the model.
         tokenizer: tokenizer of the model.
         dtype: data type of the stored weights.
+        labels: names of the classes of a classifier, if they are known.
     """
     end, first = end_of_text_id(tokenizer), start_ids(tokenizer)[0]
     layout = layout_of(shape.family)
@@ -35,6 +41,8 @@ def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype)
         **tokens,
         "torch_dtype": dtype,
     }
+    if shape.labels:
+        config = classifier_config(config, shape.labels, labels, end)
     unknown = tokenizer.unknown if isinstance(tokenizer, SentencePieceTokenizer) else end_token(tokenizer)
     special = {"bos_token": tokenizer.id_to_token(first), "eos_token": end_token(tokenizer), "unk_token": unknown}
     tokenizer_config = {
@@ -44,8 +52,9 @@ def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype)
         "model_max_length": shape.context,
     }
     _write_json(folder / "config.json", config)
-    generation = {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end, **tokens}
-    _write_json(folder / "generation_config.json", generation)
+    if not shape.labels:
+        generation = {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end, **tokens}
+        _write_json(folder / "generation_config.json", generation)
     _write_json(folder / "special_tokens_map.json", special)
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
 
@@ -74,7 +83,13 @@ def read_shape(folder: Path) -> Shape:
         UserError: the file is missing or damaged, or describes an architecture that no model family has.
     """
     config, file = _read_config(folder), folder / "config.json"
-    return layout_of_config(config, file).shape(config, file)
+    shape = layout_of_config(config, file).shape(config, file)
+    return replace(shape, labels=len(label_names(config, file)))
+
+
+def read_label_names(folder: Path) -> tuple[str, ...]:
+    """Read the names of the classes of a classifier; empty for a language model. Errors as `read_shape`."""
+    return label_names(_read_config(folder), folder / "config.json")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

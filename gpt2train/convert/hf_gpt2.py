@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gpt2train.convert.hf_layout import MAX_LAYERS, HFLayout, size_of
 from gpt2train.errors import UserError
+from gpt2train.model.families import SCORE
 from gpt2train.model.lazy_weights import LazyTensor
 from gpt2train.model.shape import Shape
 
@@ -57,7 +58,7 @@ PUBLISHED: dict[str, Any] = {
 
 
 class GPT2Layout(HFLayout):
-    """Layout of `GPT2LMHeadModel`."""
+    """Layout of `GPT2LMHeadModel` and `GPT2ForSequenceClassification`."""
 
     model_types = ("gpt2",)
     description = "a GPT-2, that is a decoder with learned positions"
@@ -105,7 +106,7 @@ class GPT2Layout(HFLayout):
 
     def names(self, shape: Shape) -> dict[str, str]:
         """Map our name of every parameter to Hugging Face's."""
-        pairs = {name: PREFIX + name for name in TOP}
+        pairs = {name: PREFIX + name for name in TOP} | ({SCORE: SCORE} if shape.labels else {})
         for layer in range(shape.layers):
             for ours, theirs in BLOCK.items():
                 for part in ("weight", "bias"):
@@ -136,7 +137,9 @@ class GPT2Layout(HFLayout):
         Raises:
             UserError: the output embedding is not tied.
         """
-        named = {PREFIX + name.removeprefix(PREFIX): stored for name, stored in tensors.items()}
+        named = {
+            name if name == SCORE else PREFIX + name.removeprefix(PREFIX): stored for name, stored in tensors.items()
+        }
         named = {name: stored for name, stored in named.items() if not MASKS.fullmatch(name)}
         head, embedding = named.pop(f"{PREFIX}lm_head.weight", None), named.get(f"{PREFIX}wte.weight")
         if head is not None and not (embedding is not None and _equal(head, embedding)):

@@ -8,13 +8,14 @@ knows the model family, `AutoModelForCausalLM` and `AutoTokenizer` load it witho
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from gpt2train.convert.hf_config import read_shape, write_config
+from gpt2train.convert.hf_config import read_label_names, read_shape, write_config
 from gpt2train.convert.hf_gpt2 import join_heads, split_heads
 from gpt2train.convert.hf_layout import HFLayout, layout_of
 from gpt2train.convert.model_card import NO_FACTS, CardFacts, model_card
@@ -29,6 +30,7 @@ from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, e
 from gpt2train.model.shape import Shape
 
 __all__ = [
+    "check_language_model",
     "fill_folder",
     "from_huggingface",
     "join_heads",
@@ -129,7 +131,7 @@ def fill_folder(
         target,
         lambda name: layout.exported(ours[name], tensors[ours[name]].read(target), shape),
     )
-    write_config(folder, shape, opened, dtype)
+    write_config(folder, shape, opened, dtype, weights.labels)
     copy_tokenizer(tokenizer, folder)
     (folder / CARD).write_text(card_text(shape, dtype, facts), encoding="utf-8")
 
@@ -147,27 +149,44 @@ def open_model(folder: Path) -> LazyWeights:
         UserError: the folder is not a model folder, a file is damaged, or no model family has the architecture.
     """
     shape = read_shape(folder)
-    return _imported(open_tensors(folder), shape)
+    return replace(_imported(open_tensors(folder), shape), labels=read_label_names(folder))
 
 
-def read_model(folder: str | PathLike[str], device: Device = "cpu") -> CausalLM:
+def read_model(folder: str | PathLike[str], device: Device = "cpu", *, classifier: bool = False) -> CausalLM:
     """Read a model folder into memory in float32, in evaluation mode.
 
     Args:
         folder: model folder.
         device: device of the model; auto uses a GPU if there is one.
+        classifier: read a sequence classifier, in place of a language model.
 
     Raises:
-        UserError: the folder is not a model folder, a file is damaged, no model family has the architecture, or
-            `device` is cuda and there is no GPU.
+        UserError: the folder is not a model folder, a file is damaged, no model family has the architecture, the model
+            is of the other kind, or `device` is cuda and there is no GPU.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu")
     on_gpu = device != "cpu" and torch.cuda.is_available()
     weights = open_model(Path(folder))
+    if classifier and not weights.shape.labels:
+        raise UserError(f"{folder} is a language model, not a classifier; fine-tune it first: python -m flows.finetune")
+    if not classifier:
+        check_language_model(weights.shape, folder)
     model = empty_model(weights.shape)
     model.load_state_dict(weights.read(), assign=True)
     return model.requires_grad_(False).eval().to("cuda" if on_gpu else "cpu")
+
+
+def check_language_model(shape: Shape, source: str | PathLike[str]) -> None:
+    """Check that a model predicts tokens.
+
+    Raises:
+        UserError: it is a sequence classifier.
+    """
+    if shape.labels:
+        raise UserError(
+            f"{source} is a classifier of {shape.labels} classes and predicts no tokens; give another model"
+        )
 
 
 def _imported(tensors: Mapping[str, LazyTensor], shape: Shape) -> LazyWeights:

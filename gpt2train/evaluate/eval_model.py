@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from gpt2train.checkpoint.store import open_weights
-from gpt2train.convert.huggingface import read_model
+from gpt2train.convert.huggingface import check_language_model, read_model
 from gpt2train.convert.merge import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
 from gpt2train.data.tokenizer import Tokenizer, load_model_tokenizer
@@ -110,6 +110,7 @@ def read_checkpoint(checkpoint: Path, device: Device = "cpu") -> CausalLM:
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu")
     weights = open_weights(checkpoint)
+    check_language_model(weights.shape, checkpoint)
     model = empty_model(weights.shape)
     model.load_state_dict(weights.read(), assign=True)
     on_gpu = device != "cpu" and torch.cuda.is_available()

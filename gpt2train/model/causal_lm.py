@@ -16,7 +16,7 @@ from gpt2train.errors import UserError
 from gpt2train.model.cache import Prefill, Step
 from gpt2train.model.families import MODELS, is_tied
 from gpt2train.model.family_check import check_model, check_specification
-from gpt2train.model.loss import chunked_cross_entropy
+from gpt2train.model.loss import IGNORE, chunked_cross_entropy
 from gpt2train.model.shape import Shape
 from gpt2train.plugins import load
 
@@ -94,6 +94,10 @@ class CausalLM(nn.Module):
         lm_head    nn.Linear [padded_vocab, hidden] without bias, unless the output projection is `wte` itself (tied)
 
     and may have further modules for the embeddings, whose names it lists in `embedding_modules`.
+
+    `build_model` turns a model with `shape.labels` into a sequence classifier: `score`, nn.Linear [labels, hidden]
+    without bias, takes the place of the output projection and reads the last token of each sample, as in the classes
+    `…ForSequenceClassification` of transformers.
     """
 
     embedding_modules: ClassVar[tuple[str, ...]] = ()
@@ -133,27 +137,30 @@ class CausalLM(nn.Module):
         documents: Tensor | None = None,
         **extra: Tensor,
     ) -> Tensor:
-        """Compute the logits of every position, or with `targets` the summed loss.
+        """Compute the logits of every position, or of every sample in a classifier, or with `targets` the summed loss.
 
         Args:
             tokens: int64 [batch, length], length <= context; hidden states [batch, length, hidden] in a pipeline stage
                 without the embeddings.
-            targets: int64 [batch, length]; positions with -100 are ignored.
+            targets: int64 [batch, length], in a classifier [batch]; those of -100 are ignored.
             cache: KV cache of each layer (`gpt2train.model.cache`).
             positions: int64 [batch or 1, length]; by default 0, 1, 2 …
             documents: int64 [batch, length] document number of each token, to restrict attention to earlier tokens of
                 the same document; not together with a cache.
-            extra: further tensors of the batch, for the loss of an objective of its own.
+            extra: further tensors of the batch: those of the loss of an objective of its own, and for a classifier
+                `lengths`, int64 [batch], tokens of each sample without the padding on the right, by default all.
 
         Returns:
-            Logits [batch, length, padded_vocab], or the float32 sum over the targets of -log p (not the mean: sums
-            add up over micro-batches and ranks, means do not), or that of the objective. In evaluation mode, if the
-            objective has scores, float64 [1 + sums]: the loss and the scores. Hidden states in a pipeline stage without
-            the head.
+            Logits [batch, length, padded_vocab], in a classifier float32 [batch, labels], or the float32 sum over the
+            targets of -log p (not the mean: sums add up over micro-batches and ranks, means do not), or that of the
+            objective. In evaluation mode, if the objective has scores, float64 [1 + sums]: the loss and the scores.
+            Hidden states in a pipeline stage without the head.
         """
         x = self.hidden(tokens, cache, positions, documents)
         if not self.has_head:
             return x
+        if self.shape.labels:
+            return self._classified(x, targets, extra)
         if targets is None:
             return self.project(x, self.output_weight)
         return self.losses(x, targets, extra)
@@ -168,6 +175,20 @@ class CausalLM(nn.Module):
             loss = self.cross_entropy(x, self.output_weight, targets)
         else:
             loss = self.own_loss(logits, targets, **extra)
+        return loss if scores is None else torch.cat((loss.double()[None], scores(logits, targets, **extra)))
+
+    def _classified(self, x: Tensor, targets: Tensor | None, extra: Mapping[str, Tensor]) -> Tensor:
+        """Logits of the last token of each sample, or with `targets` as `losses`."""
+        lengths = extra.get("lengths")
+        last = x[:, -1] if lengths is None else x[torch.arange(len(x), device=x.device), lengths - 1]
+        logits: Tensor = self.get_submodule("score")(last).float()
+        if targets is None:
+            return logits
+        if self.own_loss is None:
+            loss = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
+        else:
+            loss = self.own_loss(logits, targets, **extra)
+        scores = None if self.training else self.scores
         return loss if scores is None else torch.cat((loss.double()[None], scores(logits, targets, **extra)))
 
     def hidden(
@@ -197,6 +218,13 @@ class CausalLM(nn.Module):
         """
         return context
 
+    def replace_head(self) -> Self:
+        """Replace the output projection by the output layer of a sequence classifier, in place."""
+        if hasattr(self, "lm_head"):
+            del self.lm_head
+        self.score = nn.Linear(self.shape.hidden, self.shape.labels, bias=False)
+        return self
+
     def keep_layers(self, layers: range) -> Self:
         """Reduce the model, in place, to the pipeline stage of some layers.
 
@@ -214,7 +242,9 @@ class CausalLM(nn.Module):
             del self.wte
         if not self.has_head:
             del self.ln_f
-            if not self.tied:
+            if self.shape.labels:
+                del self.score
+            elif not self.tied:
                 del self.lm_head
         return self
 
@@ -230,5 +260,7 @@ def build_model(shape: Shape, dropout: float = 0.0) -> CausalLM:
     model = load(name)(shape, dropout)
     if not isinstance(model, CausalLM):
         raise UserError(f"model family {shape.family}: {name} is not a subclass of CausalLM")
+    if shape.labels:
+        model.replace_head()
     check_model(model, shape)
     return model

@@ -21,6 +21,7 @@ __all__ = [
     "EMBEDDING",
     "HEAD",
     "MODELS",
+    "SCORE",
     "ModelFamily",
     "Sizes",
     "all_blocks",
@@ -40,7 +41,8 @@ __all__ = [
 ]
 
 EMBEDDING, HEAD = "wte.weight", "lm_head.weight"
-LAST_STAGE = ("ln_f.", "lm_head.")  # the other parameters outside the blocks are on the first pipeline stage
+SCORE = "score.weight"  # output layer of a sequence classifier, in place of the output projection
+LAST_STAGE = ("ln_f.", "lm_head.", "score.")  # the other parameters outside the blocks are on the first pipeline stage
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,10 @@ MODELS.register(
 @cache
 def sizes(shape: Shape) -> Sizes:
     """Map the name of every parameter to its unsharded size; the token embedding includes its padding."""
-    return MODELS[shape.family].sizes(shape)
+    found = MODELS[shape.family].sizes(shape)
+    if not shape.labels:
+        return found
+    return {name: size for name, size in found.items() if name != HEAD} | {SCORE: (shape.labels, shape.hidden)}
 
 
 def block_sizes(shape: Shape, block: int = 0) -> Sizes:
@@ -204,8 +209,8 @@ def check_decoder_alone(shape: Shape, source: object) -> None:
 
 
 def is_tied(shape: Shape) -> bool:
-    """Return True if the output projection is the token embedding itself."""
-    return HEAD not in sizes(shape)
+    """Return True if the output projection is the token embedding itself; a sequence classifier has none."""
+    return not shape.labels and HEAD not in sizes(shape)
 
 
 def is_residual(name: str, shape: Shape) -> bool:
@@ -215,7 +220,7 @@ def is_residual(name: str, shape: Shape) -> bool:
 
 def is_embedding(name: str) -> bool:
     """Return True if a matrix is only looked up, or looked up and tied to the output: all those outside the blocks."""
-    return not name.startswith(("blocks.", HEAD))
+    return not name.startswith(("blocks.", HEAD, SCORE))
 
 
 def is_lookup(name: str, shape: Shape) -> bool:

@@ -1,14 +1,16 @@
 """Registry of training objectives: the data that a run learns from, and its loss; does not import torch.
 
 A training is the same for all objectives: layout, optimizer, checkpoints and resume. An objective names the function
-that opens its data, and may replace the loss. `next_token` predicts each next token of packed samples.
+that opens its data, and may replace the loss. `next_token` predicts each next token of packed samples,
+`classification` the class of each sample, and `answers` the tokens of answers after their prompts.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gpt2train.plugins import NoOptions, Registry
 from gpt2train.settings import Settings
@@ -33,7 +35,8 @@ class Objective:
             scalar. By default the cross entropy of the targets, without ever having all logits in memory.
         scores: function of the same arguments that returns a float64 vector of sums for a validation, such as the
             number of right answers.
-        sums: length of that vector.
+        sums: length of that vector, or of its part that does not depend on the number of classes.
+        sums_per_label: further numbers in it for each class of a classifier.
         metrics: function of these sums over the validation set and of its number of counted targets that returns named
             numbers; they are logged as `valid_<name>`.
         sequences: sequences of a sample: 2 for models with an encoder and a decoder.
@@ -46,6 +49,7 @@ class Objective:
     loss: str | None = None
     scores: str | None = None
     sums: int = 0
+    sums_per_label: int = 0
     metrics: Callable[[Sequence[float], int], dict[str, float]] = no_metrics
     sequences: int = 1
     length: str | None = None
@@ -91,3 +95,56 @@ OBJECTIVES.register(
         length="gpt2train.data.span_corruption:fitting_length",
     ),
 )
+
+
+class ClassificationOptions(Settings):
+    """Options of the objective classification."""
+
+    labels: str = ""
+    """Names of the classes in the order of their numbers, as a JSON list, for the merged model; none by default."""
+
+    @field_validator("labels")
+    @classmethod
+    def _is_list(cls, labels: str) -> str:
+        label_names(labels)
+        return labels
+
+
+def label_names(labels: str) -> tuple[str, ...]:
+    """Names of the classes, from the option `labels` of the objective classification.
+
+    Raises:
+        ValueError: it is not a JSON list of different strings.
+    """
+    names = json.loads(labels) if labels else []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+        raise ValueError("the names of the classes are a JSON list of different strings")
+    return tuple(names)
+
+
+def classification_metrics(sums: Sequence[float], counted: int) -> dict[str, float]:
+    """Accuracy and F1: of class 1 if there are two, else the mean over the classes (macro).
+
+    A class that is neither predicted nor present has an F1 of 0, as in scikit-learn.
+
+    Args:
+        sums: result of `gpt2train.model.classification.class_counts` for the whole set.
+        counted: number of samples.
+    """
+    labels = len(sums) // 3
+    right, predicted, actual = (sums[start : start + labels] for start in (0, labels, 2 * labels))
+    scores = [2 * r / (p + a) if p + a else 0.0 for r, p, a in zip(right, predicted, actual, strict=True)]
+    return {"accuracy": sum(right) / max(1, counted), "f1": scores[1] if labels == 2 else sum(scores) / labels}
+
+
+OBJECTIVES.register(
+    "classification",
+    Objective(
+        data="gpt2train.data.task_data:labelled_data",
+        options=ClassificationOptions,
+        scores="gpt2train.model.classification:class_counts",
+        sums_per_label=3,
+        metrics=classification_metrics,
+    ),
+)
+OBJECTIVES.register("answers", Objective(data="gpt2train.data.task_data:answer_data"))

@@ -23,6 +23,8 @@ def head_weight(shape: Shape) -> float:
     per token: 2 W + 2 T H FLOPs per token in the forward. The head has V H weights: 2 V H FLOPs. Backward doubles both.
     """
     weights = sum(math.prod(size) for size in block_sizes(shape).values() if len(size) > 1)
+    if shape.labels:  # one row per sample, not per token
+        return 0.0
     return 2 * shape.padded_vocab * shape.hidden / (2 * weights + 2 * shape.context * shape.hidden)
 
 

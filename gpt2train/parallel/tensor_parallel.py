@@ -8,7 +8,7 @@ dispatch. Modules keep their identity and names; their class is replaced by a su
     linear layers (GPT-2: qkv, up)              sharded by rows: whole heads, part of the inner width
     projections to the residual (proj, down)    sharded by columns; the bias is replicated and added once, to the sum
     tables of position biases (T5)              sharded by columns: whole heads
-    other embeddings, norms                     replicated
+    other embeddings, norms, score              replicated
 
 Two collectives per block and direction, at the norms and after `proj` and `down`:
 `gpt2train.parallel.tp_collectives`.
@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import CausalLM, FinalNorm, InnerDropout, SelfAttention
-from gpt2train.model.families import shard_dim
+from gpt2train.model.families import SCORE, shard_dim
 from gpt2train.parallel import vocab_parallel
 from gpt2train.parallel.norms import widened
 from gpt2train.parallel.rng import per_rank_rng
@@ -78,6 +78,8 @@ def _parallel_class(model: CausalLM, name: str, module: nn.Module) -> type[nn.Mo
     """
     in_attention = isinstance(model.get_submodule(name.rpartition(".")[0]), SelfAttention)
     match module:
+        case nn.Linear() if f"{name}.weight" == SCORE:
+            return _ScoreLinear
         case nn.Linear():
             return _RowLinear if shard_dim(f"{name}.weight", model.shape) == 1 else _ColumnLinear
         case nn.Embedding() if shard_dim(f"{name}.weight", model.shape) == 1:
@@ -162,6 +164,16 @@ class _RowLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         x = self.region.leave(F.linear(x, self.region.local(self.weight)))
         return x if self.bias is None else x + self.region.local(self.bias).to(x.dtype)
+
+
+class _ScoreLinear(nn.Linear):
+    """Output layer of a classifier: replicated, and computed alike by all processes, since it has few columns."""
+
+    region: Region
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
+        return F.linear(self.region.share(x), weight)
 
 
 class _ParallelTokenEmbedding(nn.Embedding):

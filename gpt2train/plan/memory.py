@@ -123,7 +123,8 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     blocks_count = blocks_parameters(piece, shape, layout.tp)
     block = max(block_parameters(shape, layout.tp, start) for start in MODELS[shape.family].first_blocks(shape))
     share = -(-count // layout.shard)
-    table = shape.padded_vocab // layout.tp * shape.hidden
+    vocab = 0 if shape.labels else shape.padded_vocab // layout.tp  # a classifier's output is negligible
+    table = vocab * shape.hidden
     states = optimizer_states(settings, shape, piece, layout, count)
 
     # Unsharded parameters: ZeRO 3 and offload have one block and the prefetched next one, the others all blocks. On
@@ -147,7 +148,7 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     blocks = piece.layers * saved * in_flight(settings, layout, rank)
     blocks += saved_bytes(shape, layout, settings, "none") - saved  # recomputed, for the block in its backward pass
     edge = EDGE * FP32 * shape.hidden / sequence_shards * (piece.first or piece.last)
-    chunk = min(tokens, CHUNK["cpu" if settings.device == "cpu" else "cuda"]) * shape.padded_vocab // layout.tp
+    chunk = min(tokens, CHUNK["cpu" if settings.device == "cpu" else "cuda"]) * vocab
     head = (2 * FP32 * chunk + FP32 * table) if piece.last else 0
     head += HALF * (chunk + table) if piece.last and kind == "half" else 0
 

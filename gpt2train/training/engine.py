@@ -93,7 +93,7 @@ class Engine:
                 build_model(config.shape, config.model.dropout).keep_layers(mine) for mine in stages[at.pp :: layout.pp]
             ]
         objective = OBJECTIVES[config.objective.name]
-        self.sums = 1 + objective.sums
+        self.sums = 1 + objective.sums + objective.sums_per_label * config.model.labels
         for part in self.model_parts:
             part.own_loss = load(objective.loss) if objective.loss else None
             part.scores = load(objective.scores) if objective.scores else None

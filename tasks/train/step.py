@@ -151,6 +151,8 @@ def validation_warning(facts: Mapping[str, int], settings: TrainSettings, remedy
     The facts are those of the step that made or counted the tokens.
     """
     found, needed = facts.get("valid_tokens", 0), settings.sample_length + 1
+    if settings.objective.name in ("classification", "answers"):  # whose samples are not packed
+        return None if found else "no validation: the task names no rows for it; give data.valid or data.holdout"
     if found >= needed:
         return None
     return (
@@ -208,7 +210,18 @@ def resolved_config(
         )
     if not config.epochs:
         return config
-    return resolve_epochs(config, samples_per_epoch(config), Layout.of(config, world).batches)
+    per_epoch = samples_per_epoch(config) if config.objective.name == "next_token" else _samples_of_objective(config)
+    return resolve_epochs(config, per_epoch, Layout.of(config, world).batches)
+
+
+def _samples_of_objective(config: RunConfig) -> int:
+    """Samples of an epoch of another objective than next-token prediction."""
+    from gpt2train.data.dataset import open_data  # imports torch (1-2 s)
+
+    data = open_data(config, "train")
+    if data is None:
+        raise UserError(f"the objective {config.objective.name} has no training data; its `data` returned None")
+    return data.per_epoch
 
 
 def _rows(tokens: int, settings: TrainSettings) -> int:

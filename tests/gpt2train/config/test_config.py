@@ -237,3 +237,11 @@ def test_a_commented_list_of_corpora_reads_back(tmp_path: Path) -> None:
 def test_an_unknown_preset_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(app, ["config", "--preset", "354m"]) == 2
     assert "'345m'" in capsys.readouterr().err
+
+
+def test_the_zero_stage_may_be_the_text_of_a_flag() -> None:
+    """cyclopts passes `--train.parallel.zero 1` on as text, since the type is a choice of numbers."""
+    assert build(TrainSettings, {"parallel": {"zero": "1"}}).parallel.zero == 1
+    for wrong in ("4", "one", "-1"):
+        with pytest.raises(UserError, match=r"parallel\.zero: input should be 0, 1, 2 or 3"):
+            build(TrainSettings, {"parallel": {"zero": wrong}})
