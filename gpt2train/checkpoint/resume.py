@@ -17,6 +17,7 @@ from gpt2train.data.samples import validation_corpora
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
 from gpt2train.io import run_folder
+from gpt2train.model.gpt2_family import GPT2Options
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
 from gpt2train.settings import flatten
 from gpt2train.training.train_state import TrainState
@@ -167,8 +168,10 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
 
 
 def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten settings, and add what is left out of a file by default: the family, and `context` as `max_positions`."""
+    """Flatten settings, and add what a file leaves out: family, options of gpt2, and `context` as `max_positions`."""
     flat = {"model.family": "gpt2"} | flatten(settings)
+    if flat["model.family"] == "gpt2":
+        flat = {f"model.options.{name}": value for name, value in GPT2Options().model_dump().items()} | flat
     return flat | {"model.max_positions": flat.get("model.max_positions") or flat.get("model.context")}
 
 

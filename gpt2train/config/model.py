@@ -32,7 +32,7 @@ class ModelSettings(Settings):
     """Dropout on embeddings, attention and both residual branches, as published; 0 is best for few epochs."""
     # Last, since the values of some follow from the fields above.
     options: dict[str, Option] = Field({}, exclude_if=not_)
-    """Settings that only the family has; gpt2 has none, those of llama are in docs/train/models.md."""
+    """Settings that only the family has; docs/train/models.md has those of gpt2 and llama."""
 
     @field_validator("family")
     @classmethod
