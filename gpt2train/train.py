@@ -21,6 +21,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from gpt2train.checkpoint.manager import CheckpointManager
+from gpt2train.compat.torch import around_waits
 from gpt2train.config import RunConfig, read_run_config, resolve_epochs
 from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.data.batch import PREFETCH_STEPS, StepBatch, prefetch
@@ -131,7 +132,9 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         accepted: Passes | None = None  # of the last step that was not skipped
         valid_loss: float | None = None  # of the present weights
 
-        timer = StepTimer()
+        if ctx.device.type == "cpu":
+            cleanup.enter_context(around_waits(lambda: engine.phases("communication")))
+        timer = StepTimer(engine.phases)
         for step in range(first_step := state.step + 1, config.steps + 1):
             profiler.step()
             passes = forward_backward(state)
@@ -154,10 +157,12 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
                 lr = 0.0
                 skipped.report(state, pending)
 
-            row = run_logger.row(state, stats, lr=lr, tokens=tokens, seconds=timer.lap()) | checkpoints.seconds()
+            row = run_logger.row(state, stats, lr=lr, tokens=tokens, seconds=timer.lap())
+            row |= timer.phase_columns | checkpoints.seconds()
             stopping = stats.stop
             if valid is not None and not stopping and (step % config.validation.interval == 0 or step == config.steps):
-                valid_loss = validate(engine, valid, stop)
+                with timer.paused():
+                    valid_loss = validate(engine, valid, stop)
                 stopping = valid_loss is None
                 if valid_loss is not None:
                     row["valid_loss"] = valid_loss
