@@ -97,6 +97,8 @@ def explain(error: ValidationError, model: type[BaseModel], source: Source = "se
 
 def nearest(name: str, valid: Collection[str], within: str = "") -> str:
     """Suggest the valid name closest to a wrong one within a dotted path, or list all if none is close."""
+    if not valid:
+        return "leave it out, there are no such settings"
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     return f"did you mean {'.'.join(filter(None, [within, near[0]]))!r}?" if near else f"choose: {', '.join(valid)}"
 

@@ -25,7 +25,7 @@ from gpt2train.compat.torch import around_waits
 from gpt2train.config import RunConfig, read_run_config, resolve_epochs
 from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.data.batch import PREFETCH_STEPS, StepBatch, prefetch
-from gpt2train.data.training_data import TrainingData, training_data, validation_data
+from gpt2train.data.dataset import Dataset, open_data
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import checkpoint_step
 from gpt2train.launch import rank_store
@@ -141,7 +141,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
             tokens = passes.batch.targets
             pending = engine.measure(passes.loss, tokens, passes.scale, stop.requested or checkpoints.failed)
             spike = config.spikes.threshold_sigma > 0 and state.is_spike(pending.read(), config)
-            if checkpoints.due and not spike and is_sound(pending.read(), config.shape):
+            if checkpoints.due and not spike and is_sound(pending.read(), config):
                 # These statistics belong to the weights of the previous step, which are still in place.
                 with timer.paused():
                     checkpoints.save_due(engine.state(), state, valid_loss)
@@ -162,10 +162,11 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
             stopping = stats.stop
             if valid is not None and not stopping and (step % config.validation.interval == 0 or step == config.steps):
                 with timer.paused():
-                    valid_loss = validate(engine, valid, stop)
-                stopping = valid_loss is None
-                if valid_loss is not None:
-                    row["valid_loss"] = valid_loss
+                    measured = validate(engine, valid, stop)
+                stopping = measured is None
+                if measured is not None:
+                    row |= measured
+                    valid_loss = measured["valid_loss"]
             last = stopping or step == config.steps
             run_logger.write(row, last)
             skipped.check(state, checkpoints.newest)
@@ -186,7 +187,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
     return state
 
 
-def _batches(data: TrainingData, engine: Engine, state: TrainState) -> Iterator[StepBatch]:
+def _batches(data: Dataset, engine: Engine, state: TrainState) -> Iterator[StepBatch]:
     """Batches of the remaining steps, for this process."""
     layout, steps = engine.layout, engine.config.steps - state.step
     share = {"micro": layout.micro_batch, "rank": engine.data_rank, "ranks": layout.data}
@@ -223,7 +224,7 @@ def _problem(engine: Engine, state: TrainState, stats: StepStats) -> str | None:
     config = engine.config
     if not math.isfinite(stats.loss):
         return "the loss is not finite"
-    if not is_plausible(stats.loss, config.shape):
+    if not is_plausible(stats.loss, config):
         return f"the loss diverged ({stats.loss:.1f}, over twice that of a uniform guess)"
     if not math.isfinite(stats.grad_norm) and not state.lower_scale_may_help(config):
         return "the gradient is not finite"
@@ -240,12 +241,14 @@ def _log_end(config: RunConfig, state: TrainState, checkpoints: CheckpointManage
         log.info("checkpoint: %s", checkpoints.newest)
 
 
-def _open(config: RunConfig, ctx: DistContext) -> tuple[TrainingData, TrainingData | None]:
-    """Open the token files and check every token against the vocabulary, each process a share of them."""
-    data, valid = training_data(config), validation_data(config)
+def _open(config: RunConfig, ctx: DistContext) -> tuple[Dataset, Dataset | None]:
+    """Open the data and check them, such as every token against the vocabulary, each process a share of them."""
+    data, valid = open_data(config, "train"), open_data(config, "valid")
+    if data is None:
+        raise UserError(f"the objective {config.objective.name} has no training data; its `data` returned None")
     for split in (data, valid):
         if split is not None:
-            split.check_vocabulary(ctx.rank, ctx.world)
+            split.check(ctx.rank, ctx.world)
     if valid is None and config.data.may_validate and ctx.is_rank0:
         log.warning("warning: no validation: data.split = %s leaves no sample for it", config.data.split)
     return data, valid

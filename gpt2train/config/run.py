@@ -14,6 +14,7 @@ from gpt2train.config.checkpoints import CheckpointSettings
 from gpt2train.config.data import Corpus, DataSettings, DocumentSettings, MixtureSettings, ValidationSettings
 from gpt2train.config.logging import LoggingSettings
 from gpt2train.config.model import ModelSettings
+from gpt2train.config.objective import ObjectiveSettings
 from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, ScheduleSettings, SpikeSettings
 from gpt2train.config.parallel import ParallelSettings
 from gpt2train.config.performance import PerformanceSettings
@@ -29,6 +30,9 @@ class TrainSettings(Settings):
 
     model: ModelSettings = ModelSettings()
     """Shape of the model."""
+    # Left out of a run's files for next-token prediction, so that files and fingerprints of older runs stay the same.
+    objective: ObjectiveSettings = Field(ObjectiveSettings(), exclude_if=lambda chosen: chosen == ObjectiveSettings())
+    """Objective of the training: its data and its loss."""
     batch: BatchSettings = BatchSettings()
     """Samples per step."""
     steps: PositiveNumber = 20_000

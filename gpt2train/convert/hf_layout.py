@@ -14,9 +14,10 @@ from torch import Tensor
 
 from gpt2train.config import ModelSettings
 from gpt2train.errors import UserError
-from gpt2train.model.families import EMBEDDING, HEAD, MODELS, load, sizes
+from gpt2train.model.families import EMBEDDING, HEAD, MODELS, sizes
 from gpt2train.model.lazy_weights import LazyTensor, pad_vocabulary
 from gpt2train.model.shape import Shape
+from gpt2train.plugins import load
 from gpt2train.settings import explain
 
 MAX_LAYERS, MAX_SIZE = 10_000, 2**24  # larger than any model; a file with more is damaged

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from gpt2train.model.cache import Cache
 from gpt2train.model.causal_lm import CausalLM
-from gpt2train.model.families import MODELS, load
+from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
+from gpt2train.plugins import load
 
 DecodeStep = Callable[[Sequence[int]], Tensor]
 

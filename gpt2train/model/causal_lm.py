@@ -4,19 +4,21 @@ This module contains no distributed code: parallelism is applied from outside, b
 (`gpt2train.model.families`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2train.errors import UserError
 from gpt2train.model.cache import Prefill, Step
-from gpt2train.model.families import MODELS, is_tied, load
+from gpt2train.model.families import MODELS, is_tied
 from gpt2train.model.family_check import check_model, check_specification
 from gpt2train.model.loss import chunked_cross_entropy
 from gpt2train.model.shape import Shape
+from gpt2train.plugins import load
 
 
 def document_mask(documents: Tensor) -> Tensor:
@@ -101,6 +103,9 @@ class CausalLM(nn.Module):
         self.cross_entropy: Callable[[Tensor, Tensor, Tensor], Tensor] = partial(
             chunked_cross_entropy, vocab=shape.vocab
         )
+        # Functions of (logits, targets, **extra) of an objective of its own (`gpt2train.model.objectives`).
+        self.own_loss: Callable[..., Tensor] | None = None
+        self.scores: Callable[..., Tensor] | None = None
 
     @property
     def output_weight(self) -> Tensor:
@@ -114,6 +119,7 @@ class CausalLM(nn.Module):
         cache: Sequence[Prefill | Step] | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
+        **extra: Tensor,
     ) -> Tensor:
         """Compute the logits of every position, or with `targets` the summed loss.
 
@@ -125,17 +131,32 @@ class CausalLM(nn.Module):
             positions: int64 [batch or 1, length]; by default 0, 1, 2 …
             documents: int64 [batch, length] document number of each token, to restrict attention to earlier tokens of
                 the same document; not together with a cache.
+            extra: further tensors of the batch, for the loss of an objective of its own.
 
         Returns:
             Logits [batch, length, padded_vocab], or the float32 sum over the targets of -log p (not the mean: sums
-            add up over micro-batches and ranks, means do not). Hidden states in a pipeline stage without the head.
+            add up over micro-batches and ranks, means do not), or that of the objective. In evaluation mode, if the
+            objective has scores, float64 [1 + sums]: the loss and the scores. Hidden states in a pipeline stage without
+            the head.
         """
         x = self.hidden(tokens, cache, positions, documents)
         if not self.has_head:
             return x
         if targets is None:
             return self.project(x, self.output_weight)
-        return self.cross_entropy(x, self.output_weight, targets)
+        return self.losses(x, targets, extra)
+
+    def losses(self, x: Tensor, targets: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
+        """Compute the summed loss, and in evaluation mode the scores, from the last hidden states."""
+        scores = None if self.training else self.scores
+        if self.own_loss is None and scores is None:
+            return self.cross_entropy(x, self.output_weight, targets)
+        logits = self.project(x, self.output_weight)[..., : self.shape.vocab]
+        if self.own_loss is None:
+            loss = self.cross_entropy(x, self.output_weight, targets)
+        else:
+            loss = self.own_loss(logits, targets, **extra)
+        return loss if scores is None else torch.cat((loss.double()[None], scores(logits, targets, **extra)))
 
     def hidden(
         self,

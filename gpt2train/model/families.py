@@ -6,17 +6,14 @@ FLOPs and memory. The names are those of `gpt2train.model.causal_lm.CausalLM`.
 """
 
 import math
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-from gpt2train.errors import UserError
 from gpt2train.model.gpt2_family import GPT2Options, drop_published, gpt2_saved, gpt2_sizes
 from gpt2train.model.llama_family import LlamaOptions, complete_shape, llama_sizes, more_saved, options_of
 from gpt2train.model.shape import Shape, Sizes, all_blocks
-from gpt2train.plugins import Registry
+from gpt2train.plugins import NoOptions, Registry
 from gpt2train.settings import Settings
 
 __all__ = [
@@ -24,7 +21,6 @@ __all__ = [
     "HEAD",
     "MODELS",
     "ModelFamily",
-    "NoOptions",
     "Sizes",
     "all_blocks",
     "block_sizes",
@@ -32,7 +28,6 @@ __all__ = [
     "is_lookup",
     "is_residual",
     "is_tied",
-    "load",
     "on_stage",
     "parameter_count",
     "shard_dim",
@@ -41,10 +36,6 @@ __all__ = [
 
 EMBEDDING, HEAD = "wte.weight", "lm_head.weight"
 LAST_STAGE = ("ln_f.", "lm_head.")  # the other parameters outside the blocks are on the first pipeline stage
-
-
-class NoOptions(Settings):
-    """Options of a family that has none."""
 
 
 @dataclass(frozen=True)
@@ -108,21 +99,6 @@ MODELS.register(
         layout="gpt2train.convert.hf_llama:LlamaLayout",
     ),
 )
-
-
-def load(name: str) -> Any:
-    """Import a class that a specification names.
-
-    Raises:
-        UserError: it cannot be imported.
-    """
-    try:
-        return pkgutil.resolve_name(name)
-    except Exception as error:  # code of others, which may fail in any way
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(
-            f"cannot import {name}, which a model family names ({reason}); correct the name, or the module"
-        ) from error
 
 
 @cache

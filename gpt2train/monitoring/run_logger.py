@@ -16,7 +16,7 @@ import torch
 
 from gpt2train.checkpoint.store import StoredCorpus
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
-from gpt2train.data.training_data import TrainingData
+from gpt2train.data.dataset import Dataset
 from gpt2train.io.files import write_atomic
 from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.memory_report import peak_resident
@@ -36,7 +36,7 @@ MAX_EPOCHS = 4
 RISES = 2  # consecutive increases of the validation loss, while the training loss falls
 
 
-def log_run_header(config: RunConfig, ctx: DistContext, layout: Layout, data: TrainingData, warmup: int) -> None:
+def log_run_header(config: RunConfig, ctx: DistContext, layout: Layout, data: Dataset, warmup: int) -> None:
     """Log the size of the model, the layout, the data and the number of epochs, and warnings about the settings."""
     log.info(
         "%s parameters, %s, %d processes on %s, %s, batch %d = %d x %d x %d, ZeRO %d",
@@ -179,6 +179,8 @@ def step_line(row: dict[str, Any], steps: int) -> str:
     parts += [f"scale 2^{math.log2(row['loss_scale']):.0f}"] if "loss_scale" in row else []
     parts += [f"skipped {row['skipped']}"] if row["skipped"] else []
     parts += [f"valid {row['valid_loss']:.4f}"] if "valid_loss" in row else []
+    scores = [name for name in row if name.startswith("valid_") and name != "valid_loss"]
+    parts += [f"{name.removeprefix('valid_')} {row[name]:.4f}" for name in scores]
     return " | ".join(parts)
 
 

@@ -90,7 +90,7 @@ class Pipeline:
             raise error.__cause__ or error from None
         return self._total
 
-    def evaluate(self, batches: Sequence[Batch]) -> Tensor:
+    def evaluate(self, batches: Sequence[Batch], sums: int) -> Tensor:
         """Run the forward only, in a loop of our own: on torch 2.11 a schedule cannot evaluate before it has trained.
 
         In each tick every process computes one micro-batch, then all send their results on. Micro-batches are grouped
@@ -98,9 +98,9 @@ class Pipeline:
         previous group has left: there are bubbles only at the start and the end, also with several stages per process.
 
         Returns:
-            float64 scalar, the sum of -log p over the targets on the last process, 0 on the others.
+            float64 [sums], the summed loss and the scores of the objective on the last process, 0 on the others.
         """
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = torch.zeros(sums, dtype=torch.float64, device=self.device)
         groups = range(0, len(batches), self.size)
         plan = [(part, number) for first in groups for part in self.parts for number in range(first, first + self.size)]
         behind, ahead = (self.rank - 1) % self.size, (self.rank + 1) % self.size
@@ -169,7 +169,8 @@ class Pipeline:
             with autocast():
                 out = inner(received if part.has_embeddings else received.float(), **keywords)
             expected = (torch.Size(() if part.has_head else self.sent), torch.float32)
-            if (out.shape, out.dtype) != expected:
+            scored = part.has_head and part.scores is not None and not part.training
+            if not scored and (out.shape, out.dtype) != expected:
                 raise ValueError(f"a pipeline stage returned {out.shape} {out.dtype}, expected {expected}")
             return out if part.has_head else out.to(self.dtype)
 
@@ -178,4 +179,4 @@ class Pipeline:
 
 def _keywords(batch: Batch) -> dict[str, Tensor]:
     """Keyword arguments of every stage, in addition to its input."""
-    return {"targets": batch.targets, **batch.marks}
+    return {"targets": batch.targets, **batch.extra}

@@ -20,6 +20,7 @@ from gpt2train.config import ParallelSettings, RunConfig
 from gpt2train.data.batch import Batch
 from gpt2train.model.causal_lm import build_model
 from gpt2train.model.families import is_tied
+from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.parallel.activation_checkpointing import apply_activation_checkpointing
 from gpt2train.parallel.fsdp import accumulate, init_weights, reshard, shard
 from gpt2train.parallel.grad_norm import align_grad_placements, local, norm_weights, norms, squared_norm
@@ -30,6 +31,7 @@ from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.parallel.rng import dropout_seed
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
 from gpt2train.parallel.tied_embedding import TiedEmbedding
+from gpt2train.plugins import load
 from gpt2train.training.adamw import AdamW
 from gpt2train.training.offloaded_adamw import OffloadedAdamW, fill_device, weights_fit
 from gpt2train.training.performance import compile_module
@@ -80,6 +82,7 @@ class Engine:
     Attributes:
         model_parts: pipeline stages of the model on this process: one, or several with the interleaved schedule.
         phases: timer of the phases of a step.
+        sums: length of the result of `evaluate`: the loss, and the scores of the objective.
     """
 
     def __init__(self, config: RunConfig, ctx: DistContext) -> None:
@@ -92,6 +95,11 @@ class Engine:
             self.model_parts = [
                 build_model(config.shape, config.model.dropout).keep_layers(mine) for mine in stages[at.pp :: layout.pp]
             ]
+        objective = OBJECTIVES[config.objective.name]
+        self.sums = 1 + objective.sums
+        for part in self.model_parts:
+            part.own_loss = load(objective.loss) if objective.loss else None
+            part.scores = load(objective.scores) if objective.scores else None
         parallel = self.parallel = self._placed(config.parallel)
         for part in self.model_parts:
             apply_tensor_parallel(part, self.mesh[TENSOR], config.parallel.sequence_parallel)
@@ -165,7 +173,7 @@ class Engine:
         for index, batch in enumerate(batches):
             accumulate(self.model_parts, zero, last=index == len(batches) - 1)
             with self._forward():
-                loss = self.model_parts[0](batch.tokens, batch.targets, **batch.marks)
+                loss = self.model_parts[0](batch.tokens, batch.targets, **batch.extra)
             (loss * (scale / tokens)).backward()
             total += loss.detach()
         return total
@@ -242,22 +250,25 @@ class Engine:
         return f"{found[rank]} on rank {rank}"
 
     @torch.no_grad()
-    def evaluate(self, batches: Sequence[Batch]) -> float:
-        """Sum -log p over the targets of all processes. Collective: all processes pass the same number of batches."""
+    def evaluate(self, batches: Sequence[Batch]) -> list[float]:
+        """Sum the loss, and the scores of the objective, over the samples of all processes; `sums` numbers.
+
+        Collective: all processes pass the same number of batches.
+        """
         for part in self.model_parts:
             part.eval()
         if self.pipeline is not None:
-            total = self.pipeline.evaluate(batches)
+            total = self.pipeline.evaluate(batches, self.sums)
         else:
-            total = torch.zeros((), dtype=torch.float64, device=self.ctx.device)
+            total = torch.zeros(self.sums, dtype=torch.float64, device=self.ctx.device)
             for batch in batches:
                 with self._forward():
-                    total += self.model_parts[0](batch.tokens, batch.targets, **batch.marks).double()
+                    total += self.model_parts[0](batch.tokens, batch.targets, **batch.extra).double()
         for part in self.model_parts:
             part.train()
         reshard(self.model_parts)
         dist.all_reduce(total)
-        return total.item() / self.layout.tp
+        return (total / self.layout.tp).tolist()
 
     def parameters(self) -> list[Tensor]:
         """Parameters on this process."""

@@ -5,10 +5,11 @@ import pytest
 from gpt2train.config import preset
 from gpt2train.config.model import ModelSettings
 from gpt2train.errors import UserError
-from gpt2train.model.families import MODELS, ModelFamily, is_tied, load, on_stage, parameter_count, shard_dim, sizes
+from gpt2train.model.families import MODELS, ModelFamily, is_tied, on_stage, parameter_count, shard_dim, sizes
 from gpt2train.model.lazy_weights import empty_model
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.pipeline_stages import stage_layers
+from gpt2train.plugins import load
 
 SHAPE = Shape(vocab=300, layers=5, heads=4, hidden=32, context=16)
 

@@ -56,8 +56,8 @@ def batch(numbers: Sequence[int], documents: bool = False) -> Batch:
     places = torch.arange(CONTEXT).expand_as(targets)
     cuts = torch.tensor([[3 + number % 9] for number in numbers])
     second = (places >= cuts).long()
-    masks = (places - second * cuts, second) if documents else (None, None)
-    return Batch(tokens[:, :-1], targets, *masks)
+    extra = {"positions": places - second * cuts, "documents": second} if documents else {}
+    return Batch(tokens[:, :-1], targets, extra)
 
 
 def counted(numbers: range) -> int:
@@ -91,7 +91,7 @@ def run(config: RunConfig) -> dict[str, Any]:
     """Train; the results by name."""
     engine = Engine(config, ctx)
     held_out = micro_batches(engine, range(10_000, 10_000 + HELD_OUT * engine.layout.micro_batch * engine.layout.data))
-    seen: dict[str, Any] = {"loss": [], "norm": [], "held_out": [engine.evaluate(held_out)]}
+    seen: dict[str, Any] = {"loss": [], "norm": [], "held_out": engine.evaluate(held_out)}
     seen["gradients"] = gradients(engine, range(SAMPLES))
     seen["twice"] = gradients(engine, range(SAMPLES), times=2)
     seen["fewer"] = gradients(engine, range(SAMPLES // 2), documents=True)
@@ -105,8 +105,8 @@ def run(config: RunConfig) -> dict[str, Any]:
         seen["loss"].append(loss)
         seen["norm"].append(norm)
         if step == config.steps // 2:
-            seen["held_out"].append(engine.evaluate(held_out))
-    seen["held_out"].append(engine.evaluate(held_out))
+            seen["held_out"] += engine.evaluate(held_out)
+    seen["held_out"] += engine.evaluate(held_out)
     if engine.tied is not None:
         engine.tied.check()
     seen["weights"] = {name: whole(value) for name, value in engine.state().items()}
