@@ -44,6 +44,7 @@ from gpt2train.monitoring.profiler import Profiler
 from gpt2train.monitoring.run_logger import RunLogger, StepTimer, log_run_header
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, join
+from gpt2train.training.callbacks import CallbackList, RunView
 from gpt2train.training.engine import Engine
 from gpt2train.training.forward_backward import ForwardBackward, Passes
 from gpt2train.training.lr_schedule import learning_rate, make_schedule
@@ -129,6 +130,9 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         batches = cleanup.enter_context(prefetch(_batches(data, engine, state), ahead))
         forward_backward = ForwardBackward(engine, batches)
         skipped = SkippedSteps(engine)
+        callbacks = all_or_raise(lambda: CallbackList(RunView(config, ctx.rank, ctx.world, engine.model_parts, state)))
+        callbacks("begin")
+        all_or_raise(callbacks.check)
         accepted: Passes | None = None  # of the last step that was not skipped
         valid_loss: float | None = None  # of the present weights
 
@@ -139,7 +143,8 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
             profiler.step()
             passes = forward_backward(state)
             tokens = passes.batch.targets
-            pending = engine.measure(passes.loss, tokens, passes.scale, stop.requested or checkpoints.failed)
+            stop_here = stop.requested or checkpoints.failed or callbacks.stopping
+            pending = engine.measure(passes.loss, tokens, passes.scale, stop_here)
             spike = config.spikes.threshold_sigma > 0 and state.is_spike(pending.read(), config)
             if checkpoints.due and not spike and is_sound(pending.read(), config):
                 # These statistics belong to the weights of the previous step, which are still in place.
@@ -169,6 +174,10 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
                     valid_loss = measured["valid_loss"]
             last = stopping or step == config.steps
             run_logger.write(row, last)
+            callbacks("step", state=state, row=dict(row))
+            if "valid_loss" in row:
+                callbacks("validation")
+            callbacks.saved(checkpoints.take_written())
             skipped.check(state, checkpoints.newest)
             checkpoints.due |= step % config.checkpoints.interval == 0
             if last:
@@ -182,6 +191,9 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
                 log_memory(ctx, layout, engine.parameters(), "after the first step")
                 engine.fill_device()
         checkpoints.wait()
+        callbacks.saved(checkpoints.take_written())
+        callbacks("end")
+        all_or_raise(callbacks.check)
         log_memory(ctx, layout, engine.parameters(), "at the end")
     _log_end(config, state, checkpoints)
     return state

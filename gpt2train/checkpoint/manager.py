@@ -54,6 +54,7 @@ class CheckpointManager:
         self._stall = self._written = 0.0
         self.due = self.failed = False
         self.newest: Path | None = None
+        self._finished: list[Path] = []
         self._validation: str | None = None
 
     def __enter__(self) -> "CheckpointManager":
@@ -163,6 +164,10 @@ class CheckpointManager:
         if writing is not None:
             writing.result()
 
+    def take_written(self) -> list[Path]:
+        """Checkpoints that were written since the last call, oldest first."""
+        return [self._finished.pop(0) for _ in range(len(self._finished))]
+
     def seconds(self) -> dict[str, float]:
         """Metrics of saving since the last call: seconds that training paused, and seconds of background writing."""
         times = {"save_stall_seconds": self._stall, "save_seconds": self._written}
@@ -179,6 +184,7 @@ class CheckpointManager:
             raise
         self._written = time.perf_counter() - started_at
         log.info("saved %s in %.1f s", folder.name, self._written)
+        self._finished.append(folder)
         return folder
 
 
