@@ -119,7 +119,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
 
         cleanup.enter_context(fast_kernels(config.performance, ctx.device))
         engine = Engine(config, ctx)
-        checkpoints = cleanup.enter_context(CheckpointManager(config))
+        checkpoints = cleanup.enter_context(CheckpointManager(config, data, valid))
         state = checkpoints.restore(engine.state(), open_initial_weights)
         log_run_header(config, ctx, layout, data, schedule.warmup)
         run_logger = RunLogger(config, ctx, state, layout, checkpoints.corpora)
@@ -255,7 +255,9 @@ def _log_end(config: RunConfig, state: TrainState, checkpoints: CheckpointManage
 
 def _open(config: RunConfig, ctx: DistContext) -> tuple[Dataset, Dataset | None]:
     """Open the data and check them, such as every token against the vocabulary, each process a share of them."""
-    data, valid = open_data(config, "train"), open_data(config, "valid")
+    data = open_data(config, "train")
+    # Only of a run whose settings say so, since the steps that validate are known from them.
+    valid = open_data(config, "valid") if config.data.may_validate else None
     if data is None:
         raise UserError(f"the objective {config.objective.name} has no training data; its `data` returned None")
     for split in (data, valid):

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from gpt2train.checkpoint import store
 from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus
 from gpt2train.config import RunConfig
+from gpt2train.data.dataset import Dataset
 from gpt2train.data.identity import tokens_identity
 from gpt2train.data.samples import validation_corpora
 from gpt2train.data.sharded_dataset import open_tokens
@@ -78,8 +79,15 @@ def find_own(
     return found
 
 
-def validation_identity(config: RunConfig) -> str | None:
-    """Identity of the validation set: hash of its tokens, independent of their path, and number of samples."""
+def validation_identity(config: RunConfig, data: Dataset | None = None) -> str | None:
+    """Identity of the validation set: hash of its tokens, independent of their path, and number of samples.
+
+    Args:
+        config: settings of the run.
+        data: the opened data, which may have an identity of their own.
+    """
+    if data is not None and (identity := data.identity()) is not None:
+        return f"{identity}:{config.validation.samples}"
     corpora, weights = validation_corpora(config), config.data.weights
     if not corpora:
         return None
@@ -89,10 +97,17 @@ def validation_identity(config: RunConfig) -> str | None:
     return f"{'+'.join(names)}:{config.validation.samples}"
 
 
-def stored_corpora(config: RunConfig) -> tuple[StoredCorpus, ...]:
-    """Identities of the training corpora of a run, independent of their paths; with a split, of their training part."""
+def stored_corpora(config: RunConfig, data: Dataset | None = None) -> tuple[StoredCorpus, ...]:
+    """Identities of the training corpora of a run, independent of their paths; with a split, of their training part.
+
+    Args:
+        config: settings of the run.
+        data: the opened data, which may have an identity of their own.
+    """
     corpora, weights = config.data.corpora, config.data.weights
     total = sum(corpus.weight for corpus in corpora)
+    if data is not None and (identity := data.identity()) is not None:
+        return tuple(StoredCorpus(identity=identity, tokens=0, share=corpus.weight / total) for corpus in corpora)
     found = [(*tokens_identity(open_tokens(corpus.prefix, weights)), corpus.weight / total) for corpus in corpora]
     return tuple(StoredCorpus(identity=name, tokens=count, share=share) for name, count, share in found)
 
@@ -183,7 +198,7 @@ def _difference(config: RunConfig, before: tuple[StoredCorpus, ...], now: tuple[
         if there.tokens != here.tokens:
             return f"{corpus.prefix} had {there.tokens:,} tokens there and has {here.tokens:,} now"
         if there.identity != here.identity:
-            return f"{corpus.prefix} has other documents"
+            return f"{corpus.prefix} has other {'documents' if here.tokens else 'content'}"
         if not math.isclose(there.share, here.share):
             return f"{corpus.prefix} had {there.share:.1%} of the samples there and has {here.share:.1%} now"
     return None

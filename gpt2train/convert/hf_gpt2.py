@@ -23,7 +23,7 @@ from gpt2train.errors import UserError
 from gpt2train.model.families import EMBEDDING, HEAD, sizes
 from gpt2train.model.gpt2_family import drop_published, options_of
 from gpt2train.model.lazy_weights import LazyTensor
-from gpt2train.model.shape import Shape
+from gpt2train.model.shape import Option, Shape
 
 OWN = "gpt2train_gpt2"  # model type of what transformers does not have
 PREFIX = "transformer."
@@ -124,7 +124,7 @@ class GPT2Layout(HFLayout):
         if shape.hidden % shape.heads:
             raise UserError(f"{file}: n_embd {shape.hidden} is not divisible by n_head {shape.heads}")
         inner = 0 if config.get("n_inner") is None else size_of(file, config, "n_inner")
-        options = {"inner": inner, "activation": ACTIVATIONS[activation], "tied": tied}
+        options: dict[str, Option] = {"inner": inner, "activation": ACTIVATIONS[activation], "tied": tied}
         return drop_published(replace(shape, options=tuple(options.items())))
 
     def names(self, shape: Shape) -> dict[str, str]:

@@ -24,8 +24,8 @@ log = logging.getLogger("gpt2train")
 Event = Literal["begin", "step", "validation", "save", "end"]
 
 
-class StopWish:
-    """Wish of a callback that the run ends."""
+class RequestedStop:
+    """Request of a callback that the run ends."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -53,11 +53,11 @@ class RunView:
     state: TrainState
     row: Mapping[str, Any] = field(default_factory=dict)
     checkpoint: Path | None = None
-    _wish: StopWish = field(default_factory=StopWish, repr=False)
+    _request: RequestedStop = field(default_factory=RequestedStop, repr=False)
 
     def stop(self, reason: str) -> None:
         """Ask the run to stop: it ends after the next step on all processes, with a checkpoint and exit code 0."""
-        self._wish.reason = self._wish.reason or reason
+        self._request.reason = self._request.reason or reason
 
 
 class Callback:
@@ -110,8 +110,8 @@ class CallbackList:
         for name, callback in self._callbacks.items():
             if self._error is None:
                 self._error = _error_of(name, callback, event, self._run)
-            if self._run._wish.reason is not None and not self.stopping:
-                log.info("callback %s: the run stops after the next step: %s", name, self._run._wish.reason)
+            if self._run._request.reason is not None and not self.stopping:
+                log.info("callback %s: the run stops after the next step: %s", name, self._run._request.reason)
                 self.stopping = True
         self.stopping = self.stopping or self._error is not None
 

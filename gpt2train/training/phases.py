@@ -35,7 +35,7 @@ T = TypeVar("T")
 class PhaseTimer:
     """Timer of the phases on a CPU; only the thread that creates it counts."""
 
-    phases = PHASES
+    phases: tuple[str, ...] = PHASES
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()

@@ -3,7 +3,7 @@
 import statistics
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.monitoring.run_logger import phase_line
 from gpt2train.parallel.mesh import DistContext
 from gpt2train.train import train
-from gpt2train.training.phases import PHASES, PhaseTimer
+from gpt2train.training.phases import PHASES, PhaseTimer, StreamPhaseTimer
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import make, write
 
@@ -103,10 +103,15 @@ def test_phases_add_up_to_the_seconds_of_a_step(tokens: Path, tmp_path: Path, al
 
 @pytest.mark.parametrize(
     ("parallel", "kind"),
-    [({"zero": 0}, "wait"), ({"zero": 3}, "wait"), ({"tp": 2}, "wait"), ({"pp": 2}, "wait"), ({}, "data")],
-    ids=["dp", "zero 3", "tp", "pp", "data"],
+    [
+        pytest.param({"zero": 0}, "wait", marks=pytest.mark.slow, id="dp"),
+        pytest.param({"zero": 3}, "wait", id="zero 3"),
+        pytest.param({"tp": 2}, "wait", marks=pytest.mark.slow, id="tp"),
+        pytest.param({"pp": 2}, "wait", id="pp"),
+        pytest.param({}, "data", marks=pytest.mark.slow, id="data"),
+    ],
 )
-def test_waiting_is_told_apart(parallel: dict[str, Any], kind: str, tokens: Path, tmp_path: Path) -> None:
+def test_waiting_has_a_phase_of_its_own(parallel: dict[str, Any], kind: str, tokens: Path, tmp_path: Path) -> None:
     """Rank 1 sleeps in each step, or the batches of rank 0 come late."""
     config = make(tokens, tmp_path / "run", parallel=parallel, steps=6, performance={"prefetch": kind == "wait"})
     run_ranks(SLOW_RANK, write(config), kind, str(SECONDS))
@@ -116,6 +121,44 @@ def test_waiting_is_told_apart(parallel: dict[str, Any], kind: str, tokens: Path
     # Rank 0 waits less than the other one sleeps if a busy machine stops it meanwhile.
     assert medians[name] > SECONDS / 3 and medians[name] == max(medians.values()), medians
     assert statistics.median(abs(share - 1) for share in shares(config.output)) < 0.02
+
+
+class FakeEvent:
+    """Event of a device that computes three seconds behind the host."""
+
+    now: ClassVar[float] = 0.0
+    made: ClassVar[int] = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        FakeEvent.made += 1
+
+    def record(self) -> None:
+        self.time = FakeEvent.now + 3
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        return (end.time - self.time) * 1e3
+
+
+def test_a_stream_is_cut_where_a_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    phases = StreamPhaseTimer()
+    for step in range(50):
+        with phases("backward"):
+            FakeEvent.now += 2
+            with phases("forward"):
+                FakeEvent.now += 1
+        with phases("optimizer"):  # the gradient norm of this step
+            FakeEvent.now += 0.5
+            phases.cut()
+        with phases.paused():
+            FakeEvent.now += 100
+        with phases("optimizer"):  # the update, which is queued behind it
+            FakeEvent.now += 4
+        phases.restart()
+        expected = {"data": 0, "forward": 1, "backward": 2, "optimizer": 4.5 if step else 0.5, "other": 0}
+        assert phases.lap() == expected
+    assert FakeEvent.made < 25  # they are used again
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
