@@ -16,7 +16,9 @@ from torch import Tensor
 from gpt2train.config import RunConfig, TrainSettings, to_toml
 from gpt2train.config.model import ModelSettings
 from gpt2train.convert.huggingface import from_huggingface, read_model, read_shape, to_huggingface, write_model
+from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.convert.megatron_write import write_megatron
+from gpt2train.convert.merge import merge
 from gpt2train.errors import UserError
 from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.model.causal_lm import CausalLM, build_model
@@ -34,6 +36,7 @@ from tests.gpt2train.parallel.small_model_folder import write_tokenizer
 from tests.tasks.plugin_page import run as run_code
 
 TRAIN_RUNS = Path(__file__).parent.parent / "parity" / "train_runs.py"
+MAIN = "import sys; from gpt2train.cli import main; sys.exit(main())"
 PUBLISHED = Shape(vocab=VOCAB, layers=2, heads=4, hidden=32, context=16)
 # Models that GPT2LMHeadModel has, and one that it does not have.
 PEERS: dict[str, dict[str, Any]] = {
@@ -187,7 +190,7 @@ def test_formats_without_the_options_are_refused(tmp_path: Path) -> None:
         write_tokenizer(folder / "tokenizer", VOCAB)
         write_model(folder / "model", weights_of(lively(shape)), shape, folder / "tokenizer")
         words = ["convert", str(folder / "model"), str(folder / "out"), "--to", "huggingface"]
-        done = run_code("import sys; from gpt2train.cli import main; sys.exit(main())", *words)
+        done = run_code(MAIN, *words)
         assert done.returncode == 2 and f"has {refused}, which no class of transformers has" in done.stderr
         assert done.stderr.count("\n") == 1 and not (folder / "out").exists()
     shape = shape_of({"inner": 40})
@@ -261,3 +264,34 @@ def test_a_run_of_other_options_is_refused(tokens: Path, reference: Path) -> Non
         with pytest.raises(UserError) as refused:
             train_alone(run_of(tokens, reference, options, {}))
         assert message in str(refused.value)
+
+
+def test_a_run_starts_from_a_folder_of_the_same_options(tokens: Path, tmp_path: Path) -> None:
+    shape = shape_of(ODD)
+    model = lively(replace(shape, layers=4))
+    write_tokenizer(tmp_path / "tokenizer", VOCAB)
+    write_model(tmp_path / "model", weights_of(model), model.shape, tmp_path / "tokenizer")
+    start_from = {"checkpoints": {"init_from": str(tmp_path / "model")}, "steps": 1, "schedule": {"warmup": 0}}
+    config = run_of(tokens, tmp_path / "run", ODD, {}, **start_from)
+    opened = open_initial_weights(config, tmp_path / "model")
+    stored = {name: tensor.read(torch.float32) for name, tensor in opened.tensors.items()}
+    assert stored.keys() == weights_of(model).keys()
+    for name, tensor in weights_of(model).items():
+        rows = VOCAB if name in ("wte.weight", HEAD) else None
+        assert torch.equal(stored[name][:rows], tensor[:rows]), name
+    with pytest.raises(UserError, match=r"has another model\.options"):
+        open_initial_weights(run_of(tokens, tmp_path / "run", {"bias": False}, {}, **start_from), tmp_path / "model")
+
+
+@pytest.mark.slow
+def test_a_merged_run_generates_the_same_on_several_processes(reference: Path, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer", VOCAB)
+    merge(reference, tmp_path / "model", tmp_path / "tokenizer")
+    assert read_shape(tmp_path / "model").options == tuple(ODD.items())
+    words = ["generate", "--model", str(tmp_path / "model"), "--prompt", "th", "--temperature", "0", "--json"]
+    outputs = []
+    for flags in ([], ["--tp", "2"], ["--pp", "2"]):
+        done = run_code(MAIN, *words, "--max-new-tokens", "8", *flags)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1] == outputs[2] != ""
