@@ -17,7 +17,10 @@ def known_callbacks(names: tuple[str, ...]) -> tuple[str, ...]:
         if name in names[:index]:
             raise ValueError(f"{name} is there twice; leave one out")
         try:
-            CALLBACKS[name]
-        except UserError as error:
+            known = list(CALLBACKS)
+        except UserError as error:  # of a plug-in
             raise ValueError(str(error)) from error
+        if name not in known:
+            remedy = f"choose from {', '.join(known)}" if known else "install the plug-in that adds it"
+            raise ValueError(f"there is no callback {name!r}; {remedy}")
     return names
