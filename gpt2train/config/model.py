@@ -35,8 +35,8 @@ class ModelSettings(Settings):
     model."""
     # Last, since the values of some follow from the fields above.
     options: dict[str, Option] = Field({}, exclude_if=not_)
-    """Settings that only the family has; gpt2 has none, those of llama are in docs/train/models.md, those of t5
-    in docs/train/t5.md."""
+    """Settings that only the family has: docs/train/models.md has those of gpt2 and llama, docs/train/t5.md those of
+    t5."""
 
     @field_validator("family")
     @classmethod

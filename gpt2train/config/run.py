@@ -4,13 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from operator import not_
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from gpt2train.config.batch import BatchSettings
 from gpt2train.config.batch_plan import BatchPlan
+from gpt2train.config.callbacks import known_callbacks
 from gpt2train.config.checkpoints import CheckpointSettings
 from gpt2train.config.data import Corpus, DataSettings, DocumentSettings, MixtureSettings, ValidationSettings
 from gpt2train.config.logging import LoggingSettings
@@ -66,6 +67,8 @@ class TrainSettings(Settings):
     """Compilation, kernels and prefetching."""
     logging: LoggingSettings = LoggingSettings()
     """Console, trackers and profiler."""
+    callbacks: Annotated[tuple[str, ...], AfterValidator(known_callbacks)] = Field((), exclude_if=not_)
+    """Names of callbacks that plug-ins add, in the order in which they are called."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """bf16, fp16: matrix products in half precision, weights and optimizer in float32. On a CPU without AVX512-BF16
     or AMX, bf16 is about 3 times slower than fp32, and fp16 about 20 times."""

@@ -47,6 +47,10 @@ class HFLayout:
         """Return True if the package `transformers` loads the folder of a model."""
         return False
 
+    def missing_in_transformers(self, shape: Shape) -> str | None:
+        """Return the option for which `convert --to huggingface` refuses a model; by default it writes every one."""
+        return None
+
     def config(self, shape: Shape) -> dict[str, Any]:
         """Return the fields of `config.json` that describe the architecture."""
         return {

@@ -12,6 +12,7 @@ from functools import cache
 
 from gpt2train.errors import UserError
 from gpt2train.model import t5_family
+from gpt2train.model.gpt2_family import GPT2Options, drop_published, gpt2_saved, gpt2_sizes
 from gpt2train.model.llama_family import LlamaOptions, complete_shape, llama_sizes, more_saved, options_of
 from gpt2train.model.shape import Shape, Sizes, all_blocks
 from gpt2train.plugins import NoOptions, Registry
@@ -99,32 +100,6 @@ class ModelFamily:
     flops_per_sample: Callable[[Shape], int] | None = None
 
 
-def gpt2_sizes(shape: Shape) -> Sizes:
-    """Sizes of the parameters of a GPT-2."""
-    width = shape.hidden
-    block: Sizes = {
-        "ln_1.weight": (width,),
-        "ln_1.bias": (width,),
-        "attn.qkv.weight": (3 * width, width),
-        "attn.qkv.bias": (3 * width,),
-        "attn.proj.weight": (width, width),
-        "attn.proj.bias": (width,),
-        "ln_2.weight": (width,),
-        "ln_2.bias": (width,),
-        "up.weight": (4 * width, width),
-        "up.bias": (4 * width,),
-        "down.weight": (width, 4 * width),
-        "down.bias": (width,),
-    }
-    return {
-        "wte.weight": (shape.padded_vocab, width),
-        "wpe.weight": (shape.context, width),
-        **all_blocks(block, shape.layers),
-        "ln_f.weight": (width,),
-        "ln_f.bias": (width,),
-    }
-
-
 MODELS: Registry[ModelFamily] = Registry("model family")
 MODELS.register(
     "gpt2",
@@ -132,6 +107,9 @@ MODELS.register(
         model="gpt2train.model.gpt2:GPT2",
         sizes=gpt2_sizes,
         residual=("attn.proj", "down"),
+        options=GPT2Options,
+        complete=drop_published,
+        more_saved=gpt2_saved,
         layout="gpt2train.convert.hf_gpt2:GPT2Layout",
         decode_step="gpt2train.inference.fast_decode_step:FastDecodeStep",
     ),

@@ -111,7 +111,8 @@ class _ParallelLayerNorm(nn.LayerNorm):
     region: Region
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = (widened(self.region.local(parameter), x) for parameter in (self.weight, self.bias))
+        weight = widened(self.region.local(self.weight), x)
+        bias = None if self.bias is None else widened(self.region.local(self.bias), x)
         return self.region.enter(F.layer_norm(x, self.normalized_shape, weight, bias, self.eps))
 
 

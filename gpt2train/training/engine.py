@@ -8,7 +8,7 @@ since it must hold the final parameters.
 import contextlib
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -34,6 +34,7 @@ from gpt2train.training.adamw import AdamW
 from gpt2train.training.muon import Muon
 from gpt2train.training.offloaded_adamw import OffloadedAdamW, fill_device, weights_fit
 from gpt2train.training.performance import compile_module
+from gpt2train.training.phases import in_phase, phase_timer
 from gpt2train.training.train_state import StepStats
 
 log = logging.getLogger("gpt2train")
@@ -79,11 +80,12 @@ class Engine:
 
     Attributes:
         model_parts: pipeline stages of the model on this process: one, or several with the interleaved schedule.
+        phases: timer of the phases of a step.
         sums: length of the result of `evaluate`: the loss, and the scores of the objective.
     """
 
     def __init__(self, config: RunConfig, ctx: DistContext) -> None:
-        self.config, self.ctx = config, ctx
+        self.config, self.ctx, self.phases = config, ctx, phase_timer(ctx.device)
         self.layout = Layout.of(config, ctx.world)
         self.mesh = make_mesh(ctx, self.layout)
         layout, at = self.layout, self.layout.coordinates(ctx.rank)
@@ -122,7 +124,7 @@ class Engine:
                 config.parallel.schedule,
                 sent,
                 COMPUTE_DTYPES[config.precision],
-                self._autocast,
+                self._forward,
             )
             self.shared = SharedParameters(self.model_parts, stages, self.mesh, ctx.timeout)
         named = [pair for part in self.model_parts for pair in part.named_parameters()]
@@ -153,6 +155,7 @@ class Engine:
         """Data-parallel rank of this process, which determines its samples."""
         return self.layout.data_rank(self.ctx.rank)
 
+    @in_phase("backward")
     def accumulate(self, batches: Sequence[Batch], tokens: int, step: int, scale: float = 1.0) -> Tensor:
         """Run forward and backward of this process's micro-batches and accumulate their gradients.
 
@@ -174,12 +177,13 @@ class Engine:
         zero = max(parallel.zero, 2) if parallel.offloads_weights else parallel.zero
         for index, batch in enumerate(batches):
             accumulate(self.model_parts, zero, last=index == len(batches) - 1)
-            with self._autocast():
+            with self._forward():
                 loss = self.model_parts[0](batch.tokens, batch.targets, **batch.extra)
             (loss * (scale / tokens)).backward()
             total += loss.detach()
         return total
 
+    @in_phase("optimizer")
     @torch.no_grad()
     def measure(self, total: Tensor, tokens: int, scale: float, stop: bool) -> PendingStats:
         """Reduce loss, gradient norm and stop requests over all processes, by one collective and without a host sync.
@@ -193,7 +197,8 @@ class Engine:
             stop: True if this process has a stop request.
         """
         parameters = [parameter for _, parameter in self.optimizer.named]
-        align_grad_placements(parameters)
+        with self.phases("communication"):
+            align_grad_placements(parameters)
         if self.shared is not None:
             self.shared.add_gradients()
         gradients = [local(cast(Tensor, parameter.grad)) for parameter in parameters]
@@ -205,6 +210,7 @@ class Engine:
         dist.all_reduce(summary)
         summary[0] /= tokens
         summary[1].sqrt_().div_(scale)
+        self.phases.cut()
         out, ready = _copy_to_host(summary)
         return PendingStats(
             summary=out,
@@ -216,6 +222,7 @@ class Engine:
             finite_loss=total.isfinite(),
         )
 
+    @in_phase("optimizer")
     @torch.no_grad()
     def update(self, stats: PendingStats, lr: float, skip: bool = False) -> None:
         """Unscale, clip and apply the optimizer step in one kernel; no change if the gradient norm is not finite.
@@ -260,7 +267,7 @@ class Engine:
         else:
             total = torch.zeros(self.sums, dtype=torch.float64, device=self.ctx.device)
             for batch in batches:
-                with self._autocast():
+                with self._forward():
                     total += self.model_parts[0](batch.tokens, batch.targets, **batch.extra).double()
         for part in self.model_parts:
             part.train()
@@ -285,6 +292,12 @@ class Engine:
             for name, parameter in part.named_parameters():
                 state[f"model.{name}"] = parameter.detach()
         return state | {f"optim.{key}": value for key, value in self.optimizer.state().items()}
+
+    @contextlib.contextmanager
+    def _forward(self) -> Iterator[None]:
+        """Context of a forward pass."""
+        with self.phases("forward"), self._autocast():
+            yield
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         if self.config.precision == "fp32":
