@@ -7,7 +7,8 @@ its output does not depend on the batch.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
+from gpt2train.data.template import encode_prompts
+from gpt2train.data.tokenizer import Tokenizer, end_of_text_id
 from gpt2train.errors import UserError
 from gpt2train.inference.batch import Batch
 from gpt2train.inference.decoder import OpenedModel, decoder_of
@@ -46,7 +47,8 @@ def generate(
 ) -> list[Generation]:
     """Continue every prompt `settings.samples` times; the samples of one prompt are adjacent in the result.
 
-    The result depends on the prompts and settings, not on the batching. An empty prompt begins a new document.
+    The result depends on the prompts and settings, not on the batching. An empty prompt begins a new document. A prompt
+    comes after what the tokenizer's template puts before a text (`<s>` of Llama 2).
     `<|endoftext|>` ends a continuation and is not part of its text.
 
     Raises:
@@ -62,11 +64,6 @@ def generate(
             raise UserError(f"prompt {number} {error}") from error
     sequences = continue_tokens(model, encoded, settings, tokenizer, end_of_text_id(tokenizer), batch)
     return [generation(prompts[sequence.prompt_index], sequence) for sequence in sequences]
-
-
-def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Encode prompts as token ids; an empty prompt becomes `<|endoftext|>`, after which a document begins."""
-    return [ids or [end_of_text_id(tokenizer)] for ids in encode_ordinary(tokenizer, prompts)]
 
 
 def generation(prompt: str, sequence: TokenSequence) -> Generation:
