@@ -68,7 +68,7 @@ def evaluate(
     step = Step(
         root,
         "evaluate",
-        version=3,
+        version=4,
         parameters=settings,
         inputs={
             "merge": model,
@@ -130,14 +130,15 @@ def evaluate_part(
     import torch
 
     from gpt2train.convert.huggingface import read_model
-    from gpt2train.data.tokenizer import load_tokenizer
+    from gpt2train.data.tokenizer import load_model_tokenizer
     from gpt2train.inference.generate import generate
 
     texts = held_out_texts(root, held_out, settings) if item == "perplexity" else []
     if item == "perplexity" and not texts:
         return Outcome(facts={"held_out_documents": 0})
     torch.set_num_threads(threads)
-    model, tokenizer = read_model(Path(model_folder), device), load_tokenizer(model_folder)
+    model = read_model(Path(model_folder), device)
+    tokenizer = load_model_tokenizer(model_folder, model.shape.vocab)
     if item == "perplexity":
         result = document_perplexity(Scorer(model, tokenizer), texts, settings.stride)
         counts = {"held_out_documents": result["documents"]}

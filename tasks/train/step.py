@@ -182,7 +182,7 @@ def resolved_config(
             train=data.corpora,
             valid=None,
             split=data.split,
-            vocab=data.vocab,
+            vocab=_rows(data.vocab, settings),
             tokenizer_hash=data.tokenizer_hash,
             output=run.path(),
         )
@@ -195,13 +195,22 @@ def resolved_config(
             settings,
             train=f"{token_folder}/train/tokens",
             valid=None if validation_warning(facts, settings) else f"{token_folder}/valid/tokens",
-            vocab=vocab_size(load_tokenizer(tokenizer_folder)),
+            vocab=_rows(vocab_size(load_tokenizer(tokenizer_folder)), settings),
             tokenizer_hash=tokenizer_hash(tokenizer_folder),
             output=run.path(),
         )
     if not config.epochs:
         return config
     return resolve_epochs(config, samples_per_epoch(config), Layout.of(config, world).batches)
+
+
+def _rows(tokens: int, settings: TrainSettings) -> int:
+    """Size of the model's vocabulary: of the tokenizer, or of the model to start from, which may have more rows."""
+    if (source := settings.checkpoints.init_from) is None:
+        return tokens
+    from gpt2train.convert.detect import vocabulary_of  # imports torch (1-2 s)
+
+    return max(tokens, vocabulary_of(Path(source)) or 0)
 
 
 def _outcome(run: Folder, steps: int) -> Outcome:
