@@ -29,7 +29,7 @@ def merge(root: Folder, training: Manifest, tokenizer: Manifest, settings: Merge
     step = Step(
         root,
         "merge",
-        version=2,
+        version=3,
         parameters=settings.model_dump(mode="json", exclude={"license"}),  # used only by the model card
         inputs={"train": training, "tokenizer": tokenizer},
         folder=f"{training.folder}/model",
