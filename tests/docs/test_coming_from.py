@@ -97,8 +97,9 @@ def test_colossalai_zero(folder: Path, crawl: str) -> None:
         replaced={"--launch.processes 4": "--launch.processes 2"},
     )
     assert "ZeRO 3" in "".join(outputs.values())
-    configs = [tomllib.loads(file.read_text()) for file in folder.glob("out/runs/*/config.toml")]
-    assert [config["parallel"]["cpu_offload"] for config in configs] == [True]
+    for output, offloaded in (("out", True), ("out-4-gpus", False)):
+        [file] = folder.glob(f"{output}/runs/*/config.toml")
+        assert tomllib.loads(file.read_text())["parallel"]["cpu_offload"] == offloaded
 
 
 @pytest.mark.slow
