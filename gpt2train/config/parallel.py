@@ -1,8 +1,8 @@
 """Parallelism settings."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gpt2train.settings import NaturalNumber, PositiveNumber, Settings
 
@@ -38,6 +38,12 @@ class ParallelSettings(Settings):
     the first step the device takes as much of that state as fits; if the weights do not fit, it is `all`."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Activations of a block recomputed in the backward pass: none, those that are cheap to compute, or all."""
+
+    @field_validator("zero", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        """Accept a stage as text, as flags give it; pydantic does that for `int`, but not for numbers of a Literal."""
+        return int(value) if isinstance(value, str) and value.isdecimal() else value
 
     @model_validator(mode="after")
     def _placement_is_used(self) -> "ParallelSettings":

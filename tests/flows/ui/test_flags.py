@@ -28,6 +28,7 @@ def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ["--train.steps", "60"],  # below the warm-up of the default, above that of the preset
         ["--train.model.hidden", "256"],  # 12 heads do not divide it, those of the preset do
         ["--train.model.max-positions", "512"],  # below the context of the default
+        ["--train.parallel.zero", "1"],  # text for a number of a Literal
         ["--config", "mine.toml", "--train.parallel.offload-placement", "auto"],  # the file says cpu_offload
     ],
     ids=lambda flags: flags[-2],
@@ -46,6 +47,7 @@ def test_a_flag_that_suits_the_preset_or_the_file_is_taken(
         (["--train.steps", "20"], "schedule.warmup 45 must be below steps 20"),
         (["--train.parallel.offload-placement", "auto"], "offload_placement 'auto' needs cpu_offload = true"),
         (["--data", "x", "--tokens", "y"], "error: --tokens and --data both name the tokens"),
+        (["--train.parallel.zero", "4"], "error: --train.parallel.zero: input should be 0, 1, 2 or 3 (got 4)"),
         (["--train.steps", "many"], "error: --train.steps: input should be a valid integer"),
         (["--train.model.layers", "0"], "error: --train.model.layers: input should be greater than or equal to 1"),
     ],
