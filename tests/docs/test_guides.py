@@ -145,7 +145,7 @@ def test_fine_tune(folder: Path, open_data: Path) -> None:
         "guides/fine-tune.md",
         folder,
         small={
-            "python -m flows.finetune": "--train.epochs 1 --launch.processes 1",
+            "python -m flows.finetune": "--train.epochs 0.1 --launch.processes 1",
             "python -m flows.dataprep": "--clean.split.valid 0.2 --clean.split.test 0.2",
             "python -m flows.pretrain": f"{model} --train.epochs 0.02 --train.precision fp32 --launch.processes 1",
             "python -m flows.evaluate": SCORES,
