@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from flows.settings import DataprepSettings, EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings
-from flows.ui.flags import flags_model
+from flows.settings import DataprepSettings, EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings, resolve
+from flows.ui.flags import dump, flags_model
 from tests.flows.commands import run
 
 MODELS = (DataprepSettings, EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings)
@@ -57,6 +57,29 @@ def test_a_flag_that_does_not_is_refused(
 ) -> None:
     assert run("pretrain", *flags, "--dry-run") == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_flag_may_take_back_what_the_preset_sets(tokens: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Settings that are off are left out of a dump."""
+    small = [
+        "--train.model.layers",
+        "1",
+        "--train.model.heads",
+        "1",
+        "--train.model.hidden",
+        "8",
+        "--train.model.context",
+    ]
+    flags = [*small, "16", "--train.epochs", "0", "--train.steps", "7", "--launch.processes", "1"]
+    assert run("pretrain", "--preset", "colossalai-gpt2-small", *flags, "--dry-run") == 0
+    assert "in 7 steps" in capsys.readouterr().out
+
+
+def test_the_dump_of_settings_gives_the_same_settings() -> None:
+    flags = {"preset": "colossalai-gpt2-small", "train": {"epochs": 0, "parallel": {"offload_placement": "all"}}}
+    settings = resolve(PretrainFlowSettings, flags=flags)
+    assert settings.train.epochs == 0
+    assert resolve(PretrainFlowSettings, flags=dump(settings, "json")) == settings
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
