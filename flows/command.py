@@ -14,6 +14,7 @@ from flows.settings import resolve
 from flows.ui.flags import dump, flags_model
 from flows.ui.help import ALL_FLAG, flow_app
 from gpt2train.io.command_line import run_command
+from gpt2train.io.process_exit import set_exit_status
 from gpt2train.io.progress import console
 from gpt2train.settings import Settings
 
@@ -24,7 +25,9 @@ CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it;
 
 def command(flow: SettingsFlow[S], result: str) -> None:
     """Run the command line of this process and exit with its status; see `app_of`."""
-    sys.exit(run_command(app_of(flow, result)))
+    code = run_command(app_of(flow, result))
+    set_exit_status(code)
+    sys.exit(code)
 
 
 def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:

@@ -1,4 +1,4 @@
-"""Plug-ins: installed distributions that add models, evaluations, launchers, data steps and text filters.
+"""Plug-ins: installed distributions with models, objectives, callbacks, evaluations, launchers, data steps and filters.
 
 A distribution names a module in the entry-point group `gpt2train`. Importing that module registers what it adds:
 
@@ -10,17 +10,23 @@ One `Registry` for each kind of extension holds the built-in ones and those of p
 
 import importlib
 import importlib.metadata
+import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gpt2train.errors import UserError
+from gpt2train.settings import Settings
 
 GROUP = "gpt2train"
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 T = TypeVar("T")
+
+
+class NoOptions(Settings):
+    """Options of an extension that has none."""
 
 
 class Registry(Generic[T]):
@@ -103,3 +109,19 @@ def load_plugins() -> dict[str, str]:
             raise UserError(f"plug-in {name} cannot be imported ({reason}); repair or uninstall it") from error
         versions[name] = point.dist.version if point.dist else ""
     return dict(sorted(versions.items()))
+
+
+def load(name: str) -> Any:
+    """Import the class or function that the specification of an extension names as "module:name".
+
+    Raises:
+        UserError: it cannot be imported.
+    """
+    try:
+        return pkgutil.resolve_name(name)
+    except Exception as error:  # code of others, which may fail in any way
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(
+            f"cannot import {name}, which a model family or an objective names ({reason}); correct the name, or the "
+            "module"
+        ) from error

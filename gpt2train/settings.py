@@ -54,6 +54,26 @@ def layer(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def parse_assignment(text: str) -> dict[str, Any]:
+    """Parse `group.setting=value` of a command line into nested mappings; the value is TOML, or else plain text.
+
+    Raises:
+        UserError: there is no name before a `=`.
+    """
+    path, equals, value = text.partition("=")
+    names = path.strip().split(".")
+    if not equals or not all(names):
+        raise UserError(f"--set {text}: give a setting and its value, such as --set optimizer.lr=3e-4")
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        parsed = {}
+    found: Any = parsed["value"] if parsed.keys() == {"value"} else value.strip()
+    for name in reversed(names):
+        found = {name: found}
+    return dict(found)
+
+
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings to one with dotted names, in their order; an empty mapping has no name."""
     flat: dict[str, Any] = {}
@@ -99,6 +119,8 @@ def explain(error: ValidationError, model: type[BaseModel], source: Source = "se
 
 def nearest(name: str, valid: Collection[str], within: str = "") -> str:
     """Suggest the valid name closest to a wrong one within a dotted path, or list all if none is close."""
+    if not valid:
+        return "leave it out, there are no such settings"
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     return f"did you mean {'.'.join(filter(None, [within, near[0]]))!r}?" if near else f"choose: {', '.join(valid)}"
 

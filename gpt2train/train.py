@@ -4,6 +4,7 @@
     torchrun --nproc-per-node 2 -m gpt2train.train --config run.toml             two
     srun --ntasks 8 python -m gpt2train.train --config run.toml                  eight, on the machines of a Slurm job
     python -m gpt2train.train --preset 345m --config data.toml                   a file on top of a preset
+    python -m gpt2train.train --config run.toml --set optimizer.lr=3e-4          one setting changed
 
 A run whose folder (`output` in the settings) holds a checkpoint resumes from it and computes the same numbers as an
 uninterrupted run. On SIGTERM or Ctrl-C it finishes the step, saves a checkpoint and exits with code 0.
@@ -21,10 +22,11 @@ from pathlib import Path
 import torch.distributed as dist
 
 from gpt2train.checkpoint.manager import CheckpointManager
+from gpt2train.compat.torch import around_waits
 from gpt2train.config import RunConfig, read_run_config, resolve_epochs
 from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.data.batch import PREFETCH_STEPS, StepBatch, prefetch
-from gpt2train.data.training_data import TrainingData, training_data, validation_data
+from gpt2train.data.dataset import Dataset, open_data
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import checkpoint_step
 from gpt2train.launch import rank_store
@@ -43,6 +45,8 @@ from gpt2train.monitoring.profiler import Profiler
 from gpt2train.monitoring.run_logger import RunLogger, StepTimer, log_run_header
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, join
+from gpt2train.settings import parse_assignment
+from gpt2train.training.callbacks import CallbackList, RunView
 from gpt2train.training.engine import Engine
 from gpt2train.training.forward_backward import ForwardBackward, Passes
 from gpt2train.training.lr_schedule import learning_rate, make_schedule
@@ -62,6 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", required=True, metavar="FILE.toml", help="settings of the run (RunConfig)")
     parser.add_argument("--preset", help="settings that the file overrides: tiny, 117m, 345m, megatron-345m, …")
     parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SETTING=VALUE",
+        dest="changes",
+        help="change a setting of the file, such as optimizer.lr=3e-4; may be given several times",
+    )
+    parser.add_argument(
         "--timeout",
         type=_seconds,
         default=TIMEOUT.total_seconds(),
@@ -80,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     install_excepthook(env.rank, options.debug)
     try:
         env = read_process_env(os.environ)
-        config = read_run_config(options.config, options.preset)
+        config = read_run_config(options.config, options.preset, [parse_assignment(text) for text in options.changes])
         logs = Path(config.output) / "logs"
         log_to(logs, env.rank, screen=not options.quiet)
         divert_native_stderr(logs, env.rank)
@@ -117,7 +129,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
 
         cleanup.enter_context(fast_kernels(config.performance, ctx.device))
         engine = Engine(config, ctx)
-        checkpoints = cleanup.enter_context(CheckpointManager(config))
+        checkpoints = cleanup.enter_context(CheckpointManager(config, data, valid))
         state = checkpoints.restore(engine.state(), open_initial_weights)
         log_run_header(config, ctx, layout, data, schedule.warmup)
         run_logger = RunLogger(config, ctx, state, layout, checkpoints.corpora)
@@ -128,17 +140,23 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         batches = cleanup.enter_context(prefetch(_batches(data, engine, state), ahead))
         forward_backward = ForwardBackward(engine, batches)
         skipped = SkippedSteps(engine)
+        callbacks = all_or_raise(lambda: CallbackList(RunView(config, ctx.rank, ctx.world, engine.model_parts, state)))
+        callbacks("begin")
+        all_or_raise(callbacks.check)
         accepted: Passes | None = None  # of the last step that was not skipped
         valid_loss: float | None = None  # of the present weights
 
-        timer = StepTimer()
+        if ctx.device.type == "cpu":
+            cleanup.enter_context(around_waits(lambda: engine.phases("communication")))
+        timer = StepTimer(engine.phases)
         for step in range(first_step := state.step + 1, config.steps + 1):
             profiler.step()
             passes = forward_backward(state)
             tokens = passes.batch.targets
-            pending = engine.measure(passes.loss, tokens, passes.scale, stop.requested or checkpoints.failed)
+            stop_here = stop.requested or checkpoints.failed or callbacks.stopping
+            pending = engine.measure(passes.loss, tokens, passes.scale, stop_here)
             spike = config.spikes.threshold_sigma > 0 and state.is_spike(pending.read(), config)
-            if checkpoints.due and not spike and is_sound(pending.read(), config.shape):
+            if checkpoints.due and not spike and is_sound(pending.read(), config):
                 # These statistics belong to the weights of the previous step, which are still in place.
                 with timer.paused():
                     checkpoints.save_due(engine.state(), state, valid_loss)
@@ -154,15 +172,22 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
                 lr = 0.0
                 skipped.report(state, pending)
 
-            row = run_logger.row(state, stats, lr=lr, tokens=tokens, seconds=timer.lap()) | checkpoints.seconds()
+            row = run_logger.row(state, stats, lr=lr, tokens=tokens, seconds=timer.lap())
+            row |= timer.phase_columns | checkpoints.seconds()
             stopping = stats.stop
             if valid is not None and not stopping and (step % config.validation.interval == 0 or step == config.steps):
-                valid_loss = validate(engine, valid, stop)
-                stopping = valid_loss is None
-                if valid_loss is not None:
-                    row["valid_loss"] = valid_loss
+                with timer.paused():
+                    measured = validate(engine, valid, stop)
+                stopping = measured is None
+                if measured is not None:
+                    row |= measured
+                    valid_loss = measured["valid_loss"]
             last = stopping or step == config.steps
             run_logger.write(row, last)
+            callbacks("step", state=state, row=dict(row))
+            if "valid_loss" in row:
+                callbacks("validation")
+            callbacks.saved(checkpoints.take_written())
             skipped.check(state, checkpoints.newest)
             checkpoints.due |= step % config.checkpoints.interval == 0
             if last:
@@ -176,12 +201,15 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
                 log_memory(ctx, layout, engine.parameters(), "after the first step")
                 engine.fill_device()
         checkpoints.wait()
+        callbacks.saved(checkpoints.take_written())
+        callbacks("end")
+        all_or_raise(callbacks.check)
         log_memory(ctx, layout, engine.parameters(), "at the end")
     _log_end(config, state, checkpoints)
     return state
 
 
-def _batches(data: TrainingData, engine: Engine, state: TrainState) -> Iterator[StepBatch]:
+def _batches(data: Dataset, engine: Engine, state: TrainState) -> Iterator[StepBatch]:
     """Batches of the remaining steps, for this process."""
     layout, steps = engine.layout, engine.config.steps - state.step
     share = {"micro": layout.micro_batch, "rank": engine.data_rank, "ranks": layout.data}
@@ -218,7 +246,7 @@ def _problem(engine: Engine, state: TrainState, stats: StepStats) -> str | None:
     config = engine.config
     if not math.isfinite(stats.loss):
         return "the loss is not finite"
-    if not is_plausible(stats.loss, config.shape):
+    if not is_plausible(stats.loss, config):
         return f"the loss diverged ({stats.loss:.1f}, over twice that of a uniform guess)"
     if not math.isfinite(stats.grad_norm) and not state.lower_scale_may_help(config):
         return "the gradient is not finite"
@@ -235,12 +263,16 @@ def _log_end(config: RunConfig, state: TrainState, checkpoints: CheckpointManage
         log.info("checkpoint: %s", checkpoints.newest)
 
 
-def _open(config: RunConfig, ctx: DistContext) -> tuple[TrainingData, TrainingData | None]:
-    """Open the token files and check every token against the vocabulary, each process a share of them."""
-    data, valid = training_data(config), validation_data(config)
+def _open(config: RunConfig, ctx: DistContext) -> tuple[Dataset, Dataset | None]:
+    """Open the data and check them, such as every token against the vocabulary, each process a share of them."""
+    data = open_data(config, "train")
+    # Only of a run whose settings say so, since the steps that validate are known from them.
+    valid = open_data(config, "valid") if config.data.may_validate else None
+    if data is None:
+        raise UserError(f"the objective {config.objective.name} has no training data; its `data` returned None")
     for split in (data, valid):
         if split is not None:
-            split.check_vocabulary(ctx.rank, ctx.world)
+            split.check(ctx.rank, ctx.world)
     if valid is None and config.data.may_validate and ctx.is_rank0:
         log.warning("warning: no validation: data.split = %s leaves no sample for it", config.data.split)
     return data, valid

@@ -21,6 +21,7 @@ of its row, so that there is no cycle:
 | `train`         | `ready_tokens`                 |
 | `merge`         |                                |
 | `evaluate`      |                                |
+| `finetune`      |                                |
 | `report`        | `cloze`, `dedup`, `evaluate`   |
 
 `sources` reads archives with the rules of `blacklist` and the page format of `download`; `extract` reads pages of any

@@ -47,6 +47,8 @@ def output_paths(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str, 
         ("report", "report", REPORT),
         *((f"scores: {record.name}", "evaluate", record.name) for record in scores),
         ("model (Hugging Face)", "merge", ""),
+        ("scores and predictions", "task_scores", ""),
+        ("samples", "samples", ""),
         ("run folder", "train", ""),
         ("metrics", "train", "metrics.jsonl"),
         ("logs of the ranks", "train", "logs"),
@@ -63,7 +65,10 @@ def next_commands(root: Folder, manifests: Sequence[Manifest]) -> list[dict[str,
     """List the commands that use the outputs of a run."""
     by_step = {manifest.step: (root / manifest.folder).path() for manifest in manifests}
     found = []
-    if model := by_step.get("merge"):
+    training = next((manifest.parameters for manifest in manifests if manifest.step == "train"), {})
+    if "merge" in by_step and training.get("model", {}).get("labels"):  # a classifier, which is not served
+        found += [("read about it", f"less {by_step['merge']}/README.md")]
+    elif model := by_step.get("merge"):
         found += [("serve it", f"gpt2train serve --model {model}")]
         found += [("generate text", f"gpt2train generate --model {model} --prompt 'The'")]
     elif (run := by_step.get("train")) and READY_TOKENS in by_step:  # no documents and no evaluation set to score on

@@ -20,6 +20,7 @@ from gpt2train.checkpoint.store import StoredCorpus
 from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
 from gpt2train.io import run_folder
+from gpt2train.model.families import SCORE
 from gpt2train.model.lazy_weights import LazyWeights
 from gpt2train.parallel.fsdp import copy_into_shard
 from gpt2train.parallel.mesh import all_or_raise
@@ -70,6 +71,7 @@ def _from_run(
     config: RunConfig, corpora: tuple[StoredCorpus, ...], found: VerifiedCheckpoint, group: dist.ProcessGroup | None
 ) -> InitialState:
     source, restore = config.checkpoints.init_from, config.checkpoints.restore
+    labels = store.stored_shape(found.manifest, found.checkpoint).labels
     if found.manifest.position.step == 0:  # a converted checkpoint, which has weights only
         restore = _weights_only(found.checkpoint, restore)
     if restore == "full":
@@ -77,11 +79,17 @@ def _from_run(
     else:
         known = None not in (found.manifest.tokenizer_hash, config.tokenizer_hash)
         keys = SHAPE if known else tuple(key for key in SHAPE if key != "tokenizer_hash")
+        if config.model.labels and not labels:  # a classifier may start from a language model
+            keys, restore = tuple(key for key in keys if key != "model.labels"), "weights"
         check(config, found.manifest, keys, f"{source} has", REMEDY)
     log.info("loading the %s of %s", "weights" if restore == "weights" else f"weights and {restore}", found.checkpoint)
 
     def load(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
-        selected = {name: t for name, t in tensors.items() if restore != "weights" or name.startswith("model.")}
+        selected = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if (restore != "weights" or name.startswith("model.")) and not _is_new(name, labels)
+        }
         store.load(found.checkpoint, selected, group)
 
     return InitialState(found.manifest.position if restore == "full" else START, load)
@@ -94,10 +102,15 @@ def copy_weights(tensors: Mapping[str, Tensor], weights: LazyWeights) -> None:
     sent. The processes of a machine share the pages of the disk cache.
     """
     for key, tensor in tensors.items():
-        if key.startswith("model."):
+        if key.startswith("model.") and not _is_new(key, weights.shape.labels):
             whole = weights.tensors[key.removeprefix("model.")].read(torch.float32)
             device = tensor.to_local().device if isinstance(tensor, DTensor) else tensor.device
             copy_into_shard(tensor, whole.to(device))
+
+
+def _is_new(key: str, labels: int) -> bool:
+    """Return True for the output layer of a classifier that starts from a language model, which has 0 labels."""
+    return key == f"model.{SCORE}" and not labels
 
 
 def _weights_only(path: Path, restore: str) -> Literal["weights"]:

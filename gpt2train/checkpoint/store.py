@@ -28,6 +28,7 @@ from gpt2train.config import ModelSettings
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import MANIFEST
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
+from gpt2train.model.objectives import label_names
 from gpt2train.model.shape import Shape
 from gpt2train.settings import Settings
 from gpt2train.training.train_state import TrainState
@@ -59,7 +60,7 @@ class StoredCorpus(Settings):
     """Training corpus of a run, as stored in checkpoints."""
 
     identity: str  # hash of its document lengths and of a sample of its tokens, independent of its path
-    tokens: int  # number of tokens
+    tokens: int  # number of tokens; 0 if they are no token files
     share: float  # share of the samples, 0 to 1
 
 
@@ -167,8 +168,8 @@ def open_weights(checkpoint: str | Path) -> LazyWeights:
         UserError: there is no checkpoint at this path.
         RunError: the checkpoint is damaged, or its manifest lacks the sizes of the model.
     """
-    shape = stored_shape(verify(checkpoint), checkpoint)
-    return LazyWeights(shape, open_tensors(checkpoint))
+    manifest = verify(checkpoint)
+    return LazyWeights(stored_shape(manifest, checkpoint), open_tensors(checkpoint), stored_labels(manifest))
 
 
 def stored_shape(manifest: CheckpointManifest, checkpoint: str | Path) -> Shape:
@@ -181,6 +182,14 @@ def stored_shape(manifest: CheckpointManifest, checkpoint: str | Path) -> Shape:
         return ModelSettings.model_validate(manifest.config["model"]).shape(manifest.config["vocab"])
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{Path(checkpoint) / MANIFEST} lacks the sizes of the model ({error})") from error
+
+
+def stored_labels(manifest: CheckpointManifest) -> tuple[str, ...]:
+    """Names of the classes of a checkpoint's classifier; empty if it is none, or if they are not known."""
+    try:
+        return label_names(manifest.config["objective"]["options"]["labels"])
+    except (KeyError, TypeError, ValueError):
+        return ()
 
 
 def open_tensors(checkpoint: str | Path) -> dict[str, LazyTensor]:

@@ -11,6 +11,7 @@ from gpt2train.config.commented import commented_run
 from gpt2train.config.data import Corpus, DataSettings, DocumentSettings, MixtureSettings, ValidationSettings
 from gpt2train.config.logging import LoggingSettings
 from gpt2train.config.model import ModelSettings
+from gpt2train.config.objective import ObjectiveSettings
 from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, ScheduleSettings, SpikeSettings
 from gpt2train.config.parallel import ParallelSettings
 from gpt2train.config.performance import PerformanceSettings
@@ -35,6 +36,7 @@ __all__ = [
     "LoggingSettings",
     "MixtureSettings",
     "ModelSettings",
+    "ObjectiveSettings",
     "OptimizerSettings",
     "ParallelSettings",
     "PerformanceSettings",

@@ -16,7 +16,7 @@ class ModelSettings(Settings):
 
     # Left out of a run's files for a GPT-2, so that files and fingerprints of older runs stay the same.
     family: str = Field("gpt2", exclude_if=lambda family: family == "gpt2")
-    """Model family: gpt2, llama, or one that a plug-in adds."""
+    """Model family: gpt2, llama, t5, or one that a plug-in adds."""
     layers: int = Field(12, ge=1, le=10_000)
     """Transformer blocks."""
     heads: int = Field(12, ge=1, le=2**16)
@@ -30,9 +30,13 @@ class ModelSettings(Settings):
     `--max-position-embeddings`). Rows above `context` are not trained. 0: `context`."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on embeddings, attention and both residual branches, as published; 0 is best for few epochs."""
+    labels: NaturalNumber = Field(0, exclude_if=not_)
+    """Classes of a sequence classifier, whose output layer takes the place of the output projection. 0: language
+    model."""
     # Last, since the values of some follow from the fields above.
     options: dict[str, Option] = Field({}, exclude_if=not_)
-    """Settings that only the family has; gpt2 has none, those of llama are in docs/train/models.md."""
+    """Settings that only the family has: docs/train/models.md has those of gpt2 and llama, docs/train/t5.md those of
+    t5."""
 
     @field_validator("family")
     @classmethod
@@ -69,7 +73,7 @@ class ModelSettings(Settings):
     def shape(self, vocab: int) -> Shape:
         """Sizes that determine the parameters of a model with a vocabulary of `vocab` tokens."""
         options = tuple(self.options.items())
-        return Shape(vocab, self.layers, self.heads, self.hidden, self.positions, self.family, options)
+        return Shape(vocab, self.layers, self.heads, self.hidden, self.positions, self.family, options, self.labels)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelSettings":

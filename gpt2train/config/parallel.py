@@ -41,9 +41,9 @@ class ParallelSettings(Settings):
 
     @field_validator("zero", mode="before")
     @classmethod
-    def _number(cls, value: Any) -> Any:
-        """Accept a stage as text, as flags give it; pydantic does that for `int`, but not for numbers of a Literal."""
-        return int(value) if isinstance(value, str) and value.isdecimal() else value
+    def _as_number(cls, zero: Any) -> Any:
+        """Accept the text of a number, as the flag `--train.parallel.zero 1` of a flow gives it."""
+        return int(zero) if isinstance(zero, str) and zero.isdecimal() else zero
 
     @model_validator(mode="after")
     def _placement_is_used(self) -> "ParallelSettings":

@@ -1,24 +1,30 @@
 """Complete settings of a run, and reading and writing them."""
 
 import math
+from collections.abc import Mapping, Sequence
 from operator import not_
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from gpt2train.config.batch import BatchSettings
 from gpt2train.config.batch_plan import BatchPlan
+from gpt2train.config.callbacks import known_callbacks
 from gpt2train.config.checkpoints import CheckpointSettings
 from gpt2train.config.data import Corpus, DataSettings, DocumentSettings, MixtureSettings, ValidationSettings
 from gpt2train.config.logging import LoggingSettings
 from gpt2train.config.model import ModelSettings
+from gpt2train.config.objective import ObjectiveSettings
 from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, ScheduleSettings, SpikeSettings
 from gpt2train.config.parallel import ParallelSettings
 from gpt2train.config.performance import PerformanceSettings
 from gpt2train.config.presets import preset
-from gpt2train.model.shape import Shape
+from gpt2train.model.families import MODELS
+from gpt2train.model.objectives import OBJECTIVES
+from gpt2train.model.shape import PADDING, Shape
+from gpt2train.plugins import load
 from gpt2train.settings import MAX_COUNT, PositiveNumber, Settings, build, layer, read_toml
 
 CONFIG_FILE = "config.toml"
@@ -29,6 +35,9 @@ class TrainSettings(Settings):
 
     model: ModelSettings = ModelSettings()
     """Shape of the model."""
+    # Left out of a run's files for next-token prediction, so that files and fingerprints of older runs stay the same.
+    objective: ObjectiveSettings = Field(ObjectiveSettings(), exclude_if=lambda chosen: chosen == ObjectiveSettings())
+    """Objective of the training: its data and its loss."""
     batch: BatchSettings = BatchSettings()
     """Samples per step."""
     steps: PositiveNumber = 20_000
@@ -58,6 +67,8 @@ class TrainSettings(Settings):
     """Compilation, kernels and prefetching."""
     logging: LoggingSettings = LoggingSettings()
     """Console, trackers and profiler."""
+    callbacks: Annotated[tuple[str, ...], AfterValidator(known_callbacks)] = Field((), exclude_if=not_)
+    """Names of callbacks that plug-ins add, in the order in which they are called."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """bf16, fp16: matrix products in half precision, weights and optimizer in float32. On a CPU without AVX512-BF16
     or AMX, bf16 is about 3 times slower than fp32, and fp16 about 20 times."""
@@ -65,6 +76,22 @@ class TrainSettings(Settings):
     """auto uses one GPU per process if there are enough."""
     seed: int = Field(1234, ge=0, le=2**53 - 1)
     """Seed of the initial weights, the order of the data and dropout."""
+
+    @model_validator(mode="after")
+    def _head_fits(self) -> "TrainSettings":
+        name, labels = self.objective.name, self.model.labels
+        if labels and name in ("next_token", "answers"):
+            raise ValueError(f"model.labels {labels} is for classifiers; the objective {name} predicts tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _muon_is_with_the_weights(self) -> "TrainSettings":
+        if self.optimizer.name == "muon" and self.parallel.cpu_offload and self.parallel.offload_placement != "all":
+            raise ValueError(
+                f"optimizer.name muon has no offload of its own (parallel.offload_placement "
+                f"{self.parallel.offload_placement!r}); set offload_placement = 'all', or adamw"
+            )
+        return self
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> "TrainSettings":
@@ -76,6 +103,33 @@ class TrainSettings(Settings):
         if self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(f"schedule.min_lr {self.schedule.min_lr:g} is above optimizer.lr {self.optimizer.lr:g}")
         return self
+
+    @model_validator(mode="after")
+    def _objective_fits(self) -> "TrainSettings":
+        family, name = self.model.family, self.objective.name
+        both = len(MODELS[family].lengths(self.model.shape(PADDING))) > 1
+        if both and OBJECTIVES[name].sequences == 1:
+            raise ValueError(
+                f"the model family {family} has an encoder and a decoder, and the objective {name} is for a decoder "
+                'alone; set objective.name = "span_corruption"'
+            )
+        if not both and OBJECTIVES[name].sequences > 1:
+            raise ValueError(
+                f"the objective {name} needs an encoder and a decoder, but the model family {family} is a decoder "
+                'alone; set model.family = "t5"'
+            )
+        _ = self.sample_length
+        return self
+
+    @property
+    def sample_length(self) -> int:
+        """Tokens that a sample takes from packed documents.
+
+        Raises:
+            ValueError: the lengths of the objective do not fit those of the model.
+        """
+        length = OBJECTIVES[self.objective.name].length
+        return self.model.context if length is None else int(load(length)(self))
 
 
 S = TypeVar("S", bound=TrainSettings)
@@ -105,13 +159,23 @@ class RunConfig(TrainSettings):
         return self.model.shape(self.vocab)
 
 
-def read_run_config(path: str | Path, preset_name: str | None = None) -> RunConfig:
-    """Read a run's TOML file, on top of a preset if one is named.
+def read_run_config(
+    path: str | Path, preset_name: str | None = None, changes: Sequence[Mapping[str, Any]] = ()
+) -> RunConfig:
+    """Read a run's TOML file, on top of a preset if one is named, and below changes from a command line.
 
     Raises:
-        UserError: a file is missing, is not TOML, or contains a wrong setting.
+        UserError: a file is missing, is not TOML, or a setting is wrong.
     """
-    return build(RunConfig, preset(preset_name) if preset_name else {}, read_toml(path), source=str(path))
+    given = layer(*changes)
+
+    def source(setting: tuple[int | str, ...]) -> str:
+        value: Any = given
+        for name in setting:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return "--set" if setting and value is not None else str(path)
+
+    return build(RunConfig, preset(preset_name) if preset_name else {}, read_toml(path), given, source=source)
 
 
 def run_config(

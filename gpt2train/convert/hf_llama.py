@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpt2train.convert.hf_layout import MAX_LAYERS, HFLayout, checked_shape, size_of
 from gpt2train.errors import UserError
-from gpt2train.model.families import EMBEDDING, HEAD, sizes
+from gpt2train.model.families import EMBEDDING, HEAD, SCORE, sizes
 from gpt2train.model.lazy_weights import LazyTensor
 from gpt2train.model.llama_family import LlamaOptions, options_of
 from gpt2train.model.shape import Shape
@@ -25,6 +25,7 @@ OWN = "gpt2train_llama"  # model type of what transformers does not have
 FREQUENCIES = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # in files of before 2024
 ACTIVATIONS = {"swiglu": "silu", "relu2": "relu2"}
 TOP = {EMBEDDING: "model.embed_tokens.weight", "ln_f.weight": "model.norm.weight", HEAD: "lm_head.weight"}
+TOP[SCORE] = SCORE
 BLOCK = {
     "ln_1": "input_layernorm",
     "attn.q": "self_attn.q_proj",

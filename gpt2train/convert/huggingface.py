@@ -8,19 +8,20 @@ knows the model family, `AutoModelForCausalLM` and `AutoTokenizer` load it witho
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from gpt2train.convert.hf_config import read_shape, write_config
+from gpt2train.convert.hf_config import read_label_names, read_shape, write_config
 from gpt2train.convert.hf_gpt2 import join_heads, split_heads
 from gpt2train.convert.hf_layout import HFLayout, layout_of
 from gpt2train.convert.model_card import NO_FACTS, CardFacts, model_card
 from gpt2train.convert.settings import CARD, Device, Dtype
 from gpt2train.convert.tensor_files import DTYPES, SAFETENSORS, open_tensors, write_tensors
-from gpt2train.data.tokenizer import Tokenizer, copy_tokenizer, load_tokenizer, vocab_size
+from gpt2train.data.tokenizer import copy_tokenizer, load_model_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_folder
 from gpt2train.model.causal_lm import CausalLM
@@ -29,6 +30,7 @@ from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, e
 from gpt2train.model.shape import Shape
 
 __all__ = [
+    "check_language_model",
     "fill_folder",
     "from_huggingface",
     "join_heads",
@@ -119,7 +121,7 @@ def fill_folder(
         facts: facts for the model card.
     """
     shape, tensors, target = weights.shape, weights.tensors, DTYPES[dtype]
-    opened = _check_tokenizer(tokenizer, shape)
+    opened = load_model_tokenizer(tokenizer, shape.vocab)
     check_sizes({name: stored.size for name, stored in tensors.items()}, sizes(shape), "the checkpoint")
     layout = layout_of(shape.family)
     ours, theirs = {theirs: name for name, theirs in layout.names(shape).items()}, layout.sizes(shape)
@@ -129,7 +131,7 @@ def fill_folder(
         target,
         lambda name: layout.exported(ours[name], tensors[ours[name]].read(target), shape),
     )
-    write_config(folder, shape, opened, dtype)
+    write_config(folder, shape, opened, dtype, weights.labels)
     copy_tokenizer(tokenizer, folder)
     (folder / CARD).write_text(card_text(shape, dtype, facts), encoding="utf-8")
 
@@ -147,27 +149,44 @@ def open_model(folder: Path) -> LazyWeights:
         UserError: the folder is not a model folder, a file is damaged, or no model family has the architecture.
     """
     shape = read_shape(folder)
-    return _imported(open_tensors(folder), shape)
+    return replace(_imported(open_tensors(folder), shape), labels=read_label_names(folder))
 
 
-def read_model(folder: str | PathLike[str], device: Device = "cpu") -> CausalLM:
+def read_model(folder: str | PathLike[str], device: Device = "cpu", *, classifier: bool = False) -> CausalLM:
     """Read a model folder into memory in float32, in evaluation mode.
 
     Args:
         folder: model folder.
         device: device of the model; auto uses a GPU if there is one.
+        classifier: read a sequence classifier, in place of a language model.
 
     Raises:
-        UserError: the folder is not a model folder, a file is damaged, no model family has the architecture, or
-            `device` is cuda and there is no GPU.
+        UserError: the folder is not a model folder, a file is damaged, no model family has the architecture, the model
+            is of the other kind, or `device` is cuda and there is no GPU.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu")
     on_gpu = device != "cpu" and torch.cuda.is_available()
     weights = open_model(Path(folder))
+    if classifier and not weights.shape.labels:
+        raise UserError(f"{folder} is a language model, not a classifier; fine-tune it first: python -m flows.finetune")
+    if not classifier:
+        check_language_model(weights.shape, folder)
     model = empty_model(weights.shape)
     model.load_state_dict(weights.read(), assign=True)
     return model.requires_grad_(False).eval().to("cuda" if on_gpu else "cpu")
+
+
+def check_language_model(shape: Shape, source: str | PathLike[str]) -> None:
+    """Check that a model predicts tokens.
+
+    Raises:
+        UserError: it is a sequence classifier.
+    """
+    if shape.labels:
+        raise UserError(
+            f"{source} is a classifier of {shape.labels} classes and predicts no tokens; give another model"
+        )
 
 
 def _imported(tensors: Mapping[str, LazyTensor], shape: Shape) -> LazyWeights:
@@ -196,14 +215,3 @@ def _is_model_folder(folder: Path) -> bool:
     except UserError:
         return False
     return True
-
-
-def _check_tokenizer(folder: Path, shape: Shape) -> Tokenizer:
-    """Check that the tokenizer fits the model's vocabulary, and return it."""
-    tokenizer = load_tokenizer(folder)
-    if (size := vocab_size(tokenizer)) != shape.vocab:
-        raise UserError(
-            f"the tokenizer {folder} has {size} entries, the model {shape.vocab}; "
-            "give the tokenizer that the model was trained with"
-        )
-    return tokenizer

@@ -13,6 +13,8 @@ from gpt2train.model.lazy_weights import LazyWeights
 def open_initial_weights(config: RunConfig, path: Path) -> LazyWeights:
     """Open a Hugging Face folder or a checkpoint of Megatron-LM, for a run of the same model.
 
+    A classifier may start from a language model; its output layer then has its initial values.
+
     Args:
         config: settings of the run.
         path: folder that `checkpoints.init_from` names.
@@ -31,9 +33,9 @@ def open_initial_weights(config: RunConfig, path: Path) -> LazyWeights:
 
 def _check_fits(config: RunConfig, opened: OpenedSource, path: Path) -> None:
     stored, current = opened.weights.shape, config.shape
-    for key in ("family", "options", "layers", "heads", "hidden", "context", "vocab"):
+    for key in ("family", "options", "layers", "heads", "hidden", "context", "vocab", "labels"):
         a, b = getattr(stored, key), getattr(current, key)
-        if a != b:
+        if a != b and (key != "labels" or a):
             name = key if key == "vocab" else f"model.{key}"
             name = "model.max_positions" if key == "context" and config.model.max_positions else name
             raise UserError(f"{path} has another {name} ({a} there, {b} now); {REMEDY}")

@@ -20,6 +20,7 @@ from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
 
 STEP_MANIFEST = "_manifest.json"  # manifest of a finished data step
+DATA_FLOW_PREFIX = ("train", "tokens")  # of the token files that the data flow writes: OUT/tokens/train/tokens
 MAX_MANIFESTS = 64  # manifests that are read next to the data
 
 
@@ -59,8 +60,9 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
         front += ["language:", *(f"- {code}" for code in facts.languages)]
     layout = layout_of(shape.family)
     front += ["library_name: transformers"] if layout.in_transformers(shape) else []
-    front += ["pipeline_tag: text-generation", "tags:"]
-    front += [f"- {tag}" for tag in (shape.family, "text-generation", "gpt2train")]
+    purpose = "text-classification" if shape.labels else "text-generation"
+    front += [f"pipeline_tag: {purpose}", "tags:"]
+    front += [f"- {tag}" for tag in (shape.family, purpose, "gpt2train")]
     sizes = [
         ("parameters", f"{parameters:,}"),
         ("layers", f"{shape.layers}"),
@@ -68,6 +70,7 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
         ("width", f"{shape.hidden:,}"),
         ("context", f"{shape.context:,} tokens"),
         ("vocabulary", f"{shape.vocab:,} tokens, byte-level BPE"),
+        *([("classes", f"{shape.labels:,}")] if shape.labels else []),
         *((name.replace("_", " "), str(value)) for name, value in shape.options),
         ("stored as", dtype),
     ]
@@ -77,7 +80,9 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
     parts = [
         "---\n" + "\n".join(front) + "\n---",
         f"# {'GPT-2' if shape.family == 'gpt2' else shape.family} trained with gpt2train",
-        f"A language model: {layout.description}, trained to predict the next token.",
+        f"A classifier of texts: {layout.description}, whose output layer reads the last token."
+        if shape.labels
+        else f"A language model: {layout.description}, trained to predict the next token.",
         "## Model\n\n" + _table(("property", "value"), sizes),
     ]
     if facts.training:
@@ -90,11 +95,16 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
     parts.append("## Training data\n\n" + data)
     if facts.scores:
         parts.append("## Evaluation\n\n" + _table(("measure", "value"), facts.scores))
-    parts.append("## Use\n\n" + (WITH_TRANSFORMERS if layout.in_transformers(shape) else "") + WITH_GPT2TRAIN)
-    limits = (
-        "A base model: it continues text and does not follow instructions. It can reproduce errors, prejudice and "
-        f"personal data of its training text. It reads at most {shape.context:,} tokens at a time."
+    with_transformers = CLASSIFY_WITH_TRANSFORMERS if shape.labels else WITH_TRANSFORMERS
+    use = (with_transformers if layout.in_transformers(shape) else "") + ("" if shape.labels else WITH_GPT2TRAIN)
+    parts.append("## Use\n\n" + use.strip() if shape.labels else "## Use\n\n" + use)
+    about = (
+        "It knows the classes of its training data alone, and can reproduce errors and prejudice of these."
+        if shape.labels
+        else "A base model: it continues text and does not follow instructions. It can reproduce errors, prejudice and "
+        "personal data of its training text."
     )
+    limits = f"{about} It reads at most {shape.context:,} tokens at a time."
     parts.append(f"## Limits\n\n{limits} {licence}")
     return "\n\n".join(parts) + "\n"
 
@@ -107,6 +117,14 @@ ids = tokenizer("The first thing to know", return_tensors="pt")
 print(tokenizer.decode(model.generate(**ids, max_new_tokens=40)[0]))
 ```
 
+"""
+CLASSIFY_WITH_TRANSFORMERS = """```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+model, tokenizer = AutoModelForSequenceClassification.from_pretrained("MODEL"), AutoTokenizer.from_pretrained("MODEL")
+ids = tokenizer("The first text\\nThe second text of a pair", return_tensors="pt")
+print(model.config.id2label[int(model(**ids).logits.argmax())])
+```
 """
 WITH_GPT2TRAIN = """\
 `MODEL` is this folder. With gpt2train: `gpt2train generate --model MODEL --prompt "The first thing to know"`,
@@ -126,16 +144,20 @@ def training_facts(manifest: CheckpointManifest, run: Path | None) -> CardFacts:
     tokens = position.samples * int(config["model"]["context"])
     rows = [("steps", f"{position.step:,}"), ("tokens read", f"{tokens:,}")]
     corpus_tokens = sum(corpus.tokens for corpus in manifest.data)
-    if corpus_tokens:
+    unit = "sample" if config["model"].get("labels") else "token"
+    if "objective" in config:  # samples are not packed: each is padded to the context
+        rows = [("steps", f"{position.step:,}"), ("samples read", f"{position.samples:,}")]
+        rows.append(("objective", str(config["objective"].get("name"))))
+    elif corpus_tokens:
         rows.append(("tokens of training text", f"{corpus_tokens:,} ({tokens / corpus_tokens:.2f} epochs)"))
     with contextlib.suppress(KeyError, TypeError):
         rows.append(("samples per step", f"{config['batch']['global_batch']:,}"))
         rows.append(("peak learning rate", f"{config['optimizer']['lr']:g}"))
         rows.append(("precision", str(config["precision"])))
     if run is not None and (loss := _loss(run, position.step)) is not None:
-        rows.append(("training loss of the last step", f"{loss:.4f} nats per token"))
+        rows.append(("training loss of the last step", f"{loss:.4f} nats per {unit}"))
     if manifest.valid_loss is not None:
-        rows.append(("validation loss", f"{manifest.valid_loss:.4f} nats per token"))
+        rows.append(("validation loss", f"{manifest.valid_loss:.4f} nats per {unit}"))
     steps = _steps(run) if run is not None else []
     language: Any = next((step["parameters"].get("language") for step in steps if step["step"] == "clean"), None)
     codes = language.get("keep", ()) if isinstance(language, dict) else ()
@@ -147,12 +169,35 @@ def training_facts(manifest: CheckpointManifest, run: Path | None) -> CardFacts:
 
 
 def scores_of(run: Path, weights: str) -> tuple[tuple[str, str], ...]:
-    """Return the scores in a run's `eval/`; empty if they belong to other weights.
+    """Return the scores in a run's `eval/` and `task/`; empty if they belong to other weights.
 
     Args:
         run: run folder.
         weights: SHA-256 of `model.safetensors`.
     """
+    return (*_evaluations(run, weights), *_task_scores(run, weights))
+
+
+def _task_scores(run: Path, weights: str) -> tuple[tuple[str, str], ...]:
+    """Scores of a fine-tuning, of each part."""
+    merged, scored = _read(run / "merge" / STEP_MANIFEST), _read(run / "task" / STEP_MANIFEST)
+    try:
+        files = {record["name"]: record["sha256"] for record in merged["outcome"]["outputs"]}
+        identity = f"{merged['fingerprint']}:{merged['content']}"
+        if files.get("model.safetensors") != weights or scored["inputs"]["merge"] != identity:
+            return ()
+        found = {part: _read(run / "task" / f"{part}.json") for part in ("valid", "test")}
+        return tuple(
+            (f"{part}, {int(scores['samples']):,} samples: {name.replace('_', ' ')}", f"{float(scores[name]):,.4g}")
+            for part, scores in found.items()
+            for name in ("accuracy", "f1", "majority", "exact_match", "loss", "perplexity")
+            if name in scores
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return ()
+
+
+def _evaluations(run: Path, weights: str) -> tuple[tuple[str, str], ...]:
     merged, scored = _read(run / "merge" / STEP_MANIFEST), _read(run / "eval" / STEP_MANIFEST)
     try:
         files = {record["name"]: record["sha256"] for record in merged["outcome"]["outputs"]}
@@ -183,18 +228,26 @@ def _loss(run: Path, step: int) -> float | None:
 
 
 def _steps(run: Path) -> list[dict[str, Any]]:
-    """Return the manifests of the data steps that made a run's first corpus, in order."""
+    """Return the manifests of the data steps that made a run's first corpus, in order.
+
+    Token files made elsewhere have no manifest that names them, and so no steps, even in a folder beside those of a
+    data flow.
+    """
     try:
-        root = Path(read_run_config(run / CONFIG_FILE).data.corpora[0].prefix).parents[2]  # OUT/tokens/train/tokens
+        prefix = Path(read_run_config(run / CONFIG_FILE).data.corpora[0].prefix)
+        made, root = prefix.parents[1], prefix.parents[2]  # OUT/tokens, OUT of OUT/tokens/train/tokens
     except (UserError, RunError, IndexError):
         return []
-    return data_steps(root, "tokenize")
+    if (prefix.parent.name, prefix.name) != DATA_FLOW_PREFIX:
+        return []
+    return data_steps(root, "tokenize", _read(made / STEP_MANIFEST))
 
 
-def data_steps(root: Path, last: str) -> list[dict[str, Any]]:
+def data_steps(root: Path, last: str, made: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     """Return the manifests of the data steps before the step `last` in an output folder, in order.
 
-    Each manifest names its inputs, so that unrelated steps in the same output folder are skipped.
+    Each manifest names its inputs, so that unrelated steps in the same output folder are skipped. With `made`, the last
+    step must have this manifest.
     """
     manifests = sorted(root.glob(f"*/{STEP_MANIFEST}"))[:MAX_MANIFESTS] if root.is_dir() else []
     by_identity = {}
@@ -204,10 +257,9 @@ def data_steps(root: Path, last: str) -> list[dict[str, Any]]:
             if all(isinstance(manifest["outcome"][key], int) for key in ("seen", "kept")):
                 manifest["parameters"].get("language")
                 by_identity[f"{manifest['fingerprint']}:{manifest['content']}"] = manifest
-    end = next((manifest for manifest in by_identity.values() if manifest["step"] == last), None)
+    ends = [step for step in by_identity.values() if step["step"] == last and (made is None or step == made)]
     found: list[dict[str, Any]] = []
-    names = {last}
-    pending = [end] if end else []
+    names, pending = {last}, ends[:1]
     while pending:
         manifest = pending.pop(0)
         inputs = [by_identity.get(str(identity)) for _, identity in sorted(manifest["inputs"].items())]

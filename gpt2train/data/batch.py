@@ -7,9 +7,9 @@ memory maps, and so does waiting for the disk.
 
 import collections
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 import torch
@@ -22,30 +22,31 @@ PREFETCH_STEPS = 2  # so that a stall of the disk may last a whole step
 
 @dataclass(frozen=True)
 class Batch:
-    """Batch of samples, the input of the model."""
+    """Batch of samples, the input of the model; the first dimension of all tensors is the sample.
 
-    tokens: Tensor  # inputs, int64 [samples, context], as all
-    targets: Tensor  # positions with -100 are ignored
-    positions: Tensor | None = None  # None if they run from 0 to context - 1
-    documents: Tensor | None = None  # document number of each token, if attention is restricted to a document
+    Attributes:
+        tokens: inputs, int64 [samples, length].
+        targets: what the loss compares with, int64; for next-token prediction [samples, length], without the positions
+            that are -100.
+        extra: further keyword arguments of the model's forward, such as `positions` and `documents`. The same names in
+            all batches of a run.
+    """
 
-    @property
-    def marks(self) -> dict[str, Tensor]:
-        """Optional keyword arguments of the model: `positions` and `documents`, if set."""
-        found = {"positions": self.positions, "documents": self.documents}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+    tokens: Tensor
+    targets: Tensor
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     def pinned(self) -> "Batch":
         """Copy to pinned memory, from which a GPU copies asynchronously."""
-        return Batch(**{name: tensor.pin_memory() for name, tensor in self._tensors()})
+        return self._map(Tensor.pin_memory)
 
     def to(self, device: torch.device) -> "Batch":
         """Copy to a device; from pinned memory the copy overlaps with computation."""
-        return Batch(**{name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors()})
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def _tensors(self) -> list[tuple[str, Tensor]]:
-        found = [(field.name, getattr(self, field.name)) for field in fields(self)]
-        return [(name, tensor) for name, tensor in found if tensor is not None]
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        extra = {name: change(tensor) for name, tensor in self.extra.items()}
+        return Batch(change(self.tokens), change(self.targets), extra)
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,15 @@ that restart with each document, attention within a document only, and no loss f
 document (Megatron-LM's `--reset-position-ids`, `--reset-attention-mask`, `--eod-mask-loss`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from gpt2train.config import DocumentSettings, RunConfig
-from gpt2train.config.batch_plan import BatchPlan
-from gpt2train.data.batch import Batch, StepBatch
+from gpt2train.data.batch import Batch
+from gpt2train.data.dataset import Dataset
 from gpt2train.data.mixture import Mixture
 from gpt2train.data.samples import Samples, validation_corpora
 from gpt2train.model.loss import IGNORE
@@ -21,8 +21,8 @@ from gpt2train.model.loss import IGNORE
 CACHE = "index"  # folder in the run folder in which the sample order of large corpora is cached
 
 
-class TrainingData:
-    """Training samples of corpora of one context length by global index; only the ratios of the weights matter."""
+class TrainingData(Dataset):
+    """Packed samples of corpora of one context length by global index; only the ratios of the weights matter."""
 
     def __init__(self, corpora: Sequence[Samples], weights: Sequence[float], options: DocumentSettings) -> None:
         self.corpora, self.options = corpora, options
@@ -58,28 +58,12 @@ class TrainingData:
         if until is not None:
             targets[wanted >= until] = IGNORE
         documents = documents[:, :-1] - documents[:, :1]
-        return Batch(
-            torch.from_numpy(tokens[:, :-1].copy()),
-            torch.from_numpy(targets),
-            torch.from_numpy(positions_within(documents)) if self.options.reset_positions else None,
-            torch.from_numpy(documents) if self.options.mask_documents else None,
-        )
-
-    def training_batches(
-        self, plan: BatchPlan, first: int, steps: int, *, micro: int, rank: int, ranks: int, pin: bool = False
-    ) -> Iterator[StepBatch]:
-        """Yield the batch of each of the `steps` that remain of a run, on one of `ranks` data-parallel ranks.
-
-        The first sample's global index is the number of samples used so far. `micro` is the number of samples of a
-        micro-batch; `pin` copies them to pinned memory, for a GPU.
-        """
-        for _ in range(steps):
-            size = plan.size_at(first)
-            starts = range(first + rank * micro, first + size, ranks * micro)
-            batches = [self.batch(range(start, start + micro)) for start in starts]
-            counted = self.counted(range(first, first + size))
-            yield StepBatch(size, counted, [batch.pinned() for batch in batches] if pin else batches)
-            first += size
+        extra = {}
+        if self.options.reset_positions:
+            extra["positions"] = torch.from_numpy(positions_within(documents))
+        if self.options.mask_documents:
+            extra["documents"] = torch.from_numpy(documents)
+        return Batch(torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(targets), extra)
 
     def counted(self, indices: Sequence[int] | np.ndarray) -> int:
         """Count the targets of these samples that are not ignored, without reading tokens.
@@ -93,7 +77,7 @@ class TrainingData:
         ends = sum(corpus.document_ends(inner) for _, corpus, inner in self._by_corpus(np.asarray(indices)))
         return max(1, count - ends)
 
-    def check_vocabulary(self, part: int = 0, parts: int = 1) -> None:
+    def check(self, part: int = 0, parts: int = 1) -> None:
         """Check every token of one of `parts` equal parts of each corpus, as `Samples.check_vocabulary`."""
         for corpus in self.corpora:
             corpus.check_vocabulary(part, parts)
@@ -116,6 +100,11 @@ def positions_within(documents: np.ndarray) -> np.ndarray:
     return index - np.maximum.accumulate(starts, axis=-1)
 
 
+def packed_data(config: RunConfig, part: str) -> TrainingData | None:
+    """Open the samples of next-token prediction, "train" or "valid"; errors as `training_data`."""
+    return training_data(config) if part == "train" else validation_data(config)
+
+
 def training_data(config: RunConfig) -> TrainingData:
     """Open the training corpora of a run, shuffled by its seed.
 
@@ -125,7 +114,7 @@ def training_data(config: RunConfig) -> TrainingData:
     """
     corpora = config.data.corpora
     cache = Path(config.data.cache or Path(config.output) / CACHE)
-    context, vocab, seed, split = config.model.context, config.vocab, config.seed, config.data.weights
+    context, vocab, seed, split = config.sample_length, config.vocab, config.seed, config.data.weights
     samples = [Samples(corpus.prefix, context, vocab, seed, cache, split=split) for corpus in corpora]
     return TrainingData(samples, [corpus.weight for corpus in corpora], config.documents)
 
@@ -138,6 +127,6 @@ def validation_data(config: RunConfig) -> TrainingData | None:
     corpora = validation_corpora(config)
     if not corpora:
         return None
-    context, vocab, split = config.model.context, config.vocab, config.data.weights
+    context, vocab, split = config.sample_length, config.vocab, config.data.weights
     samples = [Samples(corpus.prefix, context, vocab, None, split=split, part="valid") for corpus in corpora]
     return TrainingData(samples, [corpus.weight for corpus in corpora], config.documents)

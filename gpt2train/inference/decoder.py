@@ -13,8 +13,9 @@ from torch import Tensor
 
 from gpt2train.model.cache import Cache
 from gpt2train.model.causal_lm import CausalLM
-from gpt2train.model.families import MODELS, load
+from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
+from gpt2train.plugins import load
 
 DecodeStep = Callable[[Sequence[int]], Tensor]
 
@@ -56,7 +57,10 @@ class OpenedModel(Protocol):
 
 def decoder_of(model: CausalLM | OpenedModel, rows: int, context: int | None = None) -> Decoder:
     """Create an empty decoder for `rows` sequences of up to `context` tokens, for a local or a distributed model."""
-    return LocalDecoder(model, rows, context) if isinstance(model, CausalLM) else model.decoder(rows, context)
+    if not isinstance(model, CausalLM):
+        return model.decoder(rows, context)
+    decoder: Decoder = load(MODELS[model.shape.family].decoder)(model, rows, context)
+    return decoder
 
 
 class LocalDecoder:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from gpt2train.convert.huggingface import open_model, read_shape
+from gpt2train.convert.huggingface import check_language_model, open_model, read_shape
 from gpt2train.convert.settings import Device
 from gpt2train.errors import UserError
 from gpt2train.inference.distributed_decoder import CommandChannel, DistributedModel, follow
@@ -54,6 +54,7 @@ def open_distributed_model(model: Path, serving: ServingLayout, device: Device =
     """
     env = read_process_env(os.environ)
     shape = read_shape(model)
+    check_language_model(shape, model)
     layout = Layout.of_model(shape, serving.tp, serving.pp, env.world)
     dist_context = join("auto", env)
     on_gpu = dist_context.device.type == "cuda" and device != "cpu"

@@ -4,19 +4,21 @@ This module contains no distributed code: parallelism is applied from outside, b
 (`gpt2train.model.families`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2train.errors import UserError
 from gpt2train.model.cache import Prefill, Step
-from gpt2train.model.families import MODELS, is_tied, load
+from gpt2train.model.families import MODELS, is_tied
 from gpt2train.model.family_check import check_model, check_specification
-from gpt2train.model.loss import chunked_cross_entropy
+from gpt2train.model.loss import IGNORE, chunked_cross_entropy
 from gpt2train.model.shape import Shape
+from gpt2train.plugins import load
 
 
 def document_mask(documents: Tensor) -> Tensor:
@@ -68,6 +70,14 @@ class SelfAttention(nn.Module):
         return y.transpose(1, 2).flatten(2)
 
 
+class InnerDropout(nn.Dropout):
+    """Dropout of a part of the width: the heads, or the MLP's inner numbers, that a process has."""
+
+
+class FinalNorm(nn.RMSNorm):
+    """RMSNorm after which the model itself calls `CausalLM.enter`, since dropout comes between."""
+
+
 class CausalLM(nn.Module):
     """Decoder-only language model, or one pipeline stage of it.
 
@@ -84,6 +94,10 @@ class CausalLM(nn.Module):
         lm_head    nn.Linear [padded_vocab, hidden] without bias, unless the output projection is `wte` itself (tied)
 
     and may have further modules for the embeddings, whose names it lists in `embedding_modules`.
+
+    `build_model` turns a model with `shape.labels` into a sequence classifier: `score`, nn.Linear [labels, hidden]
+    without bias, takes the place of the output projection and reads the last token of each sample, as in the classes
+    `…ForSequenceClassification` of transformers.
     """
 
     embedding_modules: ClassVar[tuple[str, ...]] = ()
@@ -95,12 +109,19 @@ class CausalLM(nn.Module):
         super().__init__()
         self.shape, self.tied = shape, is_tied(shape)
         self.has_embeddings = self.has_head = True
+        self.layers = range(shape.layers)  # of this stage
         # Functions of (hidden states, output weight) and (hidden states, output weight, targets). Vocabulary
         # parallelism replaces them.
         self.project: Callable[[Tensor, Tensor], Tensor] = F.linear
         self.cross_entropy: Callable[[Tensor, Tensor, Tensor], Tensor] = partial(
             chunked_cross_entropy, vocab=shape.vocab
         )
+        # Tensor parallelism replaces these: entry to a region with all tokens, and slices of a sequence outside of it.
+        self.enter: Callable[[Tensor], Tensor] = lambda x: x
+        self.slices = 1
+        # Functions of (logits, targets, **extra) of an objective of its own (`gpt2train.model.objectives`).
+        self.own_loss: Callable[..., Tensor] | None = None
+        self.scores: Callable[..., Tensor] | None = None
 
     @property
     def output_weight(self) -> Tensor:
@@ -114,28 +135,61 @@ class CausalLM(nn.Module):
         cache: Sequence[Prefill | Step] | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
+        **extra: Tensor,
     ) -> Tensor:
-        """Compute the logits of every position, or with `targets` the summed loss.
+        """Compute the logits of every position, or of every sample in a classifier, or with `targets` the summed loss.
 
         Args:
             tokens: int64 [batch, length], length <= context; hidden states [batch, length, hidden] in a pipeline stage
                 without the embeddings.
-            targets: int64 [batch, length]; positions with -100 are ignored.
+            targets: int64 [batch, length], in a classifier [batch]; those of -100 are ignored.
             cache: KV cache of each layer (`gpt2train.model.cache`).
             positions: int64 [batch or 1, length]; by default 0, 1, 2 …
             documents: int64 [batch, length] document number of each token, to restrict attention to earlier tokens of
                 the same document; not together with a cache.
+            extra: further tensors of the batch: those of the loss of an objective of its own, and for a classifier
+                `lengths`, int64 [batch], tokens of each sample without the padding on the right, by default all.
 
         Returns:
-            Logits [batch, length, padded_vocab], or the float32 sum over the targets of -log p (not the mean: sums
-            add up over micro-batches and ranks, means do not). Hidden states in a pipeline stage without the head.
+            Logits [batch, length, padded_vocab], in a classifier float32 [batch, labels], or the float32 sum over the
+            targets of -log p (not the mean: sums add up over micro-batches and ranks, means do not), or that of the
+            objective. In evaluation mode, if the objective has scores, float64 [1 + sums]: the loss and the scores.
+            Hidden states in a pipeline stage without the head.
         """
         x = self.hidden(tokens, cache, positions, documents)
         if not self.has_head:
             return x
+        if self.shape.labels:
+            return self._classified(x, targets, extra)
         if targets is None:
             return self.project(x, self.output_weight)
-        return self.cross_entropy(x, self.output_weight, targets)
+        return self.losses(x, targets, extra)
+
+    def losses(self, x: Tensor, targets: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
+        """Compute the summed loss, and in evaluation mode the scores, from the last hidden states."""
+        scores = None if self.training else self.scores
+        if self.own_loss is None and scores is None:
+            return self.cross_entropy(x, self.output_weight, targets)
+        logits = self.project(x, self.output_weight)[..., : self.shape.vocab]
+        if self.own_loss is None:
+            loss = self.cross_entropy(x, self.output_weight, targets)
+        else:
+            loss = self.own_loss(logits, targets, **extra)
+        return loss if scores is None else torch.cat((loss.double()[None], scores(logits, targets, **extra)))
+
+    def _classified(self, x: Tensor, targets: Tensor | None, extra: Mapping[str, Tensor]) -> Tensor:
+        """Logits of the last token of each sample, or with `targets` as `losses`."""
+        lengths = extra.get("lengths")
+        last = x[:, -1] if lengths is None else x[torch.arange(len(x), device=x.device), lengths - 1]
+        logits: Tensor = self.get_submodule("score")(last).float()
+        if targets is None:
+            return logits
+        if self.own_loss is None:
+            loss = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
+        else:
+            loss = self.own_loss(logits, targets, **extra)
+        scores = None if self.training else self.scores
+        return loss if scores is None else torch.cat((loss.double()[None], scores(logits, targets, **extra)))
 
     def hidden(
         self,
@@ -155,12 +209,29 @@ class CausalLM(nn.Module):
         """Compute the input of the first block: by default the token embedding."""
         return self.wte(tokens)
 
+    def sent_length(self, layer: int, context: int) -> int:
+        """Length in tokens of the hidden states that the stage before `layer` sends to the stage that begins with it.
+
+        Args:
+            layer: number of a layer.
+            context: length of a sample.
+        """
+        return context
+
+    def replace_head(self) -> Self:
+        """Replace the output projection by the output layer of a sequence classifier, in place."""
+        if hasattr(self, "lm_head"):
+            del self.lm_head
+        self.score = nn.Linear(self.shape.hidden, self.shape.labels, bias=False)
+        return self
+
     def keep_layers(self, layers: range) -> Self:
         """Reduce the model, in place, to the pipeline stage of some layers.
 
         The stage of the first layer keeps the embeddings, that of the last layer the head. Parameters keep their names.
         The whole model has one tied `wte`; the first and the last stage have a copy each.
         """
+        self.layers = layers
         self.has_embeddings, self.has_head = layers.start == 0, layers.stop == self.shape.layers
         for name in [name for name in self.blocks if int(name) not in layers]:
             del self.blocks[name]
@@ -171,7 +242,9 @@ class CausalLM(nn.Module):
             del self.wte
         if not self.has_head:
             del self.ln_f
-            if not self.tied:
+            if self.shape.labels:
+                del self.score
+            elif not self.tied:
                 del self.lm_head
         return self
 
@@ -187,5 +260,7 @@ def build_model(shape: Shape, dropout: float = 0.0) -> CausalLM:
     model = load(name)(shape, dropout)
     if not isinstance(model, CausalLM):
         raise UserError(f"model family {shape.family}: {name} is not a subclass of CausalLM")
+    if shape.labels:
+        model.replace_head()
     check_model(model, shape)
     return model

@@ -31,6 +31,8 @@ class LazyWeights:
 
     shape: Shape
     tensors: Mapping[str, LazyTensor]
+    labels: tuple[str, ...] = ()
+    """Names of the classes of a classifier, if they are known."""
 
     def read(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """Read all parameters into memory."""

@@ -19,6 +19,8 @@ class Shape:
     Attributes:
         family: name in the registry of model families (`gpt2train.model.families`).
         options: settings that only this family has, as pairs of name and value.
+        labels: classes of a sequence classifier, whose output layer `score` takes the place of the output projection;
+            0 for a language model.
     """
 
     vocab: int
@@ -28,6 +30,7 @@ class Shape:
     context: int
     family: str = "gpt2"
     options: tuple[tuple[str, Option], ...] = ()
+    labels: int = 0
 
     def __post_init__(self) -> None:
         """Check that the options can be hashed, and written to TOML and JSON.

@@ -49,6 +49,13 @@ class Region:
         """Leave attention or MLP: the sum of the partial results of all processes."""
         return _Scatter.apply(x, self) if self.sequence else _Reduce.apply(x, self)
 
+    def share(self, x: Tensor) -> Tensor:
+        """Return x itself for what all processes compute alike after they entered; its gradient is divided by them.
+
+        The region sums the gradients of its processes where it was entered, and these are equal.
+        """
+        return _Share.apply(x, self)
+
     def slice(self, x: Tensor, dim: int) -> Tensor:
         """Slice of a replicated tensor for this process, under sequence parallelism."""
         return x.chunk(self.size, dim)[self.rank] if self.sequence else x
@@ -111,6 +118,18 @@ class _Copy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         # In place: the gradient of a matrix product's input has no other references.
         return _all_reduce(grads[0], ctx.region), None
+
+
+class _Share(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, region: Region) -> Tensor:
+        ctx.region = region
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] / ctx.region.size, None
 
 
 class _Reduce(torch.autograd.Function):

@@ -6,7 +6,7 @@ from gpt2train.config import TrainSettings
 from gpt2train.model.families import MODELS, block_sizes, is_residual, sizes
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
-from gpt2train.plan.parameters import Piece, block_parameters, parameters
+from gpt2train.plan.parameters import Piece, block_parameters, blocks_parameters, matrix_parameters, parameters
 
 FP32 = 4
 HALF = 2
@@ -21,7 +21,7 @@ class Memory:
     Attributes:
         parameters: its shard of the fp32 parameters.
         gradients: gradients at that moment, sharded and unsharded.
-        optimizer: its shard of AdamW's two moments.
+        optimizer: its shard of the optimizer's state.
         gathered: parameters that are temporarily unsharded, or half-precision copies.
         activations: activations saved for the backward pass.
         head: logits of one chunk, and the gradient of the head that the loss keeps.
@@ -101,6 +101,13 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
     return 2 * stream + 2 * item * width + item * (sum(outputs.values()) + inputs + more) / layout.tp
 
 
+def optimizer_states(settings: TrainSettings, shape: Shape, piece: Piece, layout: Layout, count: int) -> float:
+    """Return the numbers of optimizer state per parameter: 2 of AdamW, 1 of Muon for the matrices of the blocks."""
+    if settings.optimizer.name == "adamw":
+        return 2.0
+    return 2.0 - matrix_parameters(piece, shape, layout.tp) / count
+
+
 def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, rank: int) -> Memory:
     """Return the peak memory of a rank in a step.
 
@@ -113,18 +120,21 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     """
     p, kind = settings.parallel, "fp32" if settings.precision == "fp32" else "half"
     count = parameters(piece, shape, layout.tp)
-    block = block_parameters(shape, layout.tp)
+    blocks_count = blocks_parameters(piece, shape, layout.tp)
+    block = max(block_parameters(shape, layout.tp, start) for start in MODELS[shape.family].first_blocks(shape))
     share = -(-count // layout.shard)
-    table = shape.padded_vocab // layout.tp * shape.hidden
+    vocab = 0 if shape.labels else shape.padded_vocab // layout.tp  # a classifier's output is negligible
+    table = vocab * shape.hidden
+    states = optimizer_states(settings, shape, piece, layout, count)
 
     # Unsharded parameters: ZeRO 3 and offload have one block and the prefetched next one, the others all blocks. On
     # several ranks blocks are gathered in half precision; on one, autocast makes copies of all parameters.
-    root = count - piece.layers * block
+    root = count - blocks_count
     two_blocks = min(2, piece.layers) * block
     single_rank = layout.world == 1 and not p.offloads_weights  # then FSDP, which gathers copies, is not used
     gathers_half = kind == "half" and layout.world > 1
     unsharded = FP32 * root + (HALF if gathers_half else FP32) * (
-        two_blocks if p.zero == 3 or p.offloads_weights else piece.layers * block
+        two_blocks if p.zero == 3 or p.offloads_weights else blocks_count
     )
     unsharded = 0 if single_rank else unsharded
     # Gradients of earlier micro-batches: ZeRO 0 and 1 reduce them over the ranks only after the last one.
@@ -138,33 +148,33 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     blocks = piece.layers * saved * in_flight(settings, layout, rank)
     blocks += saved_bytes(shape, layout, settings, "none") - saved  # recomputed, for the block in its backward pass
     edge = EDGE * FP32 * shape.hidden / sequence_shards * (piece.first or piece.last)
-    chunk = min(tokens, CHUNK["cpu" if settings.device == "cpu" else "cuda"]) * shape.padded_vocab // layout.tp
+    chunk = min(tokens, CHUNK["cpu" if settings.device == "cpu" else "cuda"]) * vocab
     head = (2 * FP32 * chunk + FP32 * table) if piece.last else 0
     head += HALF * (chunk + table) if piece.last and kind == "half" else 0
 
     # With the optimizer alone on the CPU, AdamW there has a copy of the weights, and from a GPU one of the gradients.
     alone = p.cpu_offload and not p.offloads_weights
     host_copies = FP32 * share * (1 if settings.device == "cpu" else 2) if alone else 0
-    states = 2 * FP32 * share if alone else 0
+    states_on_cpu = round(states * FP32 * share) if alone else 0
     # The larger of two moments: the start of the last backward pass, and its end.
     start = Memory(
         parameters=FP32 * share,
         gradients=FP32 * accumulated,
-        optimizer=2 * FP32 * share,
+        optimizer=round(states * FP32 * share),
         gathered=unsharded + copies,
         activations=round(tokens * (blocks + edge)),
         head=head,
-        on_cpu=FP32 * (3 * share + accumulated) if p.offloads_weights else states,
+        on_cpu=round(FP32 * ((1 + states) * share + accumulated)) if p.offloads_weights else states_on_cpu,
         copies=host_copies,
     )
     end = Memory(
         parameters=FP32 * share,
         gradients=FP32 * (share if reduced_early else count),
-        optimizer=2 * FP32 * share,
+        optimizer=round(states * FP32 * share),
         gathered=unsharded + (FP32 * (root + two_blocks) if reduced_early else 0),
         activations=0,
         head=0,
-        on_cpu=FP32 * 4 * share if p.offloads_weights else states,
+        on_cpu=round(FP32 * (2 + states) * share) if p.offloads_weights else states_on_cpu,
         copies=host_copies,
     )
     return max(start, end, key=lambda moment: moment.device)

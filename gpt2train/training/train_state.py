@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-from gpt2train.config import TrainSettings
-from gpt2train.model.shape import Shape
+from gpt2train.config import RunConfig, TrainSettings
+from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.settings import Settings
 from gpt2train.training.loss_scale import LossScale, can_fall, first_scale, next_scale
 from gpt2train.training.spike_detection import SpikeWindow, update
@@ -102,11 +102,16 @@ class TrainState(Settings):
 START = TrainState(step=0, samples=0, updates=0, skipped=0)
 
 
-def is_plausible(loss: float, shape: Shape) -> bool:
-    """Return True if a loss is finite and at most twice that of a uniform guess, as that of weights worth saving."""
-    return loss <= MAX_UNIFORM_LOSSES * math.log(shape.padded_vocab)
+def is_plausible(loss: float, config: RunConfig) -> bool:
+    """Return True if a loss is finite and at most twice that of a uniform guess, as that of weights worth saving.
+
+    The scale of an objective's own loss is not known; it only has to be finite.
+    """
+    if OBJECTIVES[config.objective.name].loss is not None:
+        return math.isfinite(loss)
+    return loss <= MAX_UNIFORM_LOSSES * math.log(config.shape.padded_vocab)
 
 
-def is_sound(stats: StepStats, shape: Shape) -> bool:
+def is_sound(stats: StepStats, config: RunConfig) -> bool:
     """Return True if the weights that gave these statistics can be saved."""
-    return math.isfinite(stats.grad_norm) and is_plausible(stats.loss, shape)
+    return math.isfinite(stats.grad_norm) and is_plausible(stats.loss, config)

@@ -2,6 +2,7 @@
 
 import flows.dataprep
 import flows.evaluate
+import flows.finetune
 import flows.pipeline
 import flows.pretrain
 from flows.command import app_of
@@ -10,6 +11,7 @@ from gpt2train.io.command_line import run_command
 APPS = {
     "dataprep": app_of(flows.dataprep.dataprep, "tokens"),
     "evaluate": app_of(flows.evaluate.evaluate, "scores"),
+    "finetune": app_of(flows.finetune.finetune, "model"),
     "pipeline": app_of(flows.pipeline.pipeline, "report"),
     "pretrain": app_of(flows.pretrain.pretrain, "run"),
 }

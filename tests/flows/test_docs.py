@@ -19,16 +19,18 @@ from pydantic import ValidationError
 from flows.command import app_of
 from flows.dataprep import dataprep
 from flows.evaluate import evaluate
+from flows.finetune import finetune
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
 from flows.settings import PipelineSettings
 from gpt2train.cli import app
 from gpt2train.config import RunConfig, TrainSettings
+from tasks.finetune.settings import TaskSettings
 from tests.flows.conftest import Finished
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FLOWS = {"pipeline": pipeline, "dataprep": dataprep, "pretrain": pretrain, "evaluate": evaluate}
+FLOWS = {"pipeline": pipeline, "dataprep": dataprep, "pretrain": pretrain, "evaluate": evaluate, "finetune": finetune}
 EVERYWHERE = {"--help", "--debug", "--version"}
 COMMAND = re.compile(
     r"(?:python -m (?P<module>(?:flows|gpt2train|benchmarks)\.\w+)|(?<![\w/.-])gpt2train (?P<name>\w+))"
@@ -142,7 +144,7 @@ def test_settings_in_toml_blocks_exist(page: Path) -> None:
         if block.startswith("[project]"):  # of a plug-in
             continue
         values, refused = tomllib.loads(block), []
-        for model in (PipelineSettings, TrainSettings, RunConfig):
+        for model in (PipelineSettings, TrainSettings, RunConfig, TaskSettings):
             try:
                 model.model_validate(values)
             except ValidationError as error:

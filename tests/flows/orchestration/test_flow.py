@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from prefect.utilities.callables import parameter_schema as prefect_schema
 import deployments
 from flows.dataprep import dataprep
 from flows.evaluate import evaluate
+from flows.finetune import finetune
 from flows.orchestration.flow import NOT_GIVEN, SettingsFlow, run_name, settings_flow, settings_schema, split_parameters
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
@@ -32,13 +34,15 @@ from flows.settings import (
     resolve,
 )
 from gpt2train.config import preset
+from gpt2train.data.tokenizer import save_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.settings import Settings
 from tasks.core.runner import Runner
+from tests.gpt2train.data.test_tokenizer import small_tables
 
 # Pytest undoes the filter that flows/orchestration/flow.py sets.
 pytestmark = pytest.mark.filterwarnings("ignore:Default value not given is not JSON serializable")
-FLOWS = [dataprep, pretrain, evaluate, pipeline]
+FLOWS = [dataprep, pretrain, finetune, evaluate, pipeline]
 FILE = Path(deployments.__file__).with_name("prefect.yaml")
 ENTRIES: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
 
@@ -143,7 +147,13 @@ def test_a_run_shows_only_the_given_parameters() -> None:
     assert shown == {"output": "out", "urls": ["a.txt"], "workers": 2, "config": None}
 
 
-def test_every_deployment_has_valid_settings_and_a_flow() -> None:
+def test_every_deployment_has_valid_settings_and_a_flow(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, *small_tables())
+    (tmp_path / "task.toml").write_text('kind = "text"\n[data]\ntrain = "texts"\n')
+    needed = {
+        "evaluate": {"run": "out/runs/x"},
+        "finetune": {"model": "tiny", "tokenizer": str(tmp_path), "task": str(tmp_path / "task.toml")},
+    }
     names = []
     for entry in ENTRIES:
         flow = load_flow_from_entrypoint(entry["entrypoint"])
@@ -151,7 +161,7 @@ def test_every_deployment_has_valid_settings_and_a_flow() -> None:
         names.append(f"{flow.name}/{entry['name']}")
         assert entry["parameters"] == {"config": names[-1]}
         assert entry["description"] and flow.name in entry["tags"]
-        resolve(flow.model, names[-1], {"run": "out/runs/x"} if flow is evaluate else {})
+        resolve(flow.model, names[-1], needed.get(flow.name, {}))
     assert sorted(names) == deployment_names()
     assert {f"pretrain/{size}" for size in ("tiny", "117m", "345m", "762m", "1542m")} <= set(names)
 
@@ -220,6 +230,14 @@ def test_the_name_of_a_run_shows_its_subject(
     flow: str, model: type[Settings], given: dict[str, Any], name: str
 ) -> None:
     assert run_name(flow, resolve(model, flags=given)) == name
+
+
+def test_a_flow_is_created_without_a_warning() -> None:
+    """Also where another program, as `prefect deploy`, has filters of its own for warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = settings_flow("probe", DataprepSettings, lambda run, runner: None, lambda run: None)(lambda run: "")
+        assert not any("default" in field for field in prefect_schema(made).properties.values())
 
 
 def test_a_flow_can_be_sent_to_the_workers_of_a_cluster() -> None:

@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from flows.command import app_of
 from flows.dataprep import dataprep
 from flows.evaluate import evaluate
+from flows.finetune import finetune
+from flows.finetune_settings import FinetuneFlowSettings
 from flows.orchestration.flow import SettingsFlow
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
@@ -22,12 +24,14 @@ from gpt2train.settings import Settings
 FLOWS: dict[str, SettingsFlow[Any]] = {
     "dataprep": dataprep,
     "evaluate": evaluate,
+    "finetune": finetune,
     "pipeline": pipeline,
     "pretrain": pretrain,
 }
 SETTINGS: dict[str, type[Settings]] = {
     "dataprep": DataprepSettings,
     "evaluate": EvaluateFlowSettings,
+    "finetune": FinetuneFlowSettings,
     "pipeline": PipelineSettings,
     "pretrain": PretrainFlowSettings,
 }

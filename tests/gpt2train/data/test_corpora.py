@@ -56,13 +56,12 @@ def test_masks_and_positions_equal_megatrons(
     samples = corpus(tmp_path_factory.mktemp("b") / "c", lengths, context)
     data = TrainingData([samples], [1.0], ALL)
     batch, plain = data.batch(wanted), samples.read(wanted)[0]
-    assert batch.positions is not None and batch.documents is not None
-    masks = document_mask(batch.documents)
+    masks = document_mask(batch.extra["documents"])
     for row in range(len(wanted)):
         mask, positions, counts = megatron_marks(plain[row, :-1].tolist())
         assert batch.tokens[row].tolist() == plain[row, :-1].tolist()
         assert masks[row, 0].tolist() == mask
-        assert batch.positions[row].tolist() == positions
+        assert batch.extra["positions"][row].tolist() == positions
         expected = [token if counted else IGNORE for token, counted in zip(plain[row, 1:], counts, strict=True)]
         assert batch.targets[row].tolist() == expected
     assert data.counted(wanted) == max(1, int((batch.targets != IGNORE).sum()))
@@ -71,7 +70,7 @@ def test_masks_and_positions_equal_megatrons(
 def test_nothing_is_masked_by_default_as_in_the_paper(tmp_path: Path) -> None:
     data = TrainingData([corpus(tmp_path / "c", [5, 9, 3], 4)], [1.0], NONE)
     batch = data.batch(range(6))
-    assert batch.marks == {} and (batch.targets != IGNORE).all()
+    assert batch.extra == {} and (batch.targets != IGNORE).all()
     assert (batch.tokens[:, 1:] == batch.targets[:, :-1]).all()
     assert data.counted(range(6)) == 24
 
@@ -128,4 +127,4 @@ def test_a_token_outside_the_vocabulary_names_its_corpus(tmp_path: Path) -> None
     good, bad = corpus(tmp_path / "one", [30] * 4, 4), corpus(tmp_path / "two", [30] * 4, 4)
     bad.vocab = 50
     with pytest.raises(UserError, match=r"two/t\.bin contains the token id 99"):
-        TrainingData([good, bad], [1, 1], NONE).check_vocabulary()
+        TrainingData([good, bad], [1, 1], NONE).check()

@@ -5,10 +5,11 @@ import pytest
 from gpt2train.config import preset
 from gpt2train.config.model import ModelSettings
 from gpt2train.errors import UserError
-from gpt2train.model.families import MODELS, ModelFamily, is_tied, load, on_stage, parameter_count, shard_dim, sizes
+from gpt2train.model.families import MODELS, ModelFamily, is_tied, on_stage, parameter_count, shard_dim, sizes
 from gpt2train.model.lazy_weights import empty_model
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.pipeline_stages import stage_layers
+from gpt2train.plugins import load
 
 SHAPE = Shape(vocab=300, layers=5, heads=4, hidden=32, context=16)
 
@@ -26,11 +27,10 @@ def test_sizes_are_those_of_the_model_in_its_order(name: str) -> None:
 def test_stages_have_the_parameters_of_the_specification(stages: int) -> None:
     for layers in stage_layers(SHAPE, stages):
         stage = empty_model(SHAPE).keep_layers(layers)
-        ends = {"first": layers.start == 0, "last": layers.stop == SHAPE.layers}
         expected = {
             name
             for name in sizes(SHAPE)
-            if (int(name.split(".")[1]) in layers if name.startswith("blocks.") else on_stage(name, SHAPE, **ends))
+            if (int(name.split(".")[1]) in layers if name.startswith("blocks.") else on_stage(name, SHAPE, layers))
         }
         assert {name for name, _ in stage.named_parameters()} == expected
 

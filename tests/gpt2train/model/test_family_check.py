@@ -124,7 +124,10 @@ def test_a_model_that_differs_from_its_specification_is_refused(
         ({"sizes": lambda shape: gpt2_sizes(dataclasses.replace(shape, layers=1))}, "or not `layers` = 2: block 0 nam"),
         ({"residual": ("attn.proj", "dwn")}, r"no parameter of a block belongs to 'dwn' of residual = \('attn.proj', "),
         ({"residual": "down,"}, r"'d' of residual = 'down,'"),
-        ({"model": f"{__name__}:Missing"}, r"cannot import .*:Missing, which a model family names \(AttributeError: "),
+        (
+            {"model": f"{__name__}:Missing"},
+            r"cannot import .*:Missing, which a model family .* names \(AttributeError: ",
+        ),
         (
             {"model": "no_such_module:Model"},
             r"names \(ModuleNotFoundError: No module named 'no_such_module'\); correct",

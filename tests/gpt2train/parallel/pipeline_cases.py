@@ -56,8 +56,8 @@ def batch(numbers: Sequence[int], documents: bool = False) -> Batch:
     places = torch.arange(CONTEXT).expand_as(targets)
     cuts = torch.tensor([[3 + number % 9] for number in numbers])
     second = (places >= cuts).long()
-    masks = (places - second * cuts, second) if documents else (None, None)
-    return Batch(tokens[:, :-1], targets, *masks)
+    extra = {"positions": places - second * cuts, "documents": second} if documents else {}
+    return Batch(tokens[:, :-1], targets, extra)
 
 
 def counted(numbers: range) -> int:
@@ -79,8 +79,8 @@ def gradients(engine: Engine, numbers: range, *, documents: bool = False, times:
     """Full gradients of the initial weights on some samples, the tied ones summed."""
     for _ in range(times):
         engine.accumulate(micro_batches(engine, numbers, documents), counted(numbers), 0)
-    if engine.tied is not None:
-        engine.tied.add_gradients()
+    if engine.shared is not None:
+        engine.shared.add_gradients()
     found = {name: whole(p.grad) for part in engine.model_parts for name, p in part.named_parameters()}
     for part in engine.model_parts:
         part.zero_grad(set_to_none=True)
@@ -91,7 +91,7 @@ def run(config: RunConfig) -> dict[str, Any]:
     """Train; the results by name."""
     engine = Engine(config, ctx)
     held_out = micro_batches(engine, range(10_000, 10_000 + HELD_OUT * engine.layout.micro_batch * engine.layout.data))
-    seen: dict[str, Any] = {"loss": [], "norm": [], "held_out": [engine.evaluate(held_out)]}
+    seen: dict[str, Any] = {"loss": [], "norm": [], "held_out": engine.evaluate(held_out)}
     seen["gradients"] = gradients(engine, range(SAMPLES))
     seen["twice"] = gradients(engine, range(SAMPLES), times=2)
     seen["fewer"] = gradients(engine, range(SAMPLES // 2), documents=True)
@@ -105,10 +105,10 @@ def run(config: RunConfig) -> dict[str, Any]:
         seen["loss"].append(loss)
         seen["norm"].append(norm)
         if step == config.steps // 2:
-            seen["held_out"].append(engine.evaluate(held_out))
-    seen["held_out"].append(engine.evaluate(held_out))
-    if engine.tied is not None:
-        engine.tied.check()
+            seen["held_out"] += engine.evaluate(held_out)
+    seen["held_out"] += engine.evaluate(held_out)
+    if engine.shared is not None:
+        engine.shared.check()
     seen["weights"] = {name: whole(value) for name, value in engine.state().items()}
     return seen
 

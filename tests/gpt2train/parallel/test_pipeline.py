@@ -50,7 +50,7 @@ def plain() -> dict[str, Any]:
     optimizer = torch.optim.AdamW(groups, lr=own.lr, betas=(own.beta1, own.beta2), eps=own.eps)
     seen: dict[str, Any] = {"loss": [], "norm": []}
     some = batch(range(SAMPLES // 2), documents=True)
-    (model(some.tokens, some.targets, None, some.positions, some.documents) / counted(range(SAMPLES // 2))).backward()
+    (model(some.tokens, some.targets, **some.extra) / counted(range(SAMPLES // 2))).backward()
     seen["fewer"] = gradients_of(model)
     for step in range(STEPS):
         numbers = range(step * SAMPLES, (step + 1) * SAMPLES)

@@ -1,0 +1,151 @@
+"""Fine-tuning flow: a task file and a model -> samples, training, merged model, scores, predictions.
+
+Run it with `python -m flows.finetune --model DIR|PRESET --task TASK.toml`.
+"""
+
+import json
+import logging
+import math
+
+from flows.command import command
+from flows.finetune_settings import FinetuneFlowSettings
+from flows.orchestration.flow import settings_flow
+from flows.orchestration.run_context import check_output, run_context
+from flows.pretrain import check_local
+from flows.recipe import PlannedRun
+from flows.ui.artifacts import as_table
+from flows.ui.result import result
+from gpt2train.config import Corpus, TrainSettings
+from gpt2train.data.epoch import samples_in
+from gpt2train.parallel.layout import Layout
+from gpt2train.settings import build, layer
+from tasks.core.manifest import Manifest
+from tasks.core.runner import Retries, Runner
+from tasks.core.storage import Folder
+from tasks.finetune.base_model import BaseModel, open_base_model
+from tasks.finetune.scores import read_scores, task_scores
+from tasks.finetune.settings import TaskSettings, read_task
+from tasks.finetune.step import TaskFiles, samples
+from tasks.merge.step import merge, write_card
+from tasks.ready_tokens.tokens import ReadyTokens
+from tasks.train.launch.launchers import check_launcher
+from tasks.train.step import train
+
+log = logging.getLogger("gpt2train")
+
+
+def check(run: PlannedRun[FinetuneFlowSettings]) -> None:
+    """Check model, task, files, layout and output before the flow starts.
+
+    Raises:
+        UserError: one of them is missing or wrong.
+    """
+    settings = run.settings
+    check_local(settings.output)
+    task, _ = read_task(settings.task), open_base_model(settings.model, settings.tokenizer)
+    TaskFiles(task).check(task)
+    tuned = tuned_settings(settings, task, None)
+    Layout.of(tuned, settings.launch.world)
+    check_launcher(settings.launch, Folder(settings.output).path())
+    check_output(settings)
+
+
+def recipe(run: PlannedRun[FinetuneFlowSettings], runner: Runner) -> list[Manifest]:
+    """Run all steps of the flow. Returns their manifests; that of the scores is the last."""
+    settings, root = run.settings, run.root
+    task, base = read_task(settings.task), open_base_model(settings.model, settings.tokenizer)
+    files, length = TaskFiles(task), settings.train.model.context
+    prepared = runner.run_step(samples, root, task, files, base.tokenizer, base.identity, length)
+    tuned = tuned_settings(settings, task, labels_of(root, prepared), prepared)
+    ready = ready_samples(root, prepared, base)
+    launch = settings.launch
+    retries = Retries(launch.retries, launch.retry_delay)
+    training = runner.run_step(train, root, ready, prepared, None, tuned, launch, task.kind, retries=retries)
+    model = runner.run_step(merge, root, training, prepared, settings.merge)
+    manifests = [prepared, training, model]
+    if task.data.valid or task.data.holdout or task.data.test:
+        manifests.append(runner.run_step(task_scores, root, model, prepared, task, length))
+    if not runner.is_dry_run:
+        write_card(root, training, settings.merge, manifests[-1] if len(manifests) > 3 else None)
+    return manifests
+
+
+@settings_flow("finetune", FinetuneFlowSettings, recipe, check)
+def finetune(run: PlannedRun[FinetuneFlowSettings]) -> str:
+    """Fine-tune a model on a task: classification, answers to prompts, or texts. Returns the folder of the model."""
+    with run_context(run.settings) as (root, runner):
+        manifests = recipe(run, runner)
+        scores = read_scores(root, manifests[-1]) if manifests[-1].step == "task_scores" else {}
+        for part, found in scores.items():
+            log.info("%s: %s", part, ", ".join(f"{name} {value:,.4g}" for name, value in found.items()))
+        page = [result(root, manifests)]
+        if scores:
+            table = [
+                {"part": part} | {name: f"{value:,.4g}" for name, value in s.items()} for part, s in scores.items()
+            ]
+            page.insert(0, f"## Scores of the task\n\n{as_table(table)}\n")
+        runner.publisher.publish("result", lambda: "\n".join(page), "results and their paths", of_step=False)
+        return (root / manifests[2].folder).url
+
+
+def labels_of(root: Folder, prepared: Manifest) -> tuple[str, ...] | None:
+    """Names of the classes that the samples have, empty for other kinds; None in a dry run before there are samples."""
+    if not prepared.outcome.facts:
+        return None
+    return tuple(json.loads((root / prepared.folder).read_bytes("labels.json")))
+
+
+def tuned_settings(
+    settings: FinetuneFlowSettings, task: TaskSettings, labels: tuple[str, ...] | None, prepared: Manifest | None = None
+) -> TrainSettings:
+    """Settings of the training, with the objective of the task and a validation at the end of each epoch.
+
+    Args:
+        settings: settings of the flow.
+        task: the task.
+        labels: names of the classes; None if they are not known yet.
+        prepared: manifest of the samples, if there is one.
+    """
+    more: dict[str, object] = {}
+    if task.kind == "classification":
+        names = labels or task.data.labels or ("0", "1")
+        options = {"labels": json.dumps(list(names), ensure_ascii=False)}
+        more = {"objective": {"name": "classification", "options": options}, "model": {"labels": len(names)}}
+    elif task.kind == "answers":
+        more = {"objective": {"name": "answers"}}
+    facts = prepared.outcome.facts if prepared is not None else {}
+    if settings.validations and facts:
+        train = settings.train
+        _, size, _ = train.batch.sizes(Layout.of(train, settings.launch.world).data)
+        steps = math.ceil(_samples(facts, "train", task, train.model.context) / size)
+        interval = max(1, math.ceil(steps / settings.validations))
+        count = max(1, _samples(facts, "valid", task, train.model.context))
+        more["validation"] = {"interval": interval, "samples": count}
+    return build(TrainSettings, layer(settings.train.model_dump(), more), source=settings.task)
+
+
+def ready_samples(root: Folder, prepared: Manifest, base: BaseModel) -> ReadyTokens:
+    """Samples of a task as token files of a training."""
+    folder = (root / prepared.folder).path()
+    facts = prepared.outcome.facts
+    return ReadyTokens(
+        corpora=(Corpus(prefix=f"{folder}/train"),),
+        split=None,
+        vocab=base.vocab,
+        tokenizer=base.tokenizer,
+        tokenizer_hash=base.tokenizer_hash,
+        identities=(),
+        facts=dict(facts),
+        valid=f"{folder}/valid" if "valid_samples" in facts else None,
+    )
+
+
+def _samples(facts: dict[str, int], part: str, task: TaskSettings, context: int) -> int:
+    """Samples of an epoch of a part; texts are packed."""
+    if task.kind == "text":
+        return samples_in(facts.get(f"{part}_tokens", 0), context)
+    return facts.get(f"{part}_samples", 0)
+
+
+if __name__ == "__main__":
+    command(finetune, "model")

@@ -1,0 +1,98 @@
+"""Model that a fine-tuning starts from: a folder with weights, or a preset with random ones."""
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt2train.config import TrainSettings, preset, presets
+from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash, vocab_size
+from gpt2train.errors import UserError
+from gpt2train.settings import build, nearest
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".json")  # suffixes of the files that a model consists of
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """Model before its fine-tuning.
+
+    Attributes:
+        source: folder of the weights, for `checkpoints.init_from`; None for random weights.
+        model: settings `train.model`, with the whole context of the model.
+        vocab: vocabulary size.
+        tokenizer: folder or file of the tokenizer.
+        tokenizer_hash: hash of the tokenizer.
+        identity: hash of the weights, or the name of a preset.
+    """
+
+    source: Path | None
+    model: dict[str, Any]
+    vocab: int
+    tokenizer: Path
+    tokenizer_hash: str
+    identity: str
+
+
+def open_base_model(name: str, tokenizer: str | None) -> BaseModel:
+    """Open a model by the name of a preset, or by its folder: of Hugging Face or Megatron-LM, a run, a checkpoint.
+
+    Raises:
+        UserError: there is no such model, it is of no known family, or it has no tokenizer or one of another size.
+    """
+    if name in presets():
+        if tokenizer is None:
+            raise UserError(f"preset {name} has no tokenizer; give --tokenizer DIR")
+        model = build(TrainSettings, preset(name), source=name).model
+        found = Path(tokenizer).absolute()
+        sizes = model.model_dump(mode="json") | {"max_positions": model.positions}
+        return BaseModel(None, sizes, vocab_size(load_tokenizer(found)), found, tokenizer_hash(found), f"preset {name}")
+    path = Path(name).absolute()
+    if not path.exists():
+        raise UserError(f"model {name!r} is neither a folder nor a preset; {nearest(name, presets())}")
+    from gpt2train.checkpoint.store import CheckpointManifest, read_manifest  # imports torch (1-2 s)
+    from gpt2train.convert.detect import detect, open_source
+    from gpt2train.convert.merge import find_source
+
+    kind = detect(path)
+    opened = open_source(path, kind, tokenizer=None if tokenizer is None else Path(tokenizer).absolute())
+    if opened.tokenizer is None:
+        raise UserError(f"{path} has no tokenizer; give --tokenizer DIR")
+    shape, size = opened.weights.shape, vocab_size(load_tokenizer(opened.tokenizer))
+    if size != shape.vocab:
+        raise UserError(
+            f"the tokenizer {opened.tokenizer} has {size:,} tokens, the model {path} {shape.vocab:,}; give the "
+            "tokenizer that it was trained with"
+        )
+    identity = _weights_identity(path, _changed(path))
+    if kind == "gpt2train":
+        path = find_source(path).checkpoint
+        manifest: CheckpointManifest = read_manifest(path)
+        identity = hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
+    sizes = {
+        "family": shape.family,
+        "layers": shape.layers,
+        "heads": shape.heads,
+        "hidden": shape.hidden,
+        "max_positions": shape.context,
+        "options": dict(shape.options),
+        "labels": shape.labels,
+    }
+    return BaseModel(path, sizes, shape.vocab, opened.tokenizer, tokenizer_hash(opened.tokenizer), identity)
+
+
+def _changed(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of the files of a model."""
+    files = [file for file in sorted(path.rglob("*")) if file.suffix in WEIGHTS and file.is_file()]
+    return tuple((str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+
+
+@functools.lru_cache(maxsize=8)
+def _weights_identity(path: Path, files: tuple[tuple[str, int, int], ...]) -> str:
+    """Hash of the files of a model, cached: a flow needs it several times."""
+    digest = hashlib.sha256()
+    for name, *_ in files:
+        with (path / name).open("rb") as file:
+            digest.update(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\0".encode())
+    return digest.hexdigest()

@@ -1,0 +1,247 @@
+"""The samples step: rows of a task's files to token files of samples, `task/`.
+
+    task/train.bin, .idx            token files of the training samples, also of valid and test
+    task/valid.rows, test.rows      file and row of each sample, one line of JSON each, in the order of the samples
+    task/tokenizer.json, …          the tokenizer of the model
+    task/rejected/train.parquet     the rows that are no samples, with their reasons
+
+A document of a token file is one sample (`gpt2train.data.task_data`); for the kind text it is a text, as in
+pretraining.
+"""
+
+import hashlib
+import itertools
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from gpt2train.data.indexed import token_dtype, write_index
+from gpt2train.data.tokenizer import canonical_files, load_tokenizer, read_files, tokenizer_hash, vocab_size
+from gpt2train.errors import UserError
+from tasks.core.input_files import InputFile, where_to_read
+from tasks.core.manifest import Manifest, Outcome
+from tasks.core.runner import Runner
+from tasks.core.shards import REJECTED, rejected_row, write_rows
+from tasks.core.step import Step
+from tasks.core.storage import FileRecord, Folder
+from tasks.finetune.encoding import UNLABELLED, Encoding, Rejected, Sample, label_name, sort_labels
+from tasks.finetune.rows import Row, find_files, read_rows
+from tasks.finetune.settings import MAX_LABELS, PARTS, TaskSettings
+
+log = logging.getLogger("gpt2train")
+
+FOLDER = "task"
+ROWS = 1000  # encoded at a time
+HOLDOUT_UNITS = 10**9
+
+
+class TaskFiles:
+    """Files of a task by part, found and hashed once.
+
+    Raises:
+        UserError: a file is missing or cannot be read.
+    """
+
+    def __init__(self, task: TaskSettings) -> None:
+        given = {part: task.data.files(part) for part in PARTS}
+        self.of = {part: tuple(find_files(patterns, part)) if patterns else () for part, patterns in given.items()}
+
+    def check(self, task: TaskSettings) -> None:
+        """Read the first rows of each file.
+
+        Raises:
+            UserError: a file is empty, not of its format, or lacks a column.
+        """
+        for part, files in self.of.items():
+            for file in files:
+                first = next((row for row in read_rows(file, task) if not row.reason), None)
+                if part == "test" or task.kind != "classification" or first is None:
+                    continue
+                if task.data.label not in first.values:
+                    shown = ", ".join(map(repr, list(first.values)[:20]))
+                    raise UserError(
+                        f"{file.location} has no column {task.data.label!r}; it has {shown}; name it in data.label"
+                    )
+
+
+def samples(
+    root: Folder, task: TaskSettings, files: TaskFiles, tokenizer: Path, model: str, length: int, runner: Runner
+) -> Manifest:
+    """Write the samples of a task -> `task/`.
+
+    Args:
+        root: output folder.
+        task: the task.
+        files: files of the task.
+        tokenizer: tokenizer folder of the model.
+        model: identity of the model, so that tuning another one is another training.
+        length: maximum tokens of a sample.
+        runner: runs the parts.
+
+    Raises:
+        UserError: no row of a part is a sample, or a label is none of the task.
+    """
+    identities = {part: [file.identity for file in found] for part, found in files.of.items()}
+    plain = task.model_dump(mode="json", exclude={"train": True, "data": {"train", "valid", "test"}})
+    inputs = {"tokenizer": tokenizer_hash(tokenizer), "model": model}
+    inputs |= {part: "+".join(found) for part, found in identities.items() if found}
+    step = Step(
+        root,
+        "samples",
+        version=1,
+        parameters=plain | {"length": length},
+        inputs=inputs,
+        folder=FOLDER,
+        packages=("tokenizers", "pyarrow"),
+    )
+    if done := runner.finished(step):
+        return done
+    labels = task.data.labels
+    if task.kind == "classification" and not labels:
+        labels = found_labels(files.of["train"], task)
+    items = [(part, found, False) for part, found in files.of.items() if found]
+    if task.data.holdout:
+        items.append(("valid", files.of["train"], True))
+    where = where_to_read([file for found in files.of.values() for file in found], root)
+    arguments = (task, labels, str(tokenizer), length)
+    outcomes = runner.batches(step, "part", items, samples_part, *arguments, where=where)
+    records = [_write_tokenizer(step.folder, name, data) for name, data in _files_of(tokenizer).items()]
+    step.folder.write_bytes("labels.json", json.dumps(labels, ensure_ascii=False).encode() + b"\n")
+    extra = Outcome(outputs=(*records, step.folder.record("labels.json")), facts={"labels": len(labels)})
+    total = Outcome.total([*outcomes, extra])
+    _warn(total, [part for part, _, _ in items])
+    return step.commit(total)
+
+
+def samples_part(
+    folder: Folder,
+    name: str,
+    item: tuple[str, Sequence[InputFile], bool],
+    task: TaskSettings,
+    labels: Sequence[str],
+    tokenizer_folder: str,
+    length: int,
+) -> Outcome:
+    """Write the token files of one part.
+
+    The item is the part, its files, and True for the rows of training files that are held out.
+    """
+    part, files, _ = item
+    tokenizer = load_tokenizer(tokenizer_folder)
+    encoding = Encoding(task, labels, tokenizer, length)
+    dtype = token_dtype(max(vocab_size(tokenizer), len(labels)))
+    lengths: list[int] = []
+    starts = [0]
+    rejected: list[dict[str, Any]] = []
+    truncated = tokens = 0
+    with (
+        folder.writing(f"{part}.bin") as draft,
+        folder.writing(f"{part}.rows") as places,
+        draft.open("wb") as out,
+        places.open("w", encoding="utf-8") as where,
+    ):
+        for file, row, found in _encoded(item, task, encoding):
+            if isinstance(found, Rejected):
+                identified = {"id": str(row.number), "source": file.name, "text": encoding.text_of(row)}
+                rejected.append(rejected_row(identified, found.reason, found.detail))
+                continue
+            truncated += found.truncated
+            tokens += sum(map(len, found.sequences))
+            lengths += [_append(out, sequence, dtype) for sequence in found.sequences]
+            starts.append(len(lengths))
+            unknown = task.kind == "classification" and encoding.label_of(row, file.name) is None
+            place = {"file": file.name, "row": row.number} | ({"labelled": False} if unknown else {})
+            where.write(json.dumps(place, ensure_ascii=False) + "\n")
+    count = len(starts) - 1
+    reasons = dict(sorted(Counter(row["reason"] for row in rejected).items()))
+    if not count:
+        what = f"the {part} files have no row that can be used" if not item[2] else "data.holdout leaves no row"
+        why = ", ".join(f"{reason} {number:,}" for reason, number in reasons.items()) or "no rows"
+        raise UserError(f"{what} ({why}); check {files[0].location}")
+    with folder.writing(f"{part}.idx") as draft:
+        write_index(draft, lengths, dtype, np.asarray(starts))
+    dropped = (write_rows(folder, f"rejected/{part}.parquet", rejected, REJECTED),) if rejected else ()
+    return Outcome(
+        outputs=tuple(folder.record(f"{part}.{suffix}") for suffix in ("bin", "idx")),
+        rejected=dropped,
+        audit=(folder.record(f"{part}.rows", rows=count),),
+        seen=count + len(rejected),
+        kept=count,
+        reasons=reasons,
+        facts={f"{part}_samples": count, f"{part}_tokens": tokens, f"{part}_truncated": truncated},
+    )
+
+
+def found_labels(files: Sequence[InputFile], task: TaskSettings) -> tuple[str, ...]:
+    """Labels that the training rows have, sorted.
+
+    Raises:
+        UserError: there are fewer than two, or too many to be labels.
+    """
+    found: set[str] = set()
+    for file in files:
+        for row in read_rows(file, task):
+            name = label_name(row.values.get(task.data.label))
+            if name is not None and name not in UNLABELLED:
+                found.add(name)
+            if len(found) > MAX_LABELS:
+                raise UserError(f"{file.location}: {task.data.label!r} has over {MAX_LABELS:,} values; it is no label")
+    if len(found) < 2:
+        raise UserError(
+            f"{files[0].location}: {task.data.label!r} has {len(found)} labels; a classification needs two or more"
+        )
+    return sort_labels(found)
+
+
+def is_held_out(text: str, share: float) -> bool:
+    """Return True if a row with this text is for validation, in place of training."""
+    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % HOLDOUT_UNITS < share * HOLDOUT_UNITS
+
+
+def _encoded(
+    item: tuple[str, Sequence[InputFile], bool], task: TaskSettings, encoding: Encoding
+) -> Iterator[tuple[InputFile, Row, Sample | Rejected]]:
+    """Rows of a part with their samples. Rejected rows of training files belong to train."""
+    part, files, held_out = item
+    share = task.data.holdout if part == "train" or held_out else 0.0
+    for file in files:
+        rows = iter(read_rows(file, task))
+        while chunk := list(itertools.islice(rows, ROWS)):
+            if share:
+                chunk = [row for row in chunk if _is_of(row, encoding, share, held_out)]
+            found = encoding(chunk, file.location, labelled=part != "test")
+            yield from ((file, row, one) for row, one in zip(chunk, found, strict=True))
+
+
+def _is_of(row: Row, encoding: Encoding, share: float, held_out: bool) -> bool:
+    return (not row.reason and is_held_out(encoding.text_of(row), share)) == held_out
+
+
+def _append(out: IO[bytes], sequence: list[int], dtype: np.dtype[Any]) -> int:
+    out.write(np.asarray(sequence, dtype=dtype).tobytes())
+    return len(sequence)
+
+
+def _files_of(tokenizer: Path) -> Mapping[str, bytes]:
+    return canonical_files(read_files(tokenizer), str(tokenizer))
+
+
+def _write_tokenizer(folder: Folder, name: str, data: bytes) -> FileRecord:
+    folder.write_bytes(name, data)
+    return folder.record(name)
+
+
+def _warn(total: Outcome, parts: Sequence[str]) -> None:
+    for part in parts:
+        if cut := total.facts.get(f"{part}_truncated"):
+            log.warning("%s: %d of %d samples were cut to max_length", part, cut, total.facts[f"{part}_samples"])
+    if total.reasons:
+        why = ", ".join(f"{reason} {number:,}" for reason, number in total.reasons.items())
+        log.warning("%d of %d rows are no samples (%s); %s/rejected has them", total.seen - total.kept, total.seen, why,
+                    FOLDER)  # fmt: skip

@@ -1,0 +1,285 @@
+"""`flows.finetune`: each kind from task file to merged model and scores, and wrong input."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flows.finetune import check, finetune, recipe
+from flows.finetune_settings import FinetuneFlowSettings
+from flows.recipe import PlannedRun
+from flows.settings import resolve
+from gpt2train.config import CONFIG_FILE, read_run_config
+from gpt2train.convert.huggingface import write_model
+from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
+from gpt2train.errors import UserError
+from gpt2train.model.causal_lm import build_model
+from gpt2train.model.init import initialise
+from gpt2train.model.shape import Shape
+from gpt2train.monitoring.metrics import read_metrics
+from tasks.core.manifest import Manifest
+from tasks.finetune.scores import read_scores
+from tests.flows.commands import run as run_command
+from tests.gpt2train.data.test_tokenizer import small_tables
+from tests.tasks.corpus import Inline
+
+TRAIN = '[train]\ndevice = "cpu"\noptimizer.lr = 1e-2\nlogging = {interval = 1, tensorboard = false}\n'
+LONG: dict[str, Any] = {"epochs": 4.0, "batch": {"global_batch": 8}, "model": {"dropout": 0.0}}
+CLASSIFICATION = f"""kind = "classification"
+max_length = 24
+[data]
+train = "train.tsv"
+valid = "valid.tsv"
+test = "test.tsv"
+text = "one"
+pair = "two"
+label = "class"
+{TRAIN}"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a language model `lm`, rows of which the last word says the class, prompts, and texts."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "bpe").mkdir()
+    save_tokenizer(folder / "bpe", *small_tables())
+    shape = Shape(vocab_size(load_tokenizer(folder / "bpe")), 2, 2, 32, 64)
+    write_model(folder / "lm", dict(initialise(build_model(shape), 1).named_parameters()), shape, folder / "bpe")
+    for part, count in (("train", 64), ("valid", 12), ("test", 9)):
+        rows = [f'the "{number}\t{number}" of {"the" if number % 2 else "a"}\t{["no", "yes"][number % 2]}'
+                for number in range(count)]  # fmt: skip
+        (folder / f"{part}.tsv").write_text("\n".join(["one\ttwo\tclass", *rows]) + "\n")
+    answers = [{"prompt": f"the {number % 5}", "answer": f"{number % 5}{number % 5}"} for number in range(40)]
+    (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
+    (folder / "texts").mkdir()
+    for number in range(12):
+        (folder / f"texts/{number}.txt").write_text(f"the text of {number} and of the other. " * 9)
+    for name, text in {
+        "classification": CLASSIFICATION,
+        "answers": f'kind = "answers"\n[data]\ntrain = "answers.jsonl"\ntest = "answers.jsonl"\nholdout = 0.3\n{TRAIN}',
+        "text": f'kind = "text"\nmax_length = 32\n[data]\ntrain = "texts"\nholdout = 0.3\n{TRAIN}',
+    }.items():
+        (folder / f"{name}.toml").write_text(text)
+    return folder
+
+
+def planned(made: Path, output: Path, kind: str, **flags: Any) -> PlannedRun[FinetuneFlowSettings]:
+    given = {"model": str(made / "lm"), "task": str(made / f"{kind}.toml"), "output": str(output)}
+    return finetune.planned(resolve(FinetuneFlowSettings, flags=given | {"launch": {"processes": 1}} | flags))
+
+
+def tuned(run: PlannedRun[FinetuneFlowSettings]) -> list[Manifest]:
+    """The manifests of the flow's steps, run without Prefect."""
+    check(run)
+    with Inline(workers=1) as runner:
+        return recipe(run, runner)
+
+
+def predictions(run: PlannedRun[FinetuneFlowSettings], scores: Manifest) -> list[dict[str, Any]]:
+    text = (run.root / scores.folder).read_bytes("test.predictions.jsonl").decode()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_classification_is_trained_validated_merged_and_scored(made: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    run = planned(made, tmp_path / "out", "classification", train=LONG)
+    prepared, training, model, scores = tuned(run)
+    folder = run.root / training.folder
+    config = read_run_config(folder.path(CONFIG_FILE))
+    assert (config.steps, config.model.labels, config.model.context, config.model.max_positions) == (32, 2, 24, 64)
+    assert (config.schedule.kind, config.schedule.warmup_fraction) == ("linear", 0.1)
+    assert (config.optimizer.weight_decay, config.optimizer.beta2, config.batch.global_batch) == (0.01, 0.999, 8)
+    validated = [row for row in read_metrics(folder.path()) if "valid_loss" in row]
+    assert [row["step"] for row in validated] == [8, 16, 24, 32]
+    last = validated[-1]
+
+    found = read_scores(run.root, scores)
+    assert found["valid"]["accuracy"] == last["valid_accuracy"] and found["valid"]["f1"] == last["valid_f1"]
+    assert found["valid"]["loss"] == pytest.approx(last["valid_loss"], rel=1e-5)
+    assert found["valid"]["accuracy"] > found["valid"]["majority"] == 0.5  # the last word says it
+
+    # transformers loads the folder, and predicts the same.
+    merged = (run.root / model.folder).path()
+    peer = transformers.AutoModelForSequenceClassification.from_pretrained(merged).eval()
+    assert type(peer).__name__ == "GPT2ForSequenceClassification" and peer.config.id2label == {0: "no", 1: "yes"}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(merged)
+    lines = (made / "test.tsv").read_text().splitlines()[1:]
+    texts = ["\n".join(line.split("\t")[:2]) for line in lines]
+    tokenizer.pad_token = tokenizer.eos_token
+    with torch.no_grad():
+        logits = peer(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+    rows = predictions(run, scores)
+    assert [row["row"] for row in rows] == list(range(1, 10)) and {row["file"] for row in rows} == {"test.tsv"}
+    assert [row["label"] for row in rows] == [line.split("\t")[2] for line in lines]
+    assert [row["predicted"] for row in rows] == [peer.config.id2label[int(n)] for n in logits.argmax(-1)]
+    given = torch.tensor([[row["probabilities"][name] for name in ("no", "yes")] for row in rows])
+    torch.testing.assert_close(given, logits.softmax(-1), atol=1e-5, rtol=1e-5)
+    card = Path(merged, "README.md").read_text()
+    assert "text-classification" in card and "valid, 12 samples: accuracy" in card and "classes | 2" in card
+
+    # Nothing is repeated; another learning rate is another run on the same samples.
+    again = planned(made, tmp_path / "out", "classification", train=LONG)
+    assert [manifest for _, manifest in again.cached_steps()] == [prepared, training, model, scores]
+    other = planned(made, tmp_path / "out", "classification", train=LONG | {"optimizer": {"lr": 1e-3}})
+    assert [name for name, manifest in other.cached_steps() if manifest is None] == ["train", "merge", "task_scores"]
+
+    # The tuned model is the start of another tuning, and no language model.
+    more = planned(made, tmp_path / "more", "classification", model=merged, train={"epochs": 1.0})
+    check(more)
+    with pytest.raises(UserError, match="is a classifier, which a task of the kind text cannot start from"):
+        planned(made, tmp_path / "more", "text", model=merged)
+
+
+@pytest.mark.parametrize("kind", ["answers", "text"])
+def test_answers_and_texts_are_trained_and_scored(made: Path, tmp_path: Path, kind: str) -> None:
+    run = planned(made, tmp_path / "out", kind)
+    _, training, model, scores = tuned(run)
+    folder = (run.root / training.folder).path()
+    losses = [row["loss"] for row in read_metrics(folder)]
+    assert losses[-1] < losses[0]
+    [*_, last] = [row for row in read_metrics(folder) if "valid_loss" in row]
+    found = read_scores(run.root, scores)
+    assert found["valid"]["loss"] == pytest.approx(last["valid_loss"], rel=1e-5)
+    assert Path((run.root / model.folder).path(), "generation_config.json").exists()
+    if kind == "answers":
+        rows = predictions(run, scores)
+        assert len(rows) == 40 and rows[0]["answer"] == "00" and 0 <= found["test"]["exact_match"] <= 1
+
+
+def test_a_preset_has_random_weights_and_takes_a_tokenizer(made: Path, tmp_path: Path) -> None:
+    run = planned(made, tmp_path, "classification", model="tiny", tokenizer=str(made / "bpe"))
+    train = run.settings.train
+    assert (train.model.layers, train.model.hidden, train.checkpoints.init_from) == (4, 192, None)
+    assert (train.epochs, train.optimizer.lr, train.batch.global_batch) == (3.0, 1e-2, 32)  # never the preset's
+    check(run)
+    with pytest.raises(UserError, match="preset tiny has no tokenizer; give --tokenizer DIR"):
+        planned(made, tmp_path, "classification", model="tiny")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, (3.0, 0.1, 8)),
+        ({"train": {"steps": 7}}, (0.0, 0.1, 8)),
+        ({"train": {"schedule": {"warmup": 2}}}, (3.0, 0.0, 8)),
+        ({"train": {"batch": {"global_batch": 6}}}, (3.0, 0.1, 6)),
+        ({"train": {"parallel": {"pp": 2}, "batch": {"global_batch": 8}}, "launch": {"processes": 2}}, (3.0, 0.1, 4)),
+        ({"launch": {"processes": 8}}, (3.0, 0.1, 4)),
+        ({"train": {"batch": {"micro_batch": 1}}}, (3.0, 0.1, 1)),
+    ],
+)
+def test_defaults_give_way_to_what_is_chosen(made: Path, tmp_path: Path, flags: Any, expected: Any) -> None:
+    """The settings of a run resolve to themselves, as a flow does that a command has started."""
+    settings = planned(made, tmp_path, "classification", **flags).settings
+    train = settings.train
+    assert (train.epochs, train.schedule.warmup_fraction, train.batch.micro_batch) == expected
+    assert resolve(FinetuneFlowSettings, flags=settings.model_dump(mode="json")) == settings
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model", "none"], "model 'none' is neither a folder nor a preset"),
+        (["--model", "{}/texts"], "is not a run or checkpoint"),
+        (["--model", "{}/bert"], "model_type is 'bert'"),
+        (["--tokenizer", "{}/other"], "has 50 tokens, the model"),
+        (["--task", "{}/none.toml"], "cannot read the settings file"),
+        (["--task", "{}/long.toml"], "max_length 65 is above the context of the model, 64"),
+        (["--task", "{}/column.toml"], "has no column 'sentence'; it has 'one', 'two', 'class'; name it in data.text"),
+        (["--task", "{}/empty.toml"], "empty.tsv has no rows that can be read as tsv"),
+        (["--task", "{}/missing.toml"], "missing.tsv"),
+        (["--train.parallel.tp", "3"], "does not divide"),
+        (["--train.steps", "0"], "train.steps"),
+        (["--output", "s3://bucket/out"], "training writes to a local disk"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_line(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    (made / "bert").mkdir(exist_ok=True)
+    (made / "bert/config.json").write_text('{"model_type": "bert"}')
+    (made / "other").mkdir(exist_ok=True)
+    letters = {chr(0x100 + number): number for number in range(49)}
+    save_tokenizer(made / "other", {**letters, "<|endoftext|>": 49}, [])
+    (made / "empty.tsv").write_text("")
+    for name, change in {
+        "long": ("max_length = 24", "max_length = 65"),
+        "column": ('text = "one"', 'text = "sentence"'),
+        "empty": ("train.tsv", "empty.tsv"),
+        "missing": ("train.tsv", "missing.tsv"),
+    }.items():
+        (made / f"{name}.toml").write_text(CLASSIFICATION.replace(*change))
+    given = {"--model": str(made / "lm"), "--task": str(made / "classification.toml"), "--output": str(tmp_path / "o")}
+    given |= {flags[0]: flags[1].replace("{}", str(made))}
+    assert run_command("finetune", *[word for pair in given.items() for word in pair]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.err.count("\n") == 1
+    assert not (tmp_path / "o/task").exists()
+
+
+def test_the_plan_lists_the_steps(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", str(made / "lm"), "--task", str(made / "classification.toml"), "--output", str(tmp_path / "o")]
+    assert run_command("finetune", *flags, "--dry-run") == 0
+    plan = capsys.readouterr().out
+    assert all(step in plan for step in ("samples", "train", "merge", "task_scores"))
+    assert not (tmp_path / "o").exists()
+
+
+def shown_commands() -> list[list[str]]:
+    """Words of the flow's commands on the page, without `python -m flows.finetune`."""
+    page = (Path(__file__).parents[2] / "docs/train/finetune.md").read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```", page, re.S | re.M)
+    lines = [line for block in blocks for line in re.sub(r"\\\n\s*", " ", block).splitlines()]
+    return [shlex.split(line)[3:] for line in lines]
+
+
+@pytest.fixture
+def named_as_on_the_page(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "gpt2").symlink_to(made / "lm")
+    for part in ("train", "valid", "test"):
+        (tmp_path / f"{part}.tsv").symlink_to(made / f"{part}.tsv")
+    (tmp_path / "task.toml").write_text(CLASSIFICATION)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_commands_of_the_page_have_a_plan(named_as_on_the_page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(shown_commands()) == 3
+    for words in shown_commands():
+        assert run_command("finetune", *words, "--dry-run") == 0, capsys.readouterr().err
+        assert "task_scores" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_layout_of_the_tutorial_has_the_losses_of_one_process(made: Path, tmp_path: Path) -> None:
+    """pp 2, ZeRO 1, micro-batch 1."""
+    curves = []
+    still: dict[str, Any] = {"model": {"dropout": 0.0}, "epochs": 4.0, "batch": {"global_batch": 8}}
+    layout = {"parallel": {"pp": 2, "zero": 1}, "batch": {"global_batch": 8, "micro_batch": 1}}
+    for name, more, processes in (("one", {}, 1), ("pipeline", layout, 2)):
+        run = planned(made, tmp_path / name, "classification", train=still | more, launch={"processes": processes})
+        _, training, *_ = tuned(run)
+        curves.append([row["loss"] for row in read_metrics((run.root / training.folder).path())])
+    assert len(curves[0]) == 32 and curves[1] == pytest.approx(curves[0], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_command_of_the_tutorial_runs_in_fp16(named_as_on_the_page: Path) -> None:
+    """The last one of the page, as it stands, with Prefect's server."""
+    command = [sys.executable, "-m", "flows.finetune", *shown_commands()[-1]]
+    environment = {**os.environ, "PREFECT_HOME": str(named_as_on_the_page / "prefect"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    [folder] = (named_as_on_the_page / "out/runs").iterdir()
+    assert "model: out/runs/" in done.stdout and (folder / "task/test.predictions.jsonl").exists()
+    config = read_run_config(folder / CONFIG_FILE)
+    assert (config.precision, config.parallel.pp, config.scaler.initial) == ("fp16", 2, 1.0)
+    losses = [row["loss"] for row in read_metrics(folder)]
+    assert len(losses) == 6 and all(0 < loss < 2 for loss in losses)

@@ -1,0 +1,164 @@
+"""Sequence classifiers: logits, loss and gradients equal those of transformers; folders go in both directions."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2train.convert.huggingface import open_model, read_model, save_model, to_huggingface, write_model
+from gpt2train.errors import UserError
+from gpt2train.model.causal_lm import CausalLM, build_model
+from gpt2train.model.families import sizes
+from gpt2train.model.init import initialise
+from gpt2train.model.shape import Shape
+from tests.gpt2train.convert.small_tokenizer import write_tokenizer
+from tests.gpt2train.jobs import VOCAB
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64}
+LLAMA = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", SIZES | {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}),
+    "llama": ("Llama", LLAMA),
+    "llama, tied": ("Llama", LLAMA | {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", LLAMA | {"head_dim": 16}),
+}
+PAD = VOCAB - 1
+
+
+def peer_of(kind: str, folder: Path, labels: int) -> Any:
+    """A random classifier of transformers, written to a folder."""
+    name, fields = KINDS[kind]
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{name}Config")(**fields, num_labels=labels, pad_token_id=PAD)
+    peer = getattr(transformers, f"{name}ForSequenceClassification")(config).eval()
+    with torch.no_grad():
+        for parameter in peer.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    peer.save_pretrained(folder)
+    return peer
+
+
+def padded_batch(labels: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens with padding on the right, lengths and targets of six samples, one as long as the batch."""
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.tensor([3, 17, 1, 24, 9, 5])
+    tokens = torch.randint(PAD, (6, 24), generator=generator)
+    tokens[torch.arange(24) >= lengths[:, None]] = PAD
+    return tokens, lengths, torch.randint(labels, (6,), generator=generator)
+
+
+@pytest.mark.parametrize("labels", [2, 3, 7])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_loss_and_gradients_equal_those_of_transformers(kind: str, labels: int, tmp_path: Path) -> None:
+    peer = peer_of(kind, tmp_path, labels)
+    ours: CausalLM = read_model(tmp_path, classifier=True).requires_grad_(True)
+    tokens, lengths, targets = padded_batch(labels)
+    theirs = peer(tokens, attention_mask=(tokens != PAD).long(), labels=targets)
+    torch.testing.assert_close(ours(tokens, lengths=lengths), theirs.logits, atol=1e-5, rtol=1e-5)
+    loss = ours(tokens, targets, lengths=lengths) / len(targets)
+    torch.testing.assert_close(loss, theirs.loss, atol=1e-5, rtol=1e-5)
+    loss.backward()
+    theirs.loss.backward()
+    gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    given = {name: parameter.grad for name, parameter in peer.named_parameters()}
+    torch.testing.assert_close(gradients["score.weight"], given["score.weight"], atol=1e-5, rtol=1e-5)
+    # Every other one, in the names and layouts of transformers: the padding of the vocabulary has no gradient.
+    named = to_huggingface({name: grad for name, grad in gradients.items() if grad is not None}, ours.shape)
+    assert named.keys() == given.keys()
+    for name, gradient in named.items():
+        torch.testing.assert_close(gradient, given[name], atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_an_ignored_sample_adds_nothing() -> None:
+    shape = Shape(VOCAB, 2, 2, 32, 32, labels=3)
+    model = initialise(build_model(shape), 1)
+    tokens, lengths, targets = padded_batch(3)
+    some = model(tokens[:2], targets[:2], lengths=lengths[:2])
+    targets[2:] = -100
+    torch.testing.assert_close(model(tokens, targets, lengths=lengths), some)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_written_here_is_loaded_by_transformers(kind: str, tmp_path: Path) -> None:
+    peer = peer_of(kind, tmp_path / "theirs", 3)
+    weights = replace(open_model(tmp_path / "theirs"), labels=("no", "maybe", "yes"))
+    save_model(tmp_path / "ours", weights, write_tokenizer(tmp_path / "bpe", VOCAB))
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours").eval()
+    assert type(loaded) is type(peer) and loaded.config.id2label == {0: "no", 1: "maybe", 2: "yes"}
+    assert loaded.config.label2id["yes"] == 2 and loaded.config.pad_token_id == PAD
+    tokens, _, targets = padded_batch(3)
+    with torch.no_grad():
+        expected = peer(tokens, labels=targets)
+        found = loaded(tokens, labels=targets)
+    assert torch.equal(found.logits, expected.logits) and torch.equal(found.loss, expected.loss)
+    assert open_model(tmp_path / "ours").labels == ("no", "maybe", "yes")
+    assert not (tmp_path / "ours/generation_config.json").exists()
+
+
+def test_the_default_number_of_labels_is_that_of_transformers(tmp_path: Path) -> None:
+    """Its files leave out the names of two classes."""
+    peer_of("gpt2", tmp_path, 2)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config.pop("id2label", None)
+    config.pop("label2id", None)
+    file.write_text(json.dumps(config))
+    assert open_model(tmp_path).shape.labels == 2
+    assert open_model(tmp_path).labels == ("LABEL_0", "LABEL_1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"id2label": {"0": "a", "2": "b"}}, "id2label does not name the classes 0, 1, …"),
+        ({"id2label": ["a", "b"]}, "id2label does not name the classes 0, 1, …"),
+        ({"id2label": {}}, "id2label does not name the classes 0, 1, …"),
+        (
+            {"id2label": {"0": "a", "1": "b", "2": "c", "3": "d"}},
+            "score.weight has the shape (3, 48); expected (4, 48)",
+        ),
+        ({"id2label": None, "num_labels": "x"}, "num_labels is x; expected a whole number"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "score"),
+    ],
+)
+def test_a_wrong_config_is_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    peer_of("gpt2", tmp_path, 3)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    with pytest.raises(UserError) as refused:
+        open_model(tmp_path)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_each_kind_is_refused_where_the_other_is_needed(tmp_path: Path) -> None:
+    peer_of("gpt2", tmp_path / "classifier", 3)
+    with pytest.raises(UserError, match="is a classifier of 3 classes and predicts no tokens"):
+        read_model(tmp_path / "classifier")
+    shape = Shape(VOCAB, 2, 2, 32, 32)
+    plain = dict(initialise(build_model(shape), 1).named_parameters())
+    write_model(tmp_path / "lm", plain, shape, write_tokenizer(tmp_path / "bpe", VOCAB))
+    with pytest.raises(UserError, match="is a language model, not a classifier"):
+        read_model(tmp_path / "lm", classifier=True)
+
+
+def test_a_classifier_has_no_output_projection() -> None:
+    for family in ("gpt2", "llama"):
+        shape = Shape(VOCAB, 2, 2, 32, 32, family=family, labels=5)
+        assert sizes(shape)["score.weight"] == (5, 32) and "lm_head.weight" not in sizes(shape)
+        first, last = build_model(shape).keep_layers(range(1)), build_model(shape).keep_layers(range(1, 2))
+        assert hasattr(first, "wte") and not hasattr(first, "score")
+        assert hasattr(last, "score") and not hasattr(last, "wte")

@@ -1,0 +1,218 @@
+"""Samples of a task: tokens, labels, cuts and rejected rows; the step and its files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2train.data.sharded_dataset import open_tokens
+from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id, load_tokenizer, save_tokenizer
+from gpt2train.errors import UserError
+from gpt2train.settings import build
+from tasks.core.manifest import Manifest
+from tasks.core.storage import Folder
+from tasks.finetune.encoding import Encoding, Rejected, Sample, shorten, sort_labels
+from tasks.finetune.rows import Row
+from tasks.finetune.settings import TaskSettings
+from tasks.finetune.step import TaskFiles, samples
+from tests.gpt2train.data.test_tokenizer import small_tables
+from tests.tasks.corpus import Inline, rejected_of
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bpe")
+    save_tokenizer(folder, *small_tables())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_folder: Path) -> Tokenizer:
+    return load_tokenizer(tokenizer_folder)
+
+
+def task(kind: str = "classification", **data: Any) -> TaskSettings:
+    settings = {key: data.pop(key) for key in ("separator", "prompt_end", "max_length") if key in data}
+    return build(TaskSettings, {"kind": kind, "data": {"train": "x", **data}, **settings})
+
+
+def encoded(
+    settings: TaskSettings, tokenizer: Tokenizer, *values: dict[str, Any], length: int = 20, labels: Any = ("no", "yes")
+) -> list[Sample | Rejected]:
+    encoding = Encoding(settings, labels, tokenizer, length)
+    return encoding([Row(number, row) for number, row in enumerate(values, 1)], "file.tsv")
+
+
+def test_a_pair_is_both_texts_with_the_separator_between(tokenizer: Tokenizer) -> None:
+    [one] = encoded(task(pair="pair"), tokenizer, {"text": "the cat", "pair": "a dog", "label": "yes"})
+    parts = encode_ordinary(tokenizer, ["the cat", "\n", "a dog"])
+    assert one == Sample([[token for part in parts for token in part], [1]])
+    [one] = encoded(task(), tokenizer, {"text": "the <|endoftext|>", "label": 0})
+    assert isinstance(one, Sample) and end_of_text_id(tokenizer) not in one.sequences[0]
+
+
+@pytest.mark.parametrize(
+    ("label", "number"),
+    [("yes", 1), (" no ", 0), (1, 1), (1.0, 1), (True, 1), ("0", 0), (None, None), ("", None), (-1, None)],
+)
+def test_labels_are_names_or_numbers(tokenizer: Tokenizer, label: Any, number: int | None) -> None:
+    [one] = encoded(task(), tokenizer, {"text": "the", "label": label})
+    if number is None:
+        assert isinstance(one, Rejected) and one.reason == "no_label"
+    else:
+        assert isinstance(one, Sample) and one.sequences[1] == [number]
+
+
+@pytest.mark.parametrize("label", [2, "maybe", "-2", 0.5])
+def test_a_label_that_is_none_of_the_task_ends_it(tokenizer: Tokenizer, label: Any) -> None:
+    with pytest.raises(UserError, match=r"file\.tsv, row 1: the label '.*' is none of no, yes; correct it, or data"):
+        encoded(task(), tokenizer, {"text": "the", "label": label})
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"text": "a", "label": "no"}, "no_text"),
+        ({"text": "a", "pair": " ", "label": "no"}, "no_text"),
+        ({"text": 5, "pair": "b", "label": "no"}, "no_text"),
+        ({"text": "a\ud800", "pair": "b", "label": "no"}, "invalid_utf8"),
+    ],
+)
+def test_a_pair_with_a_missing_side_is_rejected(tokenizer: Tokenizer, values: dict[str, Any], reason: str) -> None:
+    good = {"text": "a", "pair": "b", "label": "no"}
+    first, second = encoded(task(pair="pair"), tokenizer, values, good)
+    assert isinstance(first, Rejected) and first.reason == reason and isinstance(second, Sample)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_size=2), st.integers(0, 30))
+def test_texts_are_cut_one_token_at_a_time_from_the_longer_one(texts: list[list[int]], limit: int) -> None:
+    expected = [list(text) for text in texts]
+    while sum(map(len, expected)) > limit:
+        longest = expected[0] if len(expected) == 1 or len(expected[0]) > len(expected[1]) else expected[1]
+        longest.pop()
+    assert shorten(texts, limit) == expected
+
+
+@given(st.data())
+def test_samples_fit_and_answers_are_whole(tokenizer: Tokenizer, data: Any) -> None:
+    text = st.text("abcd the", min_size=1, max_size=30).filter(str.strip)
+    turns = data.draw(st.lists(st.tuples(text, text), min_size=1, max_size=3))
+    length = data.draw(st.integers(4, 60))
+    messages = [
+        {"role": role, "content": content}
+        for turn in turns
+        for role, content in zip(("user", "assistant"), turn, strict=True)
+    ]
+    [one] = encoded(task("answers", messages="messages"), tokenizer, {"messages": messages}, length=length)
+    end = end_of_text_id(tokenizer)
+    ids = encode_ordinary(tokenizer, [part for prompt, answer in turns for part in (prompt + "\n", answer)])
+    whole = [[*tokens, end] if number % 2 else tokens for number, tokens in enumerate(ids)]
+    if isinstance(one, Rejected):
+        assert one.reason == "too_long" and len(whole[-1]) > length
+        return
+    assert len(one.sequences) % 2 == 0 and sum(map(len, one.sequences)) <= length + 1
+    kept = whole[-len(one.sequences) :]
+    assert one.sequences[1::2] == kept[1::2]
+    assert one.truncated == (one.sequences != whole)
+    assert one.sequences[0] and kept[0][-len(one.sequences[0]) :] == one.sequences[0]
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([], "no_text"),
+        ("text", "no_text"),
+        ([{"role": "user", "content": "a"}], "no_answer"),
+        ([{"role": "tool", "content": "a"}], "unknown_role"),
+        ([{"role": "user"}], "no_text"),
+    ],
+)
+def test_conversations_without_an_answer_are_rejected(tokenizer: Tokenizer, messages: Any, reason: str) -> None:
+    [one] = encoded(task("answers", messages="m"), tokenizer, {"m": messages})
+    assert isinstance(one, Rejected) and one.reason == reason
+
+
+def test_labels_are_sorted_by_number_if_all_are_numbers() -> None:
+    assert sort_labels({"10", "9", "-1"}) == ("-1", "9", "10") and sort_labels({"b", "10", "9"}) == ("10", "9", "b")
+
+
+def prepared(folder: Path, tokenizer_folder: Path, settings: TaskSettings, length: int = 12) -> Manifest:
+    with Inline(workers=1) as runner:
+        return samples(Folder(folder / "out"), settings, TaskFiles(settings), tokenizer_folder, "model", length, runner)
+
+
+def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> str:
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_the_step_writes_token_files_labels_and_rejected_rows(tmp_path: Path, tokenizer_folder: Path) -> None:
+    rows = [{"text": f"the {number} " * (1 + 9 * (number == 3)), "label": "ab"[number % 2]} for number in range(10)]
+    train = write(tmp_path, "train.jsonl", [*rows, {"text": "", "label": "a"}, {"text": "the"}])
+    test = write(tmp_path, "test.jsonl", [{"text": "the"}, {"text": "a", "label": "b"}])
+    settings = task(train=train, test=test)
+    manifest = prepared(tmp_path, tokenizer_folder, settings)
+    facts = manifest.outcome.facts
+    assert (facts["labels"], facts["train_samples"], facts["train_truncated"], facts["test_samples"]) == (2, 10, 1, 2)
+    assert manifest.outcome.reasons == {"no_label": 1, "no_text": 1}
+    assert [row["id"] for row in rejected_of(Folder(tmp_path / "out"), manifest)] == ["11", "12"]
+    folder = tmp_path / "out/task"
+    assert json.loads((folder / "labels.json").read_text()) == ["a", "b"]
+    data = open_tokens(folder / "train")
+    assert np.diff(data.documents).tolist() == [2] * 10 and max(data.lengths) == 12
+    assert [int(data[2 * number + 1][0]) for number in range(10)] == [0, 1] * 5
+    places = [json.loads(line) for line in (folder / "test.rows").read_text().splitlines()]
+    assert places == [{"file": "test.jsonl", "row": 1, "labelled": False}, {"file": "test.jsonl", "row": 2}]
+    # Nothing is repeated, wherever the files are; another model is another training.
+    moved = write(tmp_path, "moved.jsonl", [*rows, {"text": "", "label": "a"}, {"text": "the"}])
+    with Inline(workers=1) as runner:
+        again = settings.model_copy(update={"data": settings.data.model_copy(update={"train": moved})})
+        root = Folder(tmp_path / "out")
+        assert samples(root, again, TaskFiles(again), tokenizer_folder, "model", 12, runner) == manifest
+        assert samples(root, again, TaskFiles(again), tokenizer_folder, "other", 12, runner) != manifest
+
+
+def test_a_holdout_shares_no_text_with_the_training(tmp_path: Path, tokenizer_folder: Path) -> None:
+    rows = [{"prompt": f"the {number % 40}", "answer": f"a{number}"} for number in range(200)]
+    twice = [{"text": f"the {number % 40}", "label": number % 2} for number in range(200)]
+    for settings in (
+        task(train=write(tmp_path, "twice.jsonl", twice), holdout=0.3),
+        task("answers", train=write(tmp_path, "rows.jsonl", rows), holdout=0.3),
+    ):
+        facts = prepared(tmp_path, tokenizer_folder, settings).outcome.facts
+        assert facts["train_samples"] + facts["valid_samples"] == 200 and 20 < facts["valid_samples"] < 100
+    settings = task(train=str(tmp_path / "twice.jsonl"), holdout=0.3)
+    prepared(tmp_path, tokenizer_folder, settings)
+    texts = []
+    for part in ("train", "valid"):
+        data = open_tokens(tmp_path / "out/task" / part)
+        texts.append({tuple(data[number].tolist()) for number in range(0, len(data), 2)})
+    assert not texts[0] & texts[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "data", "said"),
+    [
+        (
+            [{"text": "", "label": 1}, {"text": " ", "label": 0}],
+            {},
+            "files have no row that can be used (no_text 2)",
+        ),
+        ([{"text": "the", "label": 1}], {}, "'label' has 1 labels; a classification needs two or more"),
+        ([{"text": "the", "class": 1}], {}, "has no column 'label'; it has 'text', 'class'; name it in data.label"),
+        ([{"text": "the", "label": 7}], {"labels": [0, 1]}, "row 1: the label '7' is none of 0, 1"),
+    ],
+)
+def test_wrong_rows_are_refused_in_one_line(
+    tmp_path: Path, tokenizer_folder: Path, rows: list[dict[str, Any]], data: dict[str, Any], said: str
+) -> None:
+    settings = task(train=write(tmp_path, "train.jsonl", rows), **data)
+    with pytest.raises(UserError) as refused:
+        TaskFiles(settings).check(settings)
+        prepared(tmp_path, tokenizer_folder, settings)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
