@@ -18,7 +18,6 @@ import pytest
 import tomli_w
 
 from flows.demo import demo_site
-from gpt2train.config import presets
 from tests.docs.page_commands import DOCS, SCORES, TRAIN, commands_of, copy_to, follow, free_port, run_line, tasks_of
 from tests.flows.mini_pipeline import mini_urls
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
@@ -143,7 +142,6 @@ def test_oneflow(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_colossalai_booster(folder: Path) -> None:
-    pytest.importorskip("flows.finetune")
     transformers = pytest.importorskip("transformers")
 
     def weights() -> None:
@@ -178,8 +176,6 @@ def test_colossalai_booster(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_cpm(folder: Path) -> None:
-    if "t5-cpm" not in presets():
-        pytest.skip("there is no preset t5-cpm")
     (folder / "corpus").mkdir()
     letters = "春天山上孩子河边老人今年稻田农民每天早上安静学生文章历史火车北京城市研究语言模型网页内容"
     draw = random.Random(0)

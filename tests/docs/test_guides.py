@@ -121,8 +121,6 @@ def test_fineweb(folder: Path, texts: list[str], open_data: Path) -> None:
 
 @pytest.mark.slow
 def test_fine_tune(folder: Path, open_data: Path) -> None:
-    pytest.importorskip("flows.finetune")
-
     def download() -> None:
         """A GPT-2 of the published vocabulary, as transformers writes it."""
         from transformers import GPT2Config, GPT2LMHeadModel
