@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2train.config import TrainSettings, preset, presets
-from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash, vocab_size
+from gpt2train.data.tokenizer import check_rows, load_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.settings import build, nearest
 
@@ -59,8 +59,9 @@ def open_base_model(name: str, tokenizer: str | None) -> BaseModel:
     opened = open_source(path, kind, tokenizer=None if tokenizer is None else Path(tokenizer).absolute())
     if opened.tokenizer is None:
         raise UserError(f"{path} has no tokenizer; give --tokenizer DIR")
-    shape, size = opened.weights.shape, vocab_size(load_tokenizer(opened.tokenizer))
-    if size != shape.vocab:
+    shape, found_tokenizer = opened.weights.shape, load_tokenizer(opened.tokenizer)
+    check_rows(found_tokenizer, shape.vocab, opened.tokenizer)  # that of the model's own folder may have fewer tokens
+    if tokenizer is not None and (size := vocab_size(found_tokenizer)) != shape.vocab:
         raise UserError(
             f"the tokenizer {opened.tokenizer} has {size:,} tokens, the model {path} {shape.vocab:,}; give the "
             "tokenizer that it was trained with"

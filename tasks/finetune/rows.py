@@ -152,12 +152,12 @@ def _split_lines(raw: IO[bytes], separator: str) -> Iterator[list[str] | tuple[s
 
 def _json(file: InputFile, task: TaskSettings) -> Iterator[Row]:
     with open_input(file.location) as raw:
-        buffered = io.BufferedReader(raw) if not hasattr(raw, "peek") else raw
-        head = buffered.peek(64)[:64].lstrip(b"\xef\xbb\xbf \t\r\n")  # type: ignore[attr-defined]
+        assert isinstance(raw, io.BufferedReader)
+        head = raw.peek(64)[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
         if head.startswith(b"["):
-            yield from _json_array(file, buffered)
+            yield from _json_array(file, raw)
             return
-        for number, line in read_lines(buffered, MAX_VALUE):
+        for number, line in read_lines(raw, MAX_VALUE):
             if line is None:
                 yield Row(number, {}, "too_large", f"a line of more than {MAX_VALUE:,} bytes")
             elif line.strip(b"\xef\xbb\xbf \t\r\n"):
