@@ -55,8 +55,25 @@ class Task:
         return Task(shape=Shape(**shape, options=options), **fields)
 
 
-def ours(task: Task, speed: dict[str, Any] | None = None, **parallel: Any) -> Step:
-    """A step of the engine, as gpt2train.train runs it on one process."""
+def config_of(task: Task, speed: dict[str, Any] | None = None, **groups: Any) -> dict[str, Any]:
+    """Settings of a run with this task's sizes; `groups` are further groups of settings."""
+    shape = task.shape
+    sizes = {key: getattr(shape, key) for key in ("layers", "heads", "hidden", "context")}
+    return {
+        "model": sizes | {"dropout": 0.0},
+        "batch": {"micro_batch": task.micro_batch, "global_batch": task.micro_batch * task.accumulation},
+        "optimizer": {"lr": task.lr, "max_grad_norm": task.clip},
+        "performance": {"compile": "on" if task.compile else "off"} | (speed or {}),
+        "precision": "bf16" if task.device == "cuda" else "fp32",
+        "device": task.device,
+        "vocab": shape.vocab,
+        "data": {"train": "random tokens"},
+        "output": "nowhere",
+    } | groups
+
+
+def ours(task: Task, speed: dict[str, Any] | None = None, documents: bool = False, **parallel: Any) -> Step:
+    """A step of the engine, as gpt2train.train runs it on one process; `documents`: two documents in each sample."""
     from gpt2train.config import RunConfig
     from gpt2train.data.batch import Batch
     from gpt2train.parallel.mesh import join
@@ -64,29 +81,16 @@ def ours(task: Task, speed: dict[str, Any] | None = None, **parallel: Any) -> St
     from gpt2train.training.engine import Engine
     from gpt2train.training.performance import fast_kernels
 
-    shape = task.shape
-    sizes = {key: getattr(shape, key) for key in ("layers", "heads", "hidden", "context")}
-    config = build(
-        RunConfig,
-        {
-            "model": sizes | {"dropout": 0.0},
-            "batch": {"micro_batch": task.micro_batch, "global_batch": task.micro_batch * task.accumulation},
-            "optimizer": {"lr": task.lr, "max_grad_norm": task.clip},
-            "parallel": parallel,
-            "performance": {"compile": "on" if task.compile else "off"} | (speed or {}),
-            "precision": "bf16" if task.device == "cuda" else "fp32",
-            "device": task.device,
-            "vocab": shape.vocab,
-            "data": {"train": "random tokens"},
-            "output": "nowhere",
-        },
-    )
+    config = build(RunConfig, config_of(task, speed, parallel=parallel))
     kernels.enter_context(fast_kernels(config.performance, torch.device(task.device)))
     engine = Engine(config, join(task.device))
     steps = itertools.count(1)
+    length = task.shape.context
+    second = (torch.arange(length, device=task.device) > length // 3).long().expand(task.micro_batch, -1).contiguous()
+    extra = {"documents": second} if documents else {}
 
     def step(batches: list[Tensor]) -> Tensor:
-        total = engine.accumulate([Batch(b[:, :-1], b[:, 1:]) for b in batches], task.tokens, next(steps))
+        total = engine.accumulate([Batch(b[:, :-1], b[:, 1:], extra) for b in batches], task.tokens, next(steps))
         measure = engine.measure(total, task.tokens, 1.0, False)
         engine.update(measure, task.lr)
         return torch.tensor(measure.read()[0])
@@ -138,6 +142,68 @@ def transformers(task: Task) -> Step:
     return step
 
 
+class PlainBlock(torch.nn.Module):
+    """Pre-norm block of GPT-2 in a few lines, as a user would write it."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.qkv, self.proj = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(self.ln_1(x)).chunk(3, -1))
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).flatten(2))
+        return x + self.down(torch.nn.functional.gelu(self.up(self.ln_2(x)), approximate="tanh"))
+
+
+class PlainModel(torch.nn.Module):
+    """GPT-2 with a tied head, and the mean loss over all logits at once, in the manner of nanoGPT."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.wte = torch.nn.Embedding(shape.padded_vocab, shape.hidden)
+        self.wpe = torch.nn.Embedding(shape.context, shape.hidden)
+        self.blocks = torch.nn.Sequential(*[PlainBlock(shape.hidden, shape.heads) for _ in range(shape.layers)])
+        self.ln_f = torch.nn.LayerNorm(shape.hidden)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
+        logits = torch.nn.functional.linear(self.ln_f(self.blocks(x)), self.wte.weight)
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def plain(task: Task) -> Step:
+    """A plain loop in the manner of nanoGPT: autocast, fused AdamW, clipping, torch.compile of the whole model."""
+    torch.manual_seed(1)
+    model = PlainModel(task.shape).to(task.device)
+    forward = torch.compile(model) if task.compile else model
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=task.lr, fused=True)
+
+    def step(batches: list[Tensor]) -> Tensor:
+        total = torch.zeros((), device=task.device)
+        for batch in batches:
+            with torch.autocast(task.device, torch.bfloat16, enabled=task.device == "cuda"):
+                loss = forward(batch[:, :-1].contiguous(), batch[:, 1:].contiguous()) / len(batches)
+            loss.backward()
+            total += loss.detach()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return total
+
+    return step
+
+
 def products(task: Task) -> Step:
     """As many FLOPs as a step has (6N + 12LHQT), as plain matrix products: the floor."""
     size, dtype = (8192, torch.bfloat16) if task.device == "cuda" else (1024, torch.float32)
@@ -162,12 +228,14 @@ def peak_bytes(device: str) -> int:
 
 CONTESTANTS: dict[str, Callable[[Task], Step]] = {
     "ours": ours,
-    "ours, offload": partial(ours, offload=True),
+    "ours, offload": partial(ours, cpu_offload=True),
+    "ours, documents": partial(ours, documents=True),
     "ours, selective": partial(ours, activation_checkpointing="selective"),
     "ours, full": partial(ours, activation_checkpointing="full"),
-    "ours, flash": partial(ours, performance={"attention": "flash"}),
-    "ours, autotuned": partial(ours, performance={"max_autotune": True}),
+    "ours, flash": partial(ours, speed={"attention": "flash"}),
+    "ours, autotuned": partial(ours, speed={"max_autotune": True}),
     "transformers": transformers,
+    "plain": plain,
     "products": products,
 }
 DEFAULT = ("ours", "transformers", "products")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from gpt2train.errors import UserError
+from gpt2train.io import process_exit
 from gpt2train.io.command_line import fail
 from gpt2train.plugins import load_plugins
 
@@ -18,6 +19,7 @@ COMMANDS = ("flows.dataprep", "flows.evaluate", "flows.pipeline", "flows.pretrai
 IS_COMMAND = sys.argv[:1] == ["-m"] and any(name in sys.orig_argv for name in COMMANDS)  # `-m` during this import
 
 if IS_COMMAND:
+    process_exit.install()
     # Imports create a million objects and no garbage; collection takes 10 % of their time. The command re-enables it.
     gc.disable()
 

@@ -11,8 +11,10 @@ from flows.dry_run.plan import dry_run
 from flows.orchestration.flow import SettingsFlow
 from flows.orchestration.server import key_file, prefect_server
 from flows.settings import resolve
+from flows.ui.flags import flags_model
 from flows.ui.help import ALL_FLAG, flow_app
 from gpt2train.io.command_line import run_command
+from gpt2train.io.process_exit import set_exit_status
 from gpt2train.io.progress import console
 from gpt2train.settings import Settings
 
@@ -23,7 +25,9 @@ CONFIG_HELP = "TOML file of settings, or a deployment's name. Flags override it;
 
 def command(flow: SettingsFlow[S], result: str) -> None:
     """Run the command line of this process and exit with its status; see `app_of`."""
-    sys.exit(run_command(app_of(flow, result)))
+    code = run_command(app_of(flow, result))
+    set_exit_status(code)
+    sys.exit(code)
 
 
 def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
@@ -34,12 +38,13 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
         result: name of that path in the last line of output.
     """
     app = flow_app(flow.name, flow.model, flow.__doc__ or "")
+    flags_of = flags_model(flow.model)
 
     @app.default
     def main(
         *,
         config: Annotated[str | None, cyclopts.Parameter(help=CONFIG_HELP)] = None,
-        settings: Annotated[flow.model | None, cyclopts.Parameter(name="*")] = None,  # type: ignore[name-defined]
+        settings: Annotated[flags_of | None, cyclopts.Parameter(name="*")] = None,  # type: ignore[valid-type]
         help_all: Annotated[bool, cyclopts.Parameter(name=ALL_FLAG, negative="", show=False)] = False,
     ) -> None:
         """Run the flow, or show every setting."""

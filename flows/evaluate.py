@@ -1,22 +1,21 @@
 """Evaluation flow: checkpoint -> merged model and scores. Run it with `python -m flows.evaluate --run RUN_FOLDER`."""
 
 import logging
-from typing import Any
+from pathlib import Path
 
 from flows.command import command
 from flows.orchestration.flow import settings_flow
 from flows.orchestration.run_context import run_context
 from flows.recipe import PlannedRun
-from flows.settings import EvaluateFlowSettings, MergeAndScoreSettings, OutputSettings
+from flows.scores import ScoreInputs, check_data, merge_and_score
+from flows.settings import EvaluateFlowSettings, OutputSettings
 from flows.ui.result import show_result
+from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.errors import UserError
 from tasks.cloze.step import cloze_file, no_passages_message
 from tasks.core.manifest import Manifest, need_manifest, read_manifest
 from tasks.core.runner import Runner
 from tasks.core.storage import Folder
-from tasks.evaluate.step import data_files, read_data
-from tasks.evaluate.step import evaluate as evaluate_model
-from tasks.merge.step import merge, write_card
 from tasks.ready_tokens.step import NAME as READY_TOKENS
 
 log = logging.getLogger("gpt2train")
@@ -32,15 +31,13 @@ def check(run: PlannedRun[EvaluateFlowSettings]) -> None:
     settings = run.settings
     inputs_of(settings)
     run.root.check_writable(leave=not settings.dry_run)
-    if settings.lambada:
-        read_data("lambada", settings.lambada)
-    check_data(settings)
+    check_data(settings, settings.lambada)
 
 
 def recipe(run: PlannedRun[EvaluateFlowSettings], runner: Runner) -> tuple[Manifest, Manifest, Manifest]:
     """Run all steps of the flow. Returns the manifests of the training, of the merge and of the scores."""
-    training, bpe, documents, lambada = inputs_of(run.settings)
-    return training, *merge_and_score(run.root, training, bpe, lambada, documents, run.settings, runner)
+    training, inputs = inputs_of(run.settings)
+    return training, *merge_and_score(run.root, training, inputs, run.settings, runner)
 
 
 @settings_flow("evaluate", EvaluateFlowSettings, recipe, check)
@@ -54,67 +51,47 @@ def evaluate(run: PlannedRun[EvaluateFlowSettings]) -> str:
         return (root / scores.folder).url
 
 
-def inputs_of(settings: EvaluateFlowSettings) -> tuple[Manifest, Manifest, Manifest, str | None]:
-    """Find the inputs of an evaluation from a run folder.
-
-    Returns:
-        The manifests of training, tokenizer and shuffled documents, and the path of the evaluation set; None if the
-        data flow found no cloze passage.
+def inputs_of(settings: EvaluateFlowSettings) -> tuple[Manifest, ScoreInputs]:
+    """Find the inputs of an evaluation from a run folder: the manifest of the training, and what belongs to it.
 
     Raises:
         RunError: the run is not finished.
-        UserError: there is no evaluation set: the data flow used a given one and drew none; or the run was trained on
+        UserError: there is no evaluation set: the data flow used a given one and drew none, or the run was trained on
             token files made elsewhere.
     """
     run, root = Folder(settings.run), Folder(settings.output)
     training = need_manifest(run)
     if READY_TOKENS in training.inputs:  # a tokenizer and documents of this output are of another run
-        raise UserError(
-            f"{run.url} was trained on token files, which have no documents to score; run gpt2train merge {run.url} "
-            "--output DIR, then gpt2train evaluate"
-        )
-    bpe, documents = (need_manifest(root / step) for step in ("tokenizer", "shuffled"))
+        if not settings.lambada:
+            raise UserError(
+                f"{run.url} was trained on token files, which have no documents to score; give --lambada FILE, or run "
+                f"gpt2train merge {run.url} --output DIR, then gpt2train evaluate"
+            )
+        if not (Path(run.path()) / "tokenizer").is_dir():
+            raise UserError(
+                f"{run.url} was trained without a tokenizer; run gpt2train merge {run.url} --tokenizer DIR --output DIR"
+            )
+        return training, ScoreInputs(root, None, None, settings.lambada)
+    data = data_of(run, root)
+    bpe, documents = (need_manifest(data / step) for step in ("tokenizer", "shuffled"))
     if settings.lambada:
-        return training, bpe, documents, settings.lambada
-    drawn = read_manifest(root / "evalset")
+        return training, ScoreInputs(data, bpe, documents, settings.lambada)
+    drawn = read_manifest(data / "evalset")
     if drawn is None:
-        raise UserError(f"{root.url} holds no cloze set of its own; give --lambada FILE")
-    found = cloze_file(root, drawn)
+        raise UserError(f"{data.url} holds no cloze set of its own; give --lambada FILE")
+    found = cloze_file(data, drawn)
     if found is None:
         log.warning(no_passages_message(drawn))
-    return training, bpe, documents, found
+    return training, ScoreInputs(data, bpe, documents, found)
 
 
-def merge_and_score(
-    root: Folder,
-    training: Manifest,
-    bpe: Manifest,
-    lambada: str | None,
-    documents: Manifest,
-    settings: MergeAndScoreSettings,
-    runner: Runner,
-) -> tuple[Manifest, Manifest]:
-    """Merge the checkpoint, score the merged model and write its model card.
-
-    Without a path of the evaluation set (`lambada`) there is no LAMBADA score. The perplexity is that of the shuffled
-    documents. Returns the manifests of the merge and of the scores.
-    """
-    model = runner.run_step(merge, root, training, bpe, settings.merge)
-    options: dict[str, Any] = {"wikitext": settings.wikitext, "evals": settings.evals}
-    scores = runner.run_step(evaluate_model, root, model, lambada, documents, settings.evaluate, **options)
-    if not runner.is_dry_run:
-        write_card(root, training, settings.merge, scores)
-    return model, scores
-
-
-def check_data(settings: MergeAndScoreSettings) -> None:
-    """Check the data files of WikiText and of `evals`.
-
-    Raises:
-        UserError: a file is missing or malformed, or there is no evaluation of a name.
-    """
-    for name, path in (data_files(None, settings.wikitext) | settings.evals).items():
-        read_data(name, path)
+def data_of(run: Folder, root: Folder) -> Folder:
+    """Return the output of the data flow that made a run's tokens: `root`, or that named by the run's settings."""
+    if read_manifest(root / "tokenizer") is not None:
+        return root
+    tokens = Path(read_run_config(run.path(CONFIG_FILE)).data.corpora[0].prefix)  # DATA/tokens/train/tokens
+    named = Folder(tokens.parents[2]) if len(tokens.parents) > 2 else root
+    return named if read_manifest(named / "tokenizer") is not None else root
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from flows import dataprep
 from flows.command import command
 from flows.dataprep import prepare
 from flows.dry_run.plan import plan_page
-from flows.evaluate import check_data, merge_and_score
 from flows.orchestration.flow import settings_flow
 from flows.orchestration.run_context import run_context
 from flows.pretrain import check_local, check_training, train_on_tokens
 from flows.recipe import PlannedRun
+from flows.scores import ScoreInputs, check_data, merge_and_score
 from flows.settings import PipelineSettings
 from flows.ui.result import show_result
 from tasks.core.manifest import Manifest
@@ -38,7 +38,8 @@ def recipe(run: PlannedRun[PipelineSettings], runner: Runner) -> list[Manifest]:
     root, settings = run.root, run.settings
     data = prepare(root, settings, run.sources, runner)
     training = train_on_tokens(root, root, data.tokenize, data.tokenizer, settings, runner)
-    model, scores = merge_and_score(root, training, data.tokenizer, data.lambada, data.shuffle, settings, runner)
+    inputs = ScoreInputs(root, data.tokenizer, data.shuffle, data.lambada)
+    model, scores = merge_and_score(root, training, inputs, settings, runner)
     manifests = [*data.manifests, training, model, scores]
     return [*manifests, runner.run_step(report, root, manifests, settings.report)]
 

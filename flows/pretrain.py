@@ -1,7 +1,10 @@
 """Pretraining flow: token shards -> checkpoints, in one torchrun job. Run it with `python -m flows.pretrain`.
 
-The tokens are those of the data flow, or with `--tokens` files that were made elsewhere.
+The tokens are those of the data flow, or with `--tokens` files that were made elsewhere. With `--score` the model is
+merged and scored at the end.
 """
+
+import logging
 
 from flows.command import command
 from flows.dry_run.plan import plan_page
@@ -9,6 +12,7 @@ from flows.dry_run.resources import check_resources
 from flows.orchestration.flow import settings_flow
 from flows.orchestration.run_context import check_output, run_context
 from flows.recipe import PlannedRun
+from flows.scores import check_data, merge_and_score, scores_after_training
 from flows.settings import PretrainFlowSettings, PretrainSettings
 from flows.ui.result import show_result
 from gpt2train.errors import UserError
@@ -22,17 +26,24 @@ from tasks.ready_tokens.tokens import ReadyTokens
 from tasks.train.launch.launchers import check_launcher
 from tasks.train.step import check_corpora, check_ready_tokens, train
 
+TRAIN = "train"  # name of the training step
+
+log = logging.getLogger("gpt2train")
+
 
 def check(run: PlannedRun[PretrainFlowSettings]) -> None:
     """Check inputs, output, parallel layout and this machine's resources before the flow starts.
 
     Raises:
         UserError: the output cannot be written or is not local, the batch does not divide over the processes, a
-            corpus is missing, token files made elsewhere cannot be used, or this machine lacks resources for the run.
+            corpus is missing, token files made elsewhere cannot be used, data of the scores are missing or malformed,
+            or this machine lacks resources for the run.
         RunError: there are no tokens.
     """
     settings = run.settings
     check_local(settings.output)
+    if settings.score:
+        check_data(settings, settings.lambada)
     if run.ready_tokens is not None:
         check_ready_tokens(run.ready_tokens, settings.train)
     check_training(run)
@@ -44,7 +55,18 @@ def check(run: PlannedRun[PretrainFlowSettings]) -> None:
 
 
 def recipe(run: PlannedRun[PretrainFlowSettings], runner: Runner) -> list[Manifest]:
-    """Run all steps of the flow. Returns their manifests; that of the training is the last."""
+    """Run all steps of the flow. Returns their manifests; merge and scores, if any, are the last two."""
+    inputs, note = scores_after_training(run)
+    if note is not None and not runner.is_dry_run:
+        log.warning(note)
+    manifests = train_on_given_tokens(run, runner)
+    if inputs is not None:
+        manifests += merge_and_score(run.root, manifests[-1], inputs, run.settings, runner)
+    return manifests
+
+
+def train_on_given_tokens(run: PlannedRun[PretrainFlowSettings], runner: Runner) -> list[Manifest]:
+    """Train on the tokens of the data flow, or on those made elsewhere. The last manifest is that of the training."""
     if ready := run.ready_tokens:
         counted = runner.run_step(ready_tokens, run.root, ready)
         return [counted, train_on_tokens(run.root, ready, counted, None, run.settings, runner)]
@@ -63,7 +85,7 @@ def pretrain(run: PlannedRun[PretrainFlowSettings]) -> str:
     with run_context(run.settings, plan=lambda: plan_page(run)) as (root, runner):
         manifests = recipe(run, runner)
         show_result(runner.publisher, root, manifests)
-        return (root / manifests[-1].folder).url
+        return next((root / manifest.folder).url for manifest in manifests if manifest.step == TRAIN)
 
 
 def train_on_tokens(

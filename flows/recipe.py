@@ -45,7 +45,7 @@ class PlannedRun(Generic[S]):
         settings = self.settings
         if not isinstance(settings, PretrainFlowSettings) or settings.tokens is None:
             return None
-        return open_ready_tokens(settings.tokens, settings.split, settings.tokenizer, settings.vocab)
+        return open_ready_tokens(settings.tokens, settings.split, settings.tokenizer, settings.vocab, settings.valid)
 
     @property
     def root(self) -> Folder:

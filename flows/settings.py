@@ -51,6 +51,7 @@ PRESET_TOKENIZERS: dict[str, dict[str, Any]] = {
     "cpm-gpt2": {"vocab_size": 30_000},
     "t5-cpm": {"vocab_size": 30_191, "sentinels": 190},
 }
+ONLY_OF_PRETRAINING = "score"  # in the files of pretraining's deployments; the pipeline always scores
 TRAINED = ("vocab_size", "min_frequency", "sample_characters")  # settings that only a trained tokenizer has
 
 
@@ -165,30 +166,6 @@ class PretrainSettings(OutputSettings):
     """Launcher, processes and restarts of the torchrun job."""
 
 
-class PretrainFlowSettings(PretrainSettings):
-    """Settings of pretraining: from token shards, or token files that were made elsewhere, to checkpoints."""
-
-    tokens: str | None = None
-    """Token files made elsewhere, in place of `data`: PREFIX of a pair .bin/.idx, PREFIX,PREFIX for equal weights, or
-    "0.3 PREFIX 0.7 PREFIX" (docs/train/ready-tokens.md)."""
-    split: Split | None = None
-    """Weights by which the documents of `tokens` are split into training, validation and test data, as 949,50,1
-    (Megatron-LM's `--split`). None trains on all, without validation."""
-    tokenizer: str | None = None
-    """Tokenizer of `tokens`, a folder or a file; None takes `tokenizer/` beside them."""
-    vocab: int | None = Field(None, ge=2, le=MAX_COUNT)
-    """Number of tokens of the tokenizer of `tokens`, if the tokenizer itself is not at hand."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> "PretrainFlowSettings":
-        if self.tokens is not None and self.data is not None:
-            raise ValueError("--tokens and --data both name the tokens; give one of them")
-        for name in ("split", "tokenizer", "vocab"):
-            if self.tokens is None and getattr(self, name) is not None:
-                raise ValueError(f"--{name} is for token files made elsewhere; give --tokens PREFIX, or leave it out")
-        return self
-
-
 class MergeAndScoreSettings(Settings):
     """Settings of the merge of a finished run and of its scores."""
 
@@ -208,6 +185,38 @@ class MergeAndScoreSettings(Settings):
             if name in value:
                 raise ValueError(f"{name} has a setting of its own; give --{name}")
         return value
+
+
+class PretrainFlowSettings(PretrainSettings, MergeAndScoreSettings):
+    """Settings of pretraining: from token shards, or token files that were made elsewhere, to checkpoints or scores."""
+
+    tokens: str | None = None
+    """Token files made elsewhere, in place of `data`: PREFIX of a pair .bin/.idx, PREFIX,PREFIX for equal weights, or
+    "0.3 PREFIX 0.7 PREFIX" (docs/train/ready-tokens.md)."""
+    split: Split | None = None
+    """Weights by which the documents of `tokens` are split into training, validation and test data, as 949,50,1
+    (Megatron-LM's `--split`). None trains on all, without validation unless `valid` is given."""
+    valid: str | None = None
+    """PREFIX of the validation tokens of `tokens`, in place of `split`."""
+    tokenizer: str | None = None
+    """Tokenizer of `tokens`, a folder or a file; None takes `tokenizer/` beside them."""
+    vocab: int | None = Field(None, ge=2, le=MAX_COUNT)
+    """Number of tokens of the tokenizer of `tokens`, if the tokenizer itself is not at hand."""
+    score: bool = False
+    """Merge the trained model and score it, as the flow of evaluation does."""
+    lambada: str | None = None
+    """LAMBADA test file for `score`; None uses the cloze set that the data flow drew."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "PretrainFlowSettings":
+        if self.tokens is not None and self.data is not None:
+            raise ValueError("--tokens and --data both name the tokens; give one of them")
+        for name in ("split", "valid", "tokenizer", "vocab"):
+            if self.tokens is None and getattr(self, name) is not None:
+                raise ValueError(f"--{name} is for token files made elsewhere; give --tokens PREFIX, or leave it out")
+        if self.valid is not None and self.split is not None:
+            raise ValueError("--valid and --split both name validation data; give one of them")
+        return self
 
 
 class EvaluateFlowSettings(MergeAndScoreSettings):
@@ -285,6 +294,8 @@ def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] 
     given = layer(from_file, flags or {})
 
     def source(location: tuple[int | str, ...]) -> str:
+        if not location and not config:  # a check of several settings: the message names them
+            return ""
         in_file = config and _has_value(from_file, location) and not _has_value(flags or {}, location)
         return config if config and (in_file or not flags) else "settings"
 
@@ -321,11 +332,11 @@ def _has_value(values: Any, location: tuple[int | str, ...]) -> bool:
 
 
 def _fields_of(model: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a file without those that only other flows of the pipeline have, so that one file serves all flows.
+    """Settings of a file without those that only other flows have, so that one file serves all flows.
 
     Keys that no flow has are kept: validation rejects them by name.
     """
-    others = PipelineSettings.model_fields.keys() - model.model_fields.keys()
+    others = {*PipelineSettings.model_fields, ONLY_OF_PRETRAINING} - model.model_fields.keys()
     if isinstance(values.get("tokenizer"), Mapping) and issubclass(model, PretrainFlowSettings):
         others.add("tokenizer")  # the table of the data flow; that of this flow is a path
     return {key: value for key, value in values.items() if key not in others}

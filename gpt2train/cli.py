@@ -33,7 +33,7 @@ app = App(
 )
 # Imported when it is used: its commands include those of the installed plug-ins.
 app.command("gpt2train.evaluate.command:evaluate", name="evaluate", help="Score models and checkpoints.")
-data = App(name="data", help="Token files.")
+data = App(name="data", help="Token files and documents.")
 app.command(data)
 app.command(plan)
 app.command(runs)
@@ -195,6 +195,7 @@ def tokenize_data(
     json_key: str = "text",
     tokenizer: str = "gpt2",
     append_eod: Annotated[bool, Parameter(negative=())] = False,
+    prepend_bos: Annotated[bool, Parameter(negative=())] = False,
     workers: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
 ) -> None:
     """Encode loose texts to one MMIDIDX pair, in their order and unfiltered, as Megatron-LM's preprocess_data.py.
@@ -212,6 +213,8 @@ def tokenize_data(
         vocab.txt, or one of these files.
     append_eod
         Append the end-of-text token to each document.
+    prepend_bos
+        Begin each document with what the tokenizer's template puts before a text, as <s> of Llama 2.
     workers
         Processes, by default one per core; the bytes do not depend on it.
     """
@@ -224,12 +227,32 @@ def tokenize_data(
     else:
         files = read_files(tokenizer)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    made = tokenize_files(inputs, output, files, tokenizer, json_key, append_eod, workers or cores)
+    made = tokenize_files(inputs, output, files, tokenizer, json_key, append_eod, workers or cores, prepend_bos)
     print(f"{made.documents:,} documents, {made.tokens:,} tokens")
     if made.reasons:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(made.reasons.items()))
         print(f"rejected: {reasons}; see {output}.rejected.jsonl")
     print(f"tokens: {output}")
+
+
+@data.command(name="export")
+def export_data(source: Path, /, *, output: Path, license: str | None = None) -> None:
+    """Write the documents of a data flow as a dataset folder for a hub: Parquet of each split, and a dataset card.
+
+    Parameters
+    ----------
+    source
+        Output folder of a finished data flow.
+    output
+        Folder to write; it must not exist.
+    license
+        Licence of the collection for the card, as hubs write it (mit, cc-by-4.0, odc-by); unknown by default.
+    """
+    from gpt2train.convert.dataset import export_dataset
+
+    counts = export_dataset(source, output, license)
+    print(", ".join(f"{count:,} {split}" for split, count in counts.documents.items()))
+    print(f"dataset: {output}")
 
 
 def main() -> None:

@@ -54,6 +54,26 @@ def layer(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def parse_assignment(text: str) -> dict[str, Any]:
+    """Parse `group.setting=value` of a command line into nested mappings; the value is TOML, or else plain text.
+
+    Raises:
+        UserError: there is no name before a `=`.
+    """
+    path, equals, value = text.partition("=")
+    names = path.strip().split(".")
+    if not equals or not all(names):
+        raise UserError(f"--set {text}: give a setting and its value, such as --set optimizer.lr=3e-4")
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        parsed = {}
+    found: Any = parsed["value"] if parsed.keys() == {"value"} else value.strip()
+    for name in reversed(names):
+        found = {name: found}
+    return dict(found)
+
+
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings to one with dotted names, in their order; an empty mapping has no name."""
     flat: dict[str, Any] = {}
@@ -92,6 +112,8 @@ def explain(error: ValidationError, model: type[BaseModel], source: Source = "se
     value = first.get("input")
     given = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if not source and not name:
+        return f"{message}{more}"
     return f"{source}: {name + ': ' if name else ''}{message[:1].lower()}{message[1:]}{given}{more}"
 
 

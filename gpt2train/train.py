@@ -4,6 +4,7 @@
     torchrun --nproc-per-node 2 -m gpt2train.train --config run.toml             two
     srun --ntasks 8 python -m gpt2train.train --config run.toml                  eight, on the machines of a Slurm job
     python -m gpt2train.train --preset 345m --config data.toml                   a file on top of a preset
+    python -m gpt2train.train --config run.toml --set optimizer.lr=3e-4          one setting changed
 
 A run whose folder (`output` in the settings) holds a checkpoint resumes from it and computes the same numbers as an
 uninterrupted run. On SIGTERM or Ctrl-C it finishes the step, saves a checkpoint and exits with code 0.
@@ -43,6 +44,7 @@ from gpt2train.monitoring.profiler import Profiler
 from gpt2train.monitoring.run_logger import RunLogger, StepTimer, log_run_header
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, join
+from gpt2train.settings import parse_assignment
 from gpt2train.training.engine import Engine
 from gpt2train.training.forward_backward import ForwardBackward, Passes
 from gpt2train.training.lr_schedule import learning_rate, make_schedule
@@ -62,6 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", required=True, metavar="FILE.toml", help="settings of the run (RunConfig)")
     parser.add_argument("--preset", help="settings that the file overrides: tiny, 117m, 345m, megatron-345m, …")
     parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SETTING=VALUE",
+        dest="changes",
+        help="change a setting of the file, such as optimizer.lr=3e-4; may be given several times",
+    )
+    parser.add_argument(
         "--timeout",
         type=_seconds,
         default=TIMEOUT.total_seconds(),
@@ -80,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     install_excepthook(env.rank, options.debug)
     try:
         env = read_process_env(os.environ)
-        config = read_run_config(options.config, options.preset)
+        config = read_run_config(options.config, options.preset, [parse_assignment(text) for text in options.changes])
         logs = Path(config.output) / "logs"
         log_to(logs, env.rank, screen=not options.quiet)
         divert_native_stderr(logs, env.rank)

@@ -47,6 +47,7 @@ NOT_UNIT = (
     "flows/test_web_deployments.py",
     "flows/ui/test_artifacts.py::test_a_server_that_does_not_answer_stops_nothing",
     "flows/ui/test_artifacts.py::test_the_artifact_of_a_long_training_stays_small",
+    "flows/ui/test_flags.py",
     "flows/ui/test_help.py",
     "flows/ui/test_monitor.py",
     "gpt2train/checkpoint/test_health.py",

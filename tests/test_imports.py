@@ -48,6 +48,7 @@ ORDER = {
         "ui",
         "sources",
         "recipe",
+        "scores",
         "dry_run",
         "orchestration",
         "command",

@@ -16,6 +16,7 @@ from flows.dry_run.resources import (
     vocabulary_of,
 )
 from flows.recipe import PlannedRun
+from flows.scores import scores_row
 from flows.settings import DataprepSettings, OutputSettings, PretrainSettings, usable_cores
 from flows.sources import Sources
 from gpt2train.config import TrainSettings
@@ -28,7 +29,7 @@ from tasks.cloze.step import no_passages_message
 from tasks.core.input_files import InputFile
 from tasks.ready_tokens.tokens import ReadyTokens
 from tasks.train.launch.launchers import runs_here
-from tasks.train.step import READY_REMEDY, VALID_REMEDY, validation_warning
+from tasks.train.step import validation_remedy, validation_warning
 
 Rows = list[tuple[str, str]]
 S = TypeVar("S", bound=Settings)
@@ -84,6 +85,8 @@ def plan_rows(run: PlannedRun[Settings], estimate: RunEstimate) -> Rows:
         rows += _training_rows(run, settings, estimate.fit, estimate.trained)
         if note := vocabulary_note(run):
             rows.append(("warning", note))
+    if scores := scores_row(run):
+        rows.append(("scores", scores))
     if isinstance(settings, OutputSettings):
         rows.append(("disk", _disk_text(settings.output, estimate.needed, estimate.free)))
     return [*rows, ("missing", "; ".join(estimate.missing) or "nothing")]
@@ -133,12 +136,13 @@ def _ready_rows(tokens: ReadyTokens) -> Rows:
     counts = [(part, tokens.facts[f"{part}_documents"], tokens.facts[f"{part}_tokens"]) for part in PARTS]
     split = "; ".join(f"{part} {documents:,} documents, {count:,} tokens" for part, documents, count in counts)
     tokenizer = f"tokenizer {tokens.tokenizer}" if tokens.tokenizer else "no tokenizer: merge will need --tokenizer"
-    return [("files", f"{tokens.name}; {tokenizer}"), ("split", split)]
+    valid = f"; validation {tokens.valid}" if tokens.valid else ""
+    return [("files", f"{tokens.name}{valid}; {tokenizer}"), ("split", split)]
 
 
 def _training_rows(run: PlannedRun[Settings], settings: PretrainSettings, fit: ResourceEstimate, trained: bool) -> Rows:
     train, model, layout = settings.train, settings.train.model, fit.layout
-    facts, remedy = token_facts(run), READY_REMEDY if run.ready_tokens else VALID_REMEDY
+    facts, remedy = token_facts(run), validation_remedy(run.ready_tokens)
     available = facts.get("train_tokens", 0)
     epochs = "number available not known yet"
     if available:

@@ -147,7 +147,8 @@ def _needed_bytes(settings: OutputSettings, sources: Sources, fit: ResourceEstim
         # The output of archives and texts is about as large as they are, with the same compression.
         needed += BYTES_PER_PAGE * (sources.url_count or 0) + sum(item.bytes or 0 for item in sources.warcs)
     if fit is not None:
-        needed += fit.checkpoints + (fit.model if isinstance(settings, PipelineSettings) else 0)
+        merged = isinstance(settings, PipelineSettings) or getattr(settings, "score", False)
+        needed += fit.checkpoints + (fit.model if merged else 0)
         needed = max(0, needed - (_checkpoint_bytes(run) if run is not None else 0))
     return needed
 

@@ -9,7 +9,6 @@ import contextlib
 import contextvars
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Generic, TypeVar, get_args
@@ -21,6 +20,7 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.states import State
 from pydantic import BaseModel, WithJsonSchema
+from pydantic_core import MISSING
 
 from flows.compat.prefect import ParametersFlow, failed_state, set_signature
 from flows.dry_run.plan import dry_run
@@ -54,16 +54,8 @@ def checked_run(settings: Settings) -> PlannedRun[Any] | None:
     return run if run is not None and run.settings == settings else None
 
 
-class _NotGiven:
-    """Default of every parameter. It is not JSON serializable, so the form of the UI neither shows nor sends it."""
-
-    def __repr__(self) -> str:
-        return "not given"
-
-
-NOT_GIVEN = _NotGiven()
-# Pydantic warns that it leaves such a default out of the schema; leaving it out is the purpose.
-warnings.filterwarnings("ignore", message="Default value not given is not JSON serializable")
+# Default of every parameter. Pydantic leaves it out of a schema, so the form of the UI neither shows nor sends it.
+NOT_GIVEN = MISSING
 
 
 class SettingsFlow(ParametersFlow, Generic[S]):

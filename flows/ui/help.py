@@ -10,9 +10,9 @@ from tasks.data_steps.registry import DATA_STEPS
 
 # Settings on the page of `--help`, in this order; a command shows those that its flow has.
 USUAL = (
-    *("run", "config", "urls", "warcs", "documents", "data", "tokens", "split", "output", "preset"),
+    *("run", "config", "urls", "warcs", "documents", "data", "tokens", "split", "valid", "output", "preset"),
     *("tokenizer.name", "lambada", "download.user_agent", "workers", "runner"),
-    *("train.steps", "launch.processes", "dry_run", "retry_failed"),
+    *("train.steps", "launch.processes", "score", "dry_run", "retry_failed"),
 )
 STEPS = (
     *("limits", "blacklist", "download", "warc", "webpages", "texts", "extract", "clean", "cloze", "decontaminate"),

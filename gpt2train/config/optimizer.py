@@ -9,8 +9,13 @@ from gpt2train.settings import MAX_COUNT, NaturalNumber, PositiveNumber, Setting
 
 
 class OptimizerSettings(Settings):
-    """AdamW (Loshchilov and Hutter 2019)."""
+    """AdamW (Loshchilov and Hutter 2019), or Muon for the matrices of the blocks and AdamW for the rest."""
 
+    # Left out of a run's files for AdamW, so that files and fingerprints of older runs stay the same.
+    name: Literal["adamw", "muon"] = Field("adamw", exclude_if=lambda name: name == "adamw")
+    """adamw, or muon: the momentum of each matrix of the blocks is orthogonalised (Jordan et al. 2024)."""
+    muon_momentum: float = Field(0.95, ge=0, lt=1, exclude_if=lambda momentum: momentum == 0.95)
+    """muon: decay of the momentum of the matrices."""
     lr: float = Field(6e-4, ge=1e-12, le=1)
     """Peak learning rate. A step of AdamW changes a weight by about this much; initial weights have a std of 0.02."""
     beta1: float = Field(0.9, ge=0, le=0.99999)

@@ -1,6 +1,7 @@
 """Complete settings of a run, and reading and writing them."""
 
 import math
+from collections.abc import Mapping, Sequence
 from operator import not_
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -74,6 +75,15 @@ class TrainSettings(Settings):
     """Seed of the initial weights, the order of the data and dropout."""
 
     @model_validator(mode="after")
+    def _muon_is_with_the_weights(self) -> "TrainSettings":
+        if self.optimizer.name == "muon" and self.parallel.cpu_offload and self.parallel.offload_placement != "all":
+            raise ValueError(
+                f"optimizer.name muon has no offload of its own (parallel.offload_placement "
+                f"{self.parallel.offload_placement!r}); set offload_placement = 'all', or adamw"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _schedule_fits(self) -> "TrainSettings":
         warmup, decay = self.schedule.warmup, self.schedule.decay_steps
         if decay and warmup >= decay:
@@ -139,13 +149,23 @@ class RunConfig(TrainSettings):
         return self.model.shape(self.vocab)
 
 
-def read_run_config(path: str | Path, preset_name: str | None = None) -> RunConfig:
-    """Read a run's TOML file, on top of a preset if one is named.
+def read_run_config(
+    path: str | Path, preset_name: str | None = None, changes: Sequence[Mapping[str, Any]] = ()
+) -> RunConfig:
+    """Read a run's TOML file, on top of a preset if one is named, and below changes from a command line.
 
     Raises:
-        UserError: a file is missing, is not TOML, or contains a wrong setting.
+        UserError: a file is missing, is not TOML, or a setting is wrong.
     """
-    return build(RunConfig, preset(preset_name) if preset_name else {}, read_toml(path), source=str(path))
+    given = layer(*changes)
+
+    def source(setting: tuple[int | str, ...]) -> str:
+        value: Any = given
+        for name in setting:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return "--set" if setting and value is not None else str(path)
+
+    return build(RunConfig, preset(preset_name) if preset_name else {}, read_toml(path), given, source=source)
 
 
 def run_config(

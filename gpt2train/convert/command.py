@@ -68,6 +68,7 @@ def convert(
     from gpt2train.convert.huggingface import save_model
     from gpt2train.convert.megatron_write import write_megatron
     from gpt2train.convert.tensor_files import DTYPES
+    from gpt2train.data.tokenizer import load_tokenizer, vocab_size
 
     opened = open_source(source, from_, tokenizer=tokenizer, vocab=vocab, heads=heads)
     tokenizer_folder = tokenizer or opened.tokenizer
@@ -86,6 +87,9 @@ def convert(
         f"{shape.layers} layers, {shape.heads} heads, width {shape.hidden}, context {shape.context}, "
         f"{shape.vocab:,} tokens"
     )
+    entries = None if tokenizer_folder is None else vocab_size(load_tokenizer(tokenizer_folder))
+    if entries is not None and entries < shape.vocab:
+        print(f"note: the tokenizer has {entries:,} tokens; the other {shape.vocab - entries:,} stand for no text")
     for note in opened.notes:
         print(f"note: {note}")
     if to == "gpt2train" and tokenizer_folder is None:

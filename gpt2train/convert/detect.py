@@ -4,15 +4,15 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2train.checkpoint.store import open_weights
+from gpt2train.checkpoint.store import open_weights, read_manifest
 from gpt2train.config import CONFIG_FILE
-from gpt2train.convert.huggingface import open_model
+from gpt2train.convert.huggingface import open_model, read_shape
 from gpt2train.convert.megatron import is_megatron, open_megatron
 from gpt2train.convert.merge import card_facts, find_source, find_tokenizer
 from gpt2train.convert.model_card import NO_FACTS, CardFacts
 from gpt2train.convert.settings import Format
 from gpt2train.data.tokenizer import has_tokenizer, load_tokenizer, vocab_size
-from gpt2train.errors import UserError
+from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import check_folder
 from gpt2train.io.run_folder import FOLDER, MANIFEST
 from gpt2train.model.lazy_weights import LazyWeights
@@ -48,6 +48,18 @@ def detect(path: Path) -> Format:
         f"{path} is not a run or checkpoint ({CONFIG_FILE}, {MANIFEST}), Hugging Face folder (config.json) or "
         "Megatron-LM checkpoint (latest_checkpointed_iteration.txt, mp_rank_…)"
     )
+
+
+def vocabulary_of(path: Path) -> int | None:
+    """Size of the vocabulary of a model without its weights being read; None if it cannot be found so."""
+    with contextlib.suppress(UserError, RunError):
+        kind = detect(path)
+        if kind == "huggingface":
+            return read_shape(path).vocab
+        if kind == "gpt2train":
+            size = read_manifest(find_source(path).checkpoint).config.get("vocab")
+            return size if isinstance(size, int) else None
+    return None
 
 
 def open_source(

@@ -8,7 +8,7 @@ import torch.distributed.checkpoint as dcp
 
 from gpt2train.checkpoint.store import FORMAT, CheckpointManifest, StoredFile, sha256
 from gpt2train.config import ModelSettings
-from gpt2train.data.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_hash, vocab_size
+from gpt2train.data.tokenizer import copy_tokenizer, load_model_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_folder
 from gpt2train.io.run_folder import MANIFEST
@@ -34,8 +34,8 @@ def write_checkpoint(folder: Path, weights: LazyWeights, tokenizer: Path | None 
         raise UserError(f"{folder} already exists; give another folder")
     shape = weights.shape
     check_sizes({name: stored.size for name, stored in weights.tensors.items()}, sizes(shape), "the model")
-    if tokenizer is not None and (size := vocab_size(load_tokenizer(tokenizer))) != shape.vocab:
-        raise UserError(f"the tokenizer {tokenizer} has {size} entries, the model {shape.vocab}; give the model's own")
+    if tokenizer is not None:
+        load_model_tokenizer(tokenizer, shape.vocab)
     state = {f"model.{name}": stored.read(torch.float32) for name, stored in sorted(weights.tensors.items())}
     with atomic_folder(folder) as draft:
         with warnings.catch_warnings():  # torch warns about the missing process group, despite no_dist

@@ -20,7 +20,7 @@ from gpt2train.convert.hf_layout import HFLayout, layout_of
 from gpt2train.convert.model_card import NO_FACTS, CardFacts, model_card
 from gpt2train.convert.settings import CARD, Device, Dtype
 from gpt2train.convert.tensor_files import DTYPES, SAFETENSORS, open_tensors, write_tensors
-from gpt2train.data.tokenizer import Tokenizer, copy_tokenizer, load_tokenizer, vocab_size
+from gpt2train.data.tokenizer import copy_tokenizer, load_model_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_folder
 from gpt2train.model.causal_lm import CausalLM
@@ -119,7 +119,7 @@ def fill_folder(
         facts: facts for the model card.
     """
     shape, tensors, target = weights.shape, weights.tensors, DTYPES[dtype]
-    opened = _check_tokenizer(tokenizer, shape)
+    opened = load_model_tokenizer(tokenizer, shape.vocab)
     check_sizes({name: stored.size for name, stored in tensors.items()}, sizes(shape), "the checkpoint")
     layout = layout_of(shape.family)
     ours, theirs = {theirs: name for name, theirs in layout.names(shape).items()}, layout.sizes(shape)
@@ -196,14 +196,3 @@ def _is_model_folder(folder: Path) -> bool:
     except UserError:
         return False
     return True
-
-
-def _check_tokenizer(folder: Path, shape: Shape) -> Tokenizer:
-    """Check that the tokenizer fits the model's vocabulary, and return it."""
-    tokenizer = load_tokenizer(folder)
-    if (size := vocab_size(tokenizer)) != shape.vocab:
-        raise UserError(
-            f"the tokenizer {folder} has {size} entries, the model {shape.vocab}; "
-            "give the tokenizer that the model was trained with"
-        )
-    return tokenizer

@@ -13,12 +13,14 @@ from typing import Any
 from gpt2train.checkpoint.store import CheckpointManifest
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.convert.hf_layout import layout_of
+from gpt2train.convert.markdown import table as _table
 from gpt2train.convert.settings import Dtype
 from gpt2train.errors import RunError, UserError
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
 
 STEP_MANIFEST = "_manifest.json"  # manifest of a finished data step
+DATA_FLOW_PREFIX = ("train", "tokens")  # of the token files that the data flow writes: OUT/tokens/train/tokens
 MAX_MANIFESTS = 64  # manifests that are read next to the data
 
 
@@ -184,12 +186,25 @@ def _loss(run: Path, step: int) -> float | None:
 def _steps(run: Path) -> list[dict[str, Any]]:
     """Return the manifests of the data steps that made a run's first corpus, in order.
 
-    Each manifest names its inputs, so that unrelated steps in the same output folder are skipped.
+    Token files made elsewhere have no manifest that names them, and so no steps, even in a folder beside those of a
+    data flow.
     """
     try:
-        root = Path(read_run_config(run / CONFIG_FILE).data.corpora[0].prefix).parents[2]  # OUT/tokens/train/tokens
+        prefix = Path(read_run_config(run / CONFIG_FILE).data.corpora[0].prefix)
+        made, root = prefix.parents[1], prefix.parents[2]  # OUT/tokens, OUT of OUT/tokens/train/tokens
     except (UserError, RunError, IndexError):
         return []
+    if (prefix.parent.name, prefix.name) != DATA_FLOW_PREFIX:
+        return []
+    return data_steps(root, "tokenize", _read(made / STEP_MANIFEST))
+
+
+def data_steps(root: Path, last: str, made: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Return the manifests of the data steps before the step `last` in an output folder, in order.
+
+    Each manifest names its inputs, so that unrelated steps in the same output folder are skipped. With `made`, the last
+    step must have this manifest.
+    """
     manifests = sorted(root.glob(f"*/{STEP_MANIFEST}"))[:MAX_MANIFESTS] if root.is_dir() else []
     by_identity = {}
     for path in manifests:
@@ -198,10 +213,9 @@ def _steps(run: Path) -> list[dict[str, Any]]:
             if all(isinstance(manifest["outcome"][key], int) for key in ("seen", "kept")):
                 manifest["parameters"].get("language")
                 by_identity[f"{manifest['fingerprint']}:{manifest['content']}"] = manifest
-    tokens = next((manifest for manifest in by_identity.values() if manifest["step"] == "tokenize"), None)
+    ends = [step for step in by_identity.values() if step["step"] == last and (made is None or step == made)]
     found: list[dict[str, Any]] = []
-    names = {"tokenize"}
-    pending = [tokens] if tokens else []
+    names, pending = {last}, ends[:1]
     while pending:
         manifest = pending.pop(0)
         inputs = [by_identity.get(str(identity)) for _, identity in sorted(manifest["inputs"].items())]
@@ -218,8 +232,3 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
         return found if isinstance(found, dict) else {}
     return {}
-
-
-def _table(head: tuple[str, ...], rows: Any) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in lines)

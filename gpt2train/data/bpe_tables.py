@@ -13,7 +13,10 @@ from gpt2train.io.files import check_folder
 
 END_OF_TEXT = "<|endoftext|>"
 # Names of the token that ends a document; the first one that a vocabulary has is used.
-END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<eod>", "[EOS]", "[SEP]")
+END_TOKENS = (
+    *(END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<eod>", "[EOS]", "[SEP]"),
+    *("<\uff5cend\u2581of\u2581sentence\uff5c>", "<EOS_TOKEN>"),  # DeepSeek, Command
+)
 VOCAB, MERGES, TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
 FILES = (VOCAB, MERGES, TOKENIZER)
 

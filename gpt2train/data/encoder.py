@@ -6,7 +6,7 @@ first compare the two on texts of the same kind (`disagreement`).
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -112,9 +112,10 @@ class FastEncoder:
             raise ValueError("gigatoken is used for byte-level BPE without a normaliser only")
         if not all(token["special"] for token in plain["added_tokens"]):
             raise ValueError("gigatoken is not used with added tokens that are found in texts")
-        # If gigatoken knows the special token, it encodes the characters `<|endoftext|>` in a text as that token.
+        # If gigatoken knows a special token, it encodes its characters in a text as that token.
+        for token in [END_OF_TEXT, *(token["content"] for token in plain["added_tokens"])]:
+            plain["model"]["vocab"].pop(token, None)
         plain["added_tokens"] = []
-        plain["model"]["vocab"].pop(END_OF_TEXT, None)
         try:
             self._backend = gigatoken.Tokenizer.from_json(json.dumps(plain))
         except RuntimeError as error:  # a vocabulary without some byte, for example
@@ -182,19 +183,24 @@ def _each(encoded: Encoded) -> list[np.ndarray]:
     return np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
 
 
-def with_end(encoded: Encoded, end: int | None, dtype: np.dtype[Any]) -> Encoded:
-    """Cast ids to the dtype of a token file and append the token `end`, if given, to each text.
+def with_end(encoded: Encoded, end: int | None, dtype: np.dtype[Any], prefix: Sequence[int] = ()) -> Encoded:
+    """Cast ids to the dtype of a token file; put `prefix` before each text, and the token `end`, if given, after it.
 
     Raises:
         UserError: an id does not fit the dtype.
     """
     if encoded.ids.size and int(encoded.ids.max()) > np.iinfo(dtype).max:
         raise UserError(f"the tokenizer returned the id {int(encoded.ids.max())}, which does not fit {dtype}")
-    if end is None:
+    after = [] if end is None else [end]
+    if not prefix and not after:
         return Encoded(encoded.ids.astype(dtype), encoded.lengths)
-    lengths = encoded.lengths + 1
-    ids = np.full(int(lengths.sum()), end, dtype=dtype)
+    lengths = encoded.lengths + len(prefix) + len(after)
+    ids = np.empty(int(lengths.sum()), dtype=dtype)
+    ends = np.cumsum(lengths)
     inside = np.ones(len(ids), dtype=bool)
-    inside[np.cumsum(lengths) - 1] = False
+    for places, number in [*zip((ends - lengths + n for n in range(len(prefix))), prefix, strict=True),
+                           *((ends - 1, number) for number in after)]:  # fmt: skip
+        ids[places] = number
+        inside[places] = False
     ids[inside] = encoded.ids
     return Encoded(ids, lengths)

@@ -21,12 +21,16 @@ class SentencePieceTokenizer:
     Args:
         model: content of the `.model` file.
         source: path of the file, for error messages.
+        add_bos: a text begins with the model's `<s>`, as Llama 2's; the model itself does not say so.
+
+    Attributes:
+        prefix: ids before a text.
 
     Raises:
         UserError: the content is not a model, has no end-of-text token, or sentencepiece is not installed.
     """
 
-    def __init__(self, model: bytes, source: str) -> None:
+    def __init__(self, model: bytes, source: str, add_bos: bool = False) -> None:
         try:
             import sentencepiece  # an extra
         except ImportError as error:
@@ -38,12 +42,19 @@ class SentencePieceTokenizer:
             raise UserError(f"{source} is not a SentencePiece model: {error}; copy the file again") from error
         if self.get_vocab_size() == 0:
             raise UserError(f"{source} is not a SentencePiece model: it has no pieces; copy the file again")
+        bos = self._processor.bos_id()
+        self.prefix: tuple[int, ...] = (bos,) if add_bos and bos >= 0 else ()
 
     @property
     def end(self) -> int | None:
         """Id of the end-of-text token, None if the model has none."""
         found = self._processor.eos_id()
         return found if found >= 0 else None
+
+    @property
+    def unknown(self) -> str:
+        """Piece that stands for a character without one."""
+        return str(self._processor.id_to_piece(self._processor.unk_id()))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts on the calling thread.

@@ -1,10 +1,11 @@
-r"""Units of a text: words, and single characters of scripts without spaces between words.
+r"""Units of a text: words; in scripts without spaces between words, single characters; in Tibetan, syllables.
 
 Rules that count words count units, so that they measure a Chinese or Thai text by its characters and not by its
-sentences or lines. A text without such characters has the units that `str.split` returns. Korean, Vietnamese and
-Tibetan are not among these scripts: Korean and Vietnamese have spaces, and Tibetan has a mark after each syllable.
+sentences or lines. Tibetan has no spaces between words either, but a mark (tsheg) after each syllable. A text without
+such characters has the units that `str.split` returns, as in Korean and Vietnamese, which have spaces.
 
-The compiled kernels of the deduplication and the decontamination split texts by the same characters.
+The compiled kernels of the deduplication and the decontamination split texts by the same characters, and Tibetan at its
+marks and vowel signs.
 """
 
 import re
@@ -42,6 +43,7 @@ ALPHABETIC = (
     (0x11700, 0x1174F),  # Ahom
 )
 BLOCKS = (*IDEOGRAPHIC, *ALPHABETIC)
+SYLLABIC = ((0x0F00, 0x0FFF),)  # Tibetan
 
 
 def letters_in(blocks: Sequence[tuple[int, int]]) -> re.Pattern[str]:
@@ -50,23 +52,32 @@ def letters_in(blocks: Sequence[tuple[int, int]]) -> re.Pattern[str]:
 
 
 UNSPACED = letters_in(BLOCKS)
+SYLLABLE_LETTER = letters_in(SYLLABIC)
+_TIBETAN_MARK = (
+    "[\u0f18\u0f19\u0f35\u0f37\u0f39\u0f3e\u0f3f\u0f71-\u0f84\u0f86\u0f87\u0f8d-\u0fbc\u0fc6]"  # within a syllable
+)
+_UNSPACED_OR_SYLLABLE = re.compile(f"{UNSPACED.pattern}|{SYLLABLE_LETTER.pattern}")
 _OTHER_BLOCKS = re.compile("[^\x00-\u0dff\u2000-\u2fff]")  # quick test: Latin, Cyrillic, Arabic …; quotes and dashes
-_UNIT = re.compile(rf"[^\w\s]*{UNSPACED.pattern}[^\w\s]*|(?:(?!{UNSPACED.pattern})\S)+")
+_UNIT = re.compile(
+    rf"[^\w\s]*{UNSPACED.pattern}[^\w\s]*"
+    rf"|[^\w\s]*{SYLLABLE_LETTER.pattern}(?:{SYLLABLE_LETTER.pattern}|{_TIBETAN_MARK})*[^\w\s]*"
+    rf"|(?:(?!{_UNSPACED_OR_SYLLABLE.pattern})\S)+"
+)
 
 
 def has_unspaced(text: str) -> bool:
     """Return True if a text has a letter of a script without spaces between words."""
     found = None if text.isascii() else _OTHER_BLOCKS.search(text)
-    return found is not None and UNSPACED.search(text, found.start()) is not None
+    return found is not None and _UNSPACED_OR_SYLLABLE.search(text, found.start()) is not None
 
 
 def is_mostly_unspaced(text: str) -> bool:
-    """Return True if more than half of the letters and digits of a text are of scripts without spaces."""
+    """Return True if more than half of the letters and digits of a text are of `BLOCKS`."""
     return has_unspaced(text) and 2 * len(UNSPACED.findall(text)) > len(re.findall(r"\w", text))
 
 
 def units_of(text: str) -> list[str]:
-    """Split a text at white space and around the letters of scripts without spaces between words.
+    """Split a text at white space, around the letters of scripts without spaces between words, and after syllables.
 
     Punctuation and combining marks belong to the unit before them, an opening quote to the one after it: together the
     units are the text without its white space.

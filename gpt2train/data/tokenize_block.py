@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from gpt2train.data.encoder import Encoder, FastEncoder, PlainEncoder, Texts, disagreement
+from gpt2train.data.encoder import Encoded, Encoder, FastEncoder, PlainEncoder, Texts, disagreement, with_end
+from gpt2train.data.template import prefix_ids
 from gpt2train.data.text_files import MAX_DOCUMENT, Row
 from gpt2train.data.tokenizer import end_of_text_id, open_tokenizer
 
@@ -45,13 +46,23 @@ class BlockEncoder:
         source: their place, for error messages.
         json_key: key of the text in JSON lines.
         append_end: append the end-of-text token to each document.
+        prepend_bos: begin each document with the tokens that the tokenizer's template puts before a text.
         dtype: dtype of the token file.
     """
 
-    def __init__(self, files: Mapping[str, bytes], source: str, json_key: str, append_end: bool, dtype: str) -> None:
+    def __init__(
+        self,
+        files: Mapping[str, bytes],
+        source: str,
+        json_key: str,
+        append_end: bool,
+        prepend_bos: bool,
+        dtype: str,
+    ) -> None:
         tokenizer = open_tokenizer(files, source)
         self._key, self._dtype = json_key, np.dtype(dtype)
         self._end = end_of_text_id(tokenizer) if append_end else None
+        self._prefix = prefix_ids(tokenizer) if prepend_bos else []
         self._plain: Encoder = PlainEncoder(tokenizer)
         self._fast: Encoder | None = None
         with contextlib.suppress(ImportError, ValueError):  # not installed, or not for this tokenizer
@@ -72,11 +83,8 @@ class BlockEncoder:
         encoded = self._encoder(texts)(Texts.of(texts))
         for index in np.flatnonzero(encoded.lengths == 0).tolist():
             rejected.append(_rejected(origins[index], "no_tokens", "the tokenizer gives no token for this text"))
-        lengths = encoded.lengths[encoded.lengths > 0]
-        ids = encoded.ids.astype(self._dtype)
-        if self._end is not None:
-            ids = np.insert(ids, np.cumsum(lengths), self._end)
-            lengths = lengths + 1
+        kept = Encoded(encoded.ids, encoded.lengths[encoded.lengths > 0])
+        ids, lengths = with_end(kept, self._end, self._dtype, self._prefix)
         return EncodedBlock(ids, lengths.astype("<i4"), rejected)
 
     def _encoder(self, texts: list[str]) -> Encoder:

@@ -25,6 +25,7 @@ import filelock
 import numpy as np
 
 from gpt2train.data.indexed import bin_path, idx_path, token_dtype, write_index
+from gpt2train.data.template import prefix_ids
 from gpt2train.data.text_files import Row, expand, read_rows
 from gpt2train.data.tokenize_block import BlockEncoder, EncodedBlock, encode_in_worker, start_worker
 from gpt2train.data.tokenizer import canonical_files, end_of_text_id, open_tokenizer, vocab_size
@@ -61,6 +62,7 @@ def tokenize_files(
     json_key: str,
     append_end: bool,
     workers: int,
+    prepend_bos: bool = False,
 ) -> Progress:
     """Encode all documents of the inputs, in their order, to `<output>.bin` and `<output>.idx`.
 
@@ -75,6 +77,7 @@ def tokenize_files(
         json_key: key of the text in JSON lines.
         append_end: append the end-of-text token to each document.
         workers: processes; the bytes do not depend on it.
+        prepend_bos: begin each document with the tokens that the tokenizer's template puts before a text.
 
     Returns:
         Numbers of documents, tokens and rejected documents.
@@ -97,14 +100,20 @@ def tokenize_files(
     dtype = token_dtype(vocab_size(tokenizer))
     if append_end:
         end_of_text_id(tokenizer)  # before any work
+    if prepend_bos and not prefix_ids(tokenizer):
+        raise UserError(f"the tokenizer {source} puts no token before a text; leave out --prepend-bos")
     make_folder(output.parent)
     _put_tokenizer(output.parent / "tokenizer", canonical)
     make_folder(partial)
     try:
         with filelock.FileLock(partial / "lock", timeout=0):
-            identity = _identity(documents, canonical, json_key, append_end)
+            identity = _identity(documents, canonical, json_key, append_end, prepend_bos)
             progress = _encode_all(
-                partial, documents, (canonical, source, json_key, append_end, dtype.name), identity, workers
+                partial,
+                documents,
+                (canonical, source, json_key, append_end, prepend_bos, dtype.name),
+                identity,
+                workers,
             )
             if not progress.documents:
                 raise UserError(_nothing(progress, partial, json_key))
@@ -186,11 +195,11 @@ def _encoded(blocks: Iterator[list[Row]], arguments: tuple[Any, ...], workers: i
         pool.shutdown(cancel_futures=True)
 
 
-def _identity(files: list[Path], tokenizer: dict[str, bytes], json_key: str, append_end: bool) -> str:
+def _identity(files: list[Path], tokenizer: dict[str, bytes], json_key: str, append_end: bool, bos: bool) -> str:
     """Hash of what the tokens depend on; of the inputs their names, sizes and times."""
     inputs = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     contents = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(tokenizer.items())}
-    parts = [FORMAT, BLOCK_BYTES, inputs, contents, json_key, append_end, [_version(name) for name in LIBRARIES]]
+    parts = [FORMAT, BLOCK_BYTES, inputs, contents, json_key, append_end, bos, [_version(name) for name in LIBRARIES]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -36,6 +36,7 @@ from gpt2train.data.bpe_tables import (
     tables_of_json,
     tokenizer_files,
 )
+from gpt2train.data.post_processor import ids_before_text
 from gpt2train.data.sentencepiece_model import MODEL, MODEL_NAMES, SentencePieceTokenizer
 from gpt2train.data.wordpiece import VOCAB_TXT, build_wordpiece
 from gpt2train.errors import UserError
@@ -52,11 +53,13 @@ __all__ = [
     "Tokenizer",
     "build_tokenizer",
     "canonical_files",
+    "check_rows",
     "copy_tokenizer",
     "encode_ordinary",
     "end_of_text_id",
     "end_token",
     "has_tokenizer",
+    "load_model_tokenizer",
     "load_tokenizer",
     "open_tokenizer",
     "padding_id",
@@ -75,6 +78,9 @@ PRIMARY = (TOKENIZER, MODEL)  # each alone is a tokenizer; a canonical folder ha
 UNKNOWN_TOKENS = ("<unk>", "[UNK]", "<UNK>")  # special tokens that a text may give
 PADDING_TOKENS = ("<pad>", "[PAD]", "<|padding|>", "<|pad|>")
 CONFIG = "tokenizer_config.json"
+SOURCE_KEY = "gpt2train_source"  # in CONFIG: the file from which a tokenizer.json was converted for transformers
+# Classes of transformers for SentencePiece models that put `<s>` before a text by default.
+BOS_CLASSES = tuple(f"{name}Tokenizer{fast}" for name in ("Llama", "CodeLlama", "Gemma") for fast in ("", "Fast"))
 # Our name of each file -> its names in published folders.
 NAMES = {
     TOKENIZER: (TOKENIZER,),
@@ -114,6 +120,31 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     return open_tokenizer(read_files(path), str(path))
 
 
+def load_model_tokenizer(folder: str | PathLike[str], rows: int) -> Tokenizer:
+    """Load the tokenizer of a model, and check that it fits; errors as `load_tokenizer` and `check_rows`."""
+    tokenizer = load_tokenizer(folder)
+    check_rows(tokenizer, rows, folder)
+    return tokenizer
+
+
+def check_rows(tokenizer: Tokenizer, rows: int, source: str | PathLike[str]) -> None:
+    """Check that a model has a row for each token. It may have more: Qwen's has some hundred that stand for no token.
+
+    Args:
+        tokenizer: tokenizer of the model.
+        rows: size of the model's vocabulary.
+        source: folder of the tokenizer, for error messages.
+
+    Raises:
+        UserError: the tokenizer has an id that the model does not know.
+    """
+    if (size := vocab_size(tokenizer)) > rows:
+        raise UserError(
+            f"the tokenizer {source} has {size} entries, the model {rows}; "
+            "give the tokenizer that the model was trained with"
+        )
+
+
 def open_tokenizer(files: Mapping[str, bytes], source: str) -> Tokenizer:
     """Open a tokenizer from the content of its files.
 
@@ -135,7 +166,7 @@ def open_tokenizer(files: Mapping[str, bytes], source: str) -> Tokenizer:
         except ValueError as error:
             raise UserError(f"{source} has no GPT-2 tokenizer: {error}") from error
     if MODEL in files:
-        return SentencePieceTokenizer(files[MODEL], f"{source}/{MODEL}")
+        return SentencePieceTokenizer(files[MODEL], f"{source}/{MODEL}", _adds_bos(files))
     if VOCAB_TXT in files:
         try:
             return _ordinary(build_wordpiece(_text(files, VOCAB_TXT, source), _lowers(files)))
@@ -211,6 +242,8 @@ def collect_files(read: Callable[[str], bytes], source: str) -> dict[str, bytes]
                 continue
             except OSError as error:
                 raise UserError(f"cannot read {source}/{name}: {error.strerror or error}; check the file") from error
+    if MODEL in found and _config(found).get(SOURCE_KEY) == MODEL:
+        found.pop(TOKENIZER, None)
     return found
 
 
@@ -222,13 +255,14 @@ def canonical_files(files: Mapping[str, bytes], source: str) -> dict[str, bytes]
     Raises:
         UserError: files are missing or damaged.
     """
-    if tables := _tables(files, source):
+    if not _has_prefix(files) and (tables := _tables(files, source)):
         return tokenizer_files(*tables)
     tokenizer = open_tokenizer(files, source)
     if TOKENIZER in files:
         return {TOKENIZER: files[TOKENIZER]}
     if isinstance(tokenizer, SentencePieceTokenizer):
-        return {MODEL: tokenizer.model}
+        config = {CONFIG: json.dumps({"add_bos_token": True}).encode()} if tokenizer.prefix else {}
+        return {MODEL: tokenizer.model, **config}
     assert isinstance(tokenizer, tokenizers.Tokenizer)
     return {TOKENIZER: tokenizer.to_str(pretty=False).encode()}
 
@@ -236,7 +270,8 @@ def canonical_files(files: Mapping[str, bytes], source: str) -> dict[str, bytes]
 def copy_tokenizer(source: str | PathLike[str], folder: Path) -> None:
     """Write the tokenizer of `source` into an existing folder."""
     for name, content in canonical_files(read_files(source), str(source)).items():
-        (folder / name).write_bytes(content)
+        if name != CONFIG or not (folder / name).exists():  # a model folder has its own, which says the same
+            (folder / name).write_bytes(content)
 
 
 def has_tokenizer(folder: str | PathLike[str]) -> bool:
@@ -308,20 +343,23 @@ def encode_ordinary(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int
     except TypeError as error:
         raise UserError("a text contains a lone surrogate, which UTF-8 cannot encode; replace it first") from error
     ids = [encoding.ids for encoding in encoded]
-    return _spell_out(tokenizer, ids) if isinstance(tokenizer.model, models.Unigram) else ids
+    # Merges never give a special token; the other models look up whole words.
+    by_merges = isinstance(tokenizer.model, models.BPE) and not tokenizer.model.ignore_merges
+    return ids if by_merges else _spell_out(tokenizer, ids)
 
 
 def _spell_out(tokenizer: tokenizers.Tokenizer, encoded: list[list[int]]) -> list[list[int]]:
-    """Replace special tokens by their letters: the model of a unigram tokenizer finds `</s>` in a text by itself."""
+    """Replace special tokens by their letters: a model of whole words or pieces finds `</s>` in a text by itself."""
     special = {
         number: token.content
         for number, token in tokenizer.get_added_tokens_decoder().items()
         if token.special and token.content not in UNKNOWN_TOKENS
     }
-    if not any(number in special for ids in encoded for number in ids):
+    if all(special.keys().isdisjoint(ids) for ids in encoded):
         return encoded
 
-    unknown = json.loads(tokenizer.to_str())["model"]["unk_id"]
+    model = json.loads(tokenizer.to_str())["model"]
+    unknown = model["unk_id"] if "unk_id" in model else tokenizer.token_to_id(model.get("unk_token") or "")
 
     def letters(token: str) -> list[int]:
         found = [tokenizer.token_to_id(letter) for letter in token]
@@ -359,14 +397,37 @@ def _tables(files: Mapping[str, bytes], source: str) -> tuple[dict[str, int], li
     return tables
 
 
+def _has_prefix(files: Mapping[str, bytes]) -> bool:
+    """Return True if a `tokenizer.json` puts tokens before a text, which GPT-2's three files would lose."""
+    content = files.get(TOKENIZER, b"")
+    if b"Processing" not in content:
+        return False
+    try:
+        return bool(ids_before_text(json.loads(content).get("post_processor")))
+    except (ValueError, LookupError, TypeError, AttributeError):  # a damaged file, which gets its message later
+        return False
+
+
 def _lowers(files: Mapping[str, bytes]) -> bool | None:
     """`do_lower_case` of `tokenizer_config.json`, None if it does not say."""
+    found = _config(files).get("do_lower_case")
+    return found if isinstance(found, bool) else None
+
+
+def _adds_bos(files: Mapping[str, bytes]) -> bool:
+    """Return True if texts begin with `<s>` by `tokenizer_config.json`, or by the default of its class."""
+    config = _config(files)
+    found = config.get("add_bos_token")
+    return found if isinstance(found, bool) else config.get("tokenizer_class") in BOS_CLASSES
+
+
+def _config(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """`tokenizer_config.json`, empty if there is none or it is damaged."""
     try:
         config = json.loads(files.get(CONFIG, b"{}"))
     except (ValueError, RecursionError):
-        return None
-    found: Any = config.get("do_lower_case") if isinstance(config, dict) else None
-    return found if isinstance(found, bool) else None
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _ordinary(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

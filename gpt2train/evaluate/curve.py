@@ -18,7 +18,7 @@ from gpt2train.checkpoint.store import read_manifest, sha256
 from gpt2train.config import CONFIG_FILE
 from gpt2train.convert.merge import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
-from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
+from gpt2train.data.tokenizer import load_model_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.evaluate.eval_model import SCORES, EvalModel, read_checkpoint
 from gpt2train.evaluate.evaluation import Scorer
@@ -139,7 +139,8 @@ def score_run(
 
 
 def _eval_model(checkpoint: Path, device: Device, tokenizer: Path) -> EvalModel:
-    return EvalModel(read_checkpoint(checkpoint, device), load_tokenizer(tokenizer), checkpoint)
+    model = read_checkpoint(checkpoint, device)
+    return EvalModel(model, load_model_tokenizer(tokenizer, model.shape.vocab), checkpoint)
 
 
 def _key(checkpoint: Path, measure: CurveMeasure, tokenizer: Path) -> str:

@@ -11,7 +11,7 @@ from gpt2train.checkpoint.store import open_weights
 from gpt2train.convert.huggingface import read_model
 from gpt2train.convert.merge import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
-from gpt2train.data.tokenizer import Tokenizer, load_tokenizer
+from gpt2train.data.tokenizer import Tokenizer, load_model_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.evaluate.scoring_request import DistributedScorer
 from gpt2train.inference.open_model import open_model
@@ -56,7 +56,7 @@ def open_eval_model(
     if not (path / "config.json").is_file():
         raise UserError(f"{path} is not a model folder, which --tp and --pp need; create one with gpt2train merge")
     with open_model(path, layout, device) as distributed:
-        yield EvalModel(distributed, load_tokenizer(path), path / "eval")
+        yield EvalModel(distributed, load_model_tokenizer(path, distributed.shape.vocab), path / "eval")
 
 
 def read_eval_model(path: Path, device: Device = "cpu", tokenizer: Path | None = None) -> EvalModel:
@@ -76,26 +76,20 @@ def read_eval_model(path: Path, device: Device = "cpu", tokenizer: Path | None =
     if (path / "config.json").is_file():
         if tokenizer is not None:
             raise UserError(f"{path} is a model folder, which has its own tokenizer; leave out --tokenizer")
-        return EvalModel(_decoder_alone(read_model(path, device), path), load_tokenizer(path), path / "eval")
+        model = read_model(path, device)
+        check_decoder_alone(model.shape, path)
+        return EvalModel(model, load_model_tokenizer(path, model.shape.vocab), path / "eval")
     try:
         source = find_source(path)
     except UserError as error:
         raise UserError(f"{path} is neither a model folder (no config.json) nor a run or a checkpoint") from error
-    found_tokenizer = load_tokenizer(find_tokenizer(source, tokenizer))
+    found_tokenizer = find_tokenizer(source, tokenizer)
     checkpoint = source.checkpoint
     in_run = checkpoint.parent.name == FOLDER
     scores = checkpoint.parent.parent / SCORES / checkpoint.name if in_run else checkpoint / "eval"
-    return EvalModel(_decoder_alone(read_checkpoint(checkpoint, device), path), found_tokenizer, scores)
-
-
-def _decoder_alone(model: CausalLM, path: Path) -> CausalLM:
-    """Check that a model predicts each token of a text from those before it.
-
-    Raises:
-        UserError: it is an encoder-decoder.
-    """
+    model = read_checkpoint(checkpoint, device)
     check_decoder_alone(model.shape, path)
-    return model
+    return EvalModel(model, load_model_tokenizer(found_tokenizer, model.shape.vocab), scores)
 
 
 def read_checkpoint(checkpoint: Path, device: Device = "cpu") -> CausalLM:

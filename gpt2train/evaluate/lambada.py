@@ -7,6 +7,10 @@
 * `megatron_strict`: Megatron's `--strict-lambada`. The target is the last word of `text.split()`, encoded separately
   with one space before it; the context is stripped.
 
+A passage in a script without spaces between words, and without a space before its last word, is scored by its last
+character in both definitions of words: by the tokens of the whole passage from the first one on that differs from those
+of the passage without that character.
+
 Paper: Paperno et al. 2016, "The LAMBADA dataset". GPT-2 124M has accuracy 0.3256 and perplexity 40.06 by
 `lambada_openai`, and 0.467 by `last_token`.
 """
@@ -15,10 +19,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
+from gpt2train.data.template import prefix_ids, start_ids
+from gpt2train.data.tokenizer import Tokenizer, encode_ordinary
+from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Evaluation, Scorer
 from gpt2train.evaluate.metrics import Metric, Result, perplexity, significant
-from gpt2train.evaluate.passages import LAMBADA, read_passages, unigram_perplexity
+from gpt2train.evaluate.passages import LAMBADA, last_unit, read_passages, unigram_perplexity
 from gpt2train.evaluate.scoring_request import Pair, Score, ScoringRequest
 
 DEFINITIONS = {
@@ -30,35 +36,56 @@ DEFINITIONS = {
 }
 
 
+BY_CHARACTERS = "; in passages of scripts without spaces between words: the last character"
+
+
 def openai_pairs(tokenizer: Tokenizer, passages: Sequence[str]) -> list[Pair]:
     """Return contexts and targets as lm-evaluation-harness does: the encoded passage, split after the context's tokens.
 
-    Spaces at the end of the context belong to the target; an empty context becomes `<|endoftext|>`.
+    Spaces at the end of the context belong to the target; an empty context becomes `<|endoftext|>`, or what the
+    tokenizer's template puts before a text, which precedes every context.
     """
-    end = end_of_text_id(tokenizer)
     contexts = [text.rpartition(" ")[0].rstrip() for text in passages]
     # The target begins with a space even if the text has none.
     whole = encode_ordinary(tokenizer, [text if " " in text else f" {text}" for text in passages])
     heads = encode_ordinary(tokenizer, contexts)
-    return [
-        Pair(tuple(ids[: len(head)]) or (end,), tuple(ids[len(head) :])) for ids, head in zip(whole, heads, strict=True)
-    ]
+    pairs = [_pair(tokenizer, ids[: len(head)], ids[len(head) :]) for ids, head in zip(whole, heads, strict=True)]
+    return _with_characters(tokenizer, passages, pairs)
 
 
 def last_token_pairs(tokenizer: Tokenizer, passages: Sequence[str]) -> list[Pair]:
     """Return contexts and targets by Megatron's default: the target is the last BPE token."""
-    end = end_of_text_id(tokenizer)
-    return [Pair(tuple(ids[:-1]) or (end,), tuple(ids[-1:])) for ids in encode_ordinary(tokenizer, passages)]
+    return [_pair(tokenizer, ids[:-1], ids[-1:]) for ids in encode_ordinary(tokenizer, passages)]
 
 
 def strict_pairs(tokenizer: Tokenizer, passages: Sequence[str]) -> list[Pair]:
     """Return contexts and targets by Megatron's `--strict-lambada`, encoded separately."""
-    end = end_of_text_id(tokenizer)
     words = [text.split()[-1] for text in passages]
     contexts = [text[: text.rfind(word)].strip() for text, word in zip(passages, words, strict=True)]
     heads = encode_ordinary(tokenizer, contexts)
     targets = encode_ordinary(tokenizer, [f" {word}" for word in words])
-    return [Pair(tuple(head) or (end,), tuple(target)) for head, target in zip(heads, targets, strict=True)]
+    pairs = [_pair(tokenizer, head, target) for head, target in zip(heads, targets, strict=True)]
+    return _with_characters(tokenizer, passages, pairs)
+
+
+def _pair(tokenizer: Tokenizer, context: Sequence[int], target: Sequence[int]) -> Pair:
+    """Pair of a context after the template's tokens, never empty, and a target."""
+    return Pair((*prefix_ids(tokenizer), *context) or tuple(start_ids(tokenizer)), tuple(target))
+
+
+def _with_characters(tokenizer: Tokenizer, passages: Sequence[str], pairs: list[Pair]) -> list[Pair]:
+    """Replace the pairs of passages that are scored by their last character."""
+    units = {number: unit for number, text in enumerate(passages) if (unit := last_unit(text)) is not None}
+    texts = [passages[number].rstrip() for number in units]
+    whole = encode_ordinary(tokenizer, texts)
+    heads = encode_ordinary(
+        tokenizer, [text.removesuffix(unit) for text, unit in zip(texts, units.values(), strict=True)]
+    )
+    found = list(pairs)
+    for number, ids, head in zip(units, whole, heads, strict=True):
+        same = next((place for place, (a, b) in enumerate(zip(ids, head, strict=False)) if a != b), len(head))
+        found[number] = _pair(tokenizer, ids[:same], ids[same:])
+    return found
 
 
 def evaluate_lambada(scorer: Scorer, passages: Sequence[str]) -> Result:
@@ -79,6 +106,10 @@ def evaluate_lambada(scorer: Scorer, passages: Sequence[str]) -> Result:
         "last_token": last_token_pairs(tokenizer, passages),
         "megatron_strict": strict_pairs(tokenizer, passages),
     }
+    for number, pair in enumerate(pairs["lambada_openai"], 1):
+        if not pair.target:
+            raise UserError(f"passage {number}: the tokenizer has no token for its last word; remove the passage")
+    by_characters = BY_CHARACTERS if any(last_unit(text) is not None for text in passages) else ""
     truncated = sum(len(pair.context) + len(pair.target) > context + 1 for pair in pairs["lambada_openai"])
     requests = {name: [pair.request(context) for pair in items] for name, items in pairs.items()}
     scores = _score_once(scorer, requests)
@@ -86,7 +117,11 @@ def evaluate_lambada(scorer: Scorer, passages: Sequence[str]) -> Result:
         "passages": len(passages),
         "truncated": truncated,
         "headline": "lambada_openai",
-        "definitions": {name: _accuracy(scores[name]) | {"definition": DEFINITIONS[name]} for name in DEFINITIONS},
+        "definitions": {
+            name: _accuracy(scores[name])
+            | {"definition": DEFINITIONS[name] + ("" if name == "last_token" else by_characters)}
+            for name in DEFINITIONS
+        },
         "unigram_perplexity": significant(unigram_perplexity(passages)),
     }
     mean = sum(answer.log_prob for answer in scores["lambada_openai"]) / len(passages)

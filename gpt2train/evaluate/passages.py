@@ -5,9 +5,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from gpt2train.data.text_units import has_unspaced, units_of
 from gpt2train.errors import UserError
 
 LAMBADA = 5153  # number of passages in LAMBADA's test set
+MAX_LETTERS = 20  # of a last word in a script without spaces between words; no word is as long
 
 
 def read_passages(data: bytes, name: str) -> list[str]:
@@ -32,15 +34,28 @@ def read_passages(data: bytes, name: str) -> list[str]:
             raise UserError(f'{name} line {number}: expected {{"text": "…"}}; correct or remove the line') from error
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"{name} line {number}: the text is empty or not a string; correct or remove the line")
+        if " " in text and (letters := len(units_of(text.rpartition(" ")[2]))) > MAX_LETTERS:
+            raise UserError(
+                f"{name} line {number}: {letters} characters follow the last space, which are no word to predict; put "
+                "a space before the last word, or remove all spaces to predict the last character"
+            )
         passages.append(text)
     if not passages:
         raise UserError(f'{name} contains no passage; expected one {{"text": "…"}} per line')
     return passages
 
 
+def last_unit(text: str) -> str | None:
+    """Last character of a passage without spaces in a script that has none between words; else None.
+
+    Punctuation and vowel signs belong to it; in Tibetan it is the last syllable.
+    """
+    return units_of(text)[-1] if " " not in text.strip() and has_unspaced(text) else None
+
+
 def unigram_perplexity(passages: Sequence[str]) -> float:
     """Return the targets' word perplexity under a unigram model of the contexts' words (add-one smoothing)."""
-    split = [text.split() for text in passages]
+    split = [text.split() if last_unit(text) is None else units_of(text) for text in passages]
     counts = Counter(word for words in split for word in words[:-1])
     total = sum(counts.values()) + len(counts) + 1  # + 1 for all unseen words
     return math.exp(-sum(math.log((counts[words[-1]] + 1) / total) for words in split) / len(split))

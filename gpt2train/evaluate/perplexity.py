@@ -9,20 +9,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from gpt2train.data.template import prefix_ids, start_ids
 from gpt2train.data.text_units import has_unspaced, units_of
-from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id
+from gpt2train.data.tokenizer import END_OF_TEXT, Tokenizer, encode_ordinary
 from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.metrics import Result, perplexity, significant
 from gpt2train.evaluate.scoring_request import ScoringRequest
 
-DEFINITION = "each document after <|endoftext|>; perplexity = exp(-log p / count), words split at white space"
+DEFINITION = "each document after {start}; perplexity = exp(-log p / count), words split at white space"
 BY_CHARACTERS = "; in scripts without spaces between words each character is a word"
 CHUNK = 64  # documents scored at a time; bounds the memory for a stream of documents
 
 
-def windows(tokens: Sequence[int], context: int, stride: int) -> Iterator[ScoringRequest]:
-    """Split a sequence into windows that score every token but the first exactly once.
+def windows(tokens: Sequence[int], context: int, stride: int, given: int = 1) -> Iterator[ScoringRequest]:
+    """Split a sequence into windows that score every token but the first `given` ones exactly once.
 
     The first window scores all its tokens; each later one moves by `stride` and scores the new tokens, which then have
     at least `context - stride` tokens of context (Megatron's `--overlapping-eval`). `stride = context` is the cheapest;
@@ -30,8 +31,8 @@ def windows(tokens: Sequence[int], context: int, stride: int) -> Iterator[Scorin
     """
     targets = len(tokens) - 1
     scored = min(context, targets)
-    if scored > 0:
-        yield ScoringRequest(tuple(tokens[: scored + 1]), scored)
+    if scored >= given:
+        yield ScoringRequest(tuple(tokens[: scored + 1]), scored + 1 - given)
     while scored < targets:
         start = scored + stride - context
         end = min(scored + stride, targets)
@@ -40,7 +41,7 @@ def windows(tokens: Sequence[int], context: int, stride: int) -> Iterator[Scorin
 
 
 def document_perplexity(scorer: Scorer, texts: Iterable[str], stride: int | None = None) -> Result:
-    """Compute the perplexity of documents, each separately after `<|endoftext|>`, as in training.
+    """Compute the perplexity of documents, each after `<|endoftext|>` or what the template puts before a text.
 
     Args:
         scorer: model and tokenizer.
@@ -57,14 +58,14 @@ def document_perplexity(scorer: Scorer, texts: Iterable[str], stride: int | None
     """
     context, tokenizer = scorer.context, scorer.tokenizer
     stride = checked_stride(stride, context)
-    end = end_of_text_id(tokenizer)
+    start = start_ids(tokenizer)
     log_prob, counts = 0.0, {"documents": 0, "words": 0, "tokens": 0, "bytes": 0}
     token_counts: Counter[int] = Counter()
     by_characters = False
     stream = (text for text in texts if text.strip())
     while chunk := list(islice(stream, CHUNK)):
         encoded = encode_ordinary(tokenizer, chunk)
-        requests = [request for ids in encoded for request in windows([end, *ids], context, stride)]
+        requests = [request for ids in encoded for request in windows([*start, *ids], context, stride, len(start))]
         log_prob += math.fsum(answer.log_prob for answer in scorer.score(requests))
         counts["documents"] += len(chunk)
         counts["words"] += sum(len(units_of(text)) for text in chunk)
@@ -84,9 +85,15 @@ def document_perplexity(scorer: Scorer, texts: Iterable[str], stride: int | None
         "word_perplexity": perplexity(-log_prob / counts["words"]),
         "bits_per_byte": significant(-log_prob / math.log(2) / counts["bytes"]),
         "unigram_perplexity": perplexity(unigram),
-        "definition": DEFINITION + (BY_CHARACTERS if by_characters else ""),
+        "definition": DEFINITION.format(start=_name(tokenizer)) + (BY_CHARACTERS if by_characters else ""),
         "notes": notes(-log_prob / counts["tokens"], unigram),
     }
+
+
+def _name(tokenizer: Tokenizer) -> str:
+    """Name of what a document comes after."""
+    found = (tokenizer.id_to_token(number) for number in prefix_ids(tokenizer))
+    return "".join(token or "" for token in found) or END_OF_TEXT
 
 
 def unigram_loss(counts: Counter[int], vocab: int) -> float:

@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 
-from gpt2train.data.tokenizer import encode_ordinary
+from gpt2train.data.template import encode_prompts
 from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Evaluation, Scorer
 from gpt2train.evaluate.files import decode
@@ -46,7 +46,8 @@ def wikitext_perplexity(scorer: Scorer, text: str, stride: int | None = 32) -> R
     context = scorer.context
     stride = checked_stride(context if stride is None else stride, context)
     words = len(text.strip().split(" "))
-    tokens = encode_ordinary(scorer.tokenizer, [detokenize_wikitext(text)])[0]
+    # The template's tokens come first, as in Megatron-LM with a tokenizer of Hugging Face.
+    tokens = encode_prompts(scorer.tokenizer, [detokenize_wikitext(text)])[0]
     if words < 2 or len(tokens) < 2:
         raise UserError("the text has fewer than two words; give the WikiText file wiki.test.tokens")
     requests = list(windows(tokens, context, stride))

@@ -64,12 +64,12 @@ def generate(
         raise UserError(f"--dtype {dtype} needs a model in one process; leave out --tp and --pp, or --dtype")
     with open_model(model, layout, device) as opened:
         from gpt2train.convert.tensor_files import DTYPES
-        from gpt2train.data.tokenizer import load_tokenizer
+        from gpt2train.data.tokenizer import load_model_tokenizer
         from gpt2train.model.causal_lm import CausalLM
 
         if isinstance(opened, CausalLM):
             opened.to(dtype=DTYPES[dtype])
-        tokenizer = load_tokenizer(model)
+        tokenizer = load_model_tokenizer(model, opened.shape.vocab)
         if beam_settings is None:
             answers = _sampled(opened, tokenizer, prompt, sampling)
         else:
@@ -147,10 +147,10 @@ def _searched(
 ) -> Iterator[dict[str, Any]]:
     from gpt2train.inference.beam_search import beam_search
     from gpt2train.inference.decoder import decoder_of
-    from gpt2train.inference.generate import encode_prompts
+    from gpt2train.inference.prompts import encode_for
 
     decoder = decoder_of(model, settings.beams)
-    for prompt, ids in zip(prompts, encode_prompts(tokenizer, prompts, model.shape), strict=True):
+    for prompt, ids in zip(prompts, encode_for(model.shape, tokenizer, prompts), strict=True):
         for beam in beam_search(decoder, ids, settings, tokenizer):
             yield {
                 "prompt": prompt,

@@ -6,7 +6,7 @@ from gpt2train.config import TrainSettings
 from gpt2train.model.families import MODELS, block_sizes, is_residual, sizes
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
-from gpt2train.plan.parameters import Piece, block_parameters, blocks_parameters, parameters
+from gpt2train.plan.parameters import Piece, block_parameters, blocks_parameters, matrix_parameters, parameters
 
 FP32 = 4
 HALF = 2
@@ -21,7 +21,7 @@ class Memory:
     Attributes:
         parameters: its shard of the fp32 parameters.
         gradients: gradients at that moment, sharded and unsharded.
-        optimizer: its shard of AdamW's two moments.
+        optimizer: its shard of the optimizer's state.
         gathered: parameters that are temporarily unsharded, or half-precision copies.
         activations: activations saved for the backward pass.
         head: logits of one chunk, and the gradient of the head that the loss keeps.
@@ -101,6 +101,13 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
     return 2 * stream + 2 * item * width + item * (sum(outputs.values()) + inputs + more) / layout.tp
 
 
+def optimizer_states(settings: TrainSettings, shape: Shape, piece: Piece, layout: Layout, count: int) -> float:
+    """Return the numbers of optimizer state per parameter: 2 of AdamW, 1 of Muon for the matrices of the blocks."""
+    if settings.optimizer.name == "adamw":
+        return 2.0
+    return 2.0 - piece.layers * matrix_parameters(shape, layout.tp) / count
+
+
 def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, rank: int) -> Memory:
     """Return the peak memory of a rank in a step.
 
@@ -117,6 +124,7 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     block = max(block_parameters(shape, layout.tp, start) for start in MODELS[shape.family].first_blocks(shape))
     share = -(-count // layout.shard)
     table = shape.padded_vocab // layout.tp * shape.hidden
+    states = optimizer_states(settings, shape, piece, layout, count)
 
     # Unsharded parameters: ZeRO 3 and offload have one block and the prefetched next one, the others all blocks. On
     # several ranks blocks are gathered in half precision; on one, autocast makes copies of all parameters.
@@ -146,26 +154,26 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     # With the optimizer alone on the CPU, AdamW there has a copy of the weights, and from a GPU one of the gradients.
     alone = p.cpu_offload and not p.offloads_weights
     host_copies = FP32 * share * (1 if settings.device == "cpu" else 2) if alone else 0
-    states = 2 * FP32 * share if alone else 0
+    states_on_cpu = round(states * FP32 * share) if alone else 0
     # The larger of two moments: the start of the last backward pass, and its end.
     start = Memory(
         parameters=FP32 * share,
         gradients=FP32 * accumulated,
-        optimizer=2 * FP32 * share,
+        optimizer=round(states * FP32 * share),
         gathered=unsharded + copies,
         activations=round(tokens * (blocks + edge)),
         head=head,
-        on_cpu=FP32 * (3 * share + accumulated) if p.offloads_weights else states,
+        on_cpu=round(FP32 * ((1 + states) * share + accumulated)) if p.offloads_weights else states_on_cpu,
         copies=host_copies,
     )
     end = Memory(
         parameters=FP32 * share,
         gradients=FP32 * (share if reduced_early else count),
-        optimizer=2 * FP32 * share,
+        optimizer=round(states * FP32 * share),
         gathered=unsharded + (FP32 * (root + two_blocks) if reduced_early else 0),
         activations=0,
         head=0,
-        on_cpu=FP32 * 4 * share if p.offloads_weights else states,
+        on_cpu=round(FP32 * (2 + states) * share) if p.offloads_weights else states_on_cpu,
         copies=host_copies,
     )
     return max(start, end, key=lambda moment: moment.device)

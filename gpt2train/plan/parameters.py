@@ -49,6 +49,12 @@ def blocks_parameters(piece: Piece, shape: Shape, tp: int) -> int:
     return sum(kinds.count(start) * block_parameters(shape, tp, start) for start in starts)
 
 
+def matrix_parameters(shape: Shape, tp: int) -> int:
+    """Return the parameters of the matrices of one block on one tensor-parallel rank."""
+    named = {f"blocks.0.{name}": size for name, size in block_sizes(shape).items() if len(size) > 1}
+    return sum(_on_rank(name, size, shape, tp) for name, size in named.items())
+
+
 def parameters(piece: Piece, shape: Shape, tp: int, padding: int | None = None) -> int:
     """Return the parameters of one rank.
 

@@ -31,15 +31,16 @@ def serve(
         auto uses a GPU if there is one.
     """
     with open_model(model, layout, device) as opened:
-        from gpt2train.data.tokenizer import load_tokenizer
+        from gpt2train.data.tokenizer import load_model_tokenizer
         from gpt2train.inference.decoder import decoder_of
         from gpt2train.model.families import check_decoder_alone
         from gpt2train.serve.server import prepare
         from gpt2train.serve.service import name_of
 
         check_decoder_alone(opened.shape, model)
+        tokenizer = load_model_tokenizer(model, opened.shape.vocab)
         decoder = decoder_of(opened, settings.max_batch_size)
-        server = prepare(decoder, load_tokenizer(model), settings, name_of(model))
+        server = prepare(decoder, tokenizer, settings, name_of(model))
         # After its shutdown uvicorn raises the signal again, and the previous handler would end the process by it.
         signal.signal(signal.SIGTERM, lambda *_: None)
         key = ", with a key" if server.service.key else ""

@@ -43,7 +43,7 @@ class ApiRequest(BaseModel):
     top_p_bound: float = Field(0.0, ge=0, le=1)
     """Lower bound of the decayed `top_p`. Needs `top_p`; at most `top_p`."""
     add_BOS: bool = False
-    """Put `<|endoftext|>` before each prompt."""
+    """Put `<|endoftext|>` before each prompt. No effect if the tokenizer puts a token of its own there (Llama 2)."""
     stop_on_double_eol: bool = False
     """End at an empty line."""
     stop_on_eol: bool = False
@@ -127,7 +127,7 @@ async def _prompts(service: Service, body: ApiRequest) -> list[list[int]]:
     max_new_tokens, limits = _max_new_tokens(service, body), service.settings
     if len(body.prompts) > limits.max_sequences:
         raise ApiError(400, f"prompts: at most {limits.max_sequences} on this server", "prompts")
-    bos = [service.end] if body.add_BOS else []
+    bos = [service.end] if body.add_BOS and not service.prefix else []
     prompts = [bos + ids for ids in await service.encode(body.prompts, "prompts")]
     longest = max(map(len, prompts))
     if longest + max_new_tokens > service.context:

@@ -161,6 +161,7 @@ class _Answer:
     ) -> dict[str, Any]:
         """Return new text and tokens of a choice; with `echo` the prompt comes before the first ones."""
         scored: list[tuple[int, TokenScore | None]] = []
+        hidden = 0  # tokens before the prompt's text
         if self.body.echo and number not in self.echoed:
             self.echoed.add(number)
             index = number // (self.body.n or 1)
@@ -168,26 +169,33 @@ class _Answer:
             decode = self.service.tokenizer.decode
             text = (given if isinstance(given, str) else decode(prompt, skip_special_tokens=False)) + text
             if self.body.logprobs is not None:  # the first token of a text has no log-probability
+                hidden = len(self.service.prefix) if isinstance(given, str) else 0
                 scored += zip(prompt, [None, *self.jobs[number].sequence.prompt_scores], strict=True)
         if self.body.logprobs is not None:
             scored += zip(tokens, scores, strict=True)
         return {
             "index": number,
             "text": text,
-            "logprobs": self._log_probs(number, scored),
+            "logprobs": self._log_probs(number, scored, hidden),
             "finish_reason": finished,
         }
 
-    def _log_probs(self, number: int, scored: Sequence[tuple[int, TokenScore | None]]) -> dict[str, Any] | None:
-        """Return OpenAI's four lists for tokens of a choice; None without `logprobs`."""
+    def _log_probs(
+        self, number: int, scored: Sequence[tuple[int, TokenScore | None]], hidden: int
+    ) -> dict[str, Any] | None:
+        """Return OpenAI's four lists for tokens of a choice; None without `logprobs`.
+
+        The first `hidden` tokens are not part of the text.
+        """
         if self.body.logprobs is None:
             return None
         found: dict[str, Any] = {name: [] for name in SCORES}
         name = self.service.token_name
-        for token, score in scored:
+        for place, (token, score) in enumerate(scored):
             found["tokens"].append(name(token))
             found["text_offset"].append(len(self.decoded[number].text))
-            self.decoded[number].add(token)
+            if place >= hidden:
+                self.decoded[number].add(token)
             found["token_logprobs"].append(score and score.log_prob)
             found["top_logprobs"].append(score and {name(other): value for other, value in score.top})
         return found if self.body.logprobs else found | {"top_logprobs": None}

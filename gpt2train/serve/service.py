@@ -11,6 +11,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import Request
 
+from gpt2train.data.template import prefix_ids
 from gpt2train.data.token_bytes import longest_token, token_bytes
 from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
@@ -87,8 +88,15 @@ class Service:
         longest = longest_token(self.tokenizer)
         return longest and longest * self.context
 
+    @functools.cached_property
+    def prefix(self) -> list[int]:
+        """Ids that the tokenizer's template puts before a text."""
+        return prefix_ids(self.tokenizer)
+
     async def encode(self, texts: Sequence[str], field: str) -> list[list[int]]:
-        """Encode texts in order, up to and including the first longer than the context; errors name a `field`.
+        """Encode texts in order, each after `prefix`, up to and including the first longer than the context.
+
+        Errors name a `field`.
 
         Raises:
             ApiError: a text cannot be encoded, or is certainly longer than the context.
@@ -105,8 +113,10 @@ class Service:
                 )
         try:
             if sum(map(len, texts)) < LONG_TEXT:
-                return encode_ordinary(self.tokenizer, texts)
-            return await asyncio.to_thread(self._encode_long, texts)
+                found = encode_ordinary(self.tokenizer, texts)
+            else:
+                found = await asyncio.to_thread(self._encode_long, texts)
+            return [[*self.prefix, *ids] for ids in found]
         except UserError as error:
             raise ApiError(400, f"{field}: {error}", field) from error
 

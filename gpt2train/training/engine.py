@@ -25,13 +25,13 @@ from gpt2train.parallel.fsdp import accumulate, init_weights, reshard, shard
 from gpt2train.parallel.grad_norm import align_grad_placements, local, norm_weights, norms, squared_norm
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TENSOR, DistContext, make_mesh
-from gpt2train.parallel.pipeline import Pipeline
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.parallel.rng import dropout_seed
 from gpt2train.parallel.shared_parameters import SharedParameters
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
 from gpt2train.plugins import load
 from gpt2train.training.adamw import AdamW
+from gpt2train.training.muon import Muon
 from gpt2train.training.offloaded_adamw import OffloadedAdamW, fill_device, weights_fit
 from gpt2train.training.performance import compile_module
 from gpt2train.training.train_state import StepStats
@@ -107,6 +107,8 @@ class Engine:
             init_weights(part, torch.device("cpu") if parallel.offloads_weights else ctx.device, config.seed)
         self.pipeline = self.shared = None
         if layout.pp > 1:
+            from gpt2train.parallel.pipeline import Pipeline  # imports torch's pipelining (0.5 s), unneeded for pp = 1
+
             slices, part = layout.tp if config.parallel.sequence_parallel else 1, self.model_parts[0]
 
             def sent(layer: int) -> tuple[int, int, int]:
@@ -125,7 +127,8 @@ class Engine:
             self.shared = SharedParameters(self.model_parts, stages, self.mesh, ctx.timeout)
         named = [pair for part in self.model_parts for pair in part.named_parameters()]
         offloaded = parallel.cpu_offload and not parallel.offloads_weights
-        self.optimizer = OffloadedAdamW(named, config.optimizer) if offloaded else AdamW(named, config.optimizer)
+        kind = OffloadedAdamW if offloaded else Muon if config.optimizer.name == "muon" else AdamW
+        self.optimizer: AdamW | OffloadedAdamW | Muon = kind(named, config.optimizer)
         copies = self.shared.copies if self.shared is not None else []
         self._norm_weights = norm_weights([parameter for _, parameter in named], ctx.world // layout.pp, copies)
 

@@ -31,7 +31,7 @@ def clean(
     step = Step(
         root,
         "clean",
-        version=5,
+        version=6,
         parameters=settings.model_dump(mode="json", exclude={"filters": unused_plugins(settings.filters)}),
         inputs={"extract": documents} | ({"tokenizer": tokenizer} if tokenizer else {}),
         packages=(

@@ -1,6 +1,8 @@
 """The file of a tokenizer step from which workers open the tokenizer."""
 
-from gpt2train.data.tokenizer import PRIMARY, Tokenizer, open_tokenizer
+import contextlib
+
+from gpt2train.data.tokenizer import CONFIG, PRIMARY, Tokenizer, open_tokenizer
 from tasks.core.manifest import Manifest
 from tasks.core.storage import FileRecord, Folder
 
@@ -18,5 +20,8 @@ def tokenizer_record(tokenizer: Manifest) -> FileRecord:
 
 
 def read_tokenizer(folder: Folder, name: str) -> Tokenizer:
-    """Open the tokenizer of a folder, local or not, from its file."""
-    return open_tokenizer({name: folder.read_bytes(name)}, folder.url)
+    """Open the tokenizer of a folder, local or not, from its file and, if there is one, its configuration."""
+    files = {name: folder.read_bytes(name)}
+    with contextlib.suppress(FileNotFoundError):
+        files[CONFIG] = folder.read_bytes(CONFIG)
+    return open_tokenizer(files, folder.url)

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import logging
 import random
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
@@ -17,7 +16,7 @@ from tasks.core.url_lists import host_of
 from tasks.download.host_scheduler import ROBOTS_BYTES, HostScheduler
 from tasks.download.http_client import HttpClient, Response, RetryableFetchError, TimeBudget, brief, check_status
 from tasks.download.ledger import Fetched
-from tasks.download.mime import UNKNOWN_TYPES, parse_content_type, sniff_html
+from tasks.download.mime import UNKNOWN_TYPES, checked_language, parse_content_type, sniff_html
 from tasks.download.response_body import FetchRejectedError
 from tasks.download.settings import DownloadSettings
 from tasks.download.ssrf_guard import Lookup, refuse, system_lookup, target_of
@@ -28,7 +27,6 @@ log = logging.getLogger("gpt2train")
 T = TypeVar("T")
 
 REDIRECTS = (301, 302, 303, 307, 308)
-LANGUAGES = re.compile(r"[A-Za-z0-9-]{1,40}(?:, ?[A-Za-z0-9-]{1,40}){0,9}")
 
 
 class Fetcher:
@@ -148,8 +146,7 @@ class Fetcher:
                     self.hosts.delay_host(url, failure.wait)  # Retry-After applies to the host, not only to the page
                 raise
             page.content_type, page.charset = parse_content_type(response.headers.get("Content-Type"))
-            language = response.headers.get("Content-Language", "")
-            page.content_language = language if LANGUAGES.fullmatch(language) else ""
+            page.content_language = checked_language(response.headers.get("Content-Language"))
             unknown = page.content_type in UNKNOWN_TYPES
             if not unknown and page.content_type not in self.settings.content_types:
                 raise FetchRejectedError("content_type", page.content_type[:80])

@@ -18,6 +18,7 @@ _PARAMETER = re.compile(rf';[ \t\r\n]*({_TOKEN}+)=(?:"((?:[^"\\]|\\.)*)|([^;"][^
 # Matches every label of the WHATWG Encoding standard and every IANA name without parentheses; the longest has 45
 # characters.
 _CHARSET = re.compile(r"[A-Za-z0-9._:+-]{1,64}")
+_LANGUAGES = re.compile(r"[A-Za-z0-9-]{1,40}(?:, ?[A-Za-z0-9-]{1,40}){0,9}")
 _SPACES = " \t\r\n"
 
 _TAGS = b"!doctype html|html|head|script|iframe|h1|div|font|table|a|style|title|b|body|br|p"
@@ -42,6 +43,11 @@ def parse_content_type(value: str | None) -> tuple[str, str | None]:
 def checked_charset(value: str | None) -> str | None:
     """Return the name of a charset in lower case; None if it has characters that no charset name has."""
     return value.lower() if value and _CHARSET.fullmatch(value) else None
+
+
+def checked_language(value: str | None) -> str:
+    """Return a Content-Language header; empty if it is missing or not a list of language tags."""
+    return value if value and _LANGUAGES.fullmatch(value) else ""
 
 
 def sniff_html(body: bytes) -> str:

@@ -36,12 +36,13 @@ def evaluate(
     root: Folder,
     model: Manifest,
     lambada: str | None,
-    held_out: Manifest,
+    held_out: Manifest | None,
     settings: EvaluateSettings,
     runner: Runner,
     *,
     wikitext: str | None = None,
     evals: Mapping[str, str] | None = None,
+    data: Folder | None = None,
     device: Device = "auto",
     threads: int = 1,
 ) -> Manifest:
@@ -51,11 +52,13 @@ def evaluate(
         root: output folder of the run.
         model: manifest of the merge step.
         lambada: path or URL of a file of `{"text": …}` lines; None: no `lambada.json`.
-        held_out: manifest of documents with a column `split`; without any in `test`, there is no `perplexity.json`.
+        held_out: manifest of documents with a column `split`; without one, or without any in `test`, there is no
+            `perplexity.json`.
         settings: evaluation settings.
         runner: runs the batches.
         wikitext: path or URL of WikiText in its tokenised form; None: no `wikitext.json`.
         evals: path or URL of the data of other evaluations, by the name of the evaluation.
+        data: output that holds the documents, by default `root`.
         device: device of the model; not part of the fingerprint.
         threads: threads per process; not part of the fingerprint.
 
@@ -64,16 +67,16 @@ def evaluate(
             local disk.
     """
     paths = {**data_files(lambada, wikitext), **(evals or {})}
-    data = {name: read_data(name, path) for name, path in paths.items()}
+    files = {name: read_data(name, path) for name, path in paths.items()}
     step = Step(
         root,
         "evaluate",
-        version=3,
+        version=4,
         parameters=settings,
         inputs={
             "merge": model,
-            "held_out": held_out,
-            **{name: data_fields(paths[name], raw)[DATA_HASH_KEY] for name, raw in data.items()},
+            **({} if held_out is None else {"held_out": held_out}),
+            **{name: data_fields(paths[name], raw)[DATA_HASH_KEY] for name, raw in files.items()},
         },
         folder=str(PurePosixPath(model.folder).parent / "eval"),
         packages=("tokenizers", "torch", *plugin_versions(paths)),
@@ -84,15 +87,17 @@ def evaluate(
         raise UserError(f"a model is read from a local folder, not from {root.url}; copy the run first")
     model_folder = (root / model.folder).path()
     first = [name for name in ("lambada",) if name in paths]
-    items = [*first, *OF_THE_RUN, *(name for name in sorted(paths) if name not in first)]
+    of_the_run = [name for name in OF_THE_RUN if held_out is not None or name != "perplexity"]
+    items = [*first, *of_the_run, *(name for name in sorted(paths) if name not in first)]
     if is_encoder_decoder(Path(model_folder)):
         log.warning("the model has an encoder and a decoder: samples alone, no LAMBADA score and no perplexity")
         items = ["samples"]
+    documents = data or root
     outcomes = runner.batches(
-        step, "part", items, evaluate_part, model_folder, paths, data, root, held_out, settings, device, threads
+        step, "part", items, evaluate_part, model_folder, paths, files, documents, held_out, settings, device, threads
     )
     total = Outcome.total(outcomes)
-    if "perplexity" in items and not total.facts["held_out_documents"]:
+    if held_out is not None and "perplexity" in items and not total.facts["held_out_documents"]:
         log.warning(
             f"no document of {held_out.folder} is in the split {HELD_OUT!r}: no perplexity of held-out documents; "
             "for one, give more documents or a larger clean.split.test"
@@ -128,8 +133,8 @@ def evaluate_part(
     model_folder: str,
     paths: dict[str, str],
     data: dict[str, bytes],
-    root: Folder,
-    held_out: Manifest,
+    documents: Folder,
+    held_out: Manifest | None,
     settings: EvaluateSettings,
     device: Device,
     threads: int,
@@ -138,14 +143,15 @@ def evaluate_part(
     import torch
 
     from gpt2train.convert.huggingface import read_model
-    from gpt2train.data.tokenizer import load_tokenizer
+    from gpt2train.data.tokenizer import load_model_tokenizer
     from gpt2train.inference.generate import generate
 
-    texts = held_out_texts(root, held_out, settings) if item == "perplexity" else []
+    texts = held_out_texts(documents, held_out, settings) if item == "perplexity" and held_out is not None else []
     if item == "perplexity" and not texts:
         return Outcome(facts={"held_out_documents": 0})
     torch.set_num_threads(threads)
-    model, tokenizer = read_model(Path(model_folder), device), load_tokenizer(model_folder)
+    model = read_model(Path(model_folder), device)
+    tokenizer = load_model_tokenizer(model_folder, model.shape.vocab)
     if item == "perplexity":
         result = document_perplexity(Scorer(model, tokenizer), texts, settings.stride)
         counts = {"held_out_documents": result["documents"]}

@@ -58,7 +58,7 @@ def extract(
     step = Step(
         root,
         "extract",
-        version=4,
+        version=5,
         parameters=options.model_dump(mode="json", exclude=IRRELEVANT),
         inputs={"download": pages},
         folder="documents",

@@ -19,8 +19,25 @@ RECORDS = "merge"  # folder of the step's records, beside `model/`
 CARD_RECORD = "_card.json"
 
 
-def merge(root: Folder, training: Manifest, tokenizer: Manifest, settings: MergeSettings, runner: Runner) -> Manifest:
+def merge(
+    root: Folder,
+    training: Manifest,
+    tokenizer: Manifest | None,
+    settings: MergeSettings,
+    runner: Runner,
+    *,
+    data: Folder | None = None,
+) -> Manifest:
     """Merge the checkpoint of a training run to `<run folder>/model/`, which transformers loads.
+
+    Args:
+        root: output folder of the run.
+        training: manifest of the train step.
+        tokenizer: manifest of the tokenizer step; None: the run folder has a copy, which is part of the training.
+        settings: settings of the merge.
+        runner: runs the batch.
+        data: output that holds the tokenizer, by default `root`. For one in an object store the tokenizer is that
+            beside the run's tokens.
 
     Raises:
         UserError: the run is not on a local disk, or was trained with another tokenizer.
@@ -29,9 +46,9 @@ def merge(root: Folder, training: Manifest, tokenizer: Manifest, settings: Merge
     step = Step(
         root,
         "merge",
-        version=2,
+        version=3,
         parameters=settings.model_dump(mode="json", exclude={"license"}),  # used only by the model card
-        inputs={"train": training, "tokenizer": tokenizer},
+        inputs={"train": training} | ({} if tokenizer is None else {"tokenizer": tokenizer}),
         folder=f"{training.folder}/model",
         records=f"{training.folder}/{RECORDS}",  # not in the folder that users upload
         packages=("safetensors", "tokenizers", "torch"),
@@ -44,7 +61,9 @@ def merge(root: Folder, training: Manifest, tokenizer: Manifest, settings: Merge
     shutil.rmtree(old_records / "_batches", ignore_errors=True)
     (old_records / MANIFEST).unlink(missing_ok=True)
     checkpoint = (root / training.folder).path(checkpoint_name(training))
-    folder = (root / tokenizer.folder).path()
+    source, folder = data or root, None
+    if tokenizer is not None and source.is_local:
+        folder = (source / tokenizer.folder).path()
     outcomes = runner.batches(step, "part", ["model"], merge_part, checkpoint, folder, settings)
     # No sweep: the model card is not an output, since users may edit it. The names of the outputs never change.
     manifest = step.commit(Outcome.total(outcomes), sweep=False)
@@ -91,7 +110,7 @@ def checkpoint_name(training: Manifest) -> str:
 
 
 def merge_part(
-    folder: Folder, name: str, item: str, checkpoint: str, tokenizer: str, settings: MergeSettings
+    folder: Folder, name: str, item: str, checkpoint: str, tokenizer: str | None, settings: MergeSettings
 ) -> Outcome:
     """Write the files of one model to the folder of the step."""
     from gpt2train.convert.merge import fill
@@ -101,7 +120,8 @@ def merge_part(
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        parameters = fill(draft, Path(checkpoint), Path(tokenizer), settings.dtype, settings.license)
+        tokenizer_folder = None if tokenizer is None else Path(tokenizer)
+        parameters = fill(draft, Path(checkpoint), tokenizer_folder, settings.dtype, settings.license)
         names = sorted(file.name for file in draft.iterdir() if file.name != CARD)
         for file in names:
             with folder.writing(file) as target:

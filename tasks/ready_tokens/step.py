@@ -25,6 +25,8 @@ def ready_tokens(root: Folder, tokens: ReadyTokens, runner: Runner) -> Manifest:
 def step_of(root: Folder, tokens: ReadyTokens) -> Step:
     """Return the step of these tokens; its fingerprint depends on their content, split, weights and tokenizer."""
     inputs = {f"tokens-{number}": identity for number, identity in enumerate(tokens.identities)}
+    if tokens.valid is not None:  # its identity is the last one
+        inputs["valid"] = inputs.pop(f"tokens-{len(tokens.corpora)}")
     if tokens.tokenizer_hash is not None:
         inputs["tokenizer"] = tokens.tokenizer_hash
     parameters = {

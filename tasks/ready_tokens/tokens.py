@@ -25,15 +25,17 @@ class ReadyTokens:
     Attributes:
         corpora: absolute prefixes of the files, with their weights.
         split: weights of train, valid and test documents, as in `data.split`; None: all documents are for training.
+        valid: absolute prefix of the validation tokens; None: those of `split`.
         vocab: vocabulary size.
         tokenizer: folder or file of the tokenizer; None if it is not known.
         tokenizer_hash: hash of the tokenizer; None if it is not known.
-        identities: identity of each corpus, with all its documents.
+        identities: identity of each corpus, with all its documents; that of `valid` is the last, if there is one.
         facts: numbers of documents and tokens of all corpora by part: `train_documents`, `train_tokens`, ….
     """
 
     corpora: tuple[Corpus, ...]
     split: str | None
+    valid: str | None
     vocab: int
     tokenizer: Path | None
     tokenizer_hash: str | None
@@ -48,7 +50,9 @@ class ReadyTokens:
         return ", ".join(f"{corpus.weight:g} x {corpus.prefix}" for corpus in self.corpora)
 
 
-def open_ready_tokens(tokens: str, split: str | None, tokenizer: str | None, vocab: int | None) -> ReadyTokens:
+def open_ready_tokens(
+    tokens: str, split: str | None, tokenizer: str | None, vocab: int | None, valid: str | None = None
+) -> ReadyTokens:
     """Open and count token files.
 
     Args:
@@ -56,12 +60,14 @@ def open_ready_tokens(tokens: str, split: str | None, tokenizer: str | None, voc
         split: weights of train, valid and test documents; None: all documents are for training.
         tokenizer: folder or file of the tokenizer; by default `tokenizer/` beside the files.
         vocab: vocabulary size, for files without a tokenizer.
+        valid: prefix of the validation tokens, in place of `split`.
 
     Raises:
         UserError: a file is missing, damaged or of another format, there is neither a tokenizer nor its size, or two
             tokenizers differ.
     """
     corpora = parse_corpora(tokens)
+    validation = _one_prefix(valid) if valid is not None else None
     weights = split_weights(split or "1")
     identities, facts = [], {f"{part}_{unit}": 0 for part in PARTS for unit in ("documents", "tokens")}
     try:
@@ -71,9 +77,13 @@ def open_ready_tokens(tokens: str, split: str | None, tokenizer: str | None, voc
                 found = open_tokens(corpus.prefix, weights, part)
                 facts[f"{part}_documents"] += len(found.documents) - 1
                 facts[f"{part}_tokens"] += len(found.tokens)
+        if validation is not None:
+            found = open_tokens(validation.prefix)
+            identities.append(tokens_identity(found)[0])
+            facts |= {"valid_documents": len(found.documents) - 1, "valid_tokens": len(found.tokens)}
     except RunError as error:  # files that the user gave, not those of a step
         raise UserError(str(error)) from error
-    found_tokenizer = _find_tokenizer(corpora, tokenizer)
+    found_tokenizer = _find_tokenizer((*corpora, *([validation] if validation else [])), tokenizer)
     size = None if found_tokenizer is None else vocab_size(load_tokenizer(found_tokenizer))
     if size is not None and vocab not in (None, size):
         raise UserError(f"vocab is {vocab:,}, but the tokenizer {found_tokenizer} has {size:,} tokens; leave vocab out")
@@ -83,7 +93,8 @@ def open_ready_tokens(tokens: str, split: str | None, tokenizer: str | None, voc
             "--vocab N"
         )
     digest = None if found_tokenizer is None else tokenizer_hash(found_tokenizer)
-    return ReadyTokens(corpora, split, size, found_tokenizer, digest, tuple(identities), facts)
+    prefix = None if validation is None else validation.prefix
+    return ReadyTokens(corpora, split, prefix, size, found_tokenizer, digest, tuple(identities), facts)
 
 
 def parse_corpora(tokens: str) -> tuple[Corpus, ...]:
@@ -105,6 +116,18 @@ def parse_corpora(tokens: str) -> tuple[Corpus, ...]:
         build(Corpus, {"prefix": str(Path(prefix).absolute()), "weight": weight}, source=f"tokens: {prefix}")
         for prefix, weight in pairs
     )
+
+
+def _one_prefix(valid: str) -> Corpus:
+    """Parse the prefix of validation tokens.
+
+    Raises:
+        UserError: it is several prefixes.
+    """
+    corpora = parse_corpora(valid)
+    if len(corpora) > 1:
+        raise UserError(f"valid: {valid!r} names {len(corpora)} corpora; validation takes one: --valid PREFIX")
+    return corpora[0]
 
 
 def _is_number(word: str) -> bool:

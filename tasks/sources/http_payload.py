@@ -7,7 +7,7 @@ import io
 import brotli
 from warcio.statusandheaders import StatusAndHeaders, StatusAndHeadersParser
 
-from tasks.download.mime import HTML_TYPES, UNKNOWN_TYPES, parse_content_type, sniff_html
+from tasks.download.mime import HTML_TYPES, UNKNOWN_TYPES, checked_language, parse_content_type, sniff_html
 from tasks.download.response_body import RATIO_FLOOR, Decoder, FetchRejectedError
 from tasks.download.warc import Page
 from tasks.sources.warc_records import MAX_HEAD, Record
@@ -49,6 +49,7 @@ def page_of(record: Record, source: str, max_bytes: int, max_ratio: float) -> Pa
         fetched_at=record.date,
         sha256=hashlib.sha256(body).hexdigest(),
         source=record.head.get_header("X-List-Source") or source,
+        content_language=checked_language(head.get_header("Content-Language")),
     )
 
 

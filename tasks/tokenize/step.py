@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from gpt2train.data.encoder import Encoder, FastEncoder, PlainEncoder, Texts, disagreement, with_end
 from gpt2train.data.indexed import token_dtype
 from gpt2train.data.sentencepiece_model import MODEL
+from gpt2train.data.template import prefix_ids
 from gpt2train.data.tokenizer import Tokenizer, end_of_text_id, vocab_size
 from gpt2train.errors import UserError
 from tasks.core.manifest import Manifest, Outcome
@@ -61,18 +62,21 @@ def tokenize(
         UserError: `engine = "gigatoken"` is not available, or does not agree with `tokenizers` on this corpus.
     """
     inputs = {"documents": documents, "tokenizer": tokenizer}
-    parameters = settings.model_dump(mode="json", exclude={"engine"})  # changes no byte
     tokenizer_file = tokenizer_record(tokenizer)
+    tokenizer_ref = (root / tokenizer.folder, tokenizer_file.name, tokenizer_file.sha256)
+    prefix = prefix_ids(_tokenizer(*tokenizer_ref)) if settings.prepend_bos else []
+    # The engine changes no byte, and without a template neither does `prepend_bos`.
+    parameters = settings.model_dump(mode="json", exclude={"engine", "prepend_bos"})
+    parameters |= {"prefix": prefix} if prefix else {}
     library = "sentencepiece" if tokenizer_file.name == MODEL else "tokenizers"
     step = Step(root, "tokenize", version=2, parameters=parameters, inputs=inputs, folder="tokens", packages=(library,))
     if done := runner.finished(step):
         return done
     shards = [record.name for record in documents.outputs]
     source = root / documents.folder
-    tokenizer_ref = (root / tokenizer.folder, tokenizer_file.name, tokenizer_file.sha256)
     engine, checked = choose_engine(step, shards, source, tokenizer_ref, settings.engine, runner)
     append = settings.append_end_of_text
-    encoded = runner.batches(step, "part", shards, encode_shard, source, tokenizer_ref, append, engine)
+    encoded = runner.batches(step, "part", shards, encode_shard, source, tokenizer_ref, append, engine, prefix)
     dtype = token_dtype(vocab_size(_tokenizer(*tokenizer_ref))).name
     names = [record for outcome in encoded for record in outcome.outputs if record.name.endswith(".bin")]
     # Merging copies bytes: a thread suffices, and no worker has to load libraries.
@@ -151,6 +155,7 @@ def encode_shard(
     tokenizer_ref: tuple[Folder, str, str],
     append_end_of_text: bool,
     engine: Engine,
+    prefix: Sequence[int] = (),
 ) -> Outcome:
     """Encode one shard into `encoded/<name>.<split>.bin` and a table of its documents, for each split."""
     tokenizer = _tokenizer(*tokenizer_ref)
@@ -165,7 +170,7 @@ def encode_shard(
         lengths = [np.empty(0, dtype=np.int64)]
         with folder.writing(f"{target}.bin") as draft, draft.open("wb") as file:
             for chunk in rows["text"].chunks:
-                encoded = with_end(_encoder(*tokenizer_ref, engine)(_texts(chunk)), end, dtype)
+                encoded = with_end(_encoder(*tokenizer_ref, engine)(_texts(chunk)), end, dtype, prefix)
                 file.write(encoded.ids.data)
                 lengths.append(encoded.lengths)
         counts = np.concatenate(lengths)

@@ -36,6 +36,7 @@ log = logging.getLogger("gpt2train")
 VERSION = 1
 VALID_REMEDY = "give more documents or a larger clean.split.valid"
 READY_REMEDY = "give more documents or a split with a larger second weight, as --split 949,50,1"
+VALID_FILES_REMEDY = "give more documents in the files of --valid"
 
 
 def train(
@@ -75,8 +76,7 @@ def train(
     )
     if done := runner.finished(step):
         return done
-    remedy = READY_REMEDY if isinstance(data, ReadyTokens) else VALID_REMEDY
-    if reason := validation_warning(tokens.outcome.facts, settings, remedy):
+    if reason := validation_warning(tokens.outcome.facts, settings, validation_remedy(data)):
         log.warning(reason)
     config = resolved_config(data, tokens, tokenizer, settings, step.folder, launch.world)
     if isinstance(data, ReadyTokens) and data.tokenizer is not None:  # where merge finds it, wherever the tokens are
@@ -158,6 +158,13 @@ def validation_warning(facts: Mapping[str, int], settings: TrainSettings, remedy
     )
 
 
+def validation_remedy(data: Folder | ReadyTokens | None) -> str:
+    """Return what to do about too few validation tokens of the output of a data flow, or of token files."""
+    if not isinstance(data, ReadyTokens):
+        return VALID_REMEDY
+    return READY_REMEDY if data.valid is None else VALID_FILES_REMEDY
+
+
 def resolved_config(
     data: Folder | ReadyTokens,
     tokens: Manifest,
@@ -180,9 +187,9 @@ def resolved_config(
         config = run_config(
             settings,
             train=data.corpora,
-            valid=None,
+            valid=None if validation_warning(tokens.outcome.facts, settings) else data.valid,
             split=data.split,
-            vocab=data.vocab,
+            vocab=_rows(data.vocab, settings),
             tokenizer_hash=data.tokenizer_hash,
             output=run.path(),
         )
@@ -195,13 +202,22 @@ def resolved_config(
             settings,
             train=f"{token_folder}/train/tokens",
             valid=None if validation_warning(facts, settings) else f"{token_folder}/valid/tokens",
-            vocab=vocab_size(load_tokenizer(tokenizer_folder)),
+            vocab=_rows(vocab_size(load_tokenizer(tokenizer_folder)), settings),
             tokenizer_hash=tokenizer_hash(tokenizer_folder),
             output=run.path(),
         )
     if not config.epochs:
         return config
     return resolve_epochs(config, samples_per_epoch(config), Layout.of(config, world).batches)
+
+
+def _rows(tokens: int, settings: TrainSettings) -> int:
+    """Size of the model's vocabulary: of the tokenizer, or of the model to start from, which may have more rows."""
+    if (source := settings.checkpoints.init_from) is None:
+        return tokens
+    from gpt2train.convert.detect import vocabulary_of  # imports torch (1-2 s)
+
+    return max(tokens, vocabulary_of(Path(source)) or 0)
 
 
 def _outcome(run: Folder, steps: int) -> Outcome:

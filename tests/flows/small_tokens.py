@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+from tasks.cloze.settings import ClozeSettings
+from tasks.cloze.step import cloze
 from tasks.core.storage import Folder
+from tasks.shuffle.settings import ShuffleSettings
+from tasks.shuffle.step import shuffle
 from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenize.step import tokenize
 from tasks.tokenizer.settings import TokenizerSettings
@@ -30,4 +34,28 @@ def prepare_tokens(root: Path, sentinels: int = 0) -> Path:
         documents = documents_of(folder, rows, per_shard=60)
         words = tokenizer(folder, documents, TokenizerSettings(vocab_size=300, sentinels=sentinels), runner)
         tokenize(folder, documents, words, TokenizeSettings(), runner)
+    return root
+
+
+def prepare_scored_data(root: Path) -> Path:
+    """The same with what a model is scored on: held-out documents and the cloze set drawn from them."""
+    names = ("Anna", "Bert", "Carl", "Dora", "Emil", "Fritz", "Gerda", "Hans")
+    rows = [
+        row(
+            " ".join(
+                f"In chapter {n} the traveller {name} looked for {name} harbour, but nobody knew where {name} saw the "
+                "harbour."
+                for n in range(12)
+            ),
+            split="test" if number % 4 == 3 else "valid" if number % 4 == 2 else "train",
+        )
+        for number, name in enumerate(names)
+    ]
+    folder = Folder(root)
+    with Inline(workers=1) as runner:
+        documents = documents_of(folder, rows)
+        assert cloze(folder, documents, ClozeSettings(), runner).outputs
+        shuffled = shuffle(folder, documents, ShuffleSettings(), runner)
+        words = tokenizer(folder, shuffled, TokenizerSettings(vocab_size=300), runner)
+        tokenize(folder, shuffled, words, TokenizeSettings(), runner)
     return root

@@ -13,8 +13,13 @@ import httpx
 import pytest
 
 from flows.settings import deployment_names
+from gpt2train.cli import app
+from gpt2train.config import read_run_config
+from gpt2train.data.tokenizer import save_tokenizer
+from gpt2train.io.command_line import run_command
 from tests.flows.prefect_server import ROOT, PrefectServer, running_server
-from tests.flows.small_tokens import TRAIN, prepare_tokens
+from tests.flows.small_tokens import TRAIN, prepare_scored_data
+from tests.gpt2train.data.test_tokenizer import small_tables
 from tests.processes import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -34,7 +39,7 @@ def arguments(line: str) -> list[str]:
 def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PrefectServer, Path]]:
     """Server after the first three commands of the page, and a working folder with tokens."""
     folder = tmp_path_factory.mktemp("operate")
-    prepare_tokens(folder / "out/demo")
+    prepare_scored_data(folder / "out/demo")
     assert SERVER == "prefect server start"
     with running_server(folder / "prefect") as running:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -83,6 +88,26 @@ def fill_the_pool(server: PrefectServer) -> str:
     return busy
 
 
+def assert_scored(server: PrefectServer, run: str, *, lambada: bool, documents: bool) -> None:
+    """The result on a run's page names the merged model, and has the scores."""
+    found = server.ask("POST", "artifacts/filter", flow_runs={"id": {"any_": [run]}})
+    page = next(one["data"] for one in found if one["key"] == "result")
+    assert ("| lambada openai, accuracy |" in page) == lambada, page
+    assert "model (Hugging Face)" in page and ("perplexity.json" in page) == documents, page
+
+
+def make_tokens(folder: Path) -> Path:
+    """Token files `a` and `b` of two texts, with their tokenizer."""
+    (folder / "bpe").mkdir(parents=True)
+    save_tokenizer(folder / "bpe", *small_tables())
+    for name in ("a", "b"):
+        rows = [{"text": f"Document {n} of {name}: {'the ' * (n % 9 + 3)}."} for n in range(60)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        command = ["data", "tokenize", f"{folder}/{name}.jsonl", "--output", f"{folder}/tokens/{name}"]
+        assert run_command(app, [*command, "--tokenizer", f"{folder}/bpe", "--append-eod"]) == 0
+    return folder / "tokens"
+
+
 def test_the_documented_commands_end_in_a_finished_training(operated: tuple[PrefectServer, Path]) -> None:
     """The last two commands, with a smaller deployment; before them no worker takes a run."""
     server, folder = operated
@@ -115,7 +140,9 @@ def test_the_documented_commands_end_in_a_finished_training(operated: tuple[Pref
     [found] = [one for one in server.ask("POST", "flow_runs/filter", limit=5) if one["id"] not in (wrong["id"], busy)]
     assert found["state"]["name"] == "Completed"
     assert found["parameters"] == {"config": "pretrain/tiny", **given}
+    assert_scored(server, found["id"], lambada=True, documents=True)
     [trained] = (folder / "out/mine/runs").iterdir()  # where the worker was started
+    assert (trained / "model/model.safetensors").exists() and (trained / "model/tokenizer.json").exists()
     config = (trained / "config.toml").read_text()
     assert "steps = 2\n" in config and "hidden = 16\n" in config
     assert trained.name.startswith("tiny-") and "min_lr = 0.0001\n" in config  # of the preset, below what was given
@@ -124,3 +151,48 @@ def test_the_documented_commands_end_in_a_finished_training(operated: tuple[Pref
     logs = server.ask("POST", "logs/filter", logs={"flow_run_id": {"any_": [wrong["id"]]}})
     assert [line["message"] for line in logs if "Traceback" in line["message"]] == []
     assert message in [line["message"] for line in logs]
+
+
+def test_a_deployment_trains_on_ready_made_tokens_and_scores_them(operated: tuple[PrefectServer, Path]) -> None:
+    """Tokens of `gpt2train data tokenize`, with a split and without; each ends with a merged model."""
+    server, folder = operated
+    made = make_tokens(folder / "made")
+    lambada = folder / "lambada.jsonl"
+    lambada.write_text("".join(json.dumps({"text": f"Document {n}: the the the"}) + "\n" for n in range(3)))
+    common = {"launch": {"processes": 1}, "train": {**TRAIN, "validation": {"samples": 2}}}
+    given: list[dict[str, Any]] = [
+        {"tokens": f"{made}/a", "split": "7,2,1", "lambada": str(lambada)},
+        {"tokens": f"0.3 {made}/a 0.7 {made}/b", "valid": f"{made}/b"},
+        {"tokens": f"{made}/a", "score": False},
+        {"tokens": f"{made}/a", "split": "7,2,1", "valid": f"{made}/b"},
+    ]
+    runs = [
+        ask_run(server, "pretrain/tiny", output=f"out/ready-{number}", **common, **each)["id"]
+        for number, each in enumerate(given)
+    ]
+
+    def states() -> list[str]:
+        return [server.ask("GET", f"flow_runs/{run}")["state"]["type"] for run in runs]
+
+    def messages() -> list[str]:
+        return [str(server.ask("GET", f"flow_runs/{run}")["state"]["message"]) for run in runs]
+
+    log = folder / "ready.log"
+    with server.worker("gpt2train", log, folder):
+        wait_for(lambda: {*states()} <= {"COMPLETED", "FAILED", "CRASHED"}, 600, f"the runs to end: {log}")
+    assert states() == ["COMPLETED"] * 3 + ["FAILED"], messages()
+    assert_scored(server, runs[0], lambada=True, documents=False)
+    assert_scored(server, runs[1], lambada=False, documents=False)
+    message = messages()[3]
+    assert "--valid and --split both name validation data" in message and "\n" not in message
+    folders = [next((folder / f"out/ready-{number}/runs").iterdir()) for number in range(3)]
+    configs = [read_run_config(one / "config.toml") for one in folders]
+    assert [(config.data.split, config.data.valid) for config in configs] == [
+        ("7,2,1", None),
+        (None, f"{made}/b"),
+        (None, None),
+    ]
+    assert [corpus.weight for corpus in configs[1].data.corpora] == [0.3, 0.7]
+    assert [(one / "model/model.safetensors").exists() for one in folders] == [True, True, False]
+    logs = server.ask("POST", "logs/filter", logs={"flow_run_id": {"any_": [runs[1]]}})
+    assert any("no LAMBADA score: token files have no evaluation set" in line["message"] for line in logs)

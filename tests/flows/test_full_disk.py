@@ -78,7 +78,8 @@ def test_training_resumes_from_its_last_checkpoint(
     long_lived_server: PrefectServer, disk: Path, tmp_path: Path
 ) -> None:
     output = prepare_tokens(disk / "out")
-    parameters = {"config": "pretrain/tiny", "output": str(output), "train": TRAIN, "launch": {"processes": 2}}
+    launch = {"processes": 2}
+    parameters = {"config": "pretrain/tiny", "output": str(output), "train": TRAIN, "launch": launch, "score": False}
     training = deploy(
         long_lived_server, "full", "flows/pretrain.py:pretrain", parameters, output, tmp_path / "worker.log"
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from flows.dry_run.plan import show_dry_run
 from flows.orchestration.flow import split_parameters
 from flows.pretrain import check, pretrain, recipe
 from flows.recipe import PlannedRun
@@ -93,7 +94,7 @@ def test_tokens_made_elsewhere_train_validate_and_merge(
 
     # The flow of the scores needs documents.
     assert run("evaluate", "--run", str(folder)) == 2
-    assert "which have no documents to score; run gpt2train merge" in capsys.readouterr().err
+    assert "no documents to score; give --lambada FILE, or run gpt2train merge" in capsys.readouterr().err
 
     # A training without the flow, with its settings written by hand, has the same losses.
     own = {"data": {"train": str(made / "tokens/a"), "split": "7,2,1"}, "output": str(tmp_path / "own")}
@@ -123,6 +124,95 @@ def test_corpora_are_blended_and_a_vocabulary_alone_suffices(
     assert not (folder / "tokenizer").exists()
     assert run_command(app, ["merge", str(folder), "--output", str(tmp_path / "model")]) == 2
     assert "give its folder: --tokenizer DIR" in capsys.readouterr().err
+
+
+def test_validation_tokens_of_their_own_take_the_place_of_a_split(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = {"tokens": str(made / "tokens/a"), "valid": str(made / "tokens/b")}
+    planned_run = planned(tmp_path / "out", **flags)
+    counted, training = trained(planned_run)
+    facts = counted.outcome.facts
+    assert [facts[f"{part}_documents"] for part in ("train", "valid", "test")] == [60, 40, 0]
+    folder = tmp_path / "out" / training.folder
+    config = read_run_config(folder / CONFIG_FILE)
+    assert (config.data.valid, config.data.split) == (flags["valid"], None)
+    assert len(losses(folder)) == 4 and len(losses(folder, "valid_loss")) == 2
+    # Other validation tokens are another run, and so is none; the same ones are the same run.
+    assert planned(tmp_path / "out", **flags).cached_steps()[-1] == ("train", training)
+    other = planned(tmp_path / "out", tokens=flags["tokens"], valid=flags["tokens"])
+    assert [manifest for _, manifest in other.cached_steps()] == [None, None]
+    # Of the same losses: the training tokens are all of `a` in each.
+    _, unvalidated = trained(planned(tmp_path / "plain", tokens=flags["tokens"]))
+    assert losses(tmp_path / "plain" / unvalidated.folder) == losses(folder)
+
+    short = ["--tokens", flags["tokens"], "--valid", flags["valid"], "--train.model.context", "1024", "--dry-run"]
+    assert run("pretrain", *short, "--output", str(tmp_path / "out")) == 0
+    plan = capsys.readouterr().out
+    assert f"validation {flags['valid']}; tokenizer" in plan and "valid 40 documents" in plan
+
+
+def test_a_validation_set_below_one_sample_is_left_out(
+    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "one.jsonl").write_text('{"text": "Short."}\n')
+    command = ["data", "tokenize", f"{tmp_path}/one.jsonl", "--output", f"{tmp_path}/one", "--append-eod"]
+    assert run_command(app, [*command, "--tokenizer", f"{made}/bpe"]) == 0
+    _, training = trained(planned(tmp_path / "out", tokens=str(made / "tokens/a"), valid=str(tmp_path / "one")))
+    assert "fewer than one sample of 17; for one, give more documents in the files of --valid" in caplog.text
+    assert read_run_config(tmp_path / "out" / training.folder / CONFIG_FILE).data.valid is None
+
+
+def test_they_are_merged_and_scored_if_asked(
+    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lambada = tmp_path / "lambada.jsonl"
+    lambada.write_text("".join(json.dumps({"text": f"Document {n} of a: the the the"}) + "\n" for n in range(3)))
+    flags = {"tokens": str(made / "tokens/a"), "split": "7,2,1", "score": True, "evaluate": {"prompts": ["The"]}}
+    counted, training, model, scores = trained(planned(tmp_path / "out", **flags, lambada=str(lambada)))
+    assert (tmp_path / "out" / model.folder / "tokenizer.json").exists()
+    assert [record.name for record in scores.outputs] == ["lambada.json", "samples.json"]
+    planned_run = planned(tmp_path / "out", **flags, lambada=str(lambada))
+    page = result(planned_run.root, [counted, training, model, scores])
+    assert "| lambada openai, accuracy |" in page and "gpt2train serve --model" in page
+    assert all(found for _, found in planned_run.cached_steps()) and len(planned_run.cached_steps()) == 4
+    card = (tmp_path / "out" / model.folder / "README.md").read_text()
+    assert "last word, accuracy (lambada_openai, 3 passages)" in card
+
+    # Without a set, and without a tokenizer, the line says what is left out.
+    assert [record.name for record in trained(planned(tmp_path / "out", **flags))[-1].outputs] == ["samples.json"]
+    assert "no LAMBADA score: token files have no evaluation set of their own; give --lambada FILE" in caplog.text
+    for suffix in ("bin", "idx"):
+        (tmp_path / f"bare.{suffix}").hardlink_to(made / f"tokens/a.{suffix}")
+    bare = planned(tmp_path / "out", **{**flags, "tokens": str(tmp_path / "bare")}, vocab=262)
+    assert [name for name, _ in bare.cached_steps()] == ["ready_tokens", "train"]
+    assert "its tokens have no tokenizer; give --tokenizer DIR" in show_dry_run(bare)
+
+    # The flow of the scores takes such a run too, if it has something to score.
+    folder = tmp_path / "out" / training.folder
+    assert run("evaluate", "--run", str(folder), "--lambada", str(lambada), "--dry-run") == 0
+    assert "merge         cached" in capsys.readouterr().out
+
+
+def test_a_setting_of_scores_without_them_is_named(made: Path, tmp_path: Path) -> None:
+    lambada = tmp_path / "lambada.jsonl"
+    lambada.write_text('{"text": "a b c"}\n')
+    run = planned(tmp_path / "out", tokens=str(made / "tokens/a"), lambada=str(lambada))
+    assert [name for name, _ in run.cached_steps()] == ["ready_tokens", "train"]
+    assert "--score is not given, so lambada is not used" in show_dry_run(run)
+
+
+@pytest.mark.slow
+def test_a_split_has_the_same_losses_on_two_processes(made: Path, tmp_path: Path) -> None:
+    flags = {"tokens": str(made / "tokens/a"), "split": "7,2,1"}
+    found = []
+    for processes in (1, 2):
+        output = tmp_path / f"on-{processes}"
+        _, training = trained(planned(output, **flags, launch={"processes": processes}))
+        found.append([losses(output / training.folder, key) for key in ("loss", "valid_loss")])
+    assert len(found[0][0]) == 4 and len(found[0][1]) == 2
+    for one, two in zip(*found, strict=True):
+        assert two == pytest.approx(one, rel=1e-5)
 
 
 def test_a_token_beyond_the_vocabulary_ends_the_run_before_its_first_step(made: Path, tmp_path: Path) -> None:
@@ -161,6 +251,11 @@ def test_the_plan_shows_files_split_and_missing_validation(
         (["--tokens", "{}/tokens/a", "--data", "out"], "--tokens and --data both name the tokens"),
         (["--split", "949,50,1"], "--split is for token files made elsewhere; give --tokens PREFIX"),
         (["--vocab", "300"], "--vocab is for token files made elsewhere"),
+        (["--valid", "{}/tokens/b"], "--valid is for token files made elsewhere; give --tokens PREFIX"),
+        (["--tokens", "{}/tokens/a", "--valid", "{}/tokens/b", "--split", "9,1"], "--valid and --split both name"),
+        (["--tokens", "{}/tokens/a", "--valid", "{}/tokens/none"], "none.idx is missing; a token dataset is a pair"),
+        (["--tokens", "{}/tokens/a", "--valid", "{}/tokens/a,{}/tokens/b"], "names 2 corpora; validation takes one"),
+        (["--tokens", "{}/tokens/a", "--score", "--lambada", "{}/none.jsonl"], "none.jsonl"),
         (["--tokens", "{}/tokens/a", "--split", "0,1"], "this split leaves nothing for training"),
         (["--tokens", "{}/tokens/a", "--split", "1,999"], "the split leaves 0 documents of"),
         (["--tokens", "{}/tokens/a", "--split", "a,b"], "the weights of train, valid and test, as '949,50,1'"),
@@ -214,3 +309,17 @@ def test_the_command_trains_on_them(made: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     [folder] = (tmp_path / "out/runs").iterdir()
     assert f"run: {folder}" in done.stdout and len(losses(folder)) == 4
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_error_of_a_rank_once(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(to_toml(planned(tmp_path / "out").settings))
+    for suffix in ("bin", "idx"):
+        (tmp_path / f"a.{suffix}").hardlink_to(made / f"tokens/a.{suffix}")
+    command = [sys.executable, "-m", "flows.pretrain", "--config", str(tmp_path / "run.toml")]
+    command += ["--tokens", str(tmp_path / "a"), "--vocab", "50"]
+    environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 2, done.stderr
+    errors = [line for line in done.stderr.splitlines() if "contains the token id" in line]
+    assert errors == done.stderr.splitlines()[-1:] and errors[0].startswith("error: ")

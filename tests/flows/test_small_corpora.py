@@ -13,9 +13,9 @@ import pytest
 
 from flows.dataprep import PreparedData, prepare
 from flows.dry_run.plan import show_dry_run
-from flows.evaluate import merge_and_score
 from flows.pipeline import pipeline
 from flows.pretrain import train_on_tokens
+from flows.scores import ScoreInputs, merge_and_score
 from flows.settings import PipelineSettings, resolve
 from flows.sources import Sources
 from gpt2train.config import CONFIG_FILE, read_run_config, to_toml
@@ -126,7 +126,8 @@ def test_a_model_of_two_lines_is_trained_and_scored(
     training = train_on_tokens(root, root, data.tokenize, data.tokenizer, settings, direct)
     assert "no validation: the valid split" in caplog.text
     assert read_run_config((root / training.folder).path(CONFIG_FILE)).data.valid is None
-    model, scores = merge_and_score(root, training, data.tokenizer, data.lambada, data.shuffle, settings, direct)
+    inputs = ScoreInputs(root, data.tokenizer, data.shuffle, data.lambada)
+    model, scores = merge_and_score(root, training, inputs, settings, direct)
     assert [record.name for record in scores.outputs] == ["samples.json"]
     page = report(root, [*data.manifests, training, model, scores], settings.report, runner=direct)
     text = (root / page.folder).read_bytes(REPORT).decode()

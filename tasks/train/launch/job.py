@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2train.errors import RunError, TransientError, UserError
+from gpt2train.io.run_folder import list_checkpoints
 from gpt2train.launch.parent_death import LOST_CONTACT, USER_ERROR
 from tasks.train.launch.common_settings import CommonLaunchSettings
 
@@ -64,4 +65,11 @@ def job_error(code: int, last: Sequence[str], job: Job) -> Exception:
     ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     reason = errors[0] if errors else f"the training job ended with {ended}"
     kind = TransientError if code == LOST or code < 0 else RunError
-    return kind(f"{reason} (logs: {job.run / 'logs'}); the same command goes on from the last checkpoint")
+    return kind(f"{reason} (logs: {job.run / 'logs'}); {again(job.run)}")
+
+
+def again(run: Path) -> str:
+    """Return what the same command does after a job that ended early."""
+    if list_checkpoints(run):
+        return "the same command goes on from the last checkpoint"
+    return "no checkpoint was saved yet, so the same command begins at step 0"

@@ -1,16 +1,14 @@
 """Use of the chosen launcher: its check, the devices that its jobs occupy, and a job run to its end."""
 
 import collections
-import logging
 
 from gpt2train.config import TrainSettings
+from gpt2train.errors import TransientError
 from gpt2train.plan.devices import find_gpus
 from tasks.train.launch.job import LAST_LINES, Job, job_error
-from tasks.train.launch.rank_logs import level_of, tail_rank_logs
+from tasks.train.launch.rank_logs import tail_rank_logs
 from tasks.train.launch.registry import launchers
 from tasks.train.launch.settings import LaunchSettings
-
-log = logging.getLogger("gpt2train")
 
 
 def check_launcher(settings: LaunchSettings, output: str) -> None:
@@ -54,9 +52,11 @@ def run_job(job: Job) -> None:
 
         def on_line(line: str) -> None:
             last.append(line)
-            ranks.note_printed(line)
-            log.log(*level_of(line))
+            ranks.forward_printed(line)
 
         code = launchers()[job.settings.launcher].run(job, on_line)
-    if code:
-        raise job_error(code, last, job)
+        error = job_error(code, last, job) if code else None
+        if error is not None and not isinstance(error, TransientError):  # a transient one may be followed by a retry
+            ranks.leave_to(str(error))
+    if error is not None:
+        raise error

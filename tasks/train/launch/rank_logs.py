@@ -7,6 +7,7 @@ count of the lines that were left out.
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ log = logging.getLogger("gpt2train")
 POLL_SECONDS = 1.0  # between two reads of rank 0's log
 ALL_POLL_SECONDS = 5.0  # between two reads of all logs: there may be a thousand files on a shared disk
 LINES_PER_SECOND, BURST = 10.0, 200.0  # rate limit: average rate, and lines at once after a pause
+HOLD_SECONDS = 10.0  # for which an error that the launcher printed is held back: it may be the reason of the job's end
 DEDUP_SECONDS = 60.0  # during which a message of one rank is not repeated for another
 MAX_BYTES = 1 << 18  # read of one file in one poll; earlier lines are only counted
 PREFIXES = (("error: ", logging.ERROR), ("warning: ", logging.WARNING))
@@ -71,15 +73,41 @@ class RankLogs:
         self.folder = folder
         self._read = {path: path.stat().st_size for path in self._files()}
         self._printed: list[str] = []
+        self._printed_held: list[tuple[float, str]] = []  # time by the clock of `time.time`, and line
+        self._lock = threading.Lock()  # of `_printed_held`: the lines come in another thread than that of `poll`
         self._held: list[tuple[int, LogLine]] = []
         self._all_read_at = 0.0
         self._recent: dict[tuple[int, str], tuple[float, list[int]]] = {}
         self._limits = {False: _TokenBucket(), True: _TokenBucket()}  # key: level is WARNING or higher
 
-    def note_printed(self, line: str) -> None:
-        """Remember an error that came through the launcher, because the rank's log has it as well."""
-        if line.startswith("error: "):
-            self._printed = [*self._printed[-49:], line]
+    def forward_printed(self, line: str) -> None:
+        """Forward a line that came through the launcher.
+
+        An error is held back until the next other line, at most `HOLD_SECONDS`: if the job ends with it, the caller
+        raises it (`leave_to`). It is also remembered, because the rank's log has it as well.
+        """
+        level, message = level_of(line)
+        if level < logging.ERROR:
+            self._forward_held()
+            log.log(level, message)
+            return
+        self._printed = [*self._printed[-49:], line]
+        with self._lock:
+            self._printed_held.append((time.time(), line))
+
+    def leave_to(self, reason: str) -> None:
+        """Drop the errors that are held back and that `reason` contains, with which the job ended."""
+        with self._lock:
+            self._printed_held = [held for held in self._printed_held if level_of(held[1])[1] not in reason]
+
+    def _forward_held(self, seconds: float = 0.0) -> None:
+        """Forward the errors that have been held back for so many seconds."""
+        until = time.time() - seconds
+        with self._lock:
+            due = [held for held in self._printed_held if held[0] <= until]
+            self._printed_held = [held for held in self._printed_held if held[0] > until]
+        for created, line in due:
+            emit(*level_of(line), created)
 
     def poll(self, last: bool = False) -> None:
         """Forward the new lines.
@@ -87,6 +115,7 @@ class RankLogs:
         Args:
             last: True for the last call, which forwards all lines that were held back.
         """
+        self._forward_held(0.0 if last else HOLD_SECONDS)
         now = time.monotonic()
         read_all = last or now - self._all_read_at >= ALL_POLL_SECONDS
         if read_all:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,14 @@ def test_the_name_of_a_run_shows_its_subject(
     flow: str, model: type[Settings], given: dict[str, Any], name: str
 ) -> None:
     assert run_name(flow, resolve(model, flags=given)) == name
+
+
+def test_a_flow_is_created_without_a_warning() -> None:
+    """Also where another program, as `prefect deploy`, has filters of its own for warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = settings_flow("probe", DataprepSettings, lambda run, runner: None, lambda run: None)(lambda run: "")
+        assert not any("default" in field for field in prefect_schema(made).properties.values())
 
 
 def test_a_flow_can_be_sent_to_the_workers_of_a_cluster() -> None:

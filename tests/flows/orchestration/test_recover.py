@@ -210,7 +210,8 @@ def test_an_end_during_an_outage_of_the_server_is_reported_afterwards(
     output = prepare_tokens(tmp_path / "out")
     steps = 8000  # not over before the server is away
     train = {**ENDLESS, "steps": steps}
-    parameters = {"config": "pretrain/tiny", "output": str(output), "train": train, "launch": {"processes": 1}}
+    launch = {"processes": 1}
+    parameters = {"config": "pretrain/tiny", "output": str(output), "train": train, "launch": launch, "score": False}
     short = deploy(prefect_server, "short", "flows/pretrain.py:pretrain", parameters, output, tmp_path / "worker.log")
     with prefect_server.worker(short.pool, short.log) as worker:
         run = short.start_and_wait_for_steps()

@@ -85,6 +85,20 @@ def test_the_data_steps_are_those_that_led_to_the_tokens(root: Path) -> None:
     assert front_matter(card)["language"] == ["de", "en"]
 
 
+def test_tokens_made_elsewhere_have_no_steps_of_a_neighbour(root: Path) -> None:
+    """The token files lie beside the outputs of a data flow that did not make them."""
+    clean = write_manifest(root, "clean", "clean", {}, 70, language={"keep": ["en"]})
+    write_manifest(root, "tokens", "tokenize", {"documents": clean}, 60)
+    config = root / "runs/small/config.toml"
+    for place in ("made/tokens/a", "tokens/mine", "a"):
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        text = config.read_text()
+        changed = re.sub(r'(?m)^train = ".*"$', f'train = "{root / place}"', text)
+        assert changed != text
+        config.write_text(changed)
+        assert "The training data is not known" in card_of(root, f"m-{place.replace('/', '-')}")
+
+
 def test_the_licence_is_a_setting(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--output", str(root / "m"), "--tokenizer", str(root / "tokenizer")]
     assert run_command(app, ["merge", str(root / "runs/small"), *place, "--license", "apache-2.0"]) == 0

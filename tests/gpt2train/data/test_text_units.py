@@ -19,8 +19,10 @@ from gpt2train.data.text_units import (
 
 UNSPACED_LETTERS = [chr(code) for first, last in BLOCKS for code in range(first, last + 1) if chr(code).isalnum()]
 # Every kind of character, with the scripts without spaces as often as all others.
-MIXED = st.text(st.characters(codec="utf-8") | st.sampled_from(UNSPACED_LETTERS) | st.sampled_from("ab1 \n,.“”。，’_"))
-SPACED = st.text(st.characters(codec="utf-8").filter(lambda letter: not UNSPACED.match(letter)))
+MIXED = st.text(
+    st.characters(codec="utf-8") | st.sampled_from(UNSPACED_LETTERS) | st.sampled_from("བོདསྐ་།༄ab1 \n,.“”。，’_")
+)
+SPACED = st.text(st.characters(codec="utf-8").filter(lambda letter: not has_unspaced(letter)))
 
 
 @given(SPACED)
@@ -62,7 +64,11 @@ def test_spaces_between_unspaced_letters_change_nothing(text: str) -> None:
         ("ພາສາ", list("ພາສາ")),
         ("한국어는 띄어쓰기가 있다", ["한국어는", "띄어쓰기가", "있다"]),
         ("tiếng Việt; русский, naïve", ["tiếng", "Việt;", "русский,", "naïve"]),
-        ("བོད་སྐད་", ["བོད་སྐད་"]),
+        ("བོད་སྐད་ཡིན།", ["བོད་", "སྐད་", "ཡིན།"]),
+        ("༄༅། །བཀྲ་ཤིས་བདེ་ལེགས། GPT", ["༄༅།", "།བཀྲ་", "ཤིས་", "བདེ་", "ལེགས།", "GPT"]),
+        ("ខ្មែរ ភាសា", ["ខ្", "មែ", "រ", "ភា", "សា"]),
+        ("ພາສາລາວ", list("ພາສາລາວ")),
+        ("မြန်မာ", ["မြ", "န်", "မာ"]),
         ("", []),
     ],
 )

@@ -9,14 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 from torch import Tensor
 
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id, load_tokenizer
 from gpt2train.errors import RunError, UserError
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.lambada import evaluate_lambada, last_token_pairs, openai_pairs, strict_pairs
-from gpt2train.evaluate.passages import read_passages, unigram_perplexity
+from gpt2train.evaluate.passages import last_unit, read_passages, unigram_perplexity
 from gpt2train.evaluate.scoring import score
 from gpt2train.evaluate.scoring_request import ScoringRequest
 from gpt2train.model.gpt2 import GPT2
@@ -157,6 +157,63 @@ def test_the_definitions_differ_on_a_partly_right_word(tokenizer: Tokenizer) -> 
         "last_token": 1,
         "megatron_strict": 0,
     }
+
+
+CHINESE = ["他走进屋里，看见桌上放着一本书", "第一行\n今天天气很好。", "我们使用Python", "好"]
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [
+        *zip(CHINESE, ["书", "好。", "Python", "好"], strict=True),
+        ("ภาษาไทยที่นี่", "นี่"),
+        ("བོད་སྐད་ཡིན།", "ཡིན།"),
+        ("他看见一本 书", None),
+        ("word", None),
+        ("한국어", None),
+    ],
+)
+def test_the_last_character_is_the_target_without_spaces(tokenizer: Tokenizer, text: str, unit: str | None) -> None:
+    assert last_unit(text) == unit
+    if unit is None:
+        return
+    for pair in (openai_pairs(tokenizer, [text])[0], strict_pairs(tokenizer, [text])[0]):
+        ids = pair.context + pair.target
+        assert tokenizer.decode(ids[ids[0] == end_of_text_id(tokenizer) :]) == text
+        target = tokenizer.decode(pair.target)
+        assert target.endswith(unit) or "\ufffd" in target  # the first byte of a character may be shared
+        assert len(target) <= len(unit) + 1
+
+
+def test_a_chinese_set_is_scored_by_its_characters(tokenizer: Tokenizer, model: GPT2) -> None:
+    scorer = Scorer(model, tokenizer)
+    result = evaluate_lambada(scorer, CHINESE)
+    expected = []
+    for pair in openai_pairs(tokenizer, CHINESE):
+        expected.append(plain_score(model, list(pair.context), list(pair.target)))
+    found = result["definitions"]
+    assert found["lambada_openai"]["perplexity"] == pytest.approx(
+        math.exp(-sum(log_prob for log_prob, _ in expected) / len(expected)), rel=1e-4
+    )
+    for name in ("lambada_openai", "megatron_strict"):
+        assert found[name]["definition"].endswith("of scripts without spaces between words: the last character")
+    assert "last character" not in found["last_token"]["definition"]
+    marked = evaluate_lambada(scorer, ["他看见一本 书", "a b"])
+    assert "last character" not in json.dumps(marked)
+
+
+def test_a_clause_is_no_word_to_predict() -> None:
+    clause = "他走进屋里看见桌上放着一本很厚很旧的书"
+    line = json.dumps({"text": f"第一 {clause}也是"}).encode()
+    with pytest.raises(UserError, match=r"x\.jsonl line 2: 21 characters follow the last space, .* remove all spaces"):
+        read_passages(b'{"text": "a b"}\n' + line, "x.jsonl")
+    assert read_passages(json.dumps({"text": f"一 {clause}也"}).encode(), "x") == [f"一 {clause}也"]
+
+
+def test_a_last_word_without_tokens_is_one_error_line(model: GPT2) -> None:
+    words = Tokenizer(models.BPE(vocab={"a": 0, "</s>": 1, "Ġ": 2}, merges=[]))
+    with pytest.raises(UserError, match="passage 2: the tokenizer has no token for its last word; remove the passage"):
+        evaluate_lambada(Scorer(model, words), ["a a", "a 书"])
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,6 +1,10 @@
 """Planted near-duplicates in scripts with and without spaces between words."""
 
+import gzip
+import json
 import random
+import re
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,3 +55,38 @@ def test_planted_chinese_duplicates_have_the_recall_of_english_ones(
     english = planted_recall(speeches, " ", edits, tmp_path / "en")
     assert min(chinese, english) >= least
     assert abs(chinese - english) <= 0.02, (chinese, english)
+
+
+def passages_of(data: Path, language: str) -> str:
+    """Text in a language: passages of the UDHR, or Japanese web pages."""
+    if language == "jpn":
+        with tarfile.open(data / "html_docs/html_docs_dev.tar.xz") as archive:
+            pages = [file.read().decode(errors="ignore") for one in archive if (file := archive.extractfile(one))]
+        return " ".join(text for page in pages for text in re.findall("[\u3040-\u9fff、。]{40,}", page) if "の" in text)
+    with gzip.open(data / "lang/udhr_lang_dev.jsonl.gz", "rt", encoding="utf-8") as file:
+        rows = map(json.loads, file)
+        return " ".join(row["text"] for row in rows if row["lang3"] == language)
+
+
+def shuffled_pieces(units: Sequence[str], size: int = 12) -> list[str]:
+    """More units than the documents need, in pieces of a text in random order: no two documents are alike."""
+    chance = random.Random(1)
+    starts = (chance.randrange(len(units) - size) for _ in range(2 * DOCUMENTS * UNITS // size))
+    return [unit for start in starts for unit in units[start : start + size]]
+
+
+@pytest.mark.parametrize(
+    "language", ["tha", "jpn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lao", "mya", "bod"))]
+)
+def test_planted_duplicates_in_other_scripts_have_the_recall_of_english_ones(
+    real_data: Path, tmp_path: Path, language: str
+) -> None:
+    units = units_of(passages_of(real_data, language))
+    if len(units) < 500:
+        pytest.skip(f"no text in {language} at {real_data}")
+    english = [word for text in texts_of(real_data / "text" / "speeches_dev.jsonl.gz", 200) for word in text.split()]
+    found = {
+        name: planted_recall([join.join(shuffled_pieces(some))], join, 5, tmp_path / name)
+        for name, some, join in (("theirs", units, ""), ("english", english, " "))
+    }
+    assert min(found.values()) >= 0.97 and abs(found["theirs"] - found["english"]) <= 0.02, found

@@ -15,8 +15,10 @@ from gpt2train.errors import RunError, UserError
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.core.runner import Runner
 from tasks.core.storage import Folder
+from tasks.extract.settings import ExtractSettings
+from tasks.extract.step import extract
 from tasks.sources.warcs import WarcSettings, find_warcs, warcs
-from tests.tasks.corpus import Inline, content_of
+from tests.tasks.corpus import Inline, content_of, rows_of
 from tests.tasks.sources.archives import (
     BODY,
     COMPRESSORS,
@@ -71,6 +73,33 @@ def test_pages_equal_those_of_warcio(tmp_path: Path) -> None:
         ]
     ours = pages_of(tmp_path / "out", index(tmp_path / "out", path))
     assert [(page.url, page.body) for page in ours] == theirs
+
+
+@pytest.mark.parametrize(
+    ("header", "language"),
+    [
+        ("Content-Language: de, en", "de, en"),
+        ("content-language: zh-Hans-CN", "zh-Hans-CN"),
+        ("Content-Language: <b>", ""),
+        ("Content-Language: ", ""),
+        ("X-Language: de", ""),
+    ],
+)
+def test_pages_have_the_language_of_their_header(tmp_path: Path, header: str, language: str) -> None:
+    """As the pages of the download; the extraction takes it where the page itself names none."""
+    path = archive(tmp_path, members([response(0, numbered(0), header)]))
+    [page] = pages_of(tmp_path / "out", index(tmp_path / "out", path))
+    assert page.content_language == language
+
+
+def test_the_language_reaches_the_documents(tmp_path: Path) -> None:
+    root = Folder(tmp_path / "out")
+    text = "<p>" + "The traveller looked for the harbour, but nobody knew where it was. " * 12 + "</p>"
+    body = f"<html><head><title>t</title></head><body><article>{text}</article></body></html>".encode()
+    path = archive(tmp_path, members([response(0, body, "Content-Language: de, en")]))
+    with Inline() as runner:
+        manifest = extract(root, index(tmp_path / "out", path), ExtractSettings(), runner)
+    assert [row["language_hint"] for row in rows_of(root, manifest)] == ["de"]
 
 
 def test_blacklist_rules_apply_if_asked(tmp_path: Path) -> None:

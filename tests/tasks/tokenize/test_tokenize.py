@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from gpt2train.data.encoder import Encoded, Encoder, Texts
 from gpt2train.data.indexed import IndexedDataset
 from gpt2train.data.sharded_dataset import open_tokens
+from gpt2train.data.template import encode_prompts, prefix_ids
 from gpt2train.data.tokenizer import END_OF_TEXT, encode_ordinary, end_of_text_id, load_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from tasks.core.manifest import Manifest, read_manifest
@@ -26,8 +27,10 @@ from tasks.core.storage import Folder
 from tasks.tokenize import step as module
 from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenize.step import tokenize
+from tasks.tokenizer.sentencepiece_training import train_sentencepiece
 from tasks.tokenizer.settings import TokenizerSettings
 from tasks.tokenizer.step import tokenizer
+from tests.gpt2train.data.test_template import POST_PROCESSORS, folder_of
 from tests.gpt2train.data.test_tokenizer_kinds import CORPUS, WORDPIECE, unigram_json, wordpiece_folder
 from tests.tasks.corpus import Inline, content_of, documents_of, real_texts, rejected_of, row
 
@@ -291,6 +294,36 @@ def test_text_that_is_not_utf8_is_rejected(tmp_path: Path, bpe: Path) -> None:
     assert manifest.outcome.reasons == {"not_utf8": 2}
     assert manifest.outcome.facts["train_documents"] == 2
     assert "\ufffd" in rejected_of(root, manifest)[0]["text"]
+
+
+@pytest.mark.parametrize("kind", ["json", "sentencepiece"])
+def test_documents_begin_with_the_template_of_the_tokenizer(tmp_path: Path, kind: str) -> None:
+    source = tmp_path / "t"
+    if kind == "json":
+        folder_of(source, POST_PROCESSORS["bos"][0])
+    else:
+        pytest.importorskip("sentencepiece")
+        source.mkdir()
+        model = train_sentencepiece(iter(CORPUS * 20), 330, "sentencepiece_bpe")
+        (source / "tokenizer.model").write_bytes(model)
+        (source / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    root, rows = Folder(tmp_path / "out"), [row(text) for text in [*CORPUS, "ab <s>"]]
+    documents = documents_of(root, rows)
+
+    def made(runner: Runner, **settings: object) -> list[list[int]]:
+        settings = TokenizeSettings.model_validate(settings)
+        tokens = tokenize(root, documents, words, settings, runner)
+        assert tokenize(root, documents, words, settings, runner) == tokens
+        found = open_tokens(tmp_path / "out/tokens/train/tokens")
+        return [found[number].tolist() for number in range(len(found))]
+
+    with Inline(workers=1) as runner:
+        words = tokenizer(root, None, TokenizerSettings(name="folder", folder=str(source)), runner)
+        opened = load_tokenizer(tmp_path / "out/tokenizer")
+        end, prompts = end_of_text_id(opened), encode_prompts(opened, [one["text"] for one in rows])
+        assert prefix_ids(opened) == [opened.token_to_id("<s>")]
+        assert made(runner) == [[*ids, end] for ids in prompts]
+        assert made(runner, prepend_bos=False) == [[*ids[1:], end] for ids in prompts]
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece_unigram", "sentencepiece_bpe", "wordpiece", "unigram json"])

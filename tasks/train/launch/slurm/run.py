@@ -16,7 +16,7 @@ from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.io.files import write_atomic
 from gpt2train.io.run_folder import newest_checkpoint
 from gpt2train.launch.rank_logs import quietly
-from tasks.train.launch.job import Job, LogLineSink
+from tasks.train.launch.job import Job, LogLineSink, again
 from tasks.train.launch.registry import Launcher, register_launcher
 from tasks.train.launch.slurm import controller
 from tasks.train.launch.slurm.controller import State
@@ -33,7 +33,6 @@ MAX_IN_VAIN = 2  # consecutive submissions that end early without a new checkpoi
 LOCAL_FOLDERS = ("/tmp", "/var/tmp")  # local to each machine on any cluster
 LOCAL_FILE_SYSTEMS = ("tmpfs", "ramfs", "overlay")
 
-GOES_ON = "; the same command goes on from the last checkpoint"
 REMEDIES = {
     controller.OUT_OF_MEMORY: "it exceeded its memory: set a larger launch.slurm.memory, or a smaller layout "
     "(gpt2train plan)",
@@ -44,9 +43,9 @@ REMEDIES = {
 }
 NO_STEP = (
     "ended early ({}) without a new checkpoint, as did the previous one: launch.slurm.time_limit less "
-    f"launch.slurm.save_before must suffice for the first steps{GOES_ON}"
+    "launch.slurm.save_before must suffice for the first steps"
 )
-MORE_TIMES = f"submitted {{}} times, the limit of launch.slurm.resubmit{GOES_ON}"
+MORE_TIMES = "submitted {} times, the limit of launch.slurm.resubmit"
 
 
 def run_slurm(job: Job, on_line: LogLineSink) -> int:
@@ -111,10 +110,11 @@ def _run_to_end(job: Job, on_line: LogLineSink) -> int:
         if not left:
             if state.name == "COMPLETED":
                 return 0  # saved before the last step; the caller compares the steps
-            raise RunError(f"Slurm job {number} ended early ({state.name}), {MORE_TIMES.format(slurm.resubmit + 1)}")
+            times = MORE_TIMES.format(slurm.resubmit + 1)
+            raise RunError(f"Slurm job {number} ended early ({state.name}), {times}; {again(job.run)}")
         in_vain = 0 if saved > before or state.name in INTERRUPTED else in_vain + 1
         if in_vain == MAX_IN_VAIN:
-            raise RunError(f"Slurm job {number} {NO_STEP.format(state.name)}")
+            raise RunError(f"Slurm job {number} {NO_STEP.format(state.name)}; {again(job.run)}")
         on_line(f"it ended early: resubmitting it, to go on from the last checkpoint ({left - 1} more are left)")
         number, fresh = None, True
     raise AssertionError("the last round returns or raises")
@@ -165,7 +165,7 @@ def _exit_code(job: Job, number: int, state: State) -> int:
     """
     if state.name in REMEDIES:
         kind = TransientError if state.name == controller.FORGOTTEN else RunError
-        remedy = f"{REMEDIES[state.name]}{GOES_ON}"
+        remedy = f"{REMEDIES[state.name]}; {again(job.run)}"
         raise kind(f"Slurm job {number} ended with {state.name}: {remedy} (logs: {job.run / 'logs'})")
     deadline = time.monotonic() + FILE_VISIBLE_SECONDS
     while not output_of(job, number).exists():

@@ -1,5 +1,7 @@
 """Start of a training job: torchrun's arguments from the settings, and errors by exit code."""
 
+from pathlib import Path
+
 import pytest
 
 from gpt2train.errors import RunError, TransientError, UserError
@@ -38,7 +40,7 @@ def test_several_machines_without_a_common_endpoint_are_refused(settings: dict[s
     [
         (2, "error: no such file: tokens.bin", UserError, r"^no such file: tokens.bin$"),
         (1, "error: rank 0: OutOfMemoryError: CUDA out of memory", RunError, r"^rank 0: OutOfMemoryError"),
-        (1, "error: 10 steps in a row were skipped", RunError, "goes on from the last checkpoint"),
+        (1, "error: 10 steps in a row were skipped", RunError, r"saved yet, so the same command begins at step 0$"),
         (1, "Traceback", RunError, r"^the training job ended with exit code 1 "),
         (128 + 15, "stopped before training started", RunError, "exit code 143"),
         (
@@ -58,3 +60,13 @@ def test_the_exit_code_decides_whether_a_job_is_retried(
     assert type(error) is kind
     with pytest.raises(kind, match=message):
         raise error
+
+
+def test_the_message_says_where_the_same_command_begins(tmp_path: Path) -> None:
+    job = Job(str(tmp_path / "config.toml"), LaunchSettings())
+    draft = tmp_path / "checkpoints/step-00000004.tmp"
+    draft.mkdir(parents=True)
+    (draft / "manifest.json").write_text("{}")  # of a job that was killed while it saved
+    assert "begins at step 0" in str(job_error(1, [], job))
+    draft.rename(tmp_path / "checkpoints/step-00000004")
+    assert str(job_error(LOST, [], job)).endswith("; the same command goes on from the last checkpoint")

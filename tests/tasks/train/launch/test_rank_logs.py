@@ -100,10 +100,31 @@ def test_an_error_that_the_launcher_reported_is_not_logged_again(tmp_path: Path,
         write(tmp_path, rank, "ERROR attempt 0: error: no space left")
     logs.poll()
     assert words(seen) == []  # it may be on its way
-    logs.note_printed("error: no space left")
+    logs.forward_printed("error: no space left")
+    logs.leave_to("no space left (logs: …)")  # the caller raises it
     write(tmp_path, 1, "ERROR attempt 0: something else")
     logs.poll(True)
     assert words(seen) == ["ERROR rank 1: something else"]
+
+
+def test_an_error_that_does_not_end_the_job_is_logged(
+    tmp_path: Path, seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = RankLogs(tmp_path)
+    logs.forward_printed("error: rank 1 on gpu02 was killed")
+    logs.poll()
+    assert words(seen) == []  # it may be the reason of the job's end
+    logs.forward_printed("warning: restarting all ranks from the last checkpoint: 1 of 3")
+    expected = ["ERROR rank 1 on gpu02 was killed", "WARNING restarting all ranks from the last checkpoint: 1 of 3"]
+    assert words(seen) == expected
+    logs.forward_printed("error: slow")
+    monkeypatch.setattr("tasks.train.launch.rank_logs.HOLD_SECONDS", 0.0)
+    logs.poll()
+    assert words(seen) == [*expected, "ERROR slow"]
+    logs.forward_printed("error: another")
+    logs.leave_to("no GPU memory left")
+    logs.poll(True)
+    assert words(seen)[-1] == "ERROR another"
 
 
 def test_equal_lines_of_a_thousand_ranks_are_merged(tmp_path: Path, seen: list[logging.LogRecord]) -> None:

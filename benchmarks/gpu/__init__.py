@@ -1,0 +1,1 @@
+"""Proof of the engine on a GPU: `python -m benchmarks.gpu`."""

@@ -1,0 +1,235 @@
+"""Checks of the engine on a GPU against the CPU in float32, or against its own plain form.
+
+    python -m benchmarks.gpu.correctness DEVICE [NAME to leave out …]
+
+Bounds are on the loss of each of six steps, which begins at ln 500 = 6.2: 2e-4 in float32 (sums in another order),
+0.05 in bfloat16 (8 bits of mantissa) and 0.01 in float16 (11 bits).
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention import sdpa_kernel
+
+from benchmarks.gpu.result import Check, NotAvailable, Result, at_most, run_checks
+from benchmarks.gpu.tiny import LLAMA, VOCAB, difference, losses, on, twin
+from gpt2train.checkpoint.store import open_weights
+from gpt2train.config import RunConfig, presets
+from gpt2train.convert.huggingface import write_model
+from gpt2train.data.indexed import bin_path, idx_path, write_index
+from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer
+from gpt2train.inference.generate import continue_tokens
+from gpt2train.inference.settings import SamplingSettings
+from gpt2train.io.run_folder import newest_checkpoint
+from gpt2train.model.causal_lm import build_model
+from gpt2train.model.init import initialise
+from gpt2train.settings import build
+from gpt2train.train import train
+from gpt2train.training.performance import KERNELS
+
+PART = "correctness"
+BOUNDS = {"fp32": 2e-4, "bf16": 0.05, "fp16": 0.01}
+SAME = 2e-5  # two forms of the same float32 computation
+
+
+@cache
+def on_cpu(name: str | None, family: str) -> list[float]:
+    """Losses of a twin on the CPU in float32."""
+    return losses(twin(name, family=LLAMA if family == "llama" else None), "cpu")
+
+
+def precisions(device: str, name: str | None, family: str) -> Iterator[Result]:
+    """Compare a twin in each precision with the CPU in float32."""
+    for precision, bound in BOUNDS.items():
+        config = twin(name, {"precision": precision}, family=LLAMA if family == "llama" else None)
+        found = difference(losses(config, device), on_cpu(name, family))
+        yield at_most(PART, f"{name or family} {precision}", found, bound, "nats", "loss against the CPU in float32")
+
+
+def compiled(device: str, family: str) -> Iterator[Result]:
+    """Compare compiled with eager, in float32 and bfloat16."""
+    for precision in ("fp32", "bf16"):
+        plain = {"precision": precision}
+        model = LLAMA if family == "llama" else None
+        eager = losses(twin(None, plain, family=model), device)
+        fast = losses(twin(None, plain, {"performance": {"compile": "on"}}, family=model), device)
+        bound = SAME if precision == "fp32" else BOUNDS["bf16"]
+        yield at_most(PART, f"compiled {family} {precision}", difference(fast, eager), bound, "nats", "against eager")
+
+
+def attention(device: str, kernel: str) -> Iterator[Result]:
+    """Compare an attention kernel with the plain one in bfloat16, forward and backward, with and without a mask."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (2, 4, 128, 64)
+    q, k, v, g = (torch.randn(shape, generator=generator).to(on(device).device, torch.bfloat16) for _ in range(4))
+    mask = torch.ones(128, 128, dtype=torch.bool, device=q.device).tril()
+    mask[64:, :64] = False
+
+    def run(backend: Any, mask: torch.Tensor | None) -> list[torch.Tensor]:
+        leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+        with sdpa_kernel([backend]):
+            y = torch.nn.functional.scaled_dot_product_attention(
+                leaves[0], leaves[1], leaves[2], attn_mask=mask, is_causal=mask is None
+            )
+            y.backward(g)
+        return [y, *(x.grad for x in leaves if x.grad is not None)]
+
+    for label, used in (("causal", None), ("documents", mask)):
+        try:
+            found = run(KERNELS[kernel], used)
+        except RuntimeError as error:
+            if not any(words in str(error) for words in ("No available kernel", "No viable backend")):
+                raise
+            yield Result(PART, f"attention {kernel} {label}", None, detail="this kernel does not support it here")
+            continue
+        plain = run(KERNELS["math"], used)
+        gap = max(((a - b).float().norm() / b.float().norm()).item() for a, b in zip(found, plain, strict=True))
+        yield at_most(PART, f"attention {kernel} {label}", gap, 0.02, "relative", "output and gradients against math")
+
+
+def variants(device: str) -> Iterator[Result]:
+    """Compare activation checkpointing, offload and document masks with the plain run of the same numbers."""
+    plain = losses(twin(), device)
+    for mode in ("selective", "full"):
+        found = losses(twin(None, {"parallel": {"activation_checkpointing": mode}}), device)
+        yield at_most(PART, f"activation checkpointing {mode}", difference(found, plain), SAME, "nats", "against none")
+    for zero in (0, 3):
+        for placement in ("all", "optimizer", "auto"):
+            parallel = {"zero": zero, "cpu_offload": True, "offload_placement": placement}
+            found = losses(twin(None, {"parallel": parallel}), device)
+            name = f"offload {placement} zero {zero}"
+            yield at_most(PART, name, difference(found, plain), SAME, "nats", "against no offload")
+    documents = {"documents": {"mask_documents": True}}
+    for precision in ("fp32", "bf16"):
+        config = twin(None, documents, {"precision": precision})
+        gap = difference(losses(config, device), losses(twin(None, documents), "cpu"))
+        yield at_most(PART, f"document masks {precision}", gap, BOUNDS[precision], "nats", "against the CPU")
+
+
+def write_tokens(prefix: Path) -> None:
+    """Write token files of learnable documents."""
+    generator = np.random.Generator(np.random.Philox(3))
+    lengths = generator.integers(40, 400, size=60)
+    tokens = (generator.integers(1, 4, size=int(lengths.sum())).cumsum() % VOCAB).astype("<u2")
+    bin_path(prefix).write_bytes(tokens.tobytes())
+    write_index(idx_path(prefix), lengths, "<u2")
+
+
+def resumed(device: str, precision: str) -> Iterator[Result]:
+    """Compare an interrupted run with an uninterrupted one, bit for bit, in torch's deterministic mode."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            write_tokens(Path(folder) / "train")
+            base = {
+                "precision": precision,
+                "data": {"train": f"{folder}/train"},
+                "checkpoints": {"interval": 3},
+                "logging": {"tensorboard": False},
+                "device": device,
+                "model": {"dropout": 0.1},
+                "schedule": {"decay_steps": 6},
+            }
+            ends = {"whole": (6,), "resumed": (3, 6)}
+            weights = {}
+            for name, steps in ends.items():
+                for count in steps:
+                    config = twin(None, base, {"steps": count, "output": f"{folder}/{name}"})
+                    train(config, on(device))
+                weights[name] = stored(config)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    unequal = [name for name, tensor in weights["whole"].items() if not torch.equal(tensor, weights["resumed"][name])]
+    yield at_most(PART, f"resume {precision}", len(unequal), 0, "tensors", "that differ from an uninterrupted run")
+
+
+def stored(config: RunConfig) -> dict[str, torch.Tensor]:
+    """Weights of a run's newest checkpoint."""
+    checkpoint = newest_checkpoint(config.output)
+    assert checkpoint is not None
+    return open_weights(checkpoint).read()
+
+
+def generation(device: str, family: str) -> Iterator[Result]:
+    """Compare greedy tokens with those of the CPU, one prompt alone and eight in a batch."""
+    shape = twin(None, family=LLAMA if family == "llama" else None).shape
+    model = initialise(build_model(shape), 1).requires_grad_(False).eval()
+    settings = SamplingSettings(temperature=0, max_new_tokens=24)
+    prompts = [[(7 * row + place) % VOCAB for place in range(4 + row)] for row in range(8)]
+    expected = [list(sequence.tokens) for sequence in continue_tokens(model, prompts, settings)]
+    model.to(on(device).device)
+    for label, given in (("alone", prompts[:1]), ("in a batch", prompts)):
+        found = [list(sequence.tokens) for sequence in continue_tokens(model, given, settings)]
+        unequal = sum(one != other for one, other in zip(found, expected, strict=False))
+        yield at_most(PART, f"greedy {family} {label}", unequal, 0, "prompts", "whose tokens differ from the CPU's")
+
+
+def served(device: str) -> Iterator[Result]:
+    """Compare the texts that the real server answers, on the device and on the CPU."""
+    for package in ("cyclopts", "fastapi", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise NotAvailable(f"{package} is not installed")
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))} | {END_OF_TEXT: 256}
+    shape = build(RunConfig, twin().model_dump(), {"vocab": len(letters)}).shape
+    weights = dict(initialise(build_model(shape), 1).named_parameters())
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "tokenizer").mkdir()
+        save_tokenizer(Path(folder) / "tokenizer", letters, [])
+        write_model(Path(folder) / "model", weights, shape, Path(folder) / "tokenizer")
+        expected, found = (answers(Path(folder) / "model", place) for place in ("cpu", device))
+    unequal = sum(one != other for one, other in zip(found, expected, strict=True))
+    yield at_most(PART, "served texts", unequal, 0, "prompts", "whose greedy texts differ from the CPU's")
+
+
+def answers(model: Path, device: str) -> list[str]:
+    """Greedy texts of some prompts by `gpt2train serve` on a device."""
+    command = [sys.executable, "-m", "gpt2train", "serve", "--model", str(model), "--device", device, "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[-1].rstrip(",")
+        body = {"prompt": ["Once", "A longer prompt than that"], "max_tokens": 16, "temperature": 0}
+        request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode())
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return [choice["text"] for choice in json.load(reply)["choices"]]
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def checks(device: str) -> dict[str, Check]:
+    """All checks, those that find most first."""
+    found: dict[str, Check] = {}
+    for family in ("gpt2", "llama"):
+        found[f"precisions {family}"] = partial(precisions, device, None, family)
+        found[f"generation {family}"] = partial(generation, device, family)
+    found["variants"] = partial(variants, device)
+    found["server"] = partial(served, device)
+    for precision in ("fp32", "bf16"):
+        found[f"resume {precision}"] = partial(resumed, device, precision)
+    for kernel in KERNELS:
+        found[f"attention {kernel}"] = partial(attention, device, kernel)
+    for name in presets():
+        found[f"preset {name}"] = partial(precisions, device, name, "gpt2")
+    for family in ("gpt2", "llama"):
+        found[f"compiled {family}"] = partial(compiled, device, family)
+    return found
+
+
+if __name__ == "__main__":
+    run_checks(PART, checks(sys.argv[1]), set(sys.argv[2:]))

@@ -1,0 +1,52 @@
+"""Settings model of a command's flags: values are checked, but not against values that a preset or a file may set."""
+
+from copy import copy
+from functools import cache
+from typing import Any, cast
+
+from pydantic import BaseModel, create_model, model_validator
+from pydantic.fields import FieldInfo
+
+from gpt2train.settings import Settings
+
+
+@cache
+def flags_model(model: type[Settings]) -> type[Settings]:
+    """Return a subclass of a settings model, at all depths, without the checks of one value against another.
+
+    The flags of a command are a part of its settings: `--train.steps 60` suits the warm-up of one preset and not that
+    of another. The whole is checked when the layers are merged. A model without such checks is returned as it is.
+    """
+    fields: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            part = flags_model(field.annotation)
+            if part is not field.annotation:
+                fields[name] = (part, _with_default(field, part))
+    checks = [
+        name for name, check in model.__pydantic_decorators__.model_validators.items() if check.info.mode == "after"
+    ]
+    if not fields and not checks:
+        return model
+    accepted = model_validator(mode="after")(_accept)
+    made = create_model(
+        f"{model.__name__}Flags",
+        __base__=model,
+        __module__=model.__module__,
+        __doc__=model.__doc__,
+        __validators__=dict.fromkeys(checks, cast(Any, accepted)),
+        **fields,
+    )
+    return cast(type[Settings], made)
+
+
+def _with_default(field: FieldInfo, part: type[Settings]) -> FieldInfo:
+    """Return a copy of a field whose default is of the subclass."""
+    own = copy(field)
+    if isinstance(field.default, Settings):
+        own.default = part.model_validate(field.default.model_dump(exclude_unset=True))
+    return own
+
+
+def _accept(settings: BaseModel) -> BaseModel:
+    return settings

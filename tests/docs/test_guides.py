@@ -1,0 +1,207 @@
+"""The guides of the documentation: each command runs at a small size, in the order of the page."""
+
+import gzip
+import importlib.util
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.docs.page_commands import DOCS, SCORES, TRAIN, commands_of, copy_to, follow, free_port, run_line, tasks_of
+
+PAGES = {"benchmark.md", "fine-tune.md", "fineweb.md", "own-texts.md", "share.md"}
+SMALL = f"{TRAIN} {SCORES} --clean.split.valid 0.2 --clean.split.test 0.2 --launch.processes 1 --workers 1"
+VOCABULARY = "--tokenizer.vocab-size 400"
+
+
+@pytest.fixture(scope="module")
+def texts(open_data: Path) -> list[str]:
+    """Speeches, each cut to a page."""
+    with gzip.open(open_data / "text/speeches_dev.jsonl.gz", "rt", encoding="utf-8") as file:
+        return [json.loads(line)["text"][:3_000] for line in file]
+
+
+@pytest.fixture
+def folder(texts: list[str], tmp_path: Path) -> Path:
+    """The work folder of a reader, with `notes/`."""
+    (tmp_path / "notes").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / f"notes/{number}.txt").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def trained(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the pipeline, `out/`, which tests copy."""
+    place = tmp_path_factory.mktemp("trained")
+    (place / "notes").mkdir()
+    for number, text in enumerate(texts):
+        (place / f"notes/{number}.txt").write_text(text, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        run_line(f"python -m flows.pipeline --documents notes/ --output out {SMALL} {VOCABULARY}")
+    return place / "out"
+
+
+def block_of(page: str, language: str) -> str:
+    """The blocks of a language on a guide's page."""
+    text = (DOCS / "guides" / page).read_text(encoding="utf-8")
+    return "".join(re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M))
+
+
+def test_every_guide_is_followed() -> None:
+    assert {path.name for path in (DOCS / "guides").glob("*.md")} == PAGES
+    assert all(len(commands_of(DOCS / "guides" / name)) >= 3 for name in PAGES)
+
+
+@pytest.mark.slow
+def test_own_texts(folder: Path) -> None:
+    outputs = follow(
+        "guides/own-texts.md",
+        folder,
+        small={
+            "python -m flows.pipeline": f"{SMALL} {VOCABULARY}",
+            "gpt2train generate": "--max-new-tokens 4",
+            "gpt2train serve": f"--port {free_port()}",
+        },
+    )
+    assert any("The first thing" in output for output in outputs.values())
+    assert (folder / "out/report/report.html").exists()
+
+
+@pytest.mark.slow
+def test_fineweb(folder: Path, texts: list[str], open_data: Path) -> None:
+    copy_to(open_data / "bpe", folder / "bpe")
+    copy_to(open_data / "lambada/lambada_test.jsonl", folder / "whole.jsonl")
+    passages = (folder / "whole.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:4]
+    (folder / "lambada_test.jsonl").write_text("".join(passages))
+
+    def download() -> None:
+        """Two files with the columns of FineWeb."""
+        place = folder / "fineweb/sample/10BT"
+        place.mkdir(parents=True, exist_ok=True)
+        for part in range(2):
+            rows = [
+                {
+                    "text": text,
+                    "id": f"<urn:uuid:{part}-{number}>",
+                    "dump": "CC-MAIN-2013-20",
+                    "url": f"http://example.org/{part}/{number}",
+                    "date": "2013-05-18T05:48:54Z",
+                    "file_path": "s3://commoncrawl/crawl-data/CC-MAIN-2013-20/segments/1.warc.gz",
+                    "language": "en",
+                    "language_score": 0.97,
+                    "token_count": len(text.split()),
+                }
+                for number, text in enumerate(texts[part::2])
+            ]
+            pq.write_table(pa.Table.from_pylist(rows), place / f"00{part}_00000.parquet")
+
+    outputs = follow(
+        "guides/fineweb.md",
+        folder,
+        small={
+            "python -m flows.pipeline": f"{SMALL} --tokenizer.folder bpe",
+            "python -m flows.dataprep": "--tokenizer.folder bpe --clean.split.valid 0.2 --clean.split.test 0.2",
+            "python -m flows.pretrain": f"{TRAIN} --launch.processes 1",
+            "python -m flows.evaluate": SCORES,
+        },
+        stand_ins={"hf download": download},
+    )
+    plan = next(output for line, output in outputs.items() if "--dry-run" in line)
+    assert "vocabulary 50,257" in plan
+    assert "124,475,904 parameters" in next(output for line, output in outputs.items() if "gpt2train plan" in line)
+    rows = pq.read_table(folder / "out/shuffled").to_pylist()
+    assert {row["url"].split("/")[2] for row in rows} == {"example.org"}
+
+
+@pytest.mark.slow
+def test_fine_tune(folder: Path, open_data: Path) -> None:
+    pytest.importorskip("flows.finetune")
+
+    def download() -> None:
+        """A GPT-2 of the published vocabulary, as transformers writes it."""
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        config = GPT2Config(vocab_size=50_257, n_positions=32, n_embd=16, n_layer=2, n_head=2)
+        GPT2LMHeadModel(config).save_pretrained(folder / "gpt2")
+        for name in ("vocab.json", "merges.txt"):
+            shutil.copyfile(open_data / "bpe" / name, folder / "gpt2" / name)
+
+    for name, row in {
+        "answers.jsonl": '{"prompt": "%d and one?", "answer": "%d"}',
+        "classes.tsv": "number %d\t%d",
+    }.items():
+        rows = [row % (number, number % 2) for number in range(40)]
+        (folder / name).write_text("\n".join(["text\tlabel"] * (name == "classes.tsv") + rows) + "\n")
+    for block, name in tasks_of("guides/fine-tune.md"):
+        (folder / name).write_text(block)
+    model = "--train.model.layers 2 --train.model.heads 2 --train.model.hidden 16 --train.model.context 32"
+    follow(
+        "guides/fine-tune.md",
+        folder,
+        small={
+            "python -m flows.finetune": "--train.epochs 1 --launch.processes 1",
+            "python -m flows.dataprep": "--clean.split.valid 0.2 --clean.split.test 0.2",
+            "python -m flows.pretrain": f"{model} --train.epochs 0.02 --train.precision fp32 --launch.processes 1",
+            "python -m flows.evaluate": SCORES,
+            "gpt2train generate": "--max-new-tokens 4",
+        },
+        stand_ins={"hf download": download},
+    )
+    [run] = (folder / "out/runs").iterdir()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert 10.7 < rows[0]["loss"] < 10.95  # log 50,257 = 10.82
+    assert (run / "model/model.safetensors").exists()
+    assert len(list(folder.glob("tuned/runs/*/model/model.safetensors"))) == 3
+
+
+@pytest.mark.slow
+def test_benchmark(trained: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("lm_eval") is None:
+        pytest.skip("lm-eval is not installed (extra peers)")
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HF_HOME", str(folder / "hf"))
+    copy_to(trained, folder / "out")
+    copy_to(next((trained / "runs").glob("*/model")), folder / "model")
+    passage, item = block_of("benchmark.md", "json").splitlines()
+    (folder / "passages.jsonl").write_text(f"{passage}\n" * 3)
+    (folder / "items.jsonl").write_text(f"{item}\n" * 2)
+    (folder / "held-out.txt").write_text("Some words that no one trained on.\n")
+    (folder / "tasks").mkdir()
+    (folder / "tasks/mine.yaml").write_text(block_of("benchmark.md", "yaml"))
+    outputs = follow(
+        "guides/benchmark.md",
+        folder,
+        small={"python -m flows.dataprep": VOCABULARY},
+    )
+    assert any("|mine" in output for output in outputs.values())
+    assert len(json.loads((folder / "scores.json").read_text())["models"]) == 2
+
+
+@pytest.mark.slow
+def test_share(trained: Path, folder: Path) -> None:
+    datasets, transformers = pytest.importorskip("datasets"), pytest.importorskip("transformers")
+    copy_to(trained, folder / "out")
+    uploads: list[str] = []
+    follow(
+        "guides/share.md",
+        folder,
+        small={"python -m flows.dataprep": VOCABULARY},
+        stand_ins={"hf upload": lambda: uploads.append("uploaded")},
+    )
+    assert len(uploads) == 2
+    for place in ("model", "dataset"):
+        assert (folder / place / "README.md").read_text().startswith("---\nlicense: ")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
+    ids = transformers.AutoTokenizer.from_pretrained(folder / "model")("The first", return_tensors="pt")
+    assert model.generate(**ids, max_new_tokens=2).shape[1] > ids["input_ids"].shape[1]
+    loaded = datasets.load_dataset(str(folder / "dataset"), split="train", cache_dir=str(folder / "cache"))
+    assert loaded[0]["text"] and len(loaded) > 50
+    columns = re.findall(r"`(\w+)`", (DOCS / "guides/share.md").read_text().partition("The columns are")[2])[:7]
+    assert columns == loaded.column_names

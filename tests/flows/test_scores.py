@@ -1,0 +1,88 @@
+"""`flows.pretrain --score`: merge and scores after the training, on data in another output, by any of the flows."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.dry_run.plan import show_dry_run
+from flows.evaluate import evaluate
+from flows.pretrain import check, pretrain, recipe
+from flows.recipe import PlannedRun
+from flows.settings import EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings, resolve
+from flows.ui.result import result
+from gpt2train.errors import UserError
+from tasks.core.manifest import Manifest
+from tests.flows.commands import run
+from tests.flows.small_tokens import TRAIN, prepare_scored_data
+from tests.tasks.corpus import Inline
+
+SCORES = {"evaluate": {"prompts": ["The"], "sampling": {"max_new_tokens": 4}}}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_scored_data(tmp_path_factory.mktemp("scores") / "data")
+
+
+def planned(output: Path, **flags: Any) -> PlannedRun[PretrainFlowSettings]:
+    train = {**TRAIN, "device": "cpu"}
+    given = {"output": str(output), "train": train, "launch": {"processes": 1}, "score": True, **SCORES, **flags}
+    return pretrain.planned(resolve(PretrainFlowSettings, flags=given))
+
+
+def trained(planned_run: PlannedRun[PretrainFlowSettings]) -> list[Manifest]:
+    """The manifests of the flow's steps, run without Prefect."""
+    check(planned_run)
+    with Inline(workers=1) as runner:
+        return recipe(planned_run, runner)
+
+
+def test_a_pretraining_ends_with_model_and_scores(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned_run = planned(tmp_path / "out", data=str(data))
+    assert [name for name, _ in planned_run.cached_steps()] == ["train", "merge", "evaluate"]
+    assert f"scores      LAMBADA by {data}/evalset/cloze.jsonl, perplexity of held-out" in show_dry_run(planned_run)
+    training, model, scores = trained(planned_run)
+    assert [record.name for record in scores.outputs] == ["lambada.json", "perplexity.json", "samples.json"]
+    assert {"model.safetensors", "tokenizer.json"} <= {record.name for record in model.outputs}
+    page = result(planned_run.root, [training, model, scores])
+    assert "| lambada openai, accuracy |" in page and f"gpt2train serve --model {tmp_path}/out/{model.folder}" in page
+    card = (tmp_path / "out" / model.folder / "README.md").read_text()
+    assert "last word, accuracy (lambada_openai" in card and "| shuffle |" in card
+    assert not [record for record in caplog.records if record.levelname == "WARNING" and "score" in record.message]
+
+    # The flow of the scores finds the same data, and has nothing left to do.
+    settings = resolve(EvaluateFlowSettings, flags={"run": str(tmp_path / "out" / training.folder), **SCORES})
+    assert evaluate.planned(settings).cached_steps() == [("merge", model), ("evaluate", scores)]
+
+    # Without documents and cloze set, the training of the same tokens is scored as far as it can be.
+    bare = tmp_path / "bare"
+    shutil.copytree(data, bare, ignore=shutil.ignore_patterns("evalset", "shuffled"))
+    *_, scores = trained(planned(tmp_path / "out", data=str(bare)))
+    assert [record.name for record in scores.outputs] == ["samples.json"]
+    assert f"no LAMBADA score: {bare} holds no cloze set of its own; give --lambada FILE" in caplog.text
+
+
+def test_wrong_data_of_the_scores_end_the_run_before_the_training(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.jsonl").write_text("no JSON\n")
+    for flag, name in (("--lambada", "bad.jsonl"), ("--lambada", "none.jsonl"), ("--wikitext", "none.tokens")):
+        words = ["--data", str(data), "--output", str(tmp_path / "out"), "--score", flag, str(tmp_path / name)]
+        assert run("pretrain", *words) == 2
+        error = capsys.readouterr().err
+        assert name in error and error.count("\n") == 1
+    with pytest.raises(UserError, match="lambada has a setting of its own"):
+        planned(tmp_path / "out", evals={"lambada": "x"})
+    assert not (tmp_path / "out/runs").exists()
+
+
+def test_the_settings_of_a_deployment_serve_the_pipeline_too() -> None:
+    assert resolve(PretrainFlowSettings, "pretrain/345m").score
+    assert not resolve(PretrainFlowSettings, "pretrain/345m", {"score": False}).score
+    assert not resolve(PretrainFlowSettings).score
+    assert resolve(PipelineSettings, "pretrain/345m").preset == "345m"
+    assert resolve(EvaluateFlowSettings, "pretrain/345m", {"run": "out/runs/x"}).run == "out/runs/x"

@@ -1,0 +1,79 @@
+"""Flags of a command are checked with the preset and the file that they change, not on their own."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from flows.settings import DataprepSettings, EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings
+from flows.ui.flags import flags_model
+from tests.flows.commands import run
+
+MODELS = (DataprepSettings, EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings)
+
+
+@pytest.fixture
+def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from tests.flows.small_tokens import prepare_tokens
+
+    monkeypatch.chdir(tmp_path)
+    return prepare_tokens(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--train.steps", "60"],  # below the warm-up of the default, above that of the preset
+        ["--train.model.hidden", "256"],  # 12 heads do not divide it, those of the preset do
+        ["--train.model.max-positions", "512"],  # below the context of the default
+        ["--config", "mine.toml", "--train.parallel.offload-placement", "auto"],  # the file says cpu_offload
+    ],
+    ids=lambda flags: flags[-2],
+)
+def test_a_flag_that_suits_the_preset_or_the_file_is_taken(
+    flags: list[str], tokens: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.toml").write_text("[train.parallel]\ncpu_offload = true\n")
+    assert run("pretrain", *flags, "--dry-run") == 0
+    assert "layout" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--train.steps", "20"], "schedule.warmup 45 must be below steps 20"),
+        (["--train.parallel.offload-placement", "auto"], "offload_placement 'auto' needs cpu_offload = true"),
+        (["--data", "x", "--tokens", "y"], "error: --tokens and --data both name the tokens"),
+        (["--train.steps", "many"], "error: --train.steps: input should be a valid integer"),
+        (["--train.model.layers", "0"], "error: --train.model.layers: input should be greater than or equal to 1"),
+    ],
+)
+def test_a_flag_that_does_not_is_refused(
+    flags: list[str], message: str, tokens: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("pretrain", *flags, "--dry-run") == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_the_flags_have_the_fields_and_defaults_of_the_settings(model: type) -> None:
+    given = {"run": "r"} if model is EvaluateFlowSettings else {}
+    made = flags_model(model)
+    assert made(**given).model_dump() == model(**given).model_dump()
+    described = {name: field.description for name, field in model.model_fields.items()}
+    assert {name: field.description for name, field in made.model_fields.items()} == described
+
+
+@given(st.integers(-10, 10), st.integers(-10, 10))
+def test_one_value_is_checked_as_in_the_settings(layers: int, heads: int) -> None:
+    values = {"train": {"model": {"layers": layers, "heads": heads, "hidden": 7 * 720}}}
+    refused = []
+    for model in (PretrainFlowSettings, flags_model(PretrainFlowSettings)):
+        try:
+            model.model_validate(values)
+            refused.append([])
+        except ValidationError as error:
+            refused.append([one["loc"] for one in error.errors()])
+    assert refused[0] == refused[1]

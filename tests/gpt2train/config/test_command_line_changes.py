@@ -1,0 +1,62 @@
+"""Settings changed by `--set` on the command line of a training."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2train.config import read_run_config
+from gpt2train.errors import UserError
+from gpt2train.settings import parse_assignment
+
+FILE = """
+vocab = 300
+output = "run"
+steps = 90
+[data]
+train = "tokens"
+[optimizer]
+lr = 1e-3
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("steps=5", {"steps": 5}),
+        ("optimizer.lr = 3e-4", {"optimizer": {"lr": 3e-4}}),
+        ("data.train=my tokens", {"data": {"train": "my tokens"}}),
+        ("data.train='a=b'", {"data": {"train": "a=b"}}),
+        ("performance.tf32=false", {"performance": {"tf32": False}}),
+        ("model.options={kv_heads = 2}", {"model": {"options": {"kv_heads": 2}}}),
+        ("output=", {"output": ""}),
+        ("output=a\nsteps = 1", {"output": "a\nsteps = 1"}),  # one value, not a second setting
+    ],
+)
+def test_values_are_toml_or_plain_text(text: str, expected: dict[str, Any]) -> None:
+    assert parse_assignment(text) == expected
+
+
+@pytest.mark.parametrize("text", ["steps", "=5", "optimizer..lr=1", ".lr=1", ""])
+def test_text_without_a_setting_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"^--set .*: give a setting and its value, such as --set optimizer.lr=3e-4$"):
+        parse_assignment(text)
+
+
+def test_changes_lie_above_the_file_and_the_preset(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(FILE)
+
+    def read(*changes: str) -> Any:
+        return read_run_config(file, "tiny", [parse_assignment(text) for text in changes])
+
+    plain, changed = read(), read("optimizer.lr=3e-4", "optimizer.beta2=0.9", "optimizer.lr=2e-4")
+    assert (plain.optimizer.lr, changed.optimizer.lr, changed.optimizer.beta2) == (1e-3, 2e-4, 0.9)
+    assert changed.model_copy(update={"optimizer": plain.optimizer}) == plain
+    with pytest.raises(UserError, match=r"^--set: unknown setting 'optimizer.lrr'; did you mean 'optimizer.lr'"):
+        read("optimizer.lrr=1")
+    with pytest.raises(UserError, match=r"^--set: steps: .* \(got 0\)"):
+        read("steps=0")
+    file.write_text(FILE.replace("steps = 90", "steps = 0"))
+    with pytest.raises(UserError, match=r"run.toml: steps: "):
+        read("optimizer.lr=1e-4")

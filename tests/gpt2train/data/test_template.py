@@ -1,0 +1,225 @@
+"""Tokens before a text: those of the tokenizer's template, in prompts and documents, as in transformers."""
+
+import json
+import shutil
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from gpt2train.data.encoder import Encoded, with_end
+from gpt2train.data.indexed import IndexedDataset
+from gpt2train.data.template import encode_prompts, prefix_ids, start_ids
+from gpt2train.data.tokenize_files import tokenize_files
+from gpt2train.data.tokenizer import (
+    canonical_files,
+    copy_tokenizer,
+    encode_ordinary,
+    load_tokenizer,
+    open_tokenizer,
+    read_files,
+    tokenizer_hash,
+)
+from gpt2train.errors import UserError
+from tasks.tokenizer.sentencepiece_training import train_sentencepiece
+from tests.gpt2train.data.test_tokenizer_kinds import CORPUS
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+SPECIAL = ["<s>", "</s>", "[gMASK]"]
+POST_PROCESSORS = {
+    "none": (None, []),
+    "byte level": (processors.ByteLevel(trim_offsets=False), []),
+    "bos": (processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)]), ["<s>"]),
+    "bos and eos": (
+        processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]),
+        ["<s>"],
+    ),
+    "eos": (processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)]), []),
+    "two": (
+        processors.TemplateProcessing(single="[gMASK] <s> $A", special_tokens=[("<s>", 0), ("[gMASK]", 2)]),
+        ["[gMASK]", "<s>"],
+    ),
+    "bert": (processors.BertProcessing(("</s>", 1), ("<s>", 0)), ["<s>"]),
+    "roberta": (processors.RobertaProcessing(("</s>", 1), ("<s>", 0)), ["<s>"]),
+    "sequence": (
+        processors.Sequence(
+            [
+                processors.ByteLevel(trim_offsets=False),
+                processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)]),
+            ]
+        ),
+        ["<s>"],
+    ),
+}
+
+
+def byte_tokenizer(post_processor: object, ignore_merges: bool = False) -> Tokenizer:
+    """A token for each byte, three special tokens, and one word."""
+    vocab = {token: number for number, token in enumerate([*SPECIAL, *ALPHABET, "ab"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b")], ignore_merges=ignore_merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\s?\S+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    if post_processor is not None:
+        tokenizer.post_processor = post_processor
+    return tokenizer
+
+
+def folder_of(folder: Path, post_processor: object, ignore_merges: bool = False) -> Path:
+    folder.mkdir()
+    byte_tokenizer(post_processor, ignore_merges).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize("kind", POST_PROCESSORS)
+def test_the_prefix_is_what_the_post_processor_puts_before_a_text(tmp_path: Path, kind: str) -> None:
+    processor, names = POST_PROCESSORS[kind]
+    tokenizer = load_tokenizer(folder_of(tmp_path / "t", processor))
+    assert isinstance(tokenizer, Tokenizer)
+    prefix = [SPECIAL.index(name) for name in names]
+    assert prefix_ids(tokenizer) == prefix
+    assert start_ids(tokenizer) == (prefix or [SPECIAL.index("</s>")])
+    theirs = tokenizer.encode("ab c")  # with what the post-processor adds
+    first = theirs.special_tokens_mask.index(0)
+    assert encode_prompts(tokenizer, ["ab c", ""]) == [theirs.ids[: first + 3], start_ids(tokenizer)]
+
+
+@pytest.mark.parametrize("kind", [kind for kind, (_, names) in POST_PROCESSORS.items() if kind != "eos"])
+def test_prompts_have_the_ids_of_transformers(tmp_path: Path, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = folder_of(tmp_path / "t", POST_PROCESSORS[kind][0])
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    ours = load_tokenizer(folder)
+
+    @given(st.text(st.sampled_from("ab c") | st.characters(codec="utf-8"), min_size=1, max_size=20))
+    def check(text: str) -> None:
+        expected = theirs(text)["input_ids"]
+        if expected[-1:] == [1]:  # what ends the text is left out of a prompt
+            expected = expected[:-1]
+        assert encode_prompts(ours, [text]) == [expected]
+
+    check()
+
+
+@pytest.mark.parametrize("name", ["<\uff5cend\u2581of\u2581sentence\uff5c>", "<EOS_TOKEN>"])
+def test_other_published_names_end_a_document(tmp_path: Path, name: str) -> None:
+    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(ALPHABET)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    copy_tokenizer(tmp_path, copy)
+    found = load_tokenizer(copy)
+    assert start_ids(found) == [256] and found.id_to_token(256) == name
+    assert 256 not in encode_ordinary(found, [f"a{name}"])[0]
+
+
+@pytest.mark.parametrize("ignore_merges", [False, True])
+def test_special_tokens_in_a_prompt_are_text(tmp_path: Path, ignore_merges: bool) -> None:
+    tokenizer = load_tokenizer(folder_of(tmp_path / "t", POST_PROCESSORS["bos"][0], ignore_merges))
+    for text in ("<s>", "</s> </s>", "a [gMASK]<s>", "<s>ab</s>"):
+        [ids] = encode_prompts(tokenizer, [text])
+        assert ids[0] == 0 and not {0, 1, 2} & set(ids[1:])
+        assert tokenizer.decode(ids[1:]) == text
+
+
+def test_whole_words_of_a_text_are_never_special(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, "a": 2, "/": 3}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.add_special_tokens(["</s>", "<unk>"])
+    words.save(str(tmp_path / "tokenizer.json"))
+    assert encode_ordinary(load_tokenizer(tmp_path), ["a </s> a </s>x"]) == [[2, 0, 3, 0, 0, 2, 0]]
+
+
+def test_an_added_token_that_is_not_special_is_found_in_texts(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer(None)
+    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ours = load_tokenizer(tmp_path)
+    assert encode_ordinary(ours, ["a<think>b"])[0][1] == ours.token_to_id("<think>")
+
+
+def test_gpt2s_kind_keeps_its_template_in_every_copy(tmp_path: Path, open_data: Path) -> None:
+    tokenizer = load_tokenizer(open_data / "bpe")
+    assert isinstance(tokenizer, Tokenizer) and prefix_ids(tokenizer) == []
+    end = tokenizer.token_to_id("<|endoftext|>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", end)]
+    )
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    for folder in (source, copy):
+        folder.mkdir()
+    tokenizer.save(str(source / "tokenizer.json"))
+    copy_tokenizer(source, copy)
+    assert prefix_ids(load_tokenizer(copy)) == [end]
+    assert tokenizer_hash(copy) == tokenizer_hash(open_data / "bpe")  # of the ids of a text
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_model() -> bytes:
+    pytest.importorskip("sentencepiece")
+    return train_sentencepiece(iter(CORPUS * 20), 330, "sentencepiece_bpe")
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({}, []),
+        ({"add_bos_token": True}, ["<s>"]),
+        ({"tokenizer_class": "LlamaTokenizer"}, ["<s>"]),
+        ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": False}, []),
+        ({"tokenizer_class": "T5Tokenizer"}, []),
+    ],
+)
+def test_a_sentencepiece_model_has_the_bos_of_its_configuration(
+    tmp_path: Path, sentencepiece_model: bytes, config: dict[str, object], names: list[str]
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(tmp_path)
+    assert [tokenizer.id_to_token(number) for number in prefix_ids(tokenizer)] == names
+    copied = canonical_files(read_files(tmp_path), "x")
+    assert prefix_ids(open_tokenizer(copied, "x")) == prefix_ids(tokenizer)
+    assert len(copied) == 1 + len(names)
+
+
+def test_documents_begin_with_the_template_on_request(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "ab c"}\n{"text": ""}\n{"text": "<s>"}\n')
+    source = folder_of(tmp_path / "t", POST_PROCESSORS["two"][0])
+    files = read_files(source)
+    made = tokenize_files([tmp_path / "in.jsonl"], tmp_path / "o/x", files, "t", "text", True, 1, prepend_bos=True)
+    tokenizer = load_tokenizer(source)
+    expected = [[2, 0, *ids, 1] for ids in encode_ordinary(tokenizer, ["ab c", "<s>"])]
+    found = IndexedDataset(tmp_path / "o/x")
+    assert [found[number].tolist() for number in range(len(found))] == expected
+    assert made.tokens == sum(map(len, expected))
+    tokenize_files([tmp_path / "in.jsonl"], tmp_path / "o/y", files, "t", "text", False, 1)
+    assert IndexedDataset(tmp_path / "o/y")[0].tolist() == expected[0][2:-1]
+    shutil.rmtree(source)
+    plain = read_files(folder_of(source, POST_PROCESSORS["eos"][0]))
+    with pytest.raises(UserError, match="puts no token before a text; leave out --prepend-bos"):
+        tokenize_files([tmp_path / "in.jsonl"], tmp_path / "p/z", plain, "t", "text", False, 1, prepend_bos=True)
+
+
+@given(
+    st.lists(st.lists(st.integers(5, 90), max_size=4), max_size=5),
+    st.lists(st.integers(0, 4), max_size=3),
+    st.none() | st.integers(0, 4),
+)
+def test_prefix_and_end_surround_each_text(texts: list[list[int]], prefix: list[int], end: int | None) -> None:
+    encoded = Encoded(np.array([*chain(*texts)], dtype=np.int64), np.array([len(ids) for ids in texts], dtype=np.int64))
+    ids, lengths = with_end(encoded, end, np.dtype("<u2"), prefix)
+    after = [] if end is None else [end]
+    assert ids.tolist() == [*chain(*([*prefix, *text, *after] for text in texts))]
+    assert lengths.tolist() == [len(prefix) + len(text) + len(after) for text in texts]
