@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 from flows.pretrain import check, pretrain, recipe
 from flows.settings import PipelineSettings, PretrainFlowSettings, read_config, resolve
@@ -128,19 +129,13 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_bytes(gzip.decompress(TEXTS.read_bytes()))
     lines = [line for line in commands() if line.startswith("python -m flows") and "cpm" in line]
     assert len(lines) == 2
-    small = [
-        "--train.steps 2 --train.precision fp32 --train.device cpu --train.parallel.tp 2 --launch.processes 2",
-        "--train.model.hidden 16 --train.model.heads 2 --train.model.context 32 --train.logging.tensorboard false",
-        "--train.model.options.decoder-context 16 --train.model.options.head-dim 4 --train.model.options.inner 24",
-        "--train.objective.options.sentinel-count 12 --train.batch.micro-batch 1 --train.batch.global-batch 2",
-        "--train.batch.gradient-accumulation-steps 0 --train.schedule.decay-steps 2 --train.schedule.warmup-fraction 0",
-    ]
+    (tmp_path / "small.toml").write_text(tomli_w.dumps({"train": SMALL | {"parallel": {"tp": 2}}}))
     changes = (
         (
             "--tokenizer.vocab-size 30191 --tokenizer.sentinels 190",
             "--tokenizer.vocab-size 300 --tokenizer.sentinels 12",
         ),
-        ("--launch.processes 4", " ".join(small)),
+        ("--launch.processes 4", "--launch.processes 2 --config small.toml"),
     )
     for line in lines:
         for given, wanted in changes:
