@@ -76,7 +76,8 @@ def read_eval_model(path: Path, device: Device = "cpu", tokenizer: Path | None =
     if (path / "config.json").is_file():
         if tokenizer is not None:
             raise UserError(f"{path} is a model folder, which has its own tokenizer; leave out --tokenizer")
-        model = _decoder_alone(read_model(path, device), path)
+        model = read_model(path, device)
+        check_decoder_alone(model.shape, path)
         return EvalModel(model, load_model_tokenizer(path, model.shape.vocab), path / "eval")
     try:
         source = find_source(path)
@@ -86,18 +87,9 @@ def read_eval_model(path: Path, device: Device = "cpu", tokenizer: Path | None =
     checkpoint = source.checkpoint
     in_run = checkpoint.parent.name == FOLDER
     scores = checkpoint.parent.parent / SCORES / checkpoint.name if in_run else checkpoint / "eval"
-    model = _decoder_alone(read_checkpoint(checkpoint, device), path)
-    return EvalModel(model, load_model_tokenizer(found_tokenizer, model.shape.vocab), scores)
-
-
-def _decoder_alone(model: CausalLM, path: Path) -> CausalLM:
-    """Check that a model predicts each token of a text from those before it.
-
-    Raises:
-        UserError: it is an encoder-decoder.
-    """
+    model = read_checkpoint(checkpoint, device)
     check_decoder_alone(model.shape, path)
-    return model
+    return EvalModel(model, load_model_tokenizer(found_tokenizer, model.shape.vocab), scores)
 
 
 def read_checkpoint(checkpoint: Path, device: Device = "cpu") -> CausalLM:

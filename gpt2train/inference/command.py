@@ -147,10 +147,10 @@ def _searched(
 ) -> Iterator[dict[str, Any]]:
     from gpt2train.inference.beam_search import beam_search
     from gpt2train.inference.decoder import decoder_of
-    from gpt2train.inference.generate import encode_inputs
+    from gpt2train.inference.prompts import encode_for
 
     decoder = decoder_of(model, settings.beams)
-    for prompt, ids in zip(prompts, encode_inputs(tokenizer, prompts, model.shape), strict=True):
+    for prompt, ids in zip(prompts, encode_for(model.shape, tokenizer, prompts), strict=True):
         for beam in beam_search(decoder, ids, settings, tokenizer):
             yield {
                 "prompt": prompt,

@@ -4,7 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
+from gpt2train.config import TrainSettings
 from gpt2train.config.model import ModelSettings
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import build_model
@@ -13,6 +16,9 @@ from gpt2train.model.init import initialise
 from gpt2train.model.lazy_weights import empty_model
 from gpt2train.model.shape import Shape
 from gpt2train.model.t5 import T5, position_buckets
+from gpt2train.monitoring.metrics import flops_per_token
+from gpt2train.parallel.pipeline_stages import stage_layers
+from gpt2train.plan.parameters import parameters, pieces
 from gpt2train.settings import build
 
 
@@ -102,3 +108,27 @@ def test_tables_of_biases_are_split_by_heads() -> None:
 def test_options_that_do_not_fit_are_refused(layers: int, options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_shape(layers, **options)
+
+
+def test_published_sizes_and_the_parameters_of_each_stage() -> None:
+    """T5-base has 222,903,552 parameters; `plan` counts on every stage what the stage has."""
+    options = {"decoder_context": 114, "head_dim": 64, "inner": 3072}
+    model = {"family": "t5", "layers": 24, "heads": 12, "hidden": 768, "context": 512, "options": options}
+    objective = {"name": "span_corruption"}
+    settings = build(TrainSettings, {"model": model, "objective": objective, "parallel": {"pp": 3}})
+    shape = settings.model.shape(32_128)
+    assert parameter_count(shape) == 222_903_552
+    for piece, layers in zip(pieces(settings, shape), stage_layers(shape, 3), strict=True):
+        assert parameters(piece, shape, 1) == sum(
+            p.numel() for p in empty_model(shape).keep_layers(layers).parameters()
+        )
+
+
+def test_flops_are_those_of_the_matrix_products() -> None:
+    """Counted by torch in a forward pass, without the scores that no mask leaves out; the backward pass takes twice."""
+    shape = make_shape(activation="gated-gelu", inner=40)
+    model = initialise(build_model(shape), 3)
+    tokens, inputs = torch.zeros(1, 24, dtype=torch.int64), torch.zeros(1, 12, dtype=torch.int64)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(tokens, decoder_tokens=inputs)
+    assert flops_per_token(shape) == pytest.approx(3 * counter.get_total_flops() / 24, rel=0.001)

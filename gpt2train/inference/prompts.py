@@ -1,0 +1,31 @@
+"""Prompts as token ids: those of a decoder, which continues a text, and those of an encoder, which ends one."""
+
+import re
+from collections.abc import Sequence
+
+from gpt2train.data.template import encode_prompts
+from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
+from gpt2train.model.families import MODELS
+from gpt2train.model.shape import Shape
+
+SENTINEL = re.compile(r"(<extra_id_\d+>)")
+
+
+def encode_for(shape: Shape, tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
+    """Encode prompts for a model: for a decoder alone as `encode_prompts`.
+
+    Prompts of an encoder-decoder end with the token that ends a text, as its training samples do, and may have
+    sentinels by name, such as `<extra_id_0>`, for the spans that the decoder is to write.
+    """
+    if len(MODELS[shape.family].lengths(shape)) == 1:
+        return encode_prompts(tokenizer, prompts)
+    return [[*_with_sentinels(tokenizer, prompt), end_of_text_id(tokenizer)] for prompt in prompts]
+
+
+def _with_sentinels(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """Encode a text in which the names of sentinels are tokens."""
+    ids: list[int] = []
+    for piece in SENTINEL.split(prompt):
+        token = tokenizer.token_to_id(piece) if SENTINEL.fullmatch(piece) else None
+        ids += encode_ordinary(tokenizer, [piece])[0] if token is None else [token]
+    return ids
