@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import cyclopts
 
@@ -51,7 +51,7 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
         if help_all:
             app.print_all()
             return
-        flags = {} if settings is None else dump(settings, "python", given=True)
+        flags: dict[str, Any] = {} if settings is None else dump(settings, "python", given=True)
         resolved = resolve(flow.model, config, flags)
         run = flow.planned(resolved)
         if getattr(resolved, "dry_run", False):

@@ -233,15 +233,6 @@ def _rows(tokens: int, settings: TrainSettings) -> int:
     return max(tokens, vocabulary_of(Path(source)) or 0)
 
 
-def _rows(tokens: int, settings: TrainSettings) -> int:
-    """Size of the model's vocabulary: of the tokenizer, or of the model to start from, which may have more rows."""
-    if (source := settings.checkpoints.init_from) is None:
-        return tokens
-    from gpt2train.convert.detect import vocabulary_of  # imports torch (1-2 s)
-
-    return max(tokens, vocabulary_of(Path(source)) or 0)
-
-
 def _outcome(run: Folder, steps: int) -> Outcome:
     latest = run.read_bytes("checkpoints/latest").decode().strip()
     names = [name for name in run.files() if name.startswith(f"checkpoints/{latest}/")]
