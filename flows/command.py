@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import cyclopts
 
@@ -11,7 +11,7 @@ from flows.dry_run.plan import dry_run
 from flows.orchestration.flow import SettingsFlow
 from flows.orchestration.server import key_file, prefect_server
 from flows.settings import resolve
-from flows.ui.flags import flags_model
+from flows.ui.flags import dump, flags_model
 from flows.ui.help import ALL_FLAG, flow_app
 from gpt2train.io.command_line import run_command
 from gpt2train.io.process_exit import set_exit_status
@@ -51,7 +51,7 @@ def app_of(flow: SettingsFlow[S], result: str) -> cyclopts.App:
         if help_all:
             app.print_all()
             return
-        flags: dict[str, Any] = {} if settings is None else settings.model_dump(exclude_unset=True)
+        flags = {} if settings is None else dump(settings, "python", given=True)
         resolved = resolve(flow.model, config, flags)
         run = flow.planned(resolved)
         if getattr(resolved, "dry_run", False):

@@ -46,7 +46,11 @@ else:
 S = TypeVar("S", bound=Settings)
 SOURCES = ("urls", "warcs", "documents")
 # Tokenizer of a preset, where it is not the published one of GPT-2, whose vocabulary is part of the model's size.
-PRESET_TOKENIZERS: dict[str, dict[str, Any]] = {"tiny": {}, "cpm-gpt2": {"vocab_size": 30_000}}
+PRESET_TOKENIZERS: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    "cpm-gpt2": {"vocab_size": 30_000},
+    "t5-cpm": {"vocab_size": 30_191, "sentinels": 190},
+}
 ONLY_OF_PRETRAINING = "score"  # in the files of pretraining's deployments; the pipeline always scores
 TRAINED = ("vocab_size", "min_frequency", "sample_characters")  # settings that only a trained tokenizer has
 

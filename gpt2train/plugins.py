@@ -1,4 +1,4 @@
-"""Plug-ins: installed distributions that add models, evaluations, launchers, data steps and text filters.
+"""Plug-ins: installed distributions with models, objectives, callbacks, evaluations, launchers, data steps and filters.
 
 A distribution names a module in the entry-point group `gpt2train`. Importing that module registers what it adds:
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from gpt2train.checkpoint.manager import CheckpointManager
+from gpt2train.compat.torch import around_waits
 from gpt2train.config import RunConfig, read_run_config, resolve_epochs
 from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.data.batch import PREFETCH_STEPS, StepBatch, prefetch
@@ -45,6 +46,7 @@ from gpt2train.monitoring.run_logger import RunLogger, StepTimer, log_run_header
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, join
 from gpt2train.settings import parse_assignment
+from gpt2train.training.callbacks import CallbackList, RunView
 from gpt2train.training.engine import Engine
 from gpt2train.training.forward_backward import ForwardBackward, Passes
 from gpt2train.training.lr_schedule import learning_rate, make_schedule
@@ -127,7 +129,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
 
         cleanup.enter_context(fast_kernels(config.performance, ctx.device))
         engine = Engine(config, ctx)
-        checkpoints = cleanup.enter_context(CheckpointManager(config))
+        checkpoints = cleanup.enter_context(CheckpointManager(config, data, valid))
         state = checkpoints.restore(engine.state(), open_initial_weights)
         log_run_header(config, ctx, layout, data, schedule.warmup)
         run_logger = RunLogger(config, ctx, state, layout, checkpoints.corpora)
@@ -138,15 +140,21 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         batches = cleanup.enter_context(prefetch(_batches(data, engine, state), ahead))
         forward_backward = ForwardBackward(engine, batches)
         skipped = SkippedSteps(engine)
+        callbacks = all_or_raise(lambda: CallbackList(RunView(config, ctx.rank, ctx.world, engine.model_parts, state)))
+        callbacks("begin")
+        all_or_raise(callbacks.check)
         accepted: Passes | None = None  # of the last step that was not skipped
         valid_loss: float | None = None  # of the present weights
 
-        timer = StepTimer()
+        if ctx.device.type == "cpu":
+            cleanup.enter_context(around_waits(lambda: engine.phases("communication")))
+        timer = StepTimer(engine.phases)
         for step in range(first_step := state.step + 1, config.steps + 1):
             profiler.step()
             passes = forward_backward(state)
             tokens = passes.batch.targets
-            pending = engine.measure(passes.loss, tokens, passes.scale, stop.requested or checkpoints.failed)
+            stop_here = stop.requested or checkpoints.failed or callbacks.stopping
+            pending = engine.measure(passes.loss, tokens, passes.scale, stop_here)
             spike = config.spikes.threshold_sigma > 0 and state.is_spike(pending.read(), config)
             if checkpoints.due and not spike and is_sound(pending.read(), config):
                 # These statistics belong to the weights of the previous step, which are still in place.
@@ -164,16 +172,22 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
                 lr = 0.0
                 skipped.report(state, pending)
 
-            row = run_logger.row(state, stats, lr=lr, tokens=tokens, seconds=timer.lap()) | checkpoints.seconds()
+            row = run_logger.row(state, stats, lr=lr, tokens=tokens, seconds=timer.lap())
+            row |= timer.phase_columns | checkpoints.seconds()
             stopping = stats.stop
             if valid is not None and not stopping and (step % config.validation.interval == 0 or step == config.steps):
-                measured = validate(engine, valid, stop)
+                with timer.paused():
+                    measured = validate(engine, valid, stop)
                 stopping = measured is None
                 if measured is not None:
                     row |= measured
                     valid_loss = measured["valid_loss"]
             last = stopping or step == config.steps
             run_logger.write(row, last)
+            callbacks("step", state=state, row=dict(row))
+            if "valid_loss" in row:
+                callbacks("validation")
+            callbacks.saved(checkpoints.take_written())
             skipped.check(state, checkpoints.newest)
             checkpoints.due |= step % config.checkpoints.interval == 0
             if last:
@@ -187,6 +201,9 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
                 log_memory(ctx, layout, engine.parameters(), "after the first step")
                 engine.fill_device()
         checkpoints.wait()
+        callbacks.saved(checkpoints.take_written())
+        callbacks("end")
+        all_or_raise(callbacks.check)
         log_memory(ctx, layout, engine.parameters(), "at the end")
     _log_end(config, state, checkpoints)
     return state
@@ -248,7 +265,9 @@ def _log_end(config: RunConfig, state: TrainState, checkpoints: CheckpointManage
 
 def _open(config: RunConfig, ctx: DistContext) -> tuple[Dataset, Dataset | None]:
     """Open the data and check them, such as every token against the vocabulary, each process a share of them."""
-    data, valid = open_data(config, "train"), open_data(config, "valid")
+    data = open_data(config, "train")
+    # Only of a run whose settings say so, since the steps that validate are known from them.
+    valid = open_data(config, "valid") if config.data.may_validate else None
     if data is None:
         raise UserError(f"the objective {config.objective.name} has no training data; its `data` returned None")
     for split in (data, valid):

@@ -27,6 +27,7 @@ from flows.dry_run.plan import dry_run
 from flows.recipe import PlannedRun, Recipe
 from flows.settings import SOURCES, DataprepSettings, EvaluateFlowSettings, PretrainSettings, resolve
 from flows.ui import log_filter
+from flows.ui.flags import dump
 from gpt2train.errors import RunError, UserError, redact, redact_values, redacted_errors
 from gpt2train.settings import Settings
 
@@ -73,7 +74,7 @@ class SettingsFlow(ParametersFlow, Generic[S]):
         """Run the flow in this process, with the inputs that the check of `run` has found."""
         token = _checked_run.set(run)
         try:
-            return self(config=None, **run.settings.model_dump(mode="json"))
+            return self(config=None, **dump(run.settings, "json"))
         finally:
             _checked_run.reset(token)
 

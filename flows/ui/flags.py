@@ -2,7 +2,7 @@
 
 from copy import copy
 from functools import cache
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, create_model, model_validator
 from pydantic.fields import FieldInfo
@@ -38,6 +38,24 @@ def flags_model(model: type[Settings]) -> type[Settings]:
         **fields,
     )
     return cast(type[Settings], made)
+
+
+def dump(settings: BaseModel, mode: Literal["python", "json"], *, given: bool = False) -> dict[str, Any]:
+    """Dump settings, with fields that a dump leaves out by `exclude_if`: 0 epochs take the place of a preset's 60.
+
+    Args:
+        settings: settings.
+        mode: as in `model_dump`.
+        given: dump only what was given, not defaults.
+    """
+    dumped = settings.model_dump(mode=mode, exclude_unset=given)
+    for name in settings.model_fields_set if given else type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, BaseModel):
+            dumped[name] = dump(value, mode, given=given)
+        else:
+            dumped.setdefault(name, value)
+    return dumped
 
 
 def _with_default(field: FieldInfo, part: type[Settings]) -> FieldInfo:

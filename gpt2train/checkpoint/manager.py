@@ -23,6 +23,7 @@ from gpt2train.checkpoint.staging import copy_to_cpu, deduplicate
 from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus
 from gpt2train.checkpoint.writer import clean_up, write
 from gpt2train.config import RunConfig
+from gpt2train.data.dataset import Dataset
 from gpt2train.errors import RunError, UserError
 from gpt2train.parallel.grad_norm import local, norms
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
@@ -37,6 +38,11 @@ SAVE_TIMEOUT = timedelta(hours=1)
 class CheckpointManager:
     """Checkpoints of one run. All methods are collective; the context manager waits for the last save.
 
+    Args:
+        config: settings of the run.
+        data: its training data; None for the token files that the settings name.
+        valid: its validation data, likewise.
+
     Attributes:
         due: True if the interval has passed, and the weights wait for the loss of the next step to be saved.
         failed: True if a background save failed; the next call of `save` or `wait` raises its error.
@@ -44,8 +50,8 @@ class CheckpointManager:
         newest: checkpoint from which the run would resume; None if there is none.
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
+    def __init__(self, config: RunConfig, data: Dataset | None = None, valid: Dataset | None = None) -> None:
+        self._config, self._data, self._valid = config, data, valid
         self._group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
@@ -54,6 +60,7 @@ class CheckpointManager:
         self._stall = self._written = 0.0
         self.due = self.failed = False
         self.newest: Path | None = None
+        self._finished: list[Path] = []
         self._validation: str | None = None
 
     def __enter__(self) -> "CheckpointManager":
@@ -84,8 +91,8 @@ class CheckpointManager:
                 weights of `init_from` are not finite.
         """
         config = self._config
-        self.corpora = broadcast_from_rank0(lambda: resume.stored_corpora(config), self._group)
-        self._validation = broadcast_from_rank0(lambda: resume.validation_identity(config), self._group)
+        self.corpora = broadcast_from_rank0(lambda: resume.stored_corpora(config, self._data), self._group)
+        self._validation = broadcast_from_rank0(lambda: resume.validation_identity(config, self._valid), self._group)
         lost: set[str] = set()
         while found := resume.find_own(config, self.corpora, self._group, lost):
             store.load(found.checkpoint, tensors, self._group)
@@ -163,6 +170,10 @@ class CheckpointManager:
         if writing is not None:
             writing.result()
 
+    def take_written(self) -> list[Path]:
+        """Checkpoints that were written since the last call, oldest first."""
+        return [self._finished.pop(0) for _ in range(len(self._finished))]
+
     def seconds(self) -> dict[str, float]:
         """Metrics of saving since the last call: seconds that training paused, and seconds of background writing."""
         times = {"save_stall_seconds": self._stall, "save_seconds": self._written}
@@ -179,6 +190,7 @@ class CheckpointManager:
             raise
         self._written = time.perf_counter() - started_at
         log.info("saved %s in %.1f s", folder.name, self._written)
+        self._finished.append(folder)
         return folder
 
 

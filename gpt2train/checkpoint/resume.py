@@ -12,11 +12,13 @@ import torch.distributed as dist
 from gpt2train.checkpoint import store
 from gpt2train.checkpoint.store import CheckpointManifest, StoredCorpus
 from gpt2train.config import RunConfig
+from gpt2train.data.dataset import Dataset
 from gpt2train.data.identity import tokens_identity
 from gpt2train.data.samples import validation_corpora
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import RunError, UserError
 from gpt2train.io import run_folder
+from gpt2train.model.gpt2_family import GPT2Options
 from gpt2train.parallel.mesh import all_or_raise, broadcast_from_rank0
 from gpt2train.settings import flatten
 from gpt2train.training.train_state import TrainState
@@ -37,7 +39,7 @@ SHAPE = (
 )
 # Settings that a run cannot change: with another seed or other samples, its sample index would have another meaning.
 # All others may change: layout, batch, precision, learning rate, steps, dropout, intervals of saving and validation.
-FIXED = ("model.context", *SHAPE, "seed", "documents")
+FIXED = ("model.context", *SHAPE, "objective", "seed", "documents")
 # Settings whose change is not logged on resuming, since it does not affect the losses.
 NOT_LOGGED_ON_CHANGE = ("output", "data", "checkpoints", "logging", "validation", "performance")
 
@@ -78,8 +80,15 @@ def find_own(
     return found
 
 
-def validation_identity(config: RunConfig) -> str | None:
-    """Identity of the validation set: hash of its tokens, independent of their path, and number of samples."""
+def validation_identity(config: RunConfig, data: Dataset | None = None) -> str | None:
+    """Identity of the validation set: hash of its tokens, independent of their path, and number of samples.
+
+    Args:
+        config: settings of the run.
+        data: the opened data, which may have an identity of their own.
+    """
+    if data is not None and (identity := data.identity()) is not None:
+        return f"{identity}:{config.validation.samples}"
     corpora, weights = validation_corpora(config), config.data.weights
     if not corpora:
         return None
@@ -89,10 +98,17 @@ def validation_identity(config: RunConfig) -> str | None:
     return f"{'+'.join(names)}:{config.validation.samples}"
 
 
-def stored_corpora(config: RunConfig) -> tuple[StoredCorpus, ...]:
-    """Identities of the training corpora of a run, independent of their paths; with a split, of their training part."""
+def stored_corpora(config: RunConfig, data: Dataset | None = None) -> tuple[StoredCorpus, ...]:
+    """Identities of the training corpora of a run, independent of their paths; with a split, of their training part.
+
+    Args:
+        config: settings of the run.
+        data: the opened data, which may have an identity of their own.
+    """
     corpora, weights = config.data.corpora, config.data.weights
     total = sum(corpus.weight for corpus in corpora)
+    if data is not None and (identity := data.identity()) is not None:
+        return tuple(StoredCorpus(identity=identity, tokens=0, share=corpus.weight / total) for corpus in corpora)
     found = [(*tokens_identity(open_tokens(corpus.prefix, weights)), corpus.weight / total) for corpus in corpora]
     return tuple(StoredCorpus(identity=name, tokens=count, share=share) for name, count, share in found)
 
@@ -168,8 +184,10 @@ def check(config: RunConfig, manifest: CheckpointManifest, keys: tuple[str, ...]
 
 
 def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten settings, and add what is left out of a file by default: the family, and `context` as `max_positions`."""
-    flat = {"model.family": "gpt2", "model.labels": 0} | flatten(settings)
+    """Flatten settings, and add what files leave out: family, options of gpt2, labels, objective, positions."""
+    flat = {"model.family": "gpt2", "model.labels": 0, "objective.name": "next_token"} | flatten(settings)
+    if flat["model.family"] == "gpt2":
+        flat = {f"model.options.{name}": value for name, value in GPT2Options().model_dump().items()} | flat
     return flat | {"model.max_positions": flat.get("model.max_positions") or flat.get("model.context")}
 
 
@@ -181,7 +199,7 @@ def _difference(config: RunConfig, before: tuple[StoredCorpus, ...], now: tuple[
         if there.tokens != here.tokens:
             return f"{corpus.prefix} had {there.tokens:,} tokens there and has {here.tokens:,} now"
         if there.identity != here.identity:
-            return f"{corpus.prefix} has other documents"
+            return f"{corpus.prefix} has other {'documents' if here.tokens else 'content'}"
         if not math.isclose(there.share, here.share):
             return f"{corpus.prefix} had {there.share:.1%} of the samples there and has {here.share:.1%} now"
     return None

@@ -60,7 +60,7 @@ class StoredCorpus(Settings):
     """Training corpus of a run, as stored in checkpoints."""
 
     identity: str  # hash of its document lengths and of a sample of its tokens, independent of its path
-    tokens: int  # number of tokens
+    tokens: int  # number of tokens; 0 if they are no token files
     share: float  # share of the samples, 0 to 1
 
 

@@ -4,11 +4,15 @@ Each is held against the plain way by tests/gpt2train/compat/test_torch.py. The 
 that test has passed on the new release.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.distributed_c10d import Work
 
 TORCH = ">=2.11,<2.14"  # as in pyproject.toml
 
@@ -78,6 +82,29 @@ def pack_linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Ten
         return result
 
     return product
+
+
+@contextlib.contextmanager
+def around_waits(context: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Wait for collectives and transfers inside of a context, those of torch's own parallelism too.
+
+    With gloo, every wait of the host is a call of `Work.wait`. Breaks when torch waits in another way: such waits are
+    outside of the context, and no number changes.
+
+    Args:
+        context: function that returns the context of one wait.
+    """
+    wait = Work.wait
+
+    def inside(self: Work, *arguments: Any, **keywords: Any) -> Any:
+        with context():
+            return wait(self, *arguments, **keywords)
+
+    Work.wait = inside  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Work.wait = wait  # type: ignore[method-assign]
 
 
 def record_memory() -> None:

@@ -47,6 +47,10 @@ def _lines(settings: Settings, path: tuple[str, ...]) -> list[str]:
             inner = (*path, name)
             nested += ["", *_comment(field.description), f"[{'.'.join(inner)}]", *_lines(value, inner)]
             continue
+        if isinstance(value, dict) and value:
+            nested += ["", *_comment(field.description), f"[{'.'.join((*path, name))}]"]
+            nested += [_assignment(key, item) for key, item in value.items()]
+            continue
         plain += _comment(_described(field))
         # A setting that is off may be left out of the dump.
         stored = settings.model_dump(mode="json", include={name}).get(name, value)

@@ -49,7 +49,8 @@ class DataSettings(Settings):
     """Token files (`.bin/.idx`), named by their path without extension."""
 
     train: str | tuple[Corpus, ...]
-    """Prefix of the training tokens, or several corpora with their weights."""
+    """Prefix of the training tokens, or several corpora with their weights. An objective of a plug-in may take another
+    text, such as the path of its file."""
     valid: str | None = None
     """Prefix of the validation tokens; None trains without validation, unless `split` is given."""
     split: Split | None = Field(None, exclude_if=lambda split: split is None)

@@ -16,7 +16,7 @@ class ModelSettings(Settings):
 
     # Left out of a run's files for a GPT-2, so that files and fingerprints of older runs stay the same.
     family: str = Field("gpt2", exclude_if=lambda family: family == "gpt2")
-    """Model family: gpt2, llama, or one that a plug-in adds."""
+    """Model family: gpt2, llama, t5, or one that a plug-in adds."""
     layers: int = Field(12, ge=1, le=10_000)
     """Transformer blocks."""
     heads: int = Field(12, ge=1, le=2**16)
@@ -35,7 +35,8 @@ class ModelSettings(Settings):
     model."""
     # Last, since the values of some follow from the fields above.
     options: dict[str, Option] = Field({}, exclude_if=not_)
-    """Settings that only the family has; gpt2 has none, those of llama are in docs/train/models.md."""
+    """Settings that only the family has: docs/train/models.md has those of gpt2 and llama, docs/train/t5.md those of
+    t5."""
 
     @field_validator("family")
     @classmethod

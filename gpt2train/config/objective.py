@@ -15,9 +15,10 @@ class ObjectiveSettings(Settings):
     """Objective of the training: its data and its loss."""
 
     name: str = "next_token"
-    """next_token, classification or answers (docs/train/finetune.md), or one that a plug-in adds."""
+    """next_token, span_corruption for the family t5, classification or answers (docs/train/finetune.md), or one that a
+    plug-in adds."""
     options: dict[str, Option] = Field({}, exclude_if=not_)
-    """Settings that only this objective has."""
+    """Settings that only this objective has; those of span_corruption are in docs/train/t5.md."""
 
     @field_validator("name")
     @classmethod

@@ -4,13 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from operator import not_
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from gpt2train.config.batch import BatchSettings
 from gpt2train.config.batch_plan import BatchPlan
+from gpt2train.config.callbacks import known_callbacks
 from gpt2train.config.checkpoints import CheckpointSettings
 from gpt2train.config.data import Corpus, DataSettings, DocumentSettings, MixtureSettings, ValidationSettings
 from gpt2train.config.logging import LoggingSettings
@@ -20,7 +21,10 @@ from gpt2train.config.optimizer import OptimizerSettings, ScalerSettings, Schedu
 from gpt2train.config.parallel import ParallelSettings
 from gpt2train.config.performance import PerformanceSettings
 from gpt2train.config.presets import preset
-from gpt2train.model.shape import Shape
+from gpt2train.model.families import MODELS
+from gpt2train.model.objectives import OBJECTIVES
+from gpt2train.model.shape import PADDING, Shape
+from gpt2train.plugins import load
 from gpt2train.settings import MAX_COUNT, PositiveNumber, Settings, build, layer, read_toml
 
 CONFIG_FILE = "config.toml"
@@ -63,6 +67,8 @@ class TrainSettings(Settings):
     """Compilation, kernels and prefetching."""
     logging: LoggingSettings = LoggingSettings()
     """Console, trackers and profiler."""
+    callbacks: Annotated[tuple[str, ...], AfterValidator(known_callbacks)] = Field((), exclude_if=not_)
+    """Names of callbacks that plug-ins add, in the order in which they are called."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """bf16, fp16: matrix products in half precision, weights and optimizer in float32. On a CPU without AVX512-BF16
     or AMX, bf16 is about 3 times slower than fp32, and fp16 about 20 times."""
@@ -97,6 +103,33 @@ class TrainSettings(Settings):
         if self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(f"schedule.min_lr {self.schedule.min_lr:g} is above optimizer.lr {self.optimizer.lr:g}")
         return self
+
+    @model_validator(mode="after")
+    def _objective_fits(self) -> "TrainSettings":
+        family, name = self.model.family, self.objective.name
+        both = len(MODELS[family].lengths(self.model.shape(PADDING))) > 1
+        if both and OBJECTIVES[name].sequences == 1:
+            raise ValueError(
+                f"the model family {family} has an encoder and a decoder, and the objective {name} is for a decoder "
+                'alone; set objective.name = "span_corruption"'
+            )
+        if not both and OBJECTIVES[name].sequences > 1:
+            raise ValueError(
+                f"the objective {name} needs an encoder and a decoder, but the model family {family} is a decoder "
+                'alone; set model.family = "t5"'
+            )
+        _ = self.sample_length
+        return self
+
+    @property
+    def sample_length(self) -> int:
+        """Tokens that a sample takes from packed documents.
+
+        Raises:
+            ValueError: the lengths of the objective do not fit those of the model.
+        """
+        length = OBJECTIVES[self.objective.name].length
+        return self.model.context if length is None else int(load(length)(self))
 
 
 S = TypeVar("S", bound=TrainSettings)

@@ -65,6 +65,7 @@ def convert(
         raise UserError(f"--dtype {dtype}: a checkpoint to train from has float32; leave it out")
     from gpt2train.convert.detect import open_source  # imports torch (1-2 s)
     from gpt2train.convert.from_weights import write_checkpoint
+    from gpt2train.convert.hf_layout import layout_of
     from gpt2train.convert.huggingface import save_model
     from gpt2train.convert.megatron_write import write_megatron
     from gpt2train.convert.tensor_files import DTYPES
@@ -75,6 +76,11 @@ def convert(
     if to == "huggingface":
         if tokenizer_folder is None:
             raise UserError(f"{source} has no tokenizer, and a Hugging Face folder needs one; give --tokenizer DIR")
+        if missing := layout_of(opened.weights.shape.family).missing_in_transformers(opened.weights.shape):
+            raise UserError(
+                f"{source} has {missing}, which no class of transformers has; gpt2train merge writes a folder for "
+                "gpt2train alone"
+            )
         save_model(target, opened.weights, tokenizer_folder, dtype, opened.facts)
     elif to == "megatron":
         write_megatron(

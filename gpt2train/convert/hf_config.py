@@ -32,10 +32,13 @@ def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype,
         labels: names of the classes of a classifier, if they are known.
     """
     end, first = end_of_text_id(tokenizer), start_ids(tokenizer)[0]
+    layout = layout_of(shape.family)
+    tokens = layout.token_fields(shape, tokenizer)
     config = {
-        **layout_of(shape.family).config(shape),
+        **layout.config(shape),
         "bos_token_id": first,
         "eos_token_id": end,
+        **tokens,
         "torch_dtype": dtype,
     }
     if shape.labels:
@@ -50,7 +53,7 @@ def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype,
     }
     _write_json(folder / "config.json", config)
     if not shape.labels:
-        generation = {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end}
+        generation = {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end, **tokens}
         _write_json(folder / "generation_config.json", generation)
     _write_json(folder / "special_tokens_map.json", special)
     _write_json(folder / "tokenizer_config.json", tokenizer_config)

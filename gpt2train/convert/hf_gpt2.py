@@ -5,11 +5,13 @@
 * The columns of its fused projection are [(q, k, v), head, head_dim], our rows are [head, (q, k, v), head_dim].
 * Our vocabulary is padded to a multiple of 128, theirs is not.
 
-The output embedding is tied and stored once in both.
+A tied output embedding is stored once in both. Options that `GPT2LMHeadModel` does not have (no biases, heads of
+another size) are saved in this project's own layout, with a model type of its own.
 """
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,18 @@ from torch import Tensor
 
 from gpt2train.convert.hf_layout import MAX_LAYERS, HFLayout, size_of
 from gpt2train.errors import UserError
-from gpt2train.model.families import SCORE
+from gpt2train.model.families import EMBEDDING, HEAD, SCORE, sizes
+from gpt2train.model.gpt2_family import drop_published, options_of
 from gpt2train.model.lazy_weights import LazyTensor
-from gpt2train.model.shape import Shape
+from gpt2train.model.shape import Option, Shape
 
+OWN = "gpt2train_gpt2"  # model type of what transformers does not have
 PREFIX = "transformer."
+OUTPUTS = (HEAD, SCORE)  # names without the prefix
 MASKS = re.compile(re.escape(PREFIX) + r"h\.\d+\.attn\.(masked_)?bias")  # causal masks in old files
 
-TOP = ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias")  # same names in both
+# Values of `activation_function`, with those of our option.
+ACTIVATIONS = {"gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
 BLOCK = {"ln_1": "ln_1", "attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj", "ln_2": "ln_2"} | {
     "up": "mlp.c_fc",
     "down": "mlp.c_proj",
@@ -34,12 +40,10 @@ BLOCK = {"ln_1": "ln_1", "attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj", 
 # Settings of Hugging Face's GPT-2 that this project's model does not have, with the values that it implements.
 FIXED: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
-    "tie_word_embeddings": (True,),
 }
 
 # Further fields in the config of OpenAI's published GPT-2 (also `n_ctx`, which llama.cpp's converter needs). The values
@@ -60,26 +64,38 @@ PUBLISHED: dict[str, Any] = {
 class GPT2Layout(HFLayout):
     """Layout of `GPT2LMHeadModel` and `GPT2ForSequenceClassification`."""
 
-    model_types = ("gpt2",)
+    model_types = ("gpt2", OWN)
     description = "a GPT-2, that is a decoder with learned positions"
 
     def in_transformers(self, shape: Shape) -> bool:
-        """Return True: `transformers` loads every GPT-2."""
-        return True
+        """Return True if `transformers` loads the model."""
+        return self.missing_in_transformers(shape) is None
+
+    def missing_in_transformers(self, shape: Shape) -> str | None:
+        """Return the first option that `GPT2LMHeadModel` does not have, with its value; None if it has all."""
+        chosen = options_of(shape)
+        if not chosen.bias:
+            return "bias = false"
+        return f"head_dim = {shape.head_dim}" if shape.heads * shape.head_dim != shape.hidden else None
 
     def config(self, shape: Shape) -> dict[str, Any]:
         """Return the fields of `config.json` that describe the architecture."""
+        if not self.in_transformers(shape):
+            return {**super().config(shape), "model_type": OWN}
+        chosen = options_of(shape)
         return {
             **{key: values[0] for key, values in FIXED.items()},
             **PUBLISHED,
+            "activation_function": chosen.activation,
             "architectures": ["GPT2LMHeadModel"],
+            "tie_word_embeddings": chosen.tied,
             "vocab_size": shape.vocab,
             "n_positions": shape.context,
             "n_ctx": shape.context,
             "n_embd": shape.hidden,
             "n_layer": shape.layers,
             "n_head": shape.heads,
-            "n_inner": None,
+            "n_inner": None if chosen.inner == 4 * shape.hidden else chosen.inner,
         }
 
     def shape(self, config: dict[str, Any], file: Path) -> Shape:
@@ -88,9 +104,17 @@ class GPT2Layout(HFLayout):
         Raises:
             UserError: a field is missing or wrong, or has a value that the model does not implement.
         """
+        if config.get("model_type") == OWN:
+            return super().shape(config, file)
         for key, allowed in FIXED.items():
             if config.get(key, allowed[0]) not in allowed:
                 raise UserError(f"{file}: {key} is {config[key]!r}, but only {allowed[0]!r} is supported")
+        activation, tied = config.get("activation_function", "gelu_new"), config.get("tie_word_embeddings", True)
+        if not isinstance(activation, str) or activation not in ACTIVATIONS:
+            known = ", ".join(map(repr, ACTIVATIONS))
+            raise UserError(f"{file}: activation_function is {str(activation)[:40]!r}, but only {known} are supported")
+        if not isinstance(tied, bool):
+            raise UserError(f"{file}: tie_word_embeddings is {str(tied)[:40]!r}; expected true or false")
         shape = Shape(
             vocab=size_of(file, config, "vocab_size"),
             layers=size_of(file, config, "n_layer", MAX_LAYERS),
@@ -100,31 +124,35 @@ class GPT2Layout(HFLayout):
         )
         if shape.hidden % shape.heads:
             raise UserError(f"{file}: n_embd {shape.hidden} is not divisible by n_head {shape.heads}")
-        if config.get("n_inner") not in (None, 4 * shape.hidden):
-            raise UserError(f"{file}: n_inner is {config['n_inner']}, only 4 x n_embd is supported")
-        return shape
+        inner = 0 if config.get("n_inner") is None else size_of(file, config, "n_inner")
+        options: dict[str, Option] = {"inner": inner, "activation": ACTIVATIONS[activation], "tied": tied}
+        return drop_published(replace(shape, options=tuple(options.items())))
 
     def names(self, shape: Shape) -> dict[str, str]:
         """Map our name of every parameter to Hugging Face's."""
-        pairs = {name: PREFIX + name for name in TOP} | ({SCORE: SCORE} if shape.labels else {})
-        for layer in range(shape.layers):
-            for ours, theirs in BLOCK.items():
-                for part in ("weight", "bias"):
-                    pairs[f"blocks.{layer}.{ours}.{part}"] = f"{PREFIX}h.{layer}.{theirs}.{part}"
-        return pairs
+        if not self.in_transformers(shape):
+            return super().names(shape)
+        return {name: name if name in OUTPUTS else PREFIX + _theirs(name) for name in sizes(shape)}
 
     def sizes(self, shape: Shape) -> dict[str, tuple[int, ...]]:
         """Map our name of every parameter to its size in a Hugging Face folder."""
-        return {name: size[::-1] if is_matrix(name) else size for name, size in super().sizes(shape).items()}
+        stored = super().sizes(shape)
+        if not self.in_transformers(shape):
+            return stored
+        return {name: size[::-1] if is_matrix(name) else size for name, size in stored.items()}
 
     def exported(self, name: str, tensor: Tensor, shape: Shape) -> Tensor:
         """Convert one of our tensors to Hugging Face's layout, without the padding of the vocabulary."""
+        if not self.in_transformers(shape):
+            return super().exported(name, tensor, shape)
         if ".qkv." in name:
             tensor = split_heads(tensor, shape.heads)
         return tensor.t().contiguous() if is_matrix(name) else super().exported(name, tensor, shape)
 
     def imported(self, name: str, tensor: Tensor, shape: Shape) -> Tensor:
         """Convert one of Hugging Face's tensors to our layout, with padded vocabulary."""
+        if not self.in_transformers(shape):
+            return super().imported(name, tensor, shape)
         if is_matrix(name):
             tensor = tensor.t()
         if ".qkv." in name:
@@ -135,18 +163,34 @@ class GPT2Layout(HFLayout):
         """Add the prefix `transformer.` where it is missing, as in the published files, and skip causal masks.
 
         Raises:
-            UserError: the output embedding is not tied.
+            UserError: the output embedding is tied by `config.json`, but differs.
         """
+        if not self.in_transformers(shape):
+            return super().found(tensors, shape)
         named = {
             name if name == SCORE else PREFIX + name.removeprefix(PREFIX): stored for name, stored in tensors.items()
         }
         named = {name: stored for name, stored in named.items() if not MASKS.fullmatch(name)}
-        head, embedding = named.pop(f"{PREFIX}lm_head.weight", None), named.get(f"{PREFIX}wte.weight")
-        if head is not None and not (embedding is not None and _equal(head, embedding)):
+        if (head := named.pop(PREFIX + HEAD, None)) is None:
+            return named
+        if HEAD in sizes(shape):
+            return named | {HEAD: head}
+        embedding = named.get(PREFIX + EMBEDDING)
+        if embedding is None or not _equal(head, embedding):
             raise UserError(
-                "the output embedding lm_head.weight differs from wte.weight; only tied embeddings are supported"
+                f"the output embedding {HEAD} differs from {EMBEDDING}; for one that is not tied, set "
+                "tie_word_embeddings to false in config.json"
             )
         return named
+
+
+def _theirs(name: str) -> str:
+    """Hugging Face's name of a parameter, without the prefix."""
+    if not name.startswith("blocks."):
+        return name
+    _, layer, rest = name.split(".", 2)
+    module, _, kind = rest.rpartition(".")
+    return f"h.{layer}.{BLOCK[module]}.{kind}"
 
 
 def split_heads(rows: Tensor, heads: int) -> Tensor:

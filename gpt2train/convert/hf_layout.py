@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from gpt2train.config import ModelSettings
+from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import UserError
 from gpt2train.model.families import EMBEDDING, HEAD, MODELS, sizes
 from gpt2train.model.lazy_weights import LazyTensor, pad_vocabulary
@@ -46,6 +47,10 @@ class HFLayout:
         """Return True if the package `transformers` loads the folder of a model."""
         return False
 
+    def missing_in_transformers(self, shape: Shape) -> str | None:
+        """Return the option for which `convert --to huggingface` refuses a model; by default it writes every one."""
+        return None
+
     def config(self, shape: Shape) -> dict[str, Any]:
         """Return the fields of `config.json` that describe the architecture."""
         return {
@@ -58,6 +63,10 @@ class HFLayout:
             "max_position_embeddings": shape.context,
             "family_options": dict(shape.options),
         }
+
+    def token_fields(self, shape: Shape, tokenizer: Tokenizer) -> dict[str, int]:
+        """Return further fields of `config.json` that name tokens, besides those that begin and end a text."""
+        return {}
 
     def shape(self, config: dict[str, Any], file: Path) -> Shape:
         """Read the shape from the fields of `config.json`.

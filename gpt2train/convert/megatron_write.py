@@ -51,6 +51,9 @@ def write_megatron(
         raise UserError(
             "Megatron-LM's format is written for language models, not for a classifier; use --to huggingface"
         )
+    if shape.options:
+        given = ", ".join(f"{name} = {value}" for name, value in shape.options)
+        raise UserError(f"Megatron-LM's format is written for GPT-2 as published, not with {given}")
     if tp < 1 or pp < 1 or shape.heads % tp or shape.layers % pp:
         raise UserError(
             f"{tp} x {pp} ranks do not divide the model: --tp must divide {shape.heads} heads, "

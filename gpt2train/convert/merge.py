@@ -11,6 +11,7 @@ from gpt2train.convert.huggingface import card_text, check_free, fill_folder
 from gpt2train.convert.model_card import CardFacts, scores_of, training_facts
 from gpt2train.convert.settings import CARD, Dtype
 from gpt2train.convert.tensor_files import SAFETENSORS
+from gpt2train.data.run_tokenizer import tokenizer_folders
 from gpt2train.data.tokenizer import has_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_folder, check_folder
@@ -127,9 +128,7 @@ def find_source(path: Path) -> Source:
     else:
         raise UserError(f"{path} is neither a run folder (no {CONFIG_FILE}) nor a checkpoint (RUN/checkpoints/step-…)")
     config = read_run_config(run / CONFIG_FILE)
-    data = Path(config.data.corpora[0].prefix)  # …/tokens/train/tokens
-    next_to_data = (parent / "tokenizer" for parent in list(data.parents)[:3])
-    return Source(checkpoint, config.tokenizer_hash, (run / "tokenizer", *next_to_data))
+    return Source(checkpoint, config.tokenizer_hash, tokenizer_folders(run, config))
 
 
 def find_tokenizer(source: Source, given: Path | None = None) -> Path:

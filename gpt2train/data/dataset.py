@@ -41,6 +41,13 @@ class Dataset(ABC):
         step, also for samples that it does not read.
         """
 
+    def identity(self) -> str | None:
+        """Name of the content, such as a hash, independent of its path; a run resumes on the same content only.
+
+        By default None, for the token files that the settings name; they are compared by a hash of their own.
+        """
+        return None
+
     def epochs(self, samples: int) -> list[tuple[str, int, float]]:
         """Name, number of tokens and number of epochs of each corpus in this many samples, for the log."""
         return []

@@ -123,7 +123,7 @@ def samples_per_epoch(config: RunConfig) -> int:
         UserError: a file is missing or holds too few tokens for one sample.
         RunError: a file is truncated.
     """
-    corpora, context = config.data.corpora, config.model.context
+    corpora, context = config.data.corpora, config.sample_length
     found = [Samples(corpus.prefix, context, config.vocab, None, split=config.data.weights) for corpus in corpora]
     return Mixture([corpus.weight for corpus in corpora]).per_epoch([samples.per_epoch for samples in found])
 
@@ -141,4 +141,4 @@ def validation_corpora(config: RunConfig) -> tuple[Corpus, ...]:
     if not data.may_validate:
         return ()
     opened = [(corpus, open_tokens(corpus.prefix, data.weights, "valid")) for corpus in data.corpora]
-    return tuple(corpus for corpus, part in opened if samples_in(len(part.tokens), config.model.context))
+    return tuple(corpus for corpus, part in opened if samples_in(len(part.tokens), config.sample_length))

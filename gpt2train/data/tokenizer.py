@@ -46,6 +46,7 @@ __all__ = [
     "END_OF_TEXT",
     "FILES",
     "MERGES",
+    "PADDING_TOKENS",
     "PRIMARY",
     "TOKENIZER",
     "VOCAB",
@@ -61,6 +62,7 @@ __all__ = [
     "load_model_tokenizer",
     "load_tokenizer",
     "open_tokenizer",
+    "padding_id",
     "parse_tables",
     "parse_tokenizer",
     "read_files",
@@ -74,6 +76,7 @@ __all__ = [
 
 PRIMARY = (TOKENIZER, MODEL)  # each alone is a tokenizer; a canonical folder has exactly one of them
 UNKNOWN_TOKENS = ("<unk>", "[UNK]", "<UNK>")  # special tokens that a text may give
+PADDING_TOKENS = ("<pad>", "[PAD]", "<|padding|>", "<|pad|>")
 CONFIG = "tokenizer_config.json"
 SOURCE_KEY = "gpt2train_source"  # in CONFIG: the file from which a tokenizer.json was converted for transformers
 # Classes of transformers for SentencePiece models that put `<s>` before a text by default.
@@ -313,6 +316,12 @@ def end_of_text_id(tokenizer: Tokenizer) -> int:
         if (number := tokenizer.token_to_id(token)) is not None:
             return int(number)
     raise UserError(f"the tokenizer has no {END_OF_TEXT} token, nor another that ends a text")
+
+
+def padding_id(tokenizer: Tokenizer) -> int:
+    """Id of the padding token: the first of `PADDING_TOKENS` that there is, or the one that ends a text."""
+    found = (tokenizer.token_to_id(token) for token in PADDING_TOKENS)
+    return next((int(number) for number in found if number is not None), end_of_text_id(tokenizer))
 
 
 def end_token(tokenizer: Tokenizer) -> str:

@@ -114,7 +114,7 @@ def training_data(config: RunConfig) -> TrainingData:
     """
     corpora = config.data.corpora
     cache = Path(config.data.cache or Path(config.output) / CACHE)
-    context, vocab, seed, split = config.model.context, config.vocab, config.seed, config.data.weights
+    context, vocab, seed, split = config.sample_length, config.vocab, config.seed, config.data.weights
     samples = [Samples(corpus.prefix, context, vocab, seed, cache, split=split) for corpus in corpora]
     return TrainingData(samples, [corpus.weight for corpus in corpora], config.documents)
 
@@ -127,6 +127,6 @@ def validation_data(config: RunConfig) -> TrainingData | None:
     corpora = validation_corpora(config)
     if not corpora:
         return None
-    context, vocab, split = config.model.context, config.vocab, config.data.weights
+    context, vocab, split = config.sample_length, config.vocab, config.data.weights
     samples = [Samples(corpus.prefix, context, vocab, None, split=split, part="valid") for corpus in corpora]
     return TrainingData(samples, [corpus.weight for corpus in corpora], config.documents)

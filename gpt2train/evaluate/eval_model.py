@@ -19,6 +19,7 @@ from gpt2train.inference.settings import ServingLayout
 from gpt2train.io.files import check_folder
 from gpt2train.io.run_folder import FOLDER
 from gpt2train.model.causal_lm import CausalLM
+from gpt2train.model.families import check_decoder_alone
 from gpt2train.model.lazy_weights import empty_model
 
 SCORES = "scores"  # next to a run's `checkpoints/`; `eval/` belongs to the flow
@@ -75,7 +76,7 @@ def read_eval_model(path: Path, device: Device = "cpu", tokenizer: Path | None =
     if (path / "config.json").is_file():
         if tokenizer is not None:
             raise UserError(f"{path} is a model folder, which has its own tokenizer; leave out --tokenizer")
-        model = read_model(path, device)
+        model = _decoder_alone(read_model(path, device), path)
         return EvalModel(model, load_model_tokenizer(path, model.shape.vocab), path / "eval")
     try:
         source = find_source(path)
@@ -85,8 +86,18 @@ def read_eval_model(path: Path, device: Device = "cpu", tokenizer: Path | None =
     checkpoint = source.checkpoint
     in_run = checkpoint.parent.name == FOLDER
     scores = checkpoint.parent.parent / SCORES / checkpoint.name if in_run else checkpoint / "eval"
-    model = read_checkpoint(checkpoint, device)
+    model = _decoder_alone(read_checkpoint(checkpoint, device), path)
     return EvalModel(model, load_model_tokenizer(found_tokenizer, model.shape.vocab), scores)
+
+
+def _decoder_alone(model: CausalLM, path: Path) -> CausalLM:
+    """Check that a model predicts each token of a text from those before it.
+
+    Raises:
+        UserError: it is an encoder-decoder.
+    """
+    check_decoder_alone(model.shape, path)
+    return model
 
 
 def read_checkpoint(checkpoint: Path, device: Device = "cpu") -> CausalLM:

@@ -145,12 +145,12 @@ def _sampled(
 def _searched(
     model: "CausalLM | OpenedModel", tokenizer: "Tokenizer", prompts: list[str], settings: BeamSettings
 ) -> Iterator[dict[str, Any]]:
-    from gpt2train.data.template import encode_prompts
     from gpt2train.inference.beam_search import beam_search
     from gpt2train.inference.decoder import decoder_of
+    from gpt2train.inference.generate import encode_inputs
 
     decoder = decoder_of(model, settings.beams)
-    for prompt, ids in zip(prompts, encode_prompts(tokenizer, prompts), strict=True):
+    for prompt, ids in zip(prompts, encode_inputs(tokenizer, prompts, model.shape), strict=True):
         for beam in beam_search(decoder, ids, settings, tokenizer):
             yield {
                 "prompt": prompt,

@@ -57,7 +57,10 @@ class OpenedModel(Protocol):
 
 def decoder_of(model: CausalLM | OpenedModel, rows: int, context: int | None = None) -> Decoder:
     """Create an empty decoder for `rows` sequences of up to `context` tokens, for a local or a distributed model."""
-    return LocalDecoder(model, rows, context) if isinstance(model, CausalLM) else model.decoder(rows, context)
+    if not isinstance(model, CausalLM):
+        return model.decoder(rows, context)
+    decoder: Decoder = load(MODELS[model.shape.family].decoder)(model, rows, context)
+    return decoder
 
 
 class LocalDecoder:

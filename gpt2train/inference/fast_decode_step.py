@@ -32,7 +32,7 @@ class FastDecodeStep:
         packed = cache.rows > 1 and can_pack_linear(model.wte.weight)
         shape, self.dtype = model.shape, model.wte.weight.dtype
         self.blocks = [_Block(block, packed) for block in model.blocks.values()]
-        self.head = bind(model.wte.weight[: shape.vocab], None, packed)  # without the padding rows of the vocabulary
+        self.head = bind(model.output_weight[: shape.vocab], None, packed)  # without the padding rows of the vocabulary
         self.norm = _norm(model.ln_f)
 
     @torch.inference_mode()
@@ -65,8 +65,7 @@ class FastDecodeStep:
                 values.view(-1, head_dim).index_copy_(0, slots, value.reshape(-1, head_dim))
             y = attend(query, keys[:rows, :, :longest], values[:rows, :, :longest], attn_mask=mask)
             x += block.proj(y.view(rows, -1))
-            y = F.gelu(block.up(torch.layer_norm(x, *block.ln_2)), approximate="tanh")
-            x += block.down(y)
+            x += block.down(block.activation(block.up(torch.layer_norm(x, *block.ln_2))))
         cache.lengths = [length + 1 for length in lengths]
         return self.head(torch.layer_norm(x, *self.norm))
 
@@ -76,6 +75,7 @@ class _Block:
 
     def __init__(self, block: nn.Module, packed: bool) -> None:
         assert isinstance(block, Block)
+        self.activation = block.activation
         self.ln_1, self.ln_2 = _norm(block.ln_1), _norm(block.ln_2)
         self.qkv = bind(block.attn.qkv.weight, block.attn.qkv.bias, packed)
         self.proj = bind(block.attn.proj.weight, block.attn.proj.bias, packed)

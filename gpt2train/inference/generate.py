@@ -4,19 +4,23 @@ Prompts of different lengths run in one batch. Each row has its own positions an
 its output does not depend on the batch.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpt2train.data.template import encode_prompts
-from gpt2train.data.tokenizer import Tokenizer, end_of_text_id
+from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
 from gpt2train.inference.batch import Batch
 from gpt2train.inference.decoder import OpenedModel, decoder_of
 from gpt2train.inference.sequence import Stop, TokenScore, TokenSequence, check_prompt
 from gpt2train.inference.settings import SamplingSettings
 from gpt2train.model.causal_lm import CausalLM
+from gpt2train.model.families import MODELS, context_length
+from gpt2train.model.shape import Shape
 
 BATCH = 8  # sequences per batch
+SENTINEL = re.compile(r"(<extra_id_\d+>)")
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,35 @@ def generate(
             longest length allowed.
     """
     settings = settings or SamplingSettings()
-    encoded = encode_prompts(tokenizer, prompts)
+    encoded = encode_inputs(tokenizer, prompts, model.shape)
     for number, ids in enumerate(encoded, 1):
         try:
-            check_prompt(len(ids), settings, model.shape.context)
+            check_prompt(len(ids), settings, context_length(model.shape))
         except ValueError as error:
             raise UserError(f"prompt {number} {error}") from error
     sequences = continue_tokens(model, encoded, settings, tokenizer, end_of_text_id(tokenizer), batch)
     return [generation(prompts[sequence.prompt_index], sequence) for sequence in sequences]
+
+
+def encode_inputs(tokenizer: Tokenizer, prompts: Sequence[str], shape: Shape) -> list[list[int]]:
+    """Encode prompts as the input of a model.
+
+    Prompts of an encoder-decoder end with the token that ends a text, as its training samples do, and may have
+    sentinels by name, such as `<extra_id_0>`, for the spans that the decoder is to write. All others are encoded as by
+    `encode_prompts`.
+    """
+    if len(MODELS[shape.family].lengths(shape)) > 1:
+        return [[*_with_sentinels(tokenizer, prompt), end_of_text_id(tokenizer)] for prompt in prompts]
+    return encode_prompts(tokenizer, prompts)
+
+
+def _with_sentinels(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """Encode a text in which the names of sentinels are tokens."""
+    ids: list[int] = []
+    for piece in SENTINEL.split(prompt):
+        token = tokenizer.token_to_id(piece) if SENTINEL.fullmatch(piece) else None
+        ids += encode_ordinary(tokenizer, [piece])[0] if token is None else [token]
+    return ids
 
 
 def generation(prompt: str, sequence: TokenSequence) -> Generation:
@@ -92,7 +117,7 @@ def continue_tokens(
 
     Sequences of similar length start together; a waiting sequence joins as soon as a running one ends.
     """
-    context = model.shape.context
+    context = context_length(model.shape)
     sequences = [
         TokenSequence(prompt, settings, context, tokenizer, end, index, sample)
         for index, prompt in enumerate(prompts)

@@ -70,6 +70,14 @@ class SelfAttention(nn.Module):
         return y.transpose(1, 2).flatten(2)
 
 
+class InnerDropout(nn.Dropout):
+    """Dropout of a part of the width: the heads, or the MLP's inner numbers, that a process has."""
+
+
+class FinalNorm(nn.RMSNorm):
+    """RMSNorm after which the model itself calls `CausalLM.enter`, since dropout comes between."""
+
+
 class CausalLM(nn.Module):
     """Decoder-only language model, or one pipeline stage of it.
 
@@ -101,12 +109,16 @@ class CausalLM(nn.Module):
         super().__init__()
         self.shape, self.tied = shape, is_tied(shape)
         self.has_embeddings = self.has_head = True
+        self.layers = range(shape.layers)  # of this stage
         # Functions of (hidden states, output weight) and (hidden states, output weight, targets). Vocabulary
         # parallelism replaces them.
         self.project: Callable[[Tensor, Tensor], Tensor] = F.linear
         self.cross_entropy: Callable[[Tensor, Tensor, Tensor], Tensor] = partial(
             chunked_cross_entropy, vocab=shape.vocab
         )
+        # Tensor parallelism replaces these: entry to a region with all tokens, and slices of a sequence outside of it.
+        self.enter: Callable[[Tensor], Tensor] = lambda x: x
+        self.slices = 1
         # Functions of (logits, targets, **extra) of an objective of its own (`gpt2train.model.objectives`).
         self.own_loss: Callable[..., Tensor] | None = None
         self.scores: Callable[..., Tensor] | None = None
@@ -197,6 +209,15 @@ class CausalLM(nn.Module):
         """Compute the input of the first block: by default the token embedding."""
         return self.wte(tokens)
 
+    def sent_length(self, layer: int, context: int) -> int:
+        """Length in tokens of the hidden states that the stage before `layer` sends to the stage that begins with it.
+
+        Args:
+            layer: number of a layer.
+            context: length of a sample.
+        """
+        return context
+
     def replace_head(self) -> Self:
         """Replace the output projection by the output layer of a sequence classifier, in place."""
         if hasattr(self, "lm_head"):
@@ -210,6 +231,7 @@ class CausalLM(nn.Module):
         The stage of the first layer keeps the embeddings, that of the last layer the head. Parameters keep their names.
         The whole model has one tied `wte`; the first and the last stage have a copy each.
         """
+        self.layers = layers
         self.has_embeddings, self.has_head = layers.start == 0, layers.stop == self.shape.layers
         for name in [name for name in self.blocks if int(name) not in layers]:
             del self.blocks[name]

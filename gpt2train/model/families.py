@@ -6,10 +6,13 @@ FLOPs and memory. The names are those of `gpt2train.model.causal_lm.CausalLM`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from gpt2train.errors import UserError
+from gpt2train.model import t5_family
+from gpt2train.model.gpt2_family import GPT2Options, drop_published, gpt2_saved, gpt2_sizes
 from gpt2train.model.llama_family import LlamaOptions, complete_shape, llama_sizes, more_saved, options_of
 from gpt2train.model.shape import Shape, Sizes, all_blocks
 from gpt2train.plugins import NoOptions, Registry
@@ -24,6 +27,9 @@ __all__ = [
     "Sizes",
     "all_blocks",
     "block_sizes",
+    "check_decoder_alone",
+    "context_length",
+    "initial_std",
     "is_embedding",
     "is_lookup",
     "is_residual",
@@ -32,6 +38,7 @@ __all__ = [
     "parameter_count",
     "shard_dim",
     "sizes",
+    "used_beside",
 ]
 
 EMBEDDING, HEAD = "wte.weight", "lm_head.weight"
@@ -60,6 +67,19 @@ class ModelFamily:
         layout: subclass of `gpt2train.convert.hf_layout.HFLayout`, the form of saved models; by default `config.json`
             and tensors under this project's names.
         decode_step: faster implementation of a decoding step, created with model and KV cache.
+        decoder: class of the decoder of a model on one device, created with model, rows and context.
+        first_blocks: function from the shape to the numbers of the blocks that begin a run of equal ones; by default
+            all blocks are equal.
+        used_beside: function from the shape to the numbers of the blocks beside which each parameter outside the blocks
+            is used: every pipeline stage with one of them has a copy. By default `ln_f` and `lm_head` are used beside
+            the last block and the others beside the first one, a tied token embedding beside both.
+        head_tables: embeddings outside the blocks with a column per attention head, which tensor parallelism splits.
+        initial_std: function from name and shape to the standard deviation of the initial values of a matrix; by
+            default that of GPT-2 (`gpt2train.model.init`).
+        lengths: function from the shape to the lengths of the sequences of a sample, in a model of several; by default
+            the context length.
+        flops_per_sample: function from the shape to the FLOPs of forward and backward of a sample, in a model of which
+            not all parameters see all tokens.
     """
 
     model: str
@@ -71,32 +91,13 @@ class ModelFamily:
     more_saved: Callable[[Shape], int] = lambda shape: 0
     layout: str = "gpt2train.convert.hf_layout:HFLayout"
     decode_step: str | None = None
-
-
-def gpt2_sizes(shape: Shape) -> Sizes:
-    """Sizes of the parameters of a GPT-2."""
-    width = shape.hidden
-    block: Sizes = {
-        "ln_1.weight": (width,),
-        "ln_1.bias": (width,),
-        "attn.qkv.weight": (3 * width, width),
-        "attn.qkv.bias": (3 * width,),
-        "attn.proj.weight": (width, width),
-        "attn.proj.bias": (width,),
-        "ln_2.weight": (width,),
-        "ln_2.bias": (width,),
-        "up.weight": (4 * width, width),
-        "up.bias": (4 * width,),
-        "down.weight": (width, 4 * width),
-        "down.bias": (width,),
-    }
-    return {
-        "wte.weight": (shape.padded_vocab, width),
-        "wpe.weight": (shape.context, width),
-        **all_blocks(block, shape.layers),
-        "ln_f.weight": (width,),
-        "ln_f.bias": (width,),
-    }
+    decoder: str = "gpt2train.inference.decoder:LocalDecoder"
+    first_blocks: Callable[[Shape], tuple[int, ...]] = lambda shape: (0,)
+    used_beside: Callable[[Shape], Mapping[str, Collection[int]]] | None = None
+    head_tables: tuple[str, ...] = ()
+    initial_std: Callable[[str, Shape], float] | None = None
+    lengths: Callable[[Shape], tuple[int, ...]] = lambda shape: (shape.context,)
+    flops_per_sample: Callable[[Shape], int] | None = None
 
 
 MODELS: Registry[ModelFamily] = Registry("model family")
@@ -106,6 +107,9 @@ MODELS.register(
         model="gpt2train.model.gpt2:GPT2",
         sizes=gpt2_sizes,
         residual=("attn.proj", "down"),
+        options=GPT2Options,
+        complete=drop_published,
+        more_saved=gpt2_saved,
         layout="gpt2train.convert.hf_gpt2:GPT2Layout",
         decode_step="gpt2train.inference.fast_decode_step:FastDecodeStep",
     ),
@@ -123,6 +127,25 @@ MODELS.register(
         layout="gpt2train.convert.hf_llama:LlamaLayout",
     ),
 )
+MODELS.register(
+    "t5",
+    ModelFamily(
+        model="gpt2train.model.t5:T5",
+        sizes=t5_family.t5_sizes,
+        residual=t5_family.RESIDUAL,
+        options=t5_family.T5Options,
+        complete=t5_family.complete_shape,
+        more_saved=t5_family.more_saved,
+        layout="gpt2train.convert.hf_t5:T5Layout",
+        decoder="gpt2train.inference.t5_decoder:T5Decoder",
+        first_blocks=t5_family.first_blocks,
+        used_beside=t5_family.used_beside,
+        head_tables=t5_family.HEAD_TABLES,
+        initial_std=t5_family.initial_std,
+        lengths=t5_family.sequence_lengths,
+        flops_per_sample=t5_family.flops_per_sample,
+    ),
+)
 
 
 @cache
@@ -134,14 +157,33 @@ def sizes(shape: Shape) -> Sizes:
     return {name: size for name, size in found.items() if name != HEAD} | {SCORE: (shape.labels, shape.hidden)}
 
 
-def block_sizes(shape: Shape) -> Sizes:
+def block_sizes(shape: Shape, block: int = 0) -> Sizes:
     """Sizes of the parameters of one block, by their names in it."""
-    return {name.removeprefix("blocks.0."): s for name, s in sizes(shape).items() if name.startswith("blocks.0.")}
+    start = f"blocks.{block}."
+    return {name.removeprefix(start): size for name, size in sizes(shape).items() if name.startswith(start)}
 
 
 def parameter_count(shape: Shape) -> int:
     """Number of parameters, including the padded vocabulary; a tied embedding counts once."""
     return sum(map(math.prod, sizes(shape).values()))
+
+
+def context_length(shape: Shape) -> int:
+    """Tokens that a model reads and writes at most: its context length, or with several sequences their sum."""
+    return sum(MODELS[shape.family].lengths(shape))
+
+
+def check_decoder_alone(shape: Shape, source: object) -> None:
+    """Check that a model is a decoder alone, which predicts each token of a text from those before it.
+
+    Raises:
+        UserError: it has an encoder too; the message begins with `source`.
+    """
+    if len(MODELS[shape.family].lengths(shape)) > 1:
+        raise UserError(
+            f"{source} has an encoder and a decoder ({shape.family}), and no probability of a text by itself; use "
+            "gpt2train generate"
+        )
 
 
 def is_tied(shape: Shape) -> bool:
@@ -164,24 +206,39 @@ def is_lookup(name: str, shape: Shape) -> bool:
     return len(sizes(shape)[name]) > 1 and is_embedding(name) and not (name == EMBEDDING and is_tied(shape))
 
 
-def on_stage(name: str, shape: Shape, *, first: bool, last: bool) -> bool:
-    """Return True if a parameter outside the blocks is on the first, or last, pipeline stage.
-
-    A tied token embedding is on both.
-    """
+def used_beside(name: str, shape: Shape) -> Collection[int]:
+    """Numbers of the blocks beside which a parameter outside the blocks is used."""
+    given = MODELS[shape.family].used_beside
+    if given is not None:
+        return given(shape)[name]
+    last = shape.layers - 1
     if name == EMBEDDING and is_tied(shape):
-        return first or last
-    return last if name.startswith(LAST_STAGE) else first
+        return 0, last
+    return (last,) if name.startswith(LAST_STAGE) else (0,)
+
+
+def on_stage(name: str, shape: Shape, layers: Collection[int]) -> bool:
+    """Return True if a parameter outside the blocks is on the pipeline stage of these layers; several stages may be."""
+    return any(block in layers for block in used_beside(name, shape))
+
+
+def initial_std(name: str, shape: Shape) -> float | None:
+    """Standard deviation of the initial values of a matrix; None for those of GPT-2."""
+    given = MODELS[shape.family].initial_std
+    return given(name, shape) if given is not None else None
 
 
 def shard_dim(name: str, shape: Shape) -> int | None:
     """Dimension of a parameter that tensor parallelism splits; None if it is replicated.
 
-    Vocabulary and column-parallel layers are split by rows (0), row-parallel layers by columns (1).
+    Vocabulary and column-parallel layers are split by rows (0), row-parallel layers and tables with a column per head
+    by columns (1).
     """
     if name in (EMBEDDING, HEAD):
         return 0
     module, _, kind = name.rpartition(".")
+    if module in MODELS[shape.family].head_tables:
+        return 1
     if not name.startswith("blocks.") or len(sizes(shape)[f"{module}.weight"]) == 1:
         return None
     if is_residual(name, shape):

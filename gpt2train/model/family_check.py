@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from gpt2train.errors import UserError
-from gpt2train.model.families import EMBEDDING, HEAD, MODELS, Sizes, all_blocks, block_sizes, sizes
+from gpt2train.model.families import EMBEDDING, HEAD, MODELS, Sizes, block_sizes, sizes
 from gpt2train.model.shape import Shape
 
 
@@ -19,7 +19,7 @@ def check_specification(shape: Shape) -> None:
     Raises:
         UserError: one does not; the message names the first one.
     """
-    named, block = sizes(shape), block_sizes(shape)
+    named, starts = sizes(shape), MODELS[shape.family].first_blocks(shape)
     place = f"model family {shape.family}: `sizes`"
     vocabulary = (shape.padded_vocab, shape.hidden)
     for name in (EMBEDDING, HEAD):
@@ -27,8 +27,15 @@ def check_specification(shape: Shape) -> None:
             found = f"the size {named[name]}" if name in named else "no size"
             raise UserError(f"{place} has {found} for {name}; give (padded_vocab, hidden) = {vocabulary}")
     in_blocks = {name: size for name, size in named.items() if name.startswith("blocks.")}
-    if difference := _difference(in_blocks, all_blocks(block, shape.layers)):
+    expected = {
+        f"blocks.{layer}.{name}": size
+        for start, end in zip(starts, (*starts[1:], shape.layers), strict=True)
+        for layer in range(start, end)
+        for name, size in block_sizes(shape, start).items()
+    }
+    if difference := _difference(in_blocks, expected):
         raise UserError(f"{place} has unequal blocks, or not `layers` = {shape.layers}: {difference}; use `all_blocks`")
+    block = {name: size for start in starts for name, size in block_sizes(shape, start).items()}
     residual = MODELS[shape.family].residual
     for end in residual:
         if not any(name.rpartition(".")[0].endswith(end) for name in block):

@@ -1,8 +1,11 @@
-"""GPT-2 as published: pre-LN blocks, learned positions, tanh-GELU, tied input and output embeddings.
+"""GPT-2: pre-LN blocks, learned positions; as published tanh-GELU, biases, tied input and output embeddings.
 
 Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; layer order and names of the
 OpenAI code.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +13,14 @@ from torch import Tensor, nn
 
 from gpt2train.model.cache import Prefill, Step
 from gpt2train.model.causal_lm import CausalLM, SelfAttention
+from gpt2train.model.gpt2_family import options_of
 from gpt2train.model.shape import Shape
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+}
 
 
 class Attention(SelfAttention):
@@ -22,8 +32,9 @@ class Attention(SelfAttention):
 
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__(shape.head_dim, dropout)
-        self.qkv = nn.Linear(shape.hidden, 3 * shape.hidden)
-        self.proj = nn.Linear(shape.hidden, shape.hidden)
+        width, bias = shape.heads * shape.head_dim, options_of(shape).bias
+        self.qkv = nn.Linear(shape.hidden, 3 * width, bias=bias)
+        self.proj = nn.Linear(width, shape.hidden, bias=bias)
 
     def forward(self, x: Tensor, cache: Prefill | Step | None = None, mask: Tensor | None = None) -> Tensor:
         """Attend over the hidden states [batch, length, hidden] and, with a cache, over all earlier tokens."""
@@ -37,11 +48,13 @@ class Block(nn.Module):
 
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(shape.hidden)
+        chosen = options_of(shape)
+        self.activation = ACTIVATIONS[chosen.activation]
+        self.ln_1 = nn.LayerNorm(shape.hidden, bias=chosen.bias)
         self.attn = Attention(shape, dropout)
-        self.ln_2 = nn.LayerNorm(shape.hidden)
-        self.up = nn.Linear(shape.hidden, 4 * shape.hidden)
-        self.down = nn.Linear(4 * shape.hidden, shape.hidden)
+        self.ln_2 = nn.LayerNorm(shape.hidden, bias=chosen.bias)
+        self.up = nn.Linear(shape.hidden, chosen.inner, bias=chosen.bias)
+        self.down = nn.Linear(chosen.inner, shape.hidden, bias=chosen.bias)
         self.drop = nn.Dropout(dropout)
 
     def forward(
@@ -53,7 +66,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """Apply attention and MLP to the hidden states [batch, length, hidden]; the positions are in them already."""
         x = x + self.drop(self.attn(self.ln_1(x), cache, mask))
-        return x + self.drop(self.down(F.gelu(self.up(self.ln_2(x)), approximate="tanh")))
+        return x + self.drop(self.down(self.activation(self.up(self.ln_2(x)))))
 
 
 class GPT2(CausalLM):
@@ -67,7 +80,9 @@ class GPT2(CausalLM):
         self.wpe = nn.Embedding(shape.context, shape.hidden)
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleDict({str(i): Block(shape, dropout) for i in range(shape.layers)})
-        self.ln_f = nn.LayerNorm(shape.hidden)
+        self.ln_f = nn.LayerNorm(shape.hidden, bias=options_of(shape).bias)
+        if not self.tied:
+            self.lm_head = nn.Linear(shape.hidden, shape.padded_vocab, bias=False)
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Compute the input of the first block: token and position embeddings, after dropout."""

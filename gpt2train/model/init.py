@@ -1,7 +1,8 @@
 """Initial values of the parameters, each drawn from its own seeded generator.
 
 A tensor depends only on `(seed, name)`, not on the order of creation, so that every parallel layout starts from the
-same bits. Scales as in GPT-2: N(0, 0.02), the projections into the residual stream divided by sqrt(2 * layers).
+same bits. Scales as in GPT-2, unless the family has others: N(0, 0.02), the projections into the residual stream
+divided by sqrt(2 * layers).
 """
 
 import hashlib
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpt2train.model.causal_lm import CausalLM
-from gpt2train.model.families import is_residual
+from gpt2train.model.families import initial_std, is_residual
 from gpt2train.model.shape import Shape
 
 STD = 0.02
@@ -28,7 +29,9 @@ def initial_value(name: str, size: tuple[int, ...], shape: Shape, seed: int) -> 
         return torch.ones(size)
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    std = STD / math.sqrt(2 * shape.layers) if is_residual(name, shape) else STD
+    std = initial_std(name, shape)
+    if std is None:
+        std = STD / math.sqrt(2 * shape.layers) if is_residual(name, shape) else STD
     return torch.empty(size).normal_(0.0, std, generator=generator)
 
 

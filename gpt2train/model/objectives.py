@@ -8,8 +8,9 @@ that opens its data, and may replace the loss. `next_token` predicts each next t
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, Self
 
-from pydantic import field_validator
+from pydantic import Field, field_validator, model_validator
 
 from gpt2train.plugins import NoOptions, Registry
 from gpt2train.settings import Settings
@@ -38,6 +39,9 @@ class Objective:
         sums_per_label: further numbers in it for each class of a classifier.
         metrics: function of these sums over the validation set and of its number of counted targets that returns named
             numbers; they are logged as `valid_<name>`.
+        sequences: sequences of a sample: 2 for models with an encoder and a decoder.
+        length: function of the settings of a training that returns the tokens that a sample takes from packed
+            documents, without torch, and raises ValueError if they do not fit the model. By default `model.context`.
     """
 
     data: str
@@ -47,10 +51,50 @@ class Objective:
     sums: int = 0
     sums_per_label: int = 0
     metrics: Callable[[Sequence[float], int], dict[str, float]] = no_metrics
+    sequences: int = 1
+    length: str | None = None
+
+
+class SpanCorruptionOptions(Settings):
+    """Settings of the objective span_corruption alone, the group [objective.options].
+
+    Source of the defaults: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+    Transformer".
+    """
+
+    task: Literal["spans", "prefix"] = "spans"
+    """spans: the decoder writes the spans of tokens that are left out of the encoder's text. prefix: it continues the
+    encoder's text, cut at a random place (prefix language modelling)."""
+    noise_density: float = Field(0.15, gt=0, lt=1)
+    """Share of the tokens that are left out."""
+    mean_span: float = Field(3.0, ge=1, le=1000)
+    """Mean length of a span in tokens."""
+    sentinels: str = "<extra_id_{}>"
+    """Names of the tokens that stand for spans in the tokenizer, {} for the numbers 0, 1, 2 …; or top: the last tokens
+    of the vocabulary, counting down, which no text may contain."""
+    sentinel_count: int = Field(100, ge=1, le=2**16)
+    """Sentinels that there are."""
+    end_id: int = Field(-1, ge=-1)
+    """Token that ends input and target. -1: the tokenizer's token that ends a text."""
+
+    @model_validator(mode="after")
+    def _numbered(self) -> Self:
+        if self.sentinels != "top" and self.sentinels.count("{}") != 1:
+            raise ValueError(f"sentinels {self.sentinels!r} has no {{}} for the number; give <extra_id_{{}}>, or top")
+        return self
 
 
 OBJECTIVES: Registry[Objective] = Registry("objective")
 OBJECTIVES.register("next_token", Objective(data="gpt2train.data.training_data:packed_data"))
+OBJECTIVES.register(
+    "span_corruption",
+    Objective(
+        data="gpt2train.data.span_data:span_data",
+        options=SpanCorruptionOptions,
+        sequences=2,
+        length="gpt2train.data.span_corruption:fitting_length",
+    ),
+)
 
 
 class ClassificationOptions(Settings):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2train.errors import RunError
 from gpt2train.io.files import DISK_FULL_ERRNOS, read_json_lines, write_atomic
-from gpt2train.model.families import is_lookup, sizes
+from gpt2train.model.families import MODELS, is_lookup, sizes
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.gpu_peaks import peak_flops
 
@@ -28,12 +28,14 @@ def flops_per_token(shape: Shape, length: int | None = None) -> int:
     """FLOPs of forward and backward per token: 6N + 12LHQT (PaLM, Chowdhery et al. 2022, appendix B).
 
     N is the number of parameters without embeddings that are only looked up, L layers, H heads, Q head size, T sample
-    length.
+    length. Of a model with an encoder and a decoder they are those of a sample, divided by the tokens of the encoder.
 
     Args:
         shape: shape of the model.
         length: tokens of a sample; by default the context length of the model.
     """
+    if (per_sample := MODELS[shape.family].flops_per_sample) is not None:
+        return per_sample(shape) // shape.context
     counted = sum(math.prod(size) for name, size in sizes(shape).items() if not is_lookup(name, shape))
     return 6 * counted + 12 * shape.layers * shape.heads * shape.head_dim * (length or shape.context)
 

@@ -25,6 +25,7 @@ from gpt2train.monitoring.run_record import record_start
 from gpt2train.monitoring.trackers import open_trackers
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext, all_or_raise
+from gpt2train.training.phases import PHASES, PhaseTimer, phase_columns
 from gpt2train.training.train_state import StepStats, TrainState
 
 log = logging.getLogger("gpt2train")
@@ -68,6 +69,7 @@ class RunLogger:
         self, config: RunConfig, ctx: DistContext, state: TrainState, layout: Layout, corpora: Sequence[StoredCorpus]
     ) -> None:
         self._config, self._ctx = config, ctx
+        self._since_line: list[dict[str, Any]] = []  # metrics of the steps since the last log line
         self._metrics = all_or_raise(lambda: self._open(state, layout, corpora) if ctx.is_rank0 else None)
 
     def _open(self, state: TrainState, layout: Layout, corpora: Sequence[StoredCorpus]) -> MetricsWriter:
@@ -109,9 +111,12 @@ class RunLogger:
             self._metrics.write(row)
             if "valid_loss" in row and (warning := overfitting_warning(self._metrics.rows)):
                 log.warning("warning: %s", warning)
+        self._since_line.append(row)
         due = last or row["step"] == 1 or row["step"] % self._config.logging.interval == 0
         if due or "valid_loss" in row:
             log.info(step_line(row, self._config.steps))
+            log.info(phase_line(self._since_line))
+            self._since_line = []
 
     def close(self) -> None:
         """Flush and close."""
@@ -125,26 +130,38 @@ class RunLogger:
 
 
 class StepTimer:
-    """Timer of steps; validation and saves do not count."""
+    """Timer of steps and of their phases; validation and saves do not count.
 
-    def __init__(self) -> None:
-        self._started_at = time.perf_counter()
+    Args:
+        phases: timer of the phases.
+
+    Attributes:
+        phase_columns: metrics of the phases in the last lap.
+    """
+
+    def __init__(self, phases: PhaseTimer) -> None:
+        self._phases = phases
+        self.phase_columns: dict[str, float] = {}
+        self.restart()
 
     def lap(self) -> float:
         """Seconds since the last lap; the next step begins now."""
         seconds = time.perf_counter() - self._started_at
         self._started_at += seconds
+        self.phase_columns = phase_columns(self._phases.lap())
         return seconds
 
     def restart(self) -> None:
         """Begin the step now."""
         self._started_at = time.perf_counter()
+        self._phases.restart()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out the time of the block."""
         paused_at = time.perf_counter()
-        yield
+        with self._phases.paused():
+            yield
         self._started_at += time.perf_counter() - paused_at
 
 
@@ -165,6 +182,18 @@ def step_line(row: dict[str, Any], steps: int) -> str:
     scores = [name for name in row if name.startswith("valid_") and name != "valid_loss"]
     parts += [f"{name.removeprefix('valid_')} {row[name]:.4f}" for name in scores]
     return " | ".join(parts)
+
+
+def phase_line(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format the mean seconds of a step in each phase, and its share, over some steps, as a log line."""
+    means = {name: sum(row.get(f"{name}_seconds", 0.0) for row in rows) / len(rows) for name in PHASES}
+    total = sum(means.values()) or 1.0
+    parts = [f"{name} {_short(mean)} {mean / total:.0%}" for name, mean in means.items() if mean]
+    return f"a step takes {_short(total)}: {', '.join(parts)}"
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def warn_before_start(config: RunConfig, warmup: int, epochs: Iterable[tuple[str, float]]) -> list[str]:

@@ -106,6 +106,12 @@ class Layout:
                 f"parallel.tp {p.tp} does not divide model.context {model.context}; "
                 "set parallel.sequence_parallel = false"
             )
+        for length in MODELS[model.family].lengths(model.shape(PADDING))[1:]:
+            if p.tp > 1 and p.sequence_parallel and length % p.tp:
+                raise UserError(
+                    f"parallel.tp {p.tp} does not divide the {length} tokens of the decoder; "
+                    "set parallel.sequence_parallel = false"
+                )
         _check_pipeline(settings)
         micro, whole, accumulation = settings.batch.sizes(data)
         layout = Layout(p.pp, data // shard, shard, p.tp, micro, whole, accumulation, settings.batch.ramp_up)
@@ -124,6 +130,10 @@ class Layout:
             raise UserError(f"--tp {tp} --pp {pp}: both must be at least 1")
         if tp * pp != world:
             raise UserError(f"--tp {tp} x --pp {pp} = {tp * pp} processes, but there are {world}; start {tp * pp}")
+        if len(MODELS[shape.family].lengths(shape)) > 1 and tp * pp > 1:
+            raise UserError(
+                f"the model family {shape.family} generates in one process, not in {tp * pp}; leave out --tp and --pp"
+            )
         if shape.heads % tp:
             raise UserError(f"--tp {tp} does not divide the model's {shape.heads} heads")
         if (kv_heads := MODELS[shape.family].kv_heads(shape)) % tp:
@@ -139,8 +149,9 @@ class Layout:
 
 def _undivided(shape: Shape, tp: int) -> str | None:
     """First size of a parameter of a block that tensor parallelism cannot split evenly, with its name, for messages."""
+    kinds = tuple(f"blocks.{block}." for block in MODELS[shape.family].first_blocks(shape))
     for name, size in sizes(shape).items():
-        if name.startswith("blocks.0.") and (dim := shard_dim(name, shape)) is not None and size[dim] % tp:
+        if name.startswith(kinds) and (dim := shard_dim(name, shape)) is not None and size[dim] % tp:
             return f"{size[dim]} of {name}"
     return None
 
@@ -172,6 +183,11 @@ def _check_pipeline(settings: TrainSettings) -> None:
         raise UserError(
             f"parallel.virtual_pipeline_stages {p.virtual_pipeline_stages} needs parallel.schedule = 'interleaved'; "
             f"{p.schedule!r} has one stage per process"
+        )
+    if p.schedule == "interleaved" and MODELS[settings.model.family].used_beside is not None:
+        raise UserError(
+            f"the interleaved schedule is not for the model family {settings.model.family}, in which several stages of "
+            "a process share parameters; use parallel.schedule = '1f1b'"
         )
     if p.pp * p.virtual_pipeline_stages > layers:
         raise UserError(

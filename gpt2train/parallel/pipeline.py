@@ -38,7 +38,8 @@ class Pipeline:
         mesh: mesh of all processes; the pipeline is its dimension "pp".
         device: device of this process.
         schedule: "1f1b", "gpipe" or "interleaved".
-        sent: shape [micro_batch, length, hidden] of the hidden states sent between stages.
+        sent: function of a layer that returns the shape [micro_batch, length, hidden] of the hidden states that the
+            stage before it sends to the stage that begins with it.
         dtype: dtype in which hidden states and their gradients are sent, the compute dtype as in Megatron-LM. Every
             stage computes its residual stream in float32.
         autocast: function that returns the autocast context of a forward. It must not span the backward or a whole
@@ -51,12 +52,12 @@ class Pipeline:
         mesh: DeviceMesh,
         device: torch.device,
         schedule: str,
-        sent: Sequence[int],
+        sent: Callable[[int], tuple[int, int, int]],
         dtype: torch.dtype,
         autocast: Callable[[], AbstractContextManager[object]],
     ) -> None:
         self.parts, self.schedule, self.device = parts, schedule, device
-        self.sent, self.dtype = tuple(sent), dtype
+        self.sent, self.dtype = sent, dtype
         self.group = mesh[PIPELINE].get_group()
         self.rank, self.size = mesh[PIPELINE].get_local_rank(), mesh[PIPELINE].size()
         self._total = torch.zeros((), device=self.device)
@@ -116,7 +117,7 @@ class Pipeline:
                 else:
                     transfers.append(dist.P2POp(dist.isend, out.contiguous(), group=self.group, group_peer=ahead))
             if (then := self._task(plan, tick + 1, len(batches))) is not None and not then[0].has_embeddings:
-                arrived = torch.empty(self.sent, dtype=self.dtype, device=self.device)
+                arrived = torch.empty(self.sent(then[0].layers.start), dtype=self.dtype, device=self.device)
                 transfers.append(dist.P2POp(dist.irecv, arrived, group=self.group, group_peer=behind))
             for transfer in dist.batch_isend_irecv(transfers) if transfers else []:
                 transfer.wait()
@@ -145,15 +146,18 @@ class Pipeline:
     def _stage(self, index: int, tokens: Tensor) -> PipelineStage:
         """Build a stage with all shapes given, so that torch need not infer them by an extra forward and backward."""
         part = self.parts[index]
-        between = torch.empty(self.sent, dtype=self.dtype, device="meta", requires_grad=True)
+        before, after = (
+            torch.empty(self.sent(layer), dtype=self.dtype, device="meta", requires_grad=True)
+            for layer in (part.layers.start, part.layers.stop)
+        )
         loss = torch.empty((), device="meta", requires_grad=True)
         return PipelineStage(
             part,
             self.rank + index * self.size,
             self.size * len(self.parts),
             self.device,
-            input_args=(tokens.to("meta") if part.has_embeddings else between,),
-            output_args=(loss if part.has_head else between,),
+            input_args=(tokens.to("meta") if part.has_embeddings else before,),
+            output_args=(loss if part.has_head else after,),
             group=self.group,
         )
 
@@ -168,7 +172,7 @@ class Pipeline:
         def forward(received: Tensor, **keywords: Any) -> Tensor:
             with autocast():
                 out = inner(received if part.has_embeddings else received.float(), **keywords)
-            expected = (torch.Size(() if part.has_head else self.sent), torch.float32)
+            expected = (torch.Size(() if part.has_head else self.sent(part.layers.stop)), torch.float32)
             scored = part.has_head and part.scores is not None and not part.training
             if not scored and (out.shape, out.dtype) != expected:
                 raise ValueError(f"a pipeline stage returned {out.shape} {out.dtype}, expected {expected}")

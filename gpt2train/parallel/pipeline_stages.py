@@ -19,13 +19,14 @@ EMBEDDING = 1 / 40
 def head_weight(shape: Shape) -> float:
     """FLOPs of the output projection in units of a layer; about 5 at 117m (hidden 768, vocabulary 50,304).
 
-    A layer has W weights in matrices, 12 H^2 in GPT-2, and attends to half the context on average, by two products of H
-    per token: 2 W + 2 T H FLOPs per token in the forward. The head has V H weights: 2 V H FLOPs. Backward doubles both.
+    A layer has W weights in matrices, 12 H^2 in GPT-2, and attends to half the context on average, by two products of
+    all heads, H wide in GPT-2, per token: 2 W + 2 T H FLOPs per token in the forward. The head has V H weights: 2 V H
+    FLOPs. Backward doubles both.
     """
     weights = sum(math.prod(size) for size in block_sizes(shape).values() if len(size) > 1)
     if shape.labels:  # one row per sample, not per token
         return 0.0
-    return 2 * shape.padded_vocab * shape.hidden / (2 * weights + 2 * shape.context * shape.hidden)
+    return 2 * shape.padded_vocab * shape.hidden / (2 * weights + 2 * shape.context * shape.heads * shape.head_dim)
 
 
 def stage_layers(shape: Shape, stages: int) -> list[range]:

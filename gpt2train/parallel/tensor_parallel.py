@@ -7,6 +7,7 @@ dispatch. Modules keep their identity and names; their class is replaced by a su
     embedding, lm_head                          sharded by rows: part of the vocabulary
     linear layers (GPT-2: qkv, up)              sharded by rows: whole heads, part of the inner width
     projections to the residual (proj, down)    sharded by columns; the bias is replicated and added once, to the sum
+    tables of position biases (T5)              sharded by columns: whole heads
     other embeddings, norms, score              replicated
 
 Two collectives per block and direction, at the norms and after `proj` and `down`:
@@ -24,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from gpt2train.errors import UserError
-from gpt2train.model.causal_lm import CausalLM, SelfAttention
+from gpt2train.model.causal_lm import CausalLM, FinalNorm, InnerDropout, SelfAttention
 from gpt2train.model.families import SCORE, shard_dim
 from gpt2train.parallel import vocab_parallel
 from gpt2train.parallel.norms import widened
@@ -50,6 +51,8 @@ def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: 
     for name, module in model.named_modules():
         if isinstance(module, SelfAttention) and module.dropout:
             module.forward = functools.partial(_attend, module, module.forward, region)
+        if isinstance(module, InnerDropout) and module.p:
+            module.forward = functools.partial(_attend, module, module.forward, region)  # type: ignore[method-assign]
         if (kind := _parallel_class(model, name, module)) is None:
             continue
         for last, parameter in list(module.named_parameters(recurse=False)):
@@ -60,6 +63,7 @@ def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: 
         module.__class__ = kind
         module.region = region
     model.project = lambda x, weight: vocab_parallel.logits(x, region.local(weight), region)
+    model.enter, model.slices = region.enter, mesh.size() if sequence_parallel else 1
     vocab = model.shape.vocab
     model.cross_entropy = lambda x, weight, targets: vocab_parallel.cross_entropy(
         x, region.local(weight), targets, region, vocab
@@ -78,6 +82,8 @@ def _parallel_class(model: CausalLM, name: str, module: nn.Module) -> type[nn.Mo
             return _ScoreLinear
         case nn.Linear():
             return _RowLinear if shard_dim(f"{name}.weight", model.shape) == 1 else _ColumnLinear
+        case nn.Embedding() if shard_dim(f"{name}.weight", model.shape) == 1:
+            return _ParallelHeadTable
         case nn.Embedding():
             return _ParallelTokenEmbedding if name == "wte" else _ParallelPositionEmbedding
         case nn.LayerNorm() if in_attention:  # its weights would get the gradient of this process's heads alone
@@ -87,6 +93,8 @@ def _parallel_class(model: CausalLM, name: str, module: nn.Module) -> type[nn.Mo
             )
         case nn.LayerNorm():
             return _ParallelLayerNorm
+        case FinalNorm():
+            return _ParallelFinalNorm
         case nn.RMSNorm():
             return _HeadRMSNorm if in_attention else _ParallelRMSNorm
     if next(module.parameters(recurse=False), None) is not None:
@@ -103,7 +111,8 @@ class _ParallelLayerNorm(nn.LayerNorm):
     region: Region
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = (widened(self.region.local(parameter), x) for parameter in (self.weight, self.bias))
+        weight = widened(self.region.local(self.weight), x)
+        bias = None if self.bias is None else widened(self.region.local(self.bias), x)
         return self.region.enter(F.layer_norm(x, self.normalized_shape, weight, bias, self.eps))
 
 
@@ -115,6 +124,15 @@ class _ParallelRMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         weight = widened(self.region.local(self.weight), x)
         return self.region.enter(F.rms_norm(x, self.normalized_shape, weight, self.eps))
+
+
+class _ParallelFinalNorm(nn.RMSNorm):
+    """RMSNorm outside of a tensor-parallel region, which the model enters later."""
+
+    region: Region
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, widened(self.region.local(self.weight), x), self.eps)
 
 
 class _HeadRMSNorm(nn.RMSNorm):
@@ -177,10 +195,24 @@ class _ParallelPositionEmbedding(nn.Embedding):
         return F.embedding(self.region.slice(positions, -1), self.region.local(self.weight))
 
 
+class _ParallelHeadTable(nn.Embedding):
+    """Table with a column per attention head, of which a process has those of its heads."""
+
+    region: Region
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return F.embedding(rows, self.region.local(self.weight))
+
+
 def _attend(
-    module: SelfAttention, forward: Callable[..., Tensor], region: Region, x: Tensor, *rest: Any, **more: Any
+    module: SelfAttention | InnerDropout,
+    forward: Callable[..., Tensor],
+    region: Region,
+    x: Tensor,
+    *rest: Any,
+    **more: Any,
 ) -> Tensor:
-    """Attention with a different dropout mask on each process, since each has different heads.
+    """Attention, or dropout of the inner width, with another dropout mask on each process: its part is another one.
 
     Under sequence parallelism no special case is needed: the seeds of the processes already differ.
     """

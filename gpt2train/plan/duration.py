@@ -9,7 +9,7 @@ from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.pipeline_stages import head_weight
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import FP32, HALF
-from gpt2train.plan.parameters import Piece, block_parameters, parameters
+from gpt2train.plan.parameters import Piece, blocks_parameters, parameters
 
 # Fraction of a step's FLOPs that activation checkpointing recomputes; full repeats the forward pass, a third of all.
 RECOMPUTE_FACTOR = {"none": 0.0, "selective": 0.05, "full": 1 / 3}
@@ -89,7 +89,7 @@ def step_time(
     )
 
     largest = max(pieces, key=lambda piece: parameters(piece, shape, layout.tp))
-    count, blocks = parameters(largest, shape, layout.tp), largest.layers * block_parameters(shape, layout.tp)
+    count, blocks = parameters(largest, shape, layout.tp), blocks_parameters(largest, shape, layout.tp)
     # With offload, every ZeRO stage gathers and reduces block by block, as ZeRO 3 does.
     gathers = 2 * micro_batches if p.zero == 3 or p.offloads_weights else 1
     scatters = micro_batches if (p.zero >= 2 or p.offloads_weights) and layout.pp == 1 else 1

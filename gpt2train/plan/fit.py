@@ -168,7 +168,7 @@ def planned_steps(settings: TrainSettings, layout: Layout, train_tokens: int | N
         return settings.steps
     if train_tokens is None:
         return None
-    return resolve_epochs(settings, samples_in(train_tokens, settings.model.context), layout.batches).steps
+    return resolve_epochs(settings, samples_in(train_tokens, settings.sample_length), layout.batches).steps
 
 
 def tokens_of(steps: int, settings: TrainSettings, layout: Layout) -> int:

@@ -6,7 +6,7 @@ from gpt2train.config import TrainSettings
 from gpt2train.model.families import MODELS, block_sizes, is_residual, sizes
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
-from gpt2train.plan.parameters import Piece, block_parameters, matrix_parameters, parameters
+from gpt2train.plan.parameters import Piece, block_parameters, blocks_parameters, matrix_parameters, parameters
 
 FP32 = 4
 HALF = 2
@@ -105,7 +105,7 @@ def optimizer_states(settings: TrainSettings, shape: Shape, piece: Piece, layout
     """Return the numbers of optimizer state per parameter: 2 of AdamW, 1 of Muon for the matrices of the blocks."""
     if settings.optimizer.name == "adamw":
         return 2.0
-    return 2.0 - piece.layers * matrix_parameters(shape, layout.tp) / count
+    return 2.0 - matrix_parameters(piece, shape, layout.tp) / count
 
 
 def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, rank: int) -> Memory:
@@ -120,7 +120,8 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     """
     p, kind = settings.parallel, "fp32" if settings.precision == "fp32" else "half"
     count = parameters(piece, shape, layout.tp)
-    block = block_parameters(shape, layout.tp)
+    blocks_count = blocks_parameters(piece, shape, layout.tp)
+    block = max(block_parameters(shape, layout.tp, start) for start in MODELS[shape.family].first_blocks(shape))
     share = -(-count // layout.shard)
     vocab = 0 if shape.labels else shape.padded_vocab // layout.tp  # a classifier's output is negligible
     table = vocab * shape.hidden
@@ -128,12 +129,12 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
 
     # Unsharded parameters: ZeRO 3 and offload have one block and the prefetched next one, the others all blocks. On
     # several ranks blocks are gathered in half precision; on one, autocast makes copies of all parameters.
-    root = count - piece.layers * block
+    root = count - blocks_count
     two_blocks = min(2, piece.layers) * block
     single_rank = layout.world == 1 and not p.offloads_weights  # then FSDP, which gathers copies, is not used
     gathers_half = kind == "half" and layout.world > 1
     unsharded = FP32 * root + (HALF if gathers_half else FP32) * (
-        two_blocks if p.zero == 3 or p.offloads_weights else piece.layers * block
+        two_blocks if p.zero == 3 or p.offloads_weights else blocks_count
     )
     unsharded = 0 if single_rank else unsharded
     # Gradients of earlier micro-batches: ZeRO 0 and 1 reduce them over the ranks only after the last one.

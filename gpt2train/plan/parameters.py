@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from gpt2train.config import TrainSettings
-from gpt2train.model.families import block_sizes, on_stage, shard_dim, sizes
+from gpt2train.model.families import MODELS, block_sizes, on_stage, shard_dim, sizes
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.pipeline_stages import stage_layers
 
@@ -17,31 +17,50 @@ class Piece:
         layers: number of transformer blocks.
         first: True if it has the embeddings.
         last: True if it has the head, tied to the token embedding, and the last LayerNorm.
+        blocks: numbers of the blocks, for a family whose blocks differ; by default all are like the first one.
     """
 
     layers: int
     first: bool
     last: bool
+    blocks: tuple[int, ...] = ()
 
 
 def pieces(settings: TrainSettings, shape: Shape) -> list[Piece]:
     """Return the part of the model on each pipeline rank; the stages of an interleaved rank are added up."""
     pp, stages = settings.parallel.pp, settings.parallel.virtual_pipeline_stages
     stage_ranges = stage_layers(shape, pp * stages)
-    return [
-        Piece(sum(len(layers) for layers in stage_ranges[rank::pp]), rank == 0, rank == pp - 1) for rank in range(pp)
-    ]
+    found = []
+    for rank in range(pp):
+        blocks = tuple(block for layers in stage_ranges[rank::pp] for block in layers)
+        found.append(Piece(len(blocks), rank == 0, rank == pp - 1, blocks))
+    return found
 
 
-def block_parameters(shape: Shape, tp: int) -> int:
+def block_parameters(shape: Shape, tp: int, block: int = 0) -> int:
     """Return the parameters of one block on one tensor-parallel rank."""
-    return sum(_on_rank(f"blocks.0.{name}", size, shape, tp) for name, size in block_sizes(shape).items())
+    return sum(_on_rank(f"blocks.{block}.{name}", size, shape, tp) for name, size in block_sizes(shape, block).items())
 
 
-def matrix_parameters(shape: Shape, tp: int) -> int:
-    """Return the parameters of the matrices of one block on one tensor-parallel rank."""
-    named = {f"blocks.0.{name}": size for name, size in block_sizes(shape).items() if len(size) > 1}
-    return sum(_on_rank(name, size, shape, tp) for name, size in named.items())
+def blocks_parameters(piece: Piece, shape: Shape, tp: int) -> int:
+    """Return the parameters of all blocks of a piece on one tensor-parallel rank."""
+    return sum(count * block_parameters(shape, tp, start) for start, count in _kinds(piece, shape).items())
+
+
+def matrix_parameters(piece: Piece, shape: Shape, tp: int) -> int:
+    """Return the parameters of the matrices of all blocks of a piece on one tensor-parallel rank."""
+    total = 0
+    for start, count in _kinds(piece, shape).items():
+        matrices = {name: size for name, size in block_sizes(shape, start).items() if len(size) > 1}
+        total += count * sum(_on_rank(f"blocks.{start}.{name}", size, shape, tp) for name, size in matrices.items())
+    return total
+
+
+def _kinds(piece: Piece, shape: Shape) -> dict[int, int]:
+    """Number of blocks of each kind, by the first block of that kind."""
+    starts = MODELS[shape.family].first_blocks(shape)
+    kinds = [max(start for start in starts if start <= block) for block in piece.blocks] or [0] * piece.layers
+    return {start: kinds.count(start) for start in starts}
 
 
 def parameters(piece: Piece, shape: Shape, tp: int, padding: int | None = None) -> int:
@@ -55,9 +74,10 @@ def parameters(piece: Piece, shape: Shape, tp: int, padding: int | None = None) 
         padding: number to a multiple of which the vocabulary is padded; by default 128, Megatron-LM uses 128 x tp.
     """
     vocab = shape.padded_vocab if padding is None else -(-shape.vocab // padding) * padding
-    count = piece.layers * block_parameters(shape, tp)
+    count = blocks_parameters(piece, shape, tp)
+    held = piece.blocks or (*([0] if piece.first else []), *([shape.layers - 1] if piece.last else []))
     for name, size in sizes(shape).items():
-        if not name.startswith("blocks.") and on_stage(name, shape, first=piece.first, last=piece.last):
+        if not name.startswith("blocks.") and on_stage(name, shape, held):
             padded = (vocab, *size[1:]) if shard_dim(name, shape) == 0 else size
             count += _on_rank(name, padded, shape, tp)
     return count

@@ -33,9 +33,11 @@ def serve(
     with open_model(model, layout, device) as opened:
         from gpt2train.data.tokenizer import load_model_tokenizer
         from gpt2train.inference.decoder import decoder_of
+        from gpt2train.model.families import check_decoder_alone
         from gpt2train.serve.server import prepare
         from gpt2train.serve.service import name_of
 
+        check_decoder_alone(opened.shape, model)
         tokenizer = load_model_tokenizer(model, opened.shape.vocab)
         decoder = decoder_of(opened, settings.max_batch_size)
         server = prepare(decoder, tokenizer, settings, name_of(model))

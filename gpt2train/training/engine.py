@@ -8,7 +8,7 @@ since it must hold the final parameters.
 import contextlib
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,7 +19,6 @@ from torch import Tensor
 from gpt2train.config import ParallelSettings, RunConfig
 from gpt2train.data.batch import Batch
 from gpt2train.model.causal_lm import build_model
-from gpt2train.model.families import is_tied
 from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.parallel.activation_checkpointing import apply_activation_checkpointing
 from gpt2train.parallel.fsdp import accumulate, init_weights, reshard, shard
@@ -28,13 +27,14 @@ from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import TENSOR, DistContext, make_mesh
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.parallel.rng import dropout_seed
+from gpt2train.parallel.shared_parameters import SharedParameters
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
-from gpt2train.parallel.tied_embedding import TiedEmbedding
 from gpt2train.plugins import load
 from gpt2train.training.adamw import AdamW
 from gpt2train.training.muon import Muon
 from gpt2train.training.offloaded_adamw import OffloadedAdamW, fill_device, weights_fit
 from gpt2train.training.performance import compile_module
+from gpt2train.training.phases import in_phase, phase_timer
 from gpt2train.training.train_state import StepStats
 
 log = logging.getLogger("gpt2train")
@@ -80,11 +80,12 @@ class Engine:
 
     Attributes:
         model_parts: pipeline stages of the model on this process: one, or several with the interleaved schedule.
+        phases: timer of the phases of a step.
         sums: length of the result of `evaluate`: the loss, and the scores of the objective.
     """
 
     def __init__(self, config: RunConfig, ctx: DistContext) -> None:
-        self.config, self.ctx = config, ctx
+        self.config, self.ctx, self.phases = config, ctx, phase_timer(ctx.device)
         self.layout = Layout.of(config, ctx.world)
         self.mesh = make_mesh(ctx, self.layout)
         layout, at = self.layout, self.layout.coordinates(ctx.rank)
@@ -106,12 +107,16 @@ class Engine:
             compile_module(part, config.performance, ctx.device, whole=alone, loss=layout.tp == 1)
             shard(part, self.mesh, parallel, COMPUTE_DTYPES[config.precision])
             init_weights(part, torch.device("cpu") if parallel.offloads_weights else ctx.device, config.seed)
-        self.pipeline = self.tied = None
+        self.pipeline = self.shared = None
         if layout.pp > 1:
             from gpt2train.parallel.pipeline import Pipeline  # imports torch's pipelining (0.5 s), unneeded for pp = 1
 
-            length = config.model.context // (layout.tp if config.parallel.sequence_parallel else 1)
-            sent = (layout.micro_batch, length, config.model.hidden)
+            slices, part = layout.tp if config.parallel.sequence_parallel else 1, self.model_parts[0]
+
+            def sent(layer: int) -> tuple[int, int, int]:
+                length = part.sent_length(layer, config.model.context)
+                return layout.micro_batch, length // slices, config.model.hidden
+
             self.pipeline = Pipeline(
                 self.model_parts,
                 self.mesh,
@@ -119,15 +124,14 @@ class Engine:
                 config.parallel.schedule,
                 sent,
                 COMPUTE_DTYPES[config.precision],
-                self._autocast,
+                self._forward,
             )
-            if is_tied(config.shape):
-                self.tied = TiedEmbedding(self.model_parts, self.mesh, ctx.timeout)
+            self.shared = SharedParameters(self.model_parts, stages, self.mesh, ctx.timeout)
         named = [pair for part in self.model_parts for pair in part.named_parameters()]
         offloaded = parallel.cpu_offload and not parallel.offloads_weights
         kind = OffloadedAdamW if offloaded else Muon if config.optimizer.name == "muon" else AdamW
         self.optimizer: AdamW | OffloadedAdamW | Muon = kind(named, config.optimizer)
-        copies = [self.tied.second] if self.tied is not None and self.tied.second is not None else []
+        copies = self.shared.copies if self.shared is not None else []
         self._norm_weights = norm_weights([parameter for _, parameter in named], ctx.world // layout.pp, copies)
 
     def _placed(self, parallel: ParallelSettings) -> ParallelSettings:
@@ -151,6 +155,7 @@ class Engine:
         """Data-parallel rank of this process, which determines its samples."""
         return self.layout.data_rank(self.ctx.rank)
 
+    @in_phase("backward")
     def accumulate(self, batches: Sequence[Batch], tokens: int, step: int, scale: float = 1.0) -> Tensor:
         """Run forward and backward of this process's micro-batches and accumulate their gradients.
 
@@ -172,12 +177,13 @@ class Engine:
         zero = max(parallel.zero, 2) if parallel.offloads_weights else parallel.zero
         for index, batch in enumerate(batches):
             accumulate(self.model_parts, zero, last=index == len(batches) - 1)
-            with self._autocast():
+            with self._forward():
                 loss = self.model_parts[0](batch.tokens, batch.targets, **batch.extra)
             (loss * (scale / tokens)).backward()
             total += loss.detach()
         return total
 
+    @in_phase("optimizer")
     @torch.no_grad()
     def measure(self, total: Tensor, tokens: int, scale: float, stop: bool) -> PendingStats:
         """Reduce loss, gradient norm and stop requests over all processes, by one collective and without a host sync.
@@ -191,9 +197,10 @@ class Engine:
             stop: True if this process has a stop request.
         """
         parameters = [parameter for _, parameter in self.optimizer.named]
-        align_grad_placements(parameters)
-        if self.tied is not None:
-            self.tied.add_gradients()
+        with self.phases("communication"):
+            align_grad_placements(parameters)
+        if self.shared is not None:
+            self.shared.add_gradients()
         gradients = [local(cast(Tensor, parameter.grad)) for parameter in parameters]
         each = norms(gradients)
         square = squared_norm(each, self._norm_weights).to(total.device)
@@ -203,6 +210,7 @@ class Engine:
         dist.all_reduce(summary)
         summary[0] /= tokens
         summary[1].sqrt_().div_(scale)
+        self.phases.cut()
         out, ready = _copy_to_host(summary)
         return PendingStats(
             summary=out,
@@ -214,6 +222,7 @@ class Engine:
             finite_loss=total.isfinite(),
         )
 
+    @in_phase("optimizer")
     @torch.no_grad()
     def update(self, stats: PendingStats, lr: float, skip: bool = False) -> None:
         """Unscale, clip and apply the optimizer step in one kernel; no change if the gradient norm is not finite.
@@ -258,7 +267,7 @@ class Engine:
         else:
             total = torch.zeros(self.sums, dtype=torch.float64, device=self.ctx.device)
             for batch in batches:
-                with self._autocast():
+                with self._forward():
                     total += self.model_parts[0](batch.tokens, batch.targets, **batch.extra).double()
         for part in self.model_parts:
             part.train()
@@ -274,15 +283,21 @@ class Engine:
         """Weights and optimizer state by names that do not depend on the layout: `model.<name>`, `optim.<name>.<key>`.
 
         Raises:
-            RunError: the token embeddings of the first and the last pipeline stage differ.
+            RunError: copies of a parameter on several pipeline stages differ.
         """
-        if self.tied is not None:
-            self.tied.check()
+        if self.shared is not None:
+            self.shared.check()
         state: dict[str, Tensor] = {}
         for part in self.model_parts:
             for name, parameter in part.named_parameters():
                 state[f"model.{name}"] = parameter.detach()
         return state | {f"optim.{key}": value for key, value in self.optimizer.state().items()}
+
+    @contextlib.contextmanager
+    def _forward(self) -> Iterator[None]:
+        """Context of a forward pass."""
+        with self.phases("forward"), self._autocast():
+            yield
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         if self.config.precision == "fp32":

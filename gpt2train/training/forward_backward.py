@@ -52,7 +52,7 @@ class ForwardBackward:
     def start_next(self, step: int) -> None:
         """Start the passes of the step after `step`, unless they depend on the statistics of `step`."""
         if can_start_next_step(self._engine.config, self._engine.ctx.device, step):
-            self.started = self._run(next(self._batches), step + 1, 1.0)  # never in fp16, which alone has a loss scale
+            self.started = self._run(self._batch(), step + 1, 1.0)  # never in fp16, which alone has a loss scale
 
     def probe(self, passes: Passes, state: TrainState) -> Passes:
         """Repeat a part of `passes` with the present weights: one micro-batch, or one for each pipeline stage.
@@ -66,10 +66,14 @@ class ForwardBackward:
         return self._run(replace(batch, targets=targets, micro_batches=part), state.step + 1, scale)
 
     def _next(self, state: TrainState) -> Passes:
-        batch = next(self._batches)
+        batch = self._batch()
         scale = state.loss_scale(self._engine.config, batch.samples // self._engine.layout.micro_batch)
         return self._run(batch, state.step + 1, scale)
 
     def _run(self, batch: StepBatch, step: int, scale: float) -> Passes:
-        batch = batch.to(self._engine.ctx.device)
         return Passes(batch, self._engine.accumulate(batch.micro_batches, batch.targets, step, scale), scale)
+
+    def _batch(self) -> StepBatch:
+        """Batch of the next step, on the device."""
+        with self._engine.phases("data"):
+            return next(self._batches).to(self._engine.ctx.device)

@@ -89,17 +89,25 @@ def evaluate(
     first = [name for name in ("lambada",) if name in paths]
     of_the_run = [name for name in OF_THE_RUN if held_out is not None or name != "perplexity"]
     items = [*first, *of_the_run, *(name for name in sorted(paths) if name not in first)]
+    if is_encoder_decoder(Path(model_folder)):
+        log.warning("the model has an encoder and a decoder: samples alone, no LAMBADA score and no perplexity")
+        items = ["samples"]
     documents = data or root
     outcomes = runner.batches(
         step, "part", items, evaluate_part, model_folder, paths, files, documents, held_out, settings, device, threads
     )
     total = Outcome.total(outcomes)
-    if held_out is not None and not total.facts["held_out_documents"]:
+    if held_out is not None and "perplexity" in items and not total.facts["held_out_documents"]:
         log.warning(
             f"no document of {held_out.folder} is in the split {HELD_OUT!r}: no perplexity of held-out documents; "
             "for one, give more documents or a larger clean.split.test"
         )
     return step.commit(total)
+
+
+def is_encoder_decoder(model_folder: Path) -> bool:
+    """Return True if a model folder holds an encoder-decoder, whose decoder does not predict a text by itself."""
+    return json.loads((model_folder / "config.json").read_bytes()).get("is_encoder_decoder") is True
 
 
 def data_files(lambada: str | None, wikitext: str | None) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Settings of the tokenizer."""
 
+from operator import not_
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -24,6 +25,9 @@ class TokenizerSettings(Settings):
     """Minimum occurrences of a pair to be merged by `byte_bpe`."""
     sample_characters: int = Field(default=200_000_000, ge=1)
     """Maximum characters of documents used for training, in the order of the shards."""
+    sentinels: int = Field(default=0, ge=0, le=2**16, exclude_if=not_)
+    """Tokens `<extra_id_0>`, `<extra_id_1>` … at the end of the vocabulary, the first one last, and `<pad>` before
+    them: the sentinels of span corruption (docs/train/t5.md). They count in `vocab_size`, and are added to `gpt2`."""
     folder: str | None = None
     """Folder or URL with tokenizer.json, with vocab.json and merges.txt, with tokenizer.model or with vocab.txt; or one
     of these files on this machine. Required for `folder`; for `gpt2` the published files are downloaded if it is not
@@ -39,4 +43,14 @@ class TokenizerSettings(Settings):
             )
         if self.name != "train" and self.algorithm != "byte_bpe":
             raise ValueError(f"algorithm is of a trained tokenizer, but name = '{self.name}' trains none; leave it out")
+        if self.sentinels and (self.name == "folder" or self.algorithm != "byte_bpe"):
+            kind = "your own" if self.name == "folder" else f"algorithm {self.algorithm}"
+            raise ValueError(
+                f"sentinels can be added to gpt2 and to byte_bpe, not to a tokenizer of {kind}; leave it out"
+            )
+        if self.name == "train" and self.sentinels and self.vocab_size < BYTE_TOKENS + 2 + self.sentinels:
+            raise ValueError(
+                f"vocab_size {self.vocab_size} has no room for {BYTE_TOKENS} bytes and {self.sentinels} sentinels; "
+                f"give at least {BYTE_TOKENS + 2 + self.sentinels}"
+            )
         return self

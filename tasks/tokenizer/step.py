@@ -17,9 +17,13 @@ from gpt2train.data.published_gpt2 import PUBLISHED, published_files
 from gpt2train.data.sentencepiece_model import MODEL
 from gpt2train.data.tokenizer import (
     END_OF_TEXT,
+    MERGES,
+    PADDING_TOKENS,
+    VOCAB,
     canonical_files,
     collect_files,
     open_tokenizer,
+    parse_tables,
     read_files,
     tokenizer_files,
     vocab_size,
@@ -66,10 +70,12 @@ def tokenizer(root: Folder, documents: Manifest | None, settings: TokenizerSetti
     if settings.name == "gpt2":
         # The files are checked by hash, so their source is no input.
         hashes = {name: digest for name, (_, digest) in PUBLISHED.items()}
-        step = Step(root, "tokenizer", version=1, parameters={"name": "gpt2"}, inputs=hashes, packages=("tokenizers",))
+        more = {"sentinels": settings.sentinels} if settings.sentinels else {}
+        parameters = {"name": "gpt2", **more}
+        step = Step(root, "tokenizer", version=1, parameters=parameters, inputs=hashes, packages=("tokenizers",))
         if done := runner.finished(step):
             return done
-        return step.commit(Outcome.total(runner.batches(step, "fetch", [settings.folder], fetch, where="thread")))
+        return step.commit(Outcome.total(runner.batches(step, "fetch", [settings], fetch, where="thread")))
     if documents is None:
         raise UserError(
             "tokenizer.name = 'train' needs documents to train on; give documents, or set tokenizer.name = 'gpt2'"
@@ -102,7 +108,9 @@ def train_on(folder: Folder, name: str, shards: Sequence[str], source: Folder, s
                     yield plain
 
     if settings.algorithm == "byte_bpe":
-        vocab, merges = train_bpe(texts(), settings.vocab_size, settings.min_frequency)
+        reserved = settings.sentinels + 1 if settings.sentinels else 0
+        vocab, merges = train_bpe(texts(), settings.vocab_size - reserved, settings.min_frequency)
+        vocab = with_sentinels(vocab, settings.sentinels)
         content, size = tokenizer_files(vocab, merges), len(vocab)
     else:
         from tasks.tokenizer.sentencepiece_training import train_sentencepiece  # its library is an extra
@@ -162,9 +170,23 @@ def cut_runs(text: str) -> str:
     return LONG_RUN.sub(lambda found: found[0][:MAX_RUN], text)
 
 
-def fetch(folder: Folder, name: str, source: str | None) -> Outcome:
+def with_sentinels(vocab: dict[str, int], sentinels: int) -> dict[str, int]:
+    """Append `<pad>` and the sentinels of span corruption to a vocabulary, the first one last, as in T5's."""
+    if not sentinels:
+        return vocab
+    names = [PADDING_TOKENS[0], *(f"<extra_id_{number}>" for number in reversed(range(sentinels)))]
+    return vocab | {name: len(vocab) + number for number, name in enumerate(names)}
+
+
+def fetch(folder: Folder, name: str, settings: TokenizerSettings) -> Outcome:
     """Copy the published files from a folder, or download them."""
-    content, size = _published(source)
+    content, size = _published(settings.folder)
+    if settings.sentinels:
+        vocab, merges = parse_tables(*(content[name].decode() for name in (VOCAB, MERGES)))
+        content, size = (
+            tokenizer_files(with_sentinels(vocab, settings.sentinels), merges),
+            size + settings.sentinels + 1,
+        )
     return _commit(folder, content, {"vocab_size": size})
 
 

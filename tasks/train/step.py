@@ -142,7 +142,7 @@ def check_ready_tokens(tokens: ReadyTokens, settings: TrainSettings) -> None:
         )
     weights = None if tokens.split is None else split_weights(tokens.split)
     for corpus in tokens.corpora:
-        Samples(corpus.prefix, settings.model.context, tokens.vocab, None, split=weights)
+        Samples(corpus.prefix, settings.sample_length, tokens.vocab, None, split=weights)
 
 
 def validation_warning(facts: Mapping[str, int], settings: TrainSettings, remedy: str = VALID_REMEDY) -> str | None:
@@ -150,7 +150,7 @@ def validation_warning(facts: Mapping[str, int], settings: TrainSettings, remedy
 
     The facts are those of the step that made or counted the tokens.
     """
-    found, needed = facts.get("valid_tokens", 0), settings.model.context + 1
+    found, needed = facts.get("valid_tokens", 0), settings.sample_length + 1
     if settings.objective.name in ("classification", "answers"):  # whose samples are not packed
         return None if found else "no validation: the task names no rows for it; give data.valid or data.holdout"
     if found >= needed:
@@ -222,6 +222,15 @@ def _samples_of_objective(config: RunConfig) -> int:
     if data is None:
         raise UserError(f"the objective {config.objective.name} has no training data; its `data` returned None")
     return data.per_epoch
+
+
+def _rows(tokens: int, settings: TrainSettings) -> int:
+    """Size of the model's vocabulary: of the tokenizer, or of the model to start from, which may have more rows."""
+    if (source := settings.checkpoints.init_from) is None:
+        return tokens
+    from gpt2train.convert.detect import vocabulary_of  # imports torch (1-2 s)
+
+    return max(tokens, vocabulary_of(Path(source)) or 0)
 
 
 def _rows(tokens: int, settings: TrainSettings) -> int:

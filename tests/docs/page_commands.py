@@ -21,6 +21,7 @@ from pathlib import Path
 
 from flows.command import app_of
 from flows.settings import resolve
+from flows.ui.flags import dump
 from gpt2train.cli import app
 from gpt2train.io.command_line import run_command
 from tests.tasks.corpus import Inline
@@ -165,7 +166,7 @@ def _run_flow(name: str, words: list[str]) -> str:
         return out.getvalue()
     _, bound, _ = program.parse_args(words, exit_on_error=False, print_error=False)
     given = bound.arguments.get("settings")
-    flags = given.model_dump(exclude_unset=True) if given is not None else {}
+    flags = {} if given is None else dump(given, "python", given=True)
     run = flow.planned(resolve(flow.model, bound.arguments.get("config"), flags))
     flow.check(run)
     with Inline(workers=1) as runner:

@@ -18,7 +18,6 @@ import pytest
 import tomli_w
 
 from flows.demo import demo_site
-from gpt2train.config import presets
 from tests.docs.page_commands import DOCS, SCORES, TRAIN, commands_of, copy_to, follow, free_port, run_line, tasks_of
 from tests.flows.mini_pipeline import mini_urls
 from tests.gpt2train.convert.megatron_trees import make_model, write_tree
@@ -59,7 +58,7 @@ def test_every_page_is_followed() -> None:
 @pytest.mark.slow
 def test_megatron_lm(folder: Path, crawl: str) -> None:
     (folder / "urls").mkdir()
-    (folder / "urls/RS_2011-01.txt").write_text("".join(f"{url}\n" for url in mini_urls()))
+    (folder / "urls/RS_2011-01.txt").write_text("".join(f"{url}\n" for url in mini_urls()[:50]))
     model = {name: 0.02 * one for name, one in make_model(50_304, 2, 2, hidden=16, context=32).items()}
     write_tree(folder / "345m", model, 2, version=0, old=True, tracker="release")
     port = free_port()
@@ -85,7 +84,7 @@ def test_megatron_lm(folder: Path, crawl: str) -> None:
 @pytest.mark.slow
 def test_colossalai_zero(folder: Path, crawl: str) -> None:
     (folder / "URLs").mkdir()
-    (folder / "URLs/RS_2011-01.txt").write_text("".join(f"{url}\n" for url in mini_urls()))
+    (folder / "URLs/RS_2011-01.txt").write_text("".join(f"{url}\n" for url in mini_urls()[:50]))
     outputs = follow(
         "coming-from/colossalai-zero.md",
         folder,
@@ -97,8 +96,9 @@ def test_colossalai_zero(folder: Path, crawl: str) -> None:
         replaced={"--launch.processes 4": "--launch.processes 2"},
     )
     assert "ZeRO 3" in "".join(outputs.values())
-    configs = [tomllib.loads(file.read_text()) for file in folder.glob("out/runs/*/config.toml")]
-    assert [config["parallel"]["cpu_offload"] for config in configs] == [True]
+    for output, offloaded in (("out", True), ("out-4-gpus", False)):
+        [file] = folder.glob(f"{output}/runs/*/config.toml")
+        assert tomllib.loads(file.read_text())["parallel"]["cpu_offload"] == offloaded
 
 
 @pytest.mark.slow
@@ -142,7 +142,6 @@ def test_oneflow(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_colossalai_booster(folder: Path) -> None:
-    pytest.importorskip("flows.finetune")
     transformers = pytest.importorskip("transformers")
 
     def weights() -> None:
@@ -177,8 +176,6 @@ def test_colossalai_booster(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_cpm(folder: Path) -> None:
-    if "t5-cpm" not in presets():
-        pytest.skip("there is no preset t5-cpm")
     (folder / "corpus").mkdir()
     letters = "春天山上孩子河边老人今年稻田农民每天早上安静学生文章历史火车北京城市研究语言模型网页内容"
     draw = random.Random(0)

@@ -121,8 +121,6 @@ def test_fineweb(folder: Path, texts: list[str], open_data: Path) -> None:
 
 @pytest.mark.slow
 def test_fine_tune(folder: Path, open_data: Path) -> None:
-    pytest.importorskip("flows.finetune")
-
     def download() -> None:
         """A GPT-2 of the published vocabulary, as transformers writes it."""
         from transformers import GPT2Config, GPT2LMHeadModel
@@ -145,7 +143,7 @@ def test_fine_tune(folder: Path, open_data: Path) -> None:
         "guides/fine-tune.md",
         folder,
         small={
-            "python -m flows.finetune": "--train.epochs 1 --launch.processes 1",
+            "python -m flows.finetune": "--train.epochs 0.1 --launch.processes 1",
             "python -m flows.dataprep": "--clean.split.valid 0.2 --clean.split.test 0.2",
             "python -m flows.pretrain": f"{model} --train.epochs 0.02 --train.precision fp32 --launch.processes 1",
             "python -m flows.evaluate": SCORES,

@@ -23,7 +23,7 @@ TRAIN = {
 }
 
 
-def prepare_tokens(root: Path) -> Path:
+def prepare_tokens(root: Path, sentinels: int = 0) -> Path:
     """Write `tokenizer/` and `tokens/` under `root`, with their manifests."""
     rows = [
         row(f"Document {n} says: {'word ' * (n % 9 + 3)}{n}.", split="valid" if n % 5 == 4 else "train")
@@ -32,7 +32,7 @@ def prepare_tokens(root: Path) -> Path:
     folder = Folder(root)
     with Inline(workers=1) as runner:
         documents = documents_of(folder, rows, per_shard=60)
-        words = tokenizer(folder, documents, TokenizerSettings(vocab_size=300), runner)
+        words = tokenizer(folder, documents, TokenizerSettings(vocab_size=300, sentinels=sentinels), runner)
         tokenize(folder, documents, words, TokenizeSettings(), runner)
     return root
 

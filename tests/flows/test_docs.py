@@ -74,8 +74,7 @@ def flags_of(line: str) -> tuple[list[str], list[str]]:
 @cache
 def flow_options(name: str) -> frozenset[str]:
     """Every option of a flow's command."""
-    flow = FLOWS.get(name) or getattr(pytest.importorskip(f"flows.{name}"), name)
-    return options(app_of(flow, "result"))
+    return options(app_of(FLOWS[name], "result"))
 
 
 def options(program: App) -> frozenset[str]:

@@ -94,7 +94,11 @@ def test_a_lost_rank_fails_the_run_in_one_line(finished: Finished, tmp_path: Pat
     before = set(output.glob("runs/*"))
     flags = [*long_training(), "--train.seed", "5", "--launch.retries", "0"]
     process = mini.start("pretrain", "--output", str(output), *flags)
-    wait_for(lambda: any(is_training_run(run, 3) for run in set(output.glob("runs/*")) - before), 90, "some steps")
+    wait_for(
+        lambda: any((run / "checkpoints/latest").exists() for run in set(output.glob("runs/*")) - before),
+        90,
+        "a checkpoint",
+    )
     ranks = mini.ranks()
     assert len(ranks) == 2
     ranks[0].send_signal(signal.SIGKILL)

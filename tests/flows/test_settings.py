@@ -53,6 +53,7 @@ def test_a_preset_is_a_layer_of_its_own() -> None:
         ({"preset": "117m", "tokenizer": {"vocab_size": 8000}}, ("train", 8000)),
         ({"preset": "117m", "tokenizer": {"name": "folder", "folder": "mine"}}, ("folder", "mine")),
         ({"preset": "cpm-gpt2"}, ("train", 30_000)),
+        ({"preset": "t5-cpm"}, ("train", 30_191)),
         ({"preset": "tiny"}, ("train", 4096)),
         ({}, ("train", 4096)),
     ],

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from flows.settings import DataprepSettings, EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings
-from flows.ui.flags import flags_model
+from flows.settings import DataprepSettings, EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings, resolve
+from flows.ui.flags import dump, flags_model
 from tests.flows.commands import run
 
 MODELS = (DataprepSettings, EvaluateFlowSettings, PipelineSettings, PretrainFlowSettings)
@@ -28,6 +28,7 @@ def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ["--train.steps", "60"],  # below the warm-up of the default, above that of the preset
         ["--train.model.hidden", "256"],  # 12 heads do not divide it, those of the preset do
         ["--train.model.max-positions", "512"],  # below the context of the default
+        ["--train.parallel.zero", "1"],  # text for a number of a Literal
         ["--config", "mine.toml", "--train.parallel.offload-placement", "auto"],  # the file says cpu_offload
     ],
     ids=lambda flags: flags[-2],
@@ -46,6 +47,7 @@ def test_a_flag_that_suits_the_preset_or_the_file_is_taken(
         (["--train.steps", "20"], "schedule.warmup 45 must be below steps 20"),
         (["--train.parallel.offload-placement", "auto"], "offload_placement 'auto' needs cpu_offload = true"),
         (["--data", "x", "--tokens", "y"], "error: --tokens and --data both name the tokens"),
+        (["--train.parallel.zero", "4"], "error: --train.parallel.zero: input should be 0, 1, 2 or 3 (got 4)"),
         (["--train.steps", "many"], "error: --train.steps: input should be a valid integer"),
         (["--train.model.layers", "0"], "error: --train.model.layers: input should be greater than or equal to 1"),
     ],
@@ -55,6 +57,29 @@ def test_a_flag_that_does_not_is_refused(
 ) -> None:
     assert run("pretrain", *flags, "--dry-run") == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_flag_may_take_back_what_the_preset_sets(tokens: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Settings that are off are left out of a dump."""
+    small = [
+        "--train.model.layers",
+        "1",
+        "--train.model.heads",
+        "1",
+        "--train.model.hidden",
+        "8",
+        "--train.model.context",
+    ]
+    flags = [*small, "16", "--train.epochs", "0", "--train.steps", "7", "--launch.processes", "1"]
+    assert run("pretrain", "--preset", "colossalai-gpt2-small", *flags, "--dry-run") == 0
+    assert "in 7 steps" in capsys.readouterr().out
+
+
+def test_the_dump_of_settings_gives_the_same_settings() -> None:
+    flags = {"preset": "colossalai-gpt2-small", "train": {"epochs": 0, "parallel": {"offload_placement": "all"}}}
+    settings = resolve(PretrainFlowSettings, flags=flags)
+    assert settings.train.epochs == 0
+    assert resolve(PretrainFlowSettings, flags=dump(settings, "json")) == settings
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)

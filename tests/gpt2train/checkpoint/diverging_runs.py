@@ -33,7 +33,7 @@ def corrupt(what: str) -> None:
         original(engine, measure, lr, skip)
         steps[0] += 1
         if steps[0] == 2 and ctx.rank == 1:
-            state = engine.state() if engine.tied is None else engine.optimizer.state()
+            state = engine.state() if engine.shared is None else engine.optimizer.state()
             names = [name for name in state if name.endswith({"weight": "ln_1.weight", "moment": "exp_avg_sq"}[what])]
             local(state[names[-1]] if names else engine.parameters()[0]).detach().fill_(float("inf"))
 

@@ -1,30 +1,36 @@
 """Private parts of torch against the plain way."""
 
+import contextlib
 import importlib
 import pickle
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from packaging.specifiers import SpecifierSet
 from torch import Tensor
+from torch.distributed.distributed_c10d import Work
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2train.compat.torch import (
     ATTENTION_OPERATORS,
     CHECKPOINT_METADATA_NAMES,
     TORCH,
+    around_waits,
     can_pack_linear,
     dump_memory,
     pack_linear,
     record_memory,
     tensor_norms,
 )
+from gpt2train.parallel.mesh import DistContext
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,6 +58,27 @@ def test_pack_linear(rows: int, biased: bool) -> None:
     weight, x = torch.randn(48, 32, generator=generator), torch.randn(rows, 32, generator=generator)
     bias = torch.randn(48, generator=generator) if biased else None
     torch.testing.assert_close(pack_linear(weight, bias, rows=8)(x), F.linear(x, weight, bias))
+
+
+def test_around_waits(alone: DistContext) -> None:
+    waits: list[str] = []
+    plain = Work.wait
+
+    @contextlib.contextmanager
+    def note() -> Iterator[None]:
+        waits.append("begin")
+        yield
+        waits.append("end")
+
+    one, two, three = torch.ones(3), torch.ones(3), torch.empty(3)
+    with around_waits(note):
+        dist.all_reduce(one)
+        dist.all_reduce(two, async_op=True).wait()
+        dist.all_gather([three], one)
+    assert waits == ["begin", "end"] * 3 and Work.wait is plain
+    dist.barrier()
+    assert len(waits) == 6
+    assert torch.equal(one, two) and torch.equal(one, three)
 
 
 def test_only_float32_on_a_cpu_can_be_packed() -> None:

@@ -56,7 +56,7 @@ def test_presets_have_the_published_sizes(name: str) -> None:
 
 
 def test_every_preset_is_valid_and_documented() -> None:
-    assert presets() == sorted([*PUBLISHED, "cpm-gpt2", "tiny"])
+    assert presets() == sorted([*PUBLISHED, "cpm-gpt2", "t5-cpm", "tiny"])
     for name in presets():
         settings = build(TrainSettings, preset(name))
         assert settings.batch.sizes(2 if name == "oneflow-1x8" else 1)[2] >= 1
@@ -72,6 +72,8 @@ def test_the_distributed_presets_use_all_gpus_of_their_machines() -> None:
     assert (one.micro_batch, one.global_batch, one.accumulation) == (8, 16, 1)
     cpm = Layout.of(build(TrainSettings, preset("cpm-gpt2")), 4)
     assert (cpm.data, cpm.tp, cpm.pp, cpm.micro_batch, cpm.accumulation, cpm.global_batch) == (1, 2, 2, 4, 16, 64)
+    t5 = Layout.of(build(TrainSettings, preset("t5-cpm")), 4)
+    assert (t5.data, t5.tp, t5.pp, t5.micro_batch, t5.accumulation, t5.global_batch) == (2, 2, 1, 4, 16, 128)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,7 @@ def test_the_distributed_presets_use_all_gpus_of_their_machines() -> None:
         ("oneflow-1x8", (16, 16, 1536, 2048), (8, 16), 500_000, "full", 2**32),
         ("oneflow-4x8", (24, 24, 2304, 2048), (8, 512), 500_000, "full", 2**32),
         ("cpm-gpt2", (2, 16, 256, 1024), (4, 0), 320_000, "full", 2**16),
+        ("t5-cpm", (4, 8, 128, 1024), (4, 0), 320_000, "none", 2**16),
     ],
 )
 def test_the_presets_of_tutorials_have_the_numbers_of_their_scripts(

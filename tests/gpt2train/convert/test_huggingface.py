@@ -193,11 +193,15 @@ def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path, open_data: Path)
     ("change", "message"),
     [
         ({"model_type": "bert"}, "model_type"),
-        ({"activation_function": "relu"}, "activation_function"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"activation_function": "silu"}, "activation_function"),
+        ({"activation_function": None}, "activation_function"),
+        ({"tie_word_embeddings": False}, "has no tensor lm_head.weight"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
         ({"n_head": 5}, "n_head"),
         ({"n_layer": "two"}, "size"),
-        ({"n_inner": 7}, "n_inner"),
+        ({"n_inner": 7}, "expected"),
+        ({"n_inner": -7}, "n_inner"),
+        ({"n_inner": 2**25}, "n_inner"),
         ({"n_embd": 18}, "expected"),
     ],
 )

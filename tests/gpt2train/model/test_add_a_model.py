@@ -181,7 +181,7 @@ def test_other_family_and_other_format_are_refused(tokens: Path, reference: Path
     for wrong, message in (
         (FAMILY.replace("kv_heads = 2", "kv_heads = 3"), "kv_heads 3 does not divide heads 4"),
         (FAMILY.replace("kv_heads", "kvheads"), "unknown setting 'kvheads'; did you mean 'kv_heads'?"),
-        (FAMILY.replace("rotary", "rotar"), "there is no model family 'rotar'; choose from gpt2, llama, rotary"),
+        (FAMILY.replace("rotary", "rotar"), "there is no model family 'rotar'; choose from gpt2, llama, t5, rotary"),
     ):
         plain = (tmp_path / "gpt2.toml").read_text()
         (tmp_path / "wrong.toml").write_text(plain.replace("[model]\n", f"[model]{wrong}"))

@@ -27,11 +27,10 @@ def test_sizes_are_those_of_the_model_in_its_order(name: str) -> None:
 def test_stages_have_the_parameters_of_the_specification(stages: int) -> None:
     for layers in stage_layers(SHAPE, stages):
         stage = empty_model(SHAPE).keep_layers(layers)
-        ends = {"first": layers.start == 0, "last": layers.stop == SHAPE.layers}
         expected = {
             name
             for name in sizes(SHAPE)
-            if (int(name.split(".")[1]) in layers if name.startswith("blocks.") else on_stage(name, SHAPE, **ends))
+            if (int(name.split(".")[1]) in layers if name.startswith("blocks.") else on_stage(name, SHAPE, layers))
         }
         assert {name for name, _ in stage.named_parameters()} == expected
 

@@ -31,7 +31,7 @@ def fail(*arguments: object) -> None:
 if sys.argv[1] == "drift":
     engine.state()
     if ctx.rank == 1:
-        engine.tied.copy.detach().to_local()[-1, -1] += 1e-7
+        engine.shared.copies[0].detach().to_local()[-1, -1] += 1e-7
     engine.state()
 if ctx.rank == 1:
     engine.model_parts[0].register_forward_pre_hook(fail)

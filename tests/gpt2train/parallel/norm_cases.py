@@ -34,9 +34,9 @@ def value(name: str, size: tuple[int, ...]) -> Tensor:
 
 def fill(engine: Engine) -> None:
     """Give every parameter its gradient; the second copy of the tied one gets nothing, since both are added up."""
-    second = engine.tied.second if engine.tied else None
+    copies = [id(copy) for copy in engine.shared.copies] if engine.shared else []
     for name, parameter in engine.optimizer.named:
-        whole = value(name, tuple(parameter.shape)) * (parameter is not second) * SCALE
+        whole = value(name, tuple(parameter.shape)) * (id(parameter) not in copies) * SCALE
         if isinstance(parameter, DTensor):
             parameter.grad = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
         else:

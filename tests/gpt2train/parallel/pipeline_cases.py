@@ -79,8 +79,8 @@ def gradients(engine: Engine, numbers: range, *, documents: bool = False, times:
     """Full gradients of the initial weights on some samples, the tied ones summed."""
     for _ in range(times):
         engine.accumulate(micro_batches(engine, numbers, documents), counted(numbers), 0)
-    if engine.tied is not None:
-        engine.tied.add_gradients()
+    if engine.shared is not None:
+        engine.shared.add_gradients()
     found = {name: whole(p.grad) for part in engine.model_parts for name, p in part.named_parameters()}
     for part in engine.model_parts:
         part.zero_grad(set_to_none=True)
@@ -107,8 +107,8 @@ def run(config: RunConfig) -> dict[str, Any]:
         if step == config.steps // 2:
             seen["held_out"] += engine.evaluate(held_out)
     seen["held_out"] += engine.evaluate(held_out)
-    if engine.tied is not None:
-        engine.tied.check()
+    if engine.shared is not None:
+        engine.shared.check()
     seen["weights"] = {name: whole(value) for name, value in engine.state().items()}
     return seen
 

@@ -35,6 +35,9 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
             "model": {"layers": 8},
             "batch": {"micro_batch": 16, "global_batch": 16},
         },
+        "relu, small heads, no biases": {
+            "model": {"options": {"activation": "relu", "head_dim": 16, "bias": False, "tied": False}}
+        },
         "llama": {"model": {"family": "llama"}},
         "llama, selective": {
             "model": {"family": "llama", "options": {"attention_bias": "qkv", "kv_heads": 2}},

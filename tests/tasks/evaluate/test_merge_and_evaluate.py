@@ -285,7 +285,7 @@ def test_a_bad_cloze_set_is_refused_and_keeps_the_scores(
     assert Step(
         upstream.root,
         "evaluate",
-        version=3,
+        version=scores.version,
         parameters=SETTINGS,
         inputs=scores.inputs,
         folder=scores.folder,

@@ -1,0 +1,97 @@
+"""Parameters that several pipeline stages use: a tied token embedding, and in T5 the tables of position biases.
+
+Each of these stages has a copy with the same initial value. Their gradients are summed once per step, so that all get
+the same update and stay bitwise equal (as in Megatron-LM). The sum is over a group with one process of each stage,
+after the data-parallel reduction and before clipping.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from gpt2train.errors import RunError
+from gpt2train.model.causal_lm import CausalLM
+from gpt2train.model.families import on_stage, sizes
+from gpt2train.parallel.grad_norm import local
+from gpt2train.parallel.mesh import all_or_raise
+
+COMPARE_CHUNK = 1 << 24  # elements compared at a time: 64 MB of float32
+
+
+class SharedParameters:
+    """The copies on this process of parameters that several stages use. All processes construct it together.
+
+    No process may have two stages that use the same parameter (checked by `gpt2train.parallel.layout`).
+
+    Args:
+        parts: model parts of this process.
+        stages: layers of each stage, of all processes.
+        mesh: mesh of all processes, pipeline dimension outermost.
+        timeout: timeout of the collectives.
+
+    Attributes:
+        copies: copies that are not on the first of their stages, which are excluded from the gradient norm and the
+            parameter count.
+    """
+
+    def __init__(
+        self, parts: Sequence[CausalLM], stages: Sequence[range], mesh: DeviceMesh, timeout: timedelta
+    ) -> None:
+        shape, processes = parts[0].shape, mesh.mesh.shape[0]
+        mine = {name: parameter for part in parts for name, parameter in part.named_parameters()}
+        groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self.copies: list[Tensor] = []
+        self._shared: list[tuple[str, Tensor, dist.ProcessGroup]] = []
+        self._places: dict[str, str] = {}
+        for name in sizes(shape):
+            if name.startswith("blocks."):
+                continue
+            users = [number % processes for number, layers in enumerate(stages) if on_stage(name, shape, layers)]
+            if len(users) == 1:
+                continue
+            # Every process creates every group, in the same order; a set of stages has one.
+            if (key := tuple(users)) not in groups:
+                rows = mesh.mesh[users].flatten(1).T.tolist()
+                groups[key], _ = dist.new_subgroups_by_enumeration(rows, timeout=timeout)
+            ends = users == [0, len(stages) - 1]
+            self._places[name] = (
+                "the first and the last pipeline stage" if ends else f"the pipeline stages {', '.join(map(str, users))}"
+            )
+            if name in mine:
+                self._shared.append((name, mine[name], groups[key]))
+                if dist.get_group_rank(groups[key], dist.get_rank()) > 0:
+                    self.copies.append(mine[name])
+
+    def add_gradients(self) -> None:
+        """Replace the gradients of all copies of a parameter by their sum."""
+        for _, parameter, group in self._shared:
+            dist.all_reduce(local(cast(Tensor, parameter.grad)), group=group)
+
+    def check(self) -> None:
+        """Compare the copies bitwise with those of their first stage. Collective.
+
+        Raises:
+            RunError: on every process, if they differ.
+        """
+
+        def compare() -> None:
+            # All are compared before one is reported, since other processes take part in the comparison.
+            for name in [name for name, parameter, group in self._shared if not _equal(parameter.detach(), group)]:
+                raise RunError(f"the copies of {name} on {self._places[name]} differ; not saved")
+
+        all_or_raise(compare)
+
+
+def _equal(parameter: Tensor, group: dist.ProcessGroup) -> bool:
+    """Return True if the local part equals that of the first process of the group."""
+    same = True
+    for piece in local(parameter).flatten().split(COMPARE_CHUNK):
+        first = piece.clone()
+        dist.broadcast(first, group=group, group_src=0)
+        same = same and torch.equal(first.view(torch.int32), piece.view(torch.int32))
+    return same

@@ -1,0 +1,154 @@
+"""docs/train/t5.md: its settings are valid, and its commands run at a small size, with the preset of the page too."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.pretrain import check, pretrain, recipe
+from flows.settings import PipelineSettings, PretrainFlowSettings, read_config, resolve
+from gpt2train.cli import app
+from gpt2train.config import CONFIG_FILE, read_run_config
+from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, vocab_size
+from gpt2train.data.training_data import training_data
+from gpt2train.errors import UserError
+from gpt2train.io.command_line import run_command
+from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.parallel.layout import Layout
+from tasks.core.storage import Folder
+from tasks.tokenizer.settings import TokenizerSettings
+from tasks.tokenizer.step import tokenizer
+from tests.flows.small_tokens import prepare_tokens
+from tests.tasks.corpus import Inline, documents_of, row
+
+PAGE = Path(__file__).parents[2] / "docs/train/t5.md"
+SENTINELS = 12
+SMALL: dict[str, Any] = {
+    "steps": 2,
+    "precision": "fp32",
+    "device": "cpu",
+    "model": {"hidden": 16, "heads": 2, "context": 32, "options": {"decoder_context": 16, "head_dim": 4, "inner": 24}},
+    "objective": {"options": {"sentinel_count": SENTINELS}},
+    "batch": {"micro_batch": 1, "global_batch": 2, "gradient_accumulation_steps": 0},
+    "parallel": {"tp": 1},
+    "schedule": {"warmup": 1, "warmup_fraction": 0.0, "decay_steps": 2},
+    "logging": {"tensorboard": False},
+}
+
+
+def commands() -> list[str]:
+    """Commands of the page."""
+    return re.findall(r"^    (\S.*)$", PAGE.read_text(encoding="utf-8"), re.M)
+
+
+def test_the_settings_of_the_page_are_valid(tmp_path: Path) -> None:
+    [shown] = re.findall(r"```toml.*?\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    (tmp_path / "t5.toml").write_text(shown)
+    settings = resolve(PipelineSettings, str(tmp_path / "t5.toml"), {"documents": ["texts.jsonl"]})
+    assert settings.train.model.options["encoder_layers"] == 12 and settings.tokenizer.sentinels == 100
+    assert settings.train.sample_length == 1137
+    assert resolve(PretrainFlowSettings, str(tmp_path / "t5.toml")).train.model == settings.train.model
+    assert "tokenizer" in read_config(str(tmp_path / "t5.toml"))
+
+
+def test_a_trained_tokenizer_has_sentinels_at_its_end(tmp_path: Path) -> None:
+    rows = [row("one two three " * 30, split="train")]
+    with Inline(workers=1) as runner:
+        documents = documents_of(Folder(tmp_path), rows, per_shard=1)
+        settings = TokenizerSettings(vocab_size=290, sentinels=SENTINELS, min_frequency=1)
+        tokenizer(Folder(tmp_path), documents, settings, runner)
+    made = load_tokenizer(tmp_path / "tokenizer")
+    size = vocab_size(made)
+    assert size <= 290
+    assert [made.token_to_id(f"<extra_id_{n}>") for n in range(SENTINELS)] == [size - 1 - n for n in range(SENTINELS)]
+    assert made.token_to_id("<pad>") == size - SENTINELS - 1
+    assert len(encode_ordinary(made, ["<extra_id_0>"])[0]) > 1  # a text is never parsed for them
+    for wrong in ({"name": "folder", "folder": "x"}, {"algorithm": "sentencepiece_bpe"}):
+        with pytest.raises(ValueError, match="sentinels can be added to gpt2 and to byte_bpe"):
+            TokenizerSettings.model_validate({"sentinels": 5, **wrong})
+    with pytest.raises(ValueError, match="give at least 358"):
+        TokenizerSettings(vocab_size=300, sentinels=100)
+
+
+def test_the_preset_trains_merges_and_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = prepare_tokens(tmp_path / "out", sentinels=SENTINELS)
+    flags = {"output": str(root), "preset": "t5-cpm", "train": SMALL, "launch": {"processes": 1}}
+    planned = pretrain.planned(resolve(PretrainFlowSettings, flags=flags))
+    check(planned)
+    with Inline(workers=1) as runner:
+        [training] = recipe(planned, runner)
+    run = root / training.folder
+    rows = read_metrics(run)
+    assert len(rows) == 2 and rows[-1]["valid_loss"] > 0
+    config = read_run_config(run / CONFIG_FILE)
+    assert training_data(config).context == config.sample_length == 34
+    merge, generate = commands()[-2:]
+    assert (
+        run_command(
+            app,
+            shlex.split(
+                merge.replace("out/runs/RUN", str(run)).replace("--output model", f"--output {tmp_path}/model")
+            )[1:],
+        )
+        == 0
+    )
+    capsys.readouterr()
+    words = shlex.split(generate.replace("--model model", f"--model {tmp_path}/model"))[1:]
+    assert run_command(app, [*words, "--max-new-tokens", "5", "--json"]) == 0
+    [answer] = map(json.loads, capsys.readouterr().out.splitlines())
+    assert 1 <= len(answer["tokens"]) <= 5
+    lambada = tmp_path / "lambada.jsonl"
+    lambada.write_text('{"text": "one two three"}\n')
+    for refused in (["evaluate", "lambada", "--data", str(lambada)], ["serve"]):
+        assert run_command(app, [*refused, "--model", f"{tmp_path}/model", "--device", "cpu"]) == 2
+        err = capsys.readouterr().err
+        assert "has an encoder and a decoder (t5)" in err and err.count("\n") == 1
+    with pytest.raises(UserError, match="the model family t5 generates in one process, not in 2"):
+        Layout.of_model(config.shape, 2, 1, 2)
+
+
+def test_tokens_without_sentinels_are_refused(tmp_path: Path) -> None:
+    root = prepare_tokens(tmp_path / "out")
+    flags = {"output": str(root), "preset": "t5-cpm", "train": SMALL, "launch": {"processes": 1}}
+    planned = pretrain.planned(resolve(PretrainFlowSettings, flags=flags))
+    with Inline(workers=1) as runner, pytest.raises(UserError, match="has no token <extra_id_0> to stand for a span"):
+        recipe(planned, runner)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
+    """The commands from texts to a trained model, with small sizes in a file of their own."""
+    rows = [
+        {"text": f"Document number {n} tells of the weather in town: {'it rained and rained. ' * 9}"} for n in range(80)
+    ]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
+    lines = [line for line in commands() if line.startswith("python -m flows") and "cpm" in line]
+    assert len(lines) == 2
+    small = [
+        "--train.steps 2 --train.precision fp32 --train.device cpu --train.parallel.tp 2 --launch.processes 2",
+        "--train.model.hidden 16 --train.model.heads 2 --train.model.context 32 --train.logging.tensorboard false",
+        "--train.model.options.decoder-context 16 --train.model.options.head-dim 4 --train.model.options.inner 24",
+        "--train.objective.options.sentinel-count 12 --train.batch.micro-batch 1 --train.batch.global-batch 2",
+        "--train.batch.gradient-accumulation-steps 0 --train.schedule.decay-steps 2 --train.schedule.warmup-fraction 0",
+    ]
+    changes = (
+        (
+            "--tokenizer.vocab-size 30191 --tokenizer.sentinels 190",
+            "--tokenizer.vocab-size 300 --tokenizer.sentinels 12",
+        ),
+        ("--launch.processes 4", " ".join(small)),
+    )
+    for line in lines:
+        for given, wanted in changes:
+            line = line.replace(given, wanted)
+        words = shlex.split(line)
+        extra = ["--clean.min-words", "5", "--dedup.similarity", "1.0"] if "dataprep" in line else []
+        done = subprocess.run([sys.executable, *words[1:], *extra], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    [run] = (tmp_path / "cpm/runs").glob("t5-cpm-*")
+    assert len(read_metrics(run)) == 2

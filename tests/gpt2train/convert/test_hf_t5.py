@@ -1,0 +1,151 @@
+"""Folders of transformers' T5 and T5 1.1: read with equal logits, written back, and refused where the model differs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpt2train.config.model import ModelSettings
+from gpt2train.convert.huggingface import open_model, read_model, save_model, write_model
+from gpt2train.errors import UserError
+from gpt2train.model.causal_lm import build_model
+from gpt2train.model.init import initialise
+from gpt2train.model.t5 import T5
+from tests.gpt2train.convert.small_tokenizer import write_tokenizer
+
+transformers = pytest.importorskip("transformers")
+
+VOCAB = 150
+SIZES = {
+    "vocab_size": VOCAB,
+    "d_model": 48,
+    "d_kv": 8,
+    "d_ff": 72,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "decoder_start_token_id": 0,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "relu, tied": {},
+    "gated, untied": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "relu, untied": {"tie_word_embeddings": False, "num_decoder_layers": 2},
+    "gated, tied": {"feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 32},
+}
+
+
+def save_peer(kind: str, folder: Path) -> Any:
+    """Write a random model of transformers, with all parameters away from their initial values; return it."""
+    torch.manual_seed(1)
+    peer = transformers.T5ForConditionalGeneration(transformers.T5Config(**SIZES | KINDS[kind])).eval()
+    if "untied" in kind:  # transformers 5 creates every T5 tied, but reads one with a head of its own
+        peer.lm_head = torch.nn.Linear(SIZES["d_model"], VOCAB, bias=False)
+    with torch.no_grad():
+        for parameter in peer.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    folder.mkdir()
+    tensors = {name: tensor.clone() for name, tensor in peer.state_dict().items() if "embed_tokens" not in name}
+    if "untied" not in kind:
+        del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    peer.config.save_pretrained(folder)
+    edit(folder, tie_word_embeddings="untied" not in kind)
+    return peer
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Change fields of `config.json`; None removes one."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def difference(folder: Path, peer: Any, lengths: torch.Tensor | None = None) -> float:
+    """Largest difference of a logit, in standard deviations of the logits."""
+    generator = torch.Generator().manual_seed(2)
+    tokens, inputs = (torch.randint(VOCAB, (3, length), generator=generator) for length in (50, 33))
+    mask = None if lengths is None else (torch.arange(50) < lengths[:, None]).long()
+    with torch.no_grad():
+        ours = read_model(folder)(tokens, decoder_tokens=inputs, lengths=lengths)[..., :VOCAB]
+        theirs = peer(tokens, decoder_input_ids=inputs, attention_mask=mask).logits
+    return float((ours - theirs).abs().max() / theirs.std())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_of_transformers_is_read_and_written_back(kind: str, tmp_path: Path) -> None:
+    peer = save_peer(kind, tmp_path / "theirs")
+    assert difference(tmp_path / "theirs", peer) <= 1e-5
+    assert difference(tmp_path / "theirs", peer, torch.tensor([50, 1, 20])) <= 1e-5
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", VOCAB)
+    save_model(tmp_path / "ours", open_model(tmp_path / "theirs"), tokenizer)
+    written, read = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
+    assert written.keys() == read.keys()
+    assert all(torch.equal(written[name], read[name]) for name in read)
+    again, report = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report.values())
+    assert difference(tmp_path / "ours", again) <= 1e-5
+    assert difference(tmp_path / "theirs", again) <= 1e-5
+    assert type(transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")) is type(peer)
+    assert open_model(tmp_path / "ours").shape == open_model(tmp_path / "theirs").shape
+
+
+@pytest.mark.parametrize("kind", ["relu, tied", "gated, untied"])
+def test_folders_that_transformers_writes_are_read(kind: str, tmp_path: Path) -> None:
+    save_peer(kind, tmp_path / "first")
+    peer = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "first").eval()
+    peer.save_pretrained(tmp_path / "second")
+    assert difference(tmp_path / "second", peer) <= 1e-5
+
+
+def test_stored_copies_are_skipped_and_differing_ones_refused(tmp_path: Path) -> None:
+    peer = save_peer("relu, tied", tmp_path / "model")
+    file = tmp_path / "model/model.safetensors"
+    tensors = load_file(file)
+    shared = tensors["shared.weight"]
+    unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    copies = {f"{stack}.embed_tokens.weight": shared.clone() for stack in ("encoder", "decoder")}
+    save_file(tensors | copies | {"lm_head.weight": shared.clone(), unused: torch.ones(8, 4)}, file)
+    assert difference(tmp_path / "model", peer) <= 1e-5
+    save_file(tensors | {"lm_head.weight": shared + 1}, file)
+    with pytest.raises(UserError, match=r"lm_head.weight differs from shared.weight, .*; set tie_word_embeddings to"):
+        open_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"feed_forward_proj": "gated-silu"}, "feed_forward_proj is 'gated-silu', but only 'relu' and 'gated-gelu'"),
+        ({"d_kv": None}, "the size d_kv is missing"),
+        ({"num_layers": 0}, "the size num_layers is 0; expected a whole number"),
+        ({"num_heads": 3}, r"SelfAttention.*has the shape|attn.*has the shape|bias.*has the shape"),
+        ({"model_type": "bart"}, "model_type is 'bart', but only .* is supported"),
+    ],
+)
+def test_another_model_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    save_peer("relu, tied", tmp_path / "model")
+    edit(tmp_path / "model", **changes)
+    with pytest.raises(UserError, match=message):
+        open_model(tmp_path / "model")
+
+
+def test_initial_values_have_the_scales_of_transformers(tmp_path: Path) -> None:
+    """Each matrix has the standard deviation of the same matrix in transformers, within a few percent."""
+    options = {"head_dim": 32, "inner": 512, "activation": "gated-gelu", "encoder_layers": 1}
+    fields = {"family": "t5", "layers": 2, "heads": 8, "hidden": 128, "context": 64, "options": options}
+    shape = ModelSettings.model_validate(fields).shape(VOCAB)
+    model = initialise(build_model(shape), 5)
+    assert isinstance(model, T5)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", VOCAB)
+    write_model(tmp_path / "ours", dict(model.named_parameters()), shape, tokenizer)
+    config = transformers.T5Config.from_pretrained(tmp_path / "ours")
+    theirs = transformers.T5ForConditionalGeneration(config).state_dict()
+    ours = load_file(tmp_path / "ours/model.safetensors")
+    for name, tensor in ours.items():
+        expected = theirs[name].std() if tensor.dim() > 1 else theirs[name].mean()
+        found = tensor.std() if tensor.dim() > 1 else tensor.mean()
+        assert float(found / expected) == pytest.approx(1, rel=0.15 if tensor.numel() < 1000 else 0.05), name

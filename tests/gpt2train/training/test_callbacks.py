@@ -1,0 +1,166 @@
+"""Callbacks: when they are called and with what, stops, errors, and the setting."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from gpt2train.config import CONFIG_FILE, read_run_config
+from gpt2train.config.callbacks import CALLBACKS
+from gpt2train.errors import RunError, UserError
+from gpt2train.io.run_folder import newest_checkpoint
+from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.parallel.mesh import DistContext
+from gpt2train.train import train
+from gpt2train.training.callbacks import Callback, RunView
+from tests.gpt2train.forked_ranks import run_ranks
+from tests.gpt2train.jobs import make, write
+
+FAILING_RANK = Path(__file__).parent / "failing_callback.py"
+EVENTS = ("begin", "step", "validation", "save", "end")
+
+
+class Recorder(Callback):
+    """Callback that notes its calls."""
+
+    calls: ClassVar[list[tuple[str, RunView]]] = []
+
+    def begin(self, run: RunView) -> None:
+        self.calls.append(("begin", run))
+
+    def step(self, run: RunView) -> None:
+        self.calls.append(("step", run))
+
+    def validation(self, run: RunView) -> None:
+        self.calls.append(("validation", run))
+
+    def save(self, run: RunView) -> None:
+        assert run.checkpoint is not None and (run.checkpoint / "manifest.json").is_file()
+        self.calls.append(("save", run))
+
+    def end(self, run: RunView) -> None:
+        self.calls.append(("end", run))
+
+
+class StopAtFour(Callback):
+    def step(self, run: RunView) -> None:
+        if run.state.step == 4:
+            run.stop("the fourth step is done")
+
+
+class Failing(Callback):
+    """Callback that fails in one of its methods."""
+
+    event, error = "step", ValueError("two\nlines")
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == Failing.event:
+            raise Failing.error
+        return super().__getattribute__(name)
+
+
+class Uncreated(Callback):
+    def __init__(self) -> None:
+        raise OSError("no such file")
+
+
+@pytest.fixture(autouse=True)
+def callbacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(CALLBACKS, "_entries", dict(CALLBACKS._entries))
+    monkeypatch.setattr(Recorder, "calls", [])
+    for name, kind in (("recorder", Recorder), ("stop_at_four", StopAtFour), ("failing", Failing)):
+        CALLBACKS.register(name, f"{__name__}:{kind.__name__}")
+    CALLBACKS.register("uncreated", f"{__name__}:Uncreated")
+    CALLBACKS.register("nowhere", f"{__name__}:nowhere")
+    CALLBACKS.register("no_class", f"{__name__}:EVENTS")
+    yield
+
+
+def test_events_come_in_order_with_state_and_metrics(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    config = make(tokens, tmp_path / "run", steps=12, callbacks=["recorder"], checkpoints={"async_save": False})
+    train(config, alone)
+    calls = Recorder.calls
+    names = [name for name, _ in calls]
+    assert names[0] == "begin" and names[-1] == "end" and names.count("begin") == names.count("end") == 1
+    steps = [run for name, run in calls if name == "step"]
+    assert [run.state.step for run in steps] == list(range(1, 13))
+    rows = read_metrics(config.output)
+    assert [dict(run.row) for run in steps] == rows
+    checked = [run for name, run in calls if name == "validation"]
+    assert [(run.state.step, "valid_loss" in run.row) for run in checked] == [(10, True), (12, True)]
+    saved = [run.checkpoint for name, run in calls if name == "save"]
+    assert [path.name for path in saved if path] == ["step-00000010", "step-00000012"]
+    last = calls[-1][1]
+    assert last.checkpoint == newest_checkpoint(config.output) and last.state.step == 12
+    assert (last.rank, last.world, last.config) == (0, 1, config)
+    assert sum(parameter.numel() for part in last.model_parts for parameter in part.parameters()) > 1000
+    begun = calls[0][1]
+    assert begun.state.step == 0 and not begun.row and begun.checkpoint is None
+    assert read_run_config(Path(config.output) / CONFIG_FILE).callbacks == ("recorder",)
+
+
+def test_a_callback_stops_the_run_and_it_resumes(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    config = make(tokens, tmp_path / "run", steps=12, callbacks=["stop_at_four", "recorder"])
+    assert train(config, alone).step == 5
+    assert newest_checkpoint(config.output).name == "step-00000005"
+    assert Recorder.calls[-1][0] == "end"
+    assert train(config, alone).step == 12
+    assert [row["step"] for row in read_metrics(config.output)] == list(range(1, 13))
+    plain = make(tokens, tmp_path / "plain", steps=12)
+    train(plain, alone)
+    assert "callbacks" not in (Path(plain.output) / CONFIG_FILE).read_text()
+    assert [row["loss"] for row in read_metrics(plain.output)] == [row["loss"] for row in read_metrics(config.output)]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_error_is_one_line_that_names_the_callback(
+    event: str, tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Failing, "event", event)
+    config = make(tokens, tmp_path / "run", steps=6, callbacks=["recorder", "failing"], checkpoints={"interval": 3})
+    with pytest.raises(RunError) as caught:
+        train(config, alone)
+    line = str(caught.value)
+    assert line.startswith(f"callback failing failed in {event} at step ")
+    assert line.endswith(" on rank 0 (ValueError: two lines); correct it, or leave it out of callbacks")
+    done = [row["step"] for row in read_metrics(config.output)]
+    assert len(done) == {"begin": 0, "step": 2}.get(event, len(done))
+    if done:  # the last step is saved
+        assert newest_checkpoint(config.output).name == f"step-{done[-1]:08}"
+
+
+def test_an_error_of_the_user_stays_one(
+    tokens: Path, tmp_path: Path, alone: DistContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Failing, "event", "begin")
+    monkeypatch.setattr(Failing, "error", UserError("set TARGET; it is missing"))
+    with pytest.raises(UserError, match=r"^callback failing: set TARGET; it is missing$"):
+        train(make(tokens, tmp_path / "run", callbacks=["failing"]), alone)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["unknown"], r"callbacks: there is no callback 'unknown'; choose from"),
+        (["recorder", "recorder"], r"callbacks: recorder is there twice; leave one out"),
+        (["uncreated"], r"callback uncreated cannot be created \(OSError: no such file\); correct or leave it out"),
+        (["nowhere"], r"cannot import .*:nowhere"),
+        (["no_class"], r"callback no_class: .*:EVENTS is not a subclass of Callback"),
+    ],
+)
+def test_wrong_callbacks_are_refused_in_one_line(
+    names: list[str], message: str, tokens: Path, tmp_path: Path, alone: DistContext
+) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        train(make(tokens, tmp_path / "run", callbacks=names), alone)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_on_one_rank_ends_all(tokens: Path, tmp_path: Path) -> None:
+    config = make(tokens, tmp_path / "run", steps=8)
+    run_ranks(FAILING_RANK, write(config))
+    for rank in (0, 1):
+        line = Path(f"{config.output}.rank-{rank}").read_text()
+        assert line.startswith("callback failing failed in step at step 3 on rank 1 (KeyError: 'lost')"), line
+    assert newest_checkpoint(config.output).name == "step-00000004"

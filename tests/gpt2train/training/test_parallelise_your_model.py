@@ -1,0 +1,92 @@
+"""The model, data and loss of docs/develop/parallelise-your-model.md, installed outside of the repository."""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+
+from gpt2train.io.run_folder import FOLDER
+from gpt2train.monitoring.metrics import read_metrics
+from tests.gpt2train.jobs import finish, start, start_alone
+from tests.tasks.plugin_page import ROOT, files_of, install
+
+TRAIN_RUNS = ROOT / "tests/gpt2train/parity/train_runs.py"
+PAGE = "parallelise-your-model.md"
+# Each row is one job: processes, and the layouts that it trains one after the other.
+LAYOUTS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
+    "fast": (2, {"tp": {"tp": 2}, "pp": {"pp": 2}}),
+    "zero": (2, {"zero-0": {"zero": 0}, "zero-3": {"zero": 3}}),
+    "four": (4, {"tp-pp": {"tp": 2, "pp": 2}, "pp-zero": {"pp": 2, "zero": 1}}),
+}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("installed")
+    install(PAGE, folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def installed_for_all_processes(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{installed}")
+
+
+def write(folder: Path, parallel: dict[str, Any], **changes: Any) -> str:
+    """Write the settings of the page for a short run; the path of the file, beside the run folder."""
+    settings = tomllib.loads(files_of(PAGE)["sums.toml"])
+    settings |= {"output": str(folder), "steps": 20, "device": "cpu", "parallel": parallel}
+    settings |= {"logging": {"tensorboard": False}, "validation": {"interval": 10, "samples": 30}}
+    settings["schedule"] |= {"warmup": 2, "decay_steps": 20}
+    path = folder.with_suffix(".toml")
+    path.write_text(tomli_w.dumps(settings | changes))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def reference(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process."""
+    folder = tmp_path_factory.mktemp("one") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{installed}")
+        code, _, err = finish(start_alone(write(folder, {})))
+    assert code == 0, err
+    return folder
+
+
+def column(run: Path, key: str) -> np.ndarray:
+    return np.array([row[key] for row in read_metrics(run) if key in row])
+
+
+@pytest.mark.parametrize("job", ["fast", *(pytest.param(job, marks=pytest.mark.slow) for job in ("zero", "four"))])
+def test_layouts_have_the_losses_of_one_process(job: str, reference: Path, tmp_path: Path) -> None:
+    processes, layouts = LAYOUTS[job]
+    runs = [tmp_path / name for name in layouts]
+    files = [write(run, parallel) for run, parallel in zip(runs, layouts.values(), strict=True)]
+    code, _, err = finish(start(str(TRAIN_RUNS), *files, processes=processes))
+    assert code == 0, err
+    assert column(reference, "loss")[-1] < column(reference, "loss")[0] - 0.5  # it learns
+    for run in runs:
+        refusal = run.with_suffix(".error")
+        assert not refusal.exists(), refusal.read_text()
+        for key in ("loss", "grad_norm", "valid_loss", "valid_accuracy"):
+            ours, theirs = column(run, key), column(reference, key)
+            assert len(ours) == len(theirs) == (2 if key.startswith("valid") else 20)
+            assert np.max(np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1e-2)) <= 1e-5, (run.name, key)
+
+
+@pytest.mark.slow
+def test_a_run_resumes_on_its_own_data_and_on_no_other(reference: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    short = write(folder, {}, steps=10, checkpoints={"interval": 5})
+    assert finish(start_alone(short))[0] == 0
+    assert sorted(path.name for path in (folder / FOLDER).glob("step-*")) == ["step-00000005", "step-00000010"]
+    code, _, err = finish(start_alone(write(folder, {})))
+    assert code == 0, err
+    assert np.array_equal(column(folder, "loss"), column(reference, "loss"))
+    code, _, err = finish(start_alone(write(folder, {}, seed=7)))
+    assert code == 2 and err.count("\n") == 1 and "another seed" in err

@@ -1,0 +1,230 @@
+"""Training of a T5: samples, resume, merge with equal logits, shared parameters that drift, refusals in one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpt2train.checkpoint.store import open_weights
+from gpt2train.config import RunConfig
+from gpt2train.convert.huggingface import read_model
+from gpt2train.convert.merge import merge
+from gpt2train.data.batch import Batch
+from gpt2train.data.span_data import SpanData, span_data
+from gpt2train.data.tokenizer import END_OF_TEXT, save_tokenizer, tokenizer_hash
+from gpt2train.errors import UserError
+from gpt2train.evaluate.eval_model import read_eval_model
+from gpt2train.io.run_folder import newest_checkpoint
+from gpt2train.model.loss import IGNORE
+from gpt2train.parallel.layout import Layout
+from gpt2train.parallel.mesh import DistContext
+from gpt2train.train import train
+from tests.gpt2train.data.test_span_corruption import restored
+from tests.gpt2train.jobs import VOCAB, curve, finish, start_alone, write
+from tests.gpt2train.parity.t5_runs import SENTINELS, make_t5
+
+END, START = VOCAB, VOCAB + 1
+WHOLE = VOCAB + 2 + SENTINELS
+
+
+def opened(config: RunConfig, part: str = "train") -> SpanData:
+    data = span_data(config, part)
+    assert data is not None
+    return data
+
+
+def write_tokenizer(folder: Path, sentinels: int = SENTINELS) -> Path:
+    """A tokenizer of letters for the small tokens, with an end, padding and sentinels."""
+    folder.mkdir(parents=True)
+    names = [chr(0x100 + number) for number in range(WHOLE - 2 - sentinels)]
+    names += [END_OF_TEXT, "<pad>", *(f"<extra_id_{number}>" for number in reversed(range(sentinels)))]
+    save_tokenizer(folder, {name: number for number, name in enumerate(names)}, [])
+    return folder
+
+
+def test_samples_come_back_from_the_batches(tokens: Path, tmp_path: Path) -> None:
+    config = make_t5(tokens, tmp_path / "run")
+    data = opened(config)
+    batch = data.batch(range(5, 11))
+    packed = data.packed.batch(range(5, 11)).tokens
+    sentinels = [WHOLE - 1 - number for number in range(SENTINELS)]
+    assert batch.tokens.shape == (6, 24) and batch.targets.shape == batch.extra["decoder_tokens"].shape == (6, 16)
+    assert set(batch.extra) == {"decoder_tokens"}
+    for row in range(6):
+        target = batch.targets[row][batch.targets[row] != IGNORE]
+        assert restored(batch.tokens[row].tolist(), target.tolist(), sentinels) == packed[row].tolist()
+        assert batch.extra["decoder_tokens"][row, 0] == START and target[-1] == batch.tokens[row, -1] == END
+        assert torch.equal(batch.extra["decoder_tokens"][row, 1 : len(target)], target[:-1])
+    assert data.counted(range(5, 11)) == int((batch.targets != IGNORE).sum())
+    padding = data.batch(range(9, 13), until=11)
+    assert (padding.targets[2:] == IGNORE).all() and torch.equal(padding.tokens[:2], batch.tokens[4:])
+
+
+def test_prefixes_are_continued(tokens: Path, tmp_path: Path) -> None:
+    data = opened(make_t5(tokens, tmp_path / "run", objective={"options": {"task": "prefix"}}))
+    batch, packed = data.batch(range(8)), data.packed.batch(range(8)).tokens
+    lengths = batch.extra["lengths"]
+    assert len(set(lengths.tolist())) > 2
+    for row, length in enumerate(lengths.tolist()):
+        target = batch.targets[row][batch.targets[row] != IGNORE]
+        assert batch.tokens[row, length - 1] == target[-1] == END
+        assert torch.equal(torch.cat((batch.tokens[row, : length - 1], target[:-1])), packed[row])
+    assert data.counted(range(8)) == int((batch.targets != IGNORE).sum())
+
+
+def test_samples_depend_on_seed_and_index_alone(tokens: Path, tmp_path: Path) -> None:
+    def read(seed: int, part: str = "train") -> Batch:
+        return opened(make_t5(tokens, tmp_path / "run", seed=seed), part).batch(range(4))
+
+    first, again, other = read(1), read(1), read(2)
+    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.targets, again.targets)
+    assert not torch.equal(first.tokens, other.tokens)
+    assert torch.equal(read(1, "valid").tokens, read(1, "valid").tokens)
+
+
+def test_a_resumed_run_gives_the_same_losses_and_merges_with_equal_logits(
+    tokens: Path, alone: DistContext, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = write_tokenizer(tmp_path / "whole/tokenizer")
+    changes: dict[str, Any] = {
+        "steps": 8,
+        "model": {"dropout": 0.1, "options": {"start_id": -1}},
+        "objective": {"options": {"sentinels": "<extra_id_{}>", "end_id": -1}},
+        "checkpoints": {"interval": 4},
+        "validation": {"interval": 4},
+        "tokenizer_hash": tokenizer_hash(tokenizer),
+    }
+    whole = make_t5(tokens, tmp_path / "whole", **changes)
+    train(whole, alone)
+    write_tokenizer(tmp_path / "parts/tokenizer")
+    for steps in (4, 8):
+        train(make_t5(tokens, tmp_path / "parts", **changes | {"steps": steps}), alone)
+    assert curve(tmp_path / "parts")[4:] == curve(tmp_path / "whole")[4:]
+    other = changes | {"objective": {"options": changes["objective"]["options"] | {"mean_span": 2.0}}}
+    with pytest.raises(UserError, match=r"a run with another objective.options.mean_span \(3.0 there, 2.0 now\)"):
+        train(make_t5(tokens, tmp_path / "parts", **other), alone)
+
+    merge(tmp_path / "whole", tmp_path / "model")
+    fields = json.loads((tmp_path / "model/config.json").read_text())
+    assert (fields["decoder_start_token_id"], fields["pad_token_id"], fields["eos_token_id"]) == (START, START, END)
+    batch = opened(whole).batch(range(4))
+    with torch.no_grad():
+        ours = read_model(tmp_path / "model")(batch.tokens, decoder_tokens=batch.extra["decoder_tokens"])[..., :WHOLE]
+    peer = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model").eval()
+    with torch.no_grad():
+        theirs = peer(input_ids=batch.tokens, labels=batch.targets)
+    counted = batch.targets != IGNORE  # transformers fills the rest with padding by itself
+    assert float((ours - theirs.logits)[counted].abs().max() / theirs.logits.std()) <= 1e-5
+    mean = torch.nn.functional.cross_entropy(ours[counted], batch.targets[counted])
+    assert mean.item() == pytest.approx(theirs.loss.item(), rel=1e-5)
+    stored = open_weights(newest_checkpoint(tmp_path / "whole")).read()
+    assert np.allclose(
+        stored["encoder_bias.weight"],
+        peer.state_dict()["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"],
+    )
+    for source in (tmp_path / "model", tmp_path / "whole"):
+        with pytest.raises(UserError, match="has an encoder and a decoder"):
+            read_eval_model(source)
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "message"),
+    [
+        ({"parallel": {"tp": 3}}, 3, "parallel.tp 3 does not divide model.heads 4"),
+        ({"parallel": {"tp": 4}, "model": {"options": {"inner": 42}}}, 4, "does not divide the size 42 of blocks.0"),
+        ({"parallel": {"tp": 4}, "model": {"options": {"decoder_context": 18}}}, 4, "the 18 tokens of the decoder"),
+        (
+            {"parallel": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2}},
+            2,
+            "interleaved schedule is not for the model family t5",
+        ),
+        ({"parallel": {"pp": 6}}, 6, "6 stages, but there are only 5 layers"),
+    ],
+)
+def test_layouts_that_do_not_fit_are_refused(
+    changes: dict[str, Any], processes: int, message: str, tokens: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        Layout.of(make_t5(tokens, tmp_path / "run", **changes), processes)
+    assert "\n" not in str(caught.value)
+
+
+IN_TEXT = {"vocab": VOCAB, "objective": {"options": {"end_id": 1}}, "model": {"options": {"start_id": 0}}}
+NAMED = {"objective": {"options": {"sentinels": "<extra_id_{}>"}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": {"name": "next_token", "options": {}}}, 'set objective.name = "span_corruption"'),
+        ({"model": {"family": "gpt2", "options": {}}}, 'set model.family = "t5"'),
+        ({"model": {"options": {"decoder_context": 8}}}, "take 13 tokens, more than decoder_context 8"),
+        ({"objective": {"options": {"sentinel_count": 1}}}, "3 spans, more than the 1 sentinels"),
+        ({"objective": {"options": {"sentinels": "<s>"}}}, "has no {} for the number"),
+        ({"model": {"context": 2}}, "model.context 2 is too short for a span"),
+        ({"objective": {"options": {"noise": 0.2}}}, "unknown setting|noise"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    changes: dict[str, Any], message: str, tokens: Path, tmp_path: Path
+) -> None:
+    if changes.get("objective", {}).get("options") == {} or changes.get("model", {}).get("options") == {}:
+        config = make_t5(tokens, tmp_path / "run").model_dump()
+        key = next(iter(changes))
+        with pytest.raises(ValueError, match=message):
+            RunConfig.model_validate({**config, key: {**config[key], **changes[key]}})
+        return
+    with pytest.raises(UserError, match=message) as caught:
+        make_t5(tokens, tmp_path / "run", **changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentinels", "message"),
+    [
+        (NAMED, None, "need the run's tokenizer, and .* have none beside them; copy it there as tokenizer/"),
+        (
+            NAMED | {"objective": {"options": {"sentinels": "<s_{}>"}}},
+            SENTINELS,
+            "has no token <s_0> to stand for a span",
+        ),
+        (NAMED, SENTINELS - 1, "has no token <extra_id_19> to stand for a span"),
+        (
+            {"objective": {"options": {"sentinel_count": 60}}},
+            None,
+            "among them are the tokens that begin or end a text",
+        ),
+        ({"objective": {"options": {"end_id": 400}}}, None, "the end_id 400 is outside the vocabulary of 322 tokens"),
+        (
+            {"vocab": VOCAB, "objective": {"options": {"end_id": 1}}, "model": {"options": {"start_id": 0}}},
+            None,
+            "is a sen",
+        ),
+        ({"documents": {"mask_documents": True}}, None, "documents.mask_documents is for next-token prediction"),
+    ],
+)
+def test_sentinels_and_data_that_do_not_fit_are_refused(
+    changes: dict[str, Any], sentinels: int | None, message: str, tokens: Path, tmp_path: Path
+) -> None:
+    if sentinels is not None:
+        write_tokenizer(tmp_path / "run/tokenizer", sentinels)
+    with pytest.raises(UserError, match=message) as caught:
+        opened(make_t5(tokens, tmp_path / "run", **changes)).check()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_family_is_refused_in_one_line(
+    tokens: Path, alone: DistContext, tmp_path: Path
+) -> None:
+    config = make_t5(tokens, tmp_path / "run", steps=2, schedule={"warmup": 1})
+    train(config, alone)
+    other = make_t5(
+        tokens, tmp_path / "run", steps=2, schedule={"warmup": 1}, model={"options": {"activation": "relu"}}
+    )
+    code, _, err = finish(start_alone(write(other)))
+    assert code == 2 and "another model.options.activation (gated-gelu there, relu now)" in err
