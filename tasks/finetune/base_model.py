@@ -59,6 +59,8 @@ def open_base_model(name: str, tokenizer: str | None) -> BaseModel:
     opened = open_source(path, kind, tokenizer=None if tokenizer is None else Path(tokenizer).absolute())
     if opened.tokenizer is None:
         raise UserError(f"{path} has no tokenizer; give --tokenizer DIR")
+    if opened.weights.shape.family == "t5":
+        raise UserError(f"{path} is a T5, an encoder and a decoder; fine-tuning takes decoders, as gpt2 and llama")
     shape, found_tokenizer = opened.weights.shape, load_tokenizer(opened.tokenizer)
     check_rows(found_tokenizer, shape.vocab, opened.tokenizer)  # that of the model's own folder may have fewer tokens
     if tokenizer is not None and (size := vocab_size(found_tokenizer)) != shape.vocab:

@@ -145,7 +145,7 @@ def test_the_loss_of_a_step_is_the_mean_over_its_samples(tmp_path: Path, alone: 
     logits = torch.stack([
         model(batch.tokens[row : row + 1, : int(length)])[0] for row, length in enumerate(batch.extra["lengths"])
     ])  # fmt: skip
-    assert curve(tmp_path / "run")[0] == pytest.approx(float(F.cross_entropy(logits, batch.targets)), rel=1e-5)
+    assert curve(tmp_path / "run")[0] == pytest.approx(F.cross_entropy(logits, batch.targets).item(), rel=1e-5)
     [row] = _validated(tmp_path / "run")
     assert row["valid_accuracy"] in [count / 7 for count in range(8)]
 
