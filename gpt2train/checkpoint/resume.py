@@ -187,7 +187,8 @@ def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten settings, and add what files leave out: family, options of gpt2, labels, objective, positions."""
     flat = {"model.family": "gpt2", "model.labels": 0, "objective.name": "next_token"} | flatten(settings)
     if flat["model.family"] == "gpt2":
-        flat = {f"model.options.{name}": value for name, value in GPT2Options().model_dump().items()} | flat
+        options = {f"model.options.{name}": value for name, value in GPT2Options().model_dump().items()}
+        flat = {"model.family": "gpt2"} | options | flat  # the family first, since a message names the first difference
     return flat | {"model.max_positions": flat.get("model.max_positions") or flat.get("model.context")}
 
 
