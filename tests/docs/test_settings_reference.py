@@ -134,7 +134,7 @@ def test_type_bounds_and_default_are_shown(pages: dict[str, str]) -> None:
     assert "`--train.batch.ramp-up` · table or not set · default: not set\n" in train
     assert "`--train.batch.ramp-up.start` · integer, from 1 to 2147483647 · required\n" in train
     assert "### `train.mixture.corpora.prefix` { #train.mixture.corpora.prefix }\n\nstring · required\n" in train
-    assert "| `model.layers` | 12 | 24 | 36 | 4 | 48 | 12 | 2 | 24 | 12 | 16 | 24 | 24 | 24 |\n" in train
+    assert "| `model.layers` | 12 | 24 | 36 | 4 | 48 | 12 | 2 | 24 | 12 | 16 | 24 | 24 | 4 |\n" in train
 
 
 def test_no_default_depends_on_this_machine(pages: dict[str, str]) -> None:
