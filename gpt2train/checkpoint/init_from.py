@@ -1,13 +1,13 @@
 """Initial state of a new run from `checkpoints.init_from`.
 
-The source can be a checkpoint of a run (weights, optimizer and train state) or weights in another format, written with
-any parallel layout.
+The source can be a checkpoint of a run (weights, optimizer and train state) or a model in another format, with or
+without the state of its optimizer, written with any parallel layout.
 """
 
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,14 +21,22 @@ from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
 from gpt2train.io import run_folder
 from gpt2train.model.families import SCORE
-from gpt2train.model.lazy_weights import LazyWeights
+from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
 from gpt2train.parallel.fsdp import copy_into_shard
 from gpt2train.parallel.mesh import all_or_raise
 from gpt2train.training.train_state import START, TrainState
 
 log = logging.getLogger("gpt2train")
 
-OpenWeights = Callable[[RunConfig, Path], LazyWeights]
+
+class InitialTensors(NamedTuple):
+    """Model of another format, and the state of its optimizer by the names of `AdamW.state`; empty if it has none."""
+
+    weights: LazyWeights
+    optimizer: Mapping[str, LazyTensor] = {}
+
+
+OpenWeights = Callable[[RunConfig, Path], InitialTensors]
 
 REMEDY = "leave out checkpoints.init_from"
 
@@ -58,13 +66,20 @@ def find_start(
     elif (path / run_folder.MANIFEST).is_file():
         found = VerifiedCheckpoint(path, verified(path, group))
     else:
-        weights = all_or_raise(lambda: open_weights(config, path), group)  # on every process: the disk is shared
-        _weights_only(path, config.checkpoints.restore)
-        log.info("loading the weights of %s", path)
-        return InitialState(START, lambda tensors, _: copy_weights(tensors, weights))
+        found_tensors = all_or_raise(lambda: open_weights(config, path), group)  # on every process: the disk is shared
+        return _from_tensors(config, path, found_tensors)
     if found is None:
         raise UserError(f"checkpoints.init_from: there is no checkpoint at {source}; give a run folder or a checkpoint")
     return _from_run(config, corpora, found, group)
+
+
+def _from_tensors(config: RunConfig, path: Path, found: InitialTensors) -> InitialState:
+    restore = config.checkpoints.restore
+    _no_train_state(path, restore, bool(found.optimizer))
+    new_head = config.model.labels > 0 and not found.weights.shape.labels
+    optimizer = found.optimizer if restore == "optimizer" and not new_head else {}
+    log.info("loading the weights%s of %s", " and optimizer" if optimizer else "", path)
+    return InitialState(START, lambda tensors, _: copy_tensors(tensors, InitialTensors(found.weights, optimizer)))
 
 
 def _from_run(
@@ -72,8 +87,10 @@ def _from_run(
 ) -> InitialState:
     source, restore = config.checkpoints.init_from, config.checkpoints.restore
     labels = store.stored_shape(found.manifest, found.checkpoint).labels
-    if found.manifest.position.step == 0:  # a converted checkpoint, which has weights only
-        restore = _weights_only(found.checkpoint, restore)
+    if found.manifest.position.step == 0:  # a converted checkpoint, which has no train state
+        has_optimizer = bool(store.open_tensors(found.checkpoint, "optim."))
+        _no_train_state(found.checkpoint, restore, has_optimizer)
+        restore = restore if has_optimizer else "weights"
     if restore == "full":
         all_or_raise(lambda: check_same_run(config, corpora, found.manifest, f"{source} has"), group)
     else:
@@ -95,15 +112,21 @@ def _from_run(
     return InitialState(found.manifest.position if restore == "full" else START, load)
 
 
-def copy_weights(tensors: Mapping[str, Tensor], weights: LazyWeights) -> None:
-    """Copy weights into the tensors of this process.
+def copy_tensors(tensors: Mapping[str, Tensor], source: InitialTensors) -> None:
+    """Copy weights, and optimizer state if there is one, into the tensors of this process.
 
     Each process reads the tensors of its own pipeline stage one after the other and keeps its shard of each; nothing is
     sent. The processes of a machine share the pages of the disk cache.
     """
     for key, tensor in tensors.items():
-        if key.startswith("model.") and not _is_new(key, weights.shape.labels):
-            whole = weights.tensors[key.removeprefix("model.")].read(torch.float32)
+        kind, _, name = key.partition(".")
+        if _is_new(key, source.weights.shape.labels):
+            continue
+        if kind == "model" or source.optimizer:
+            held = source.weights.tensors if kind == "model" else source.optimizer
+            if name not in held:
+                raise UserError(f"checkpoints.init_from has no {name} of the optimizer; use restore = 'weights'")
+            whole = held[name].read(torch.float32)
             device = tensor.to_local().device if isinstance(tensor, DTensor) else tensor.device
             copy_into_shard(tensor, whole.to(device))
 
@@ -113,7 +136,7 @@ def _is_new(key: str, labels: int) -> bool:
     return key == f"model.{SCORE}" and not labels
 
 
-def _weights_only(path: Path, restore: str) -> Literal["weights"]:
+def _no_train_state(path: Path, restore: str, has_optimizer: bool) -> None:
     if restore == "full":
-        raise UserError(f"{path} has weights only, no train state; use restore = 'weights'")
-    return "weights"
+        what, use = ("weights and optimizer", "optimizer") if has_optimizer else ("weights", "weights")
+        raise UserError(f"{path} has {what} only, no train state; use restore = '{use}'")

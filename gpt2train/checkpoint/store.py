@@ -192,13 +192,18 @@ def stored_labels(manifest: CheckpointManifest) -> tuple[str, ...]:
         return ()
 
 
-def open_tensors(checkpoint: str | Path) -> dict[str, LazyTensor]:
-    """Open the model's parameters by name, unsharded, without verifying the checkpoint."""
+def open_tensors(checkpoint: str | Path, prefix: str = "model.") -> dict[str, LazyTensor]:
+    """Open the tensors whose names begin with a prefix, unsharded, without verifying the checkpoint.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        prefix: `model.` for the parameters, `optim.` for the optimizer state; removed from the names.
+    """
     reader = SafeReader(checkpoint)
     return {
-        key.removeprefix("model."): LazyTensor(tuple(entry.size), functools.partial(_read, reader, key, entry.size))
+        key.removeprefix(prefix): LazyTensor(tuple(entry.size), functools.partial(_read, reader, key, entry.size))
         for key, entry in sorted(reader.read_metadata().state_dict_metadata.items())
-        if key.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+        if key.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
     }
 
 

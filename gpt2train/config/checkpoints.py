@@ -18,7 +18,7 @@ class CheckpointSettings(Settings):
     """Write in the background; training pauses only while the state is copied."""
     init_from: str | None = None
     """Initial state of a new run: a run folder or a checkpoint of any layout, a Hugging Face GPT-2 folder, or a
-    checkpoint of Megatron-LM. A run that has its own checkpoints resumes from those instead."""
+    checkpoint of Megatron. A run that has its own checkpoints resumes from those instead."""
     restore: Literal["weights", "optimizer", "full"] = "optimizer"
     """Part of `init_from` to load: the weights, the weights and the optimizer state, or also the position in steps and
     data. Sources with weights only always load the weights; `full` refuses them."""

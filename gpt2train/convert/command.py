@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from gpt2train.convert.settings import Dtype, Format, Names, Version
+from gpt2train.convert.settings import CoreFormat, Dtype, Format, Names, Spec, Version
 from gpt2train.errors import UserError
 
 ONE_OR_MORE = Parameter(validator=Number(gte=1))
@@ -26,18 +26,22 @@ def convert(
     pp: Annotated[int, ONE_OR_MORE] = 1,
     checkpoint_version: Version = 3,
     names: Names = "new",
+    ckpt_format: CoreFormat = "torch_dist",
+    transformer_impl: Spec = "transformer_engine",
+    distributed_optimizer: Annotated[bool, Parameter(negative="")] = False,
+    weights_only: Annotated[bool, Parameter(negative="")] = False,
     dtype: Dtype = "float32",
 ) -> None:
-    """Write a model in another format: Hugging Face, Megatron-LM, or a checkpoint to continue training from.
+    """Write a model in another format: Hugging Face, Megatron, or a checkpoint to continue training from.
 
     Parameters
     ----------
     source
-        Model folder, Megatron-LM checkpoint, run folder or checkpoint.
+        Model folder, checkpoint of Megatron-LM or Megatron-Core, run folder or checkpoint.
     target
         Folder to write; it must not exist. With huggingface, an older model folder is replaced.
     to
-        Format to write.
+        Format to write; megatron-core is that of Megatron-LM today, megatron that of its releases until May 2026.
     from_
         Format of the source; detected by default.
     tokenizer
@@ -47,32 +51,43 @@ def convert(
     heads
         Number of attention heads, for a Megatron-LM checkpoint that does not record it.
     tp
-        Tensor-parallel degree of the Megatron-LM checkpoint to write.
+        Tensor-parallel degree of the Megatron checkpoint to write.
     pp
-        Pipeline stages of the Megatron-LM checkpoint to write.
+        Pipeline stages of the Megatron checkpoint to write.
     checkpoint_version
         Version of the Megatron-LM checkpoint to write, which defines the row order of its fused QKV projection.
     names
         Tensor names in the Megatron-LM checkpoint to write; old for those used until 2021.
+    ckpt_format
+        Format of the Megatron-Core checkpoint to write: torch_dist loads on any layout, torch on that of --tp and --pp.
+    transformer_impl
+        Layers of Megatron-Core that load the checkpoint: Transformer Engine's, or its local ones, without that package.
+    distributed_optimizer
+        Write the optimizer's state for --use-distributed-optimizer; torch_dist fits it in any case.
+    weights_only
+        Leave the optimizer's state out.
     dtype
         Data type of the stored weights; a checkpoint to train from has float32.
     """
-    for_megatron = {"--tp": tp != 1, "--pp": pp != 1, "--checkpoint-version": checkpoint_version != 3}
-    for flag, given in (for_megatron | {"--names": names != "new"}).items():
-        if given and to != "megatron":
-            raise UserError(f"{flag} is for --to megatron only; leave it out")
+    _check_flags({"--tp": tp != 1, "--pp": pp != 1}, to, ("megatron", "megatron-core"))
+    _check_flags({"--checkpoint-version": checkpoint_version != 3, "--names": names != "new"}, to, ("megatron",))
+    core = {"--ckpt-format": ckpt_format != "torch_dist", "--transformer-impl": transformer_impl == "local"}
+    _check_flags(core | {"--distributed-optimizer": distributed_optimizer}, to, ("megatron-core",))
+    _check_flags({"--weights-only": weights_only}, to, ("megatron-core", "gpt2train"))
     if to == "gpt2train" and dtype != "float32":
         raise UserError(f"--dtype {dtype}: a checkpoint to train from has float32; leave it out")
     from gpt2train.convert.detect import open_source  # imports torch (1-2 s)
     from gpt2train.convert.from_weights import write_checkpoint
     from gpt2train.convert.hf_layout import layout_of
     from gpt2train.convert.huggingface import save_model
+    from gpt2train.convert.megatron_core_write import Target, write_megatron_core
     from gpt2train.convert.megatron_write import write_megatron
     from gpt2train.convert.tensor_files import DTYPES
     from gpt2train.data.tokenizer import load_tokenizer, vocab_size
 
     opened = open_source(source, from_, tokenizer=tokenizer, vocab=vocab, heads=heads)
     tokenizer_folder = tokenizer or opened.tokenizer
+    optimizer = None if weights_only or to in ("huggingface", "megatron") else opened.optimizer
     if to == "huggingface":
         if tokenizer_folder is None:
             raise UserError(f"{source} has no tokenizer, and a Hugging Face folder needs one; give --tokenizer DIR")
@@ -86,8 +101,11 @@ def convert(
         write_megatron(
             target, opened.weights, tp=tp, pp=pp, version=checkpoint_version, names=names, dtype=DTYPES[dtype]
         )
+    elif to == "megatron-core":
+        form = Target(tp, pp, transformer_impl, DTYPES[dtype], distributed_optimizer)
+        write_megatron_core(target, opened.weights, optimizer, ckpt_format, form)
     else:
-        write_checkpoint(target, opened.weights, tokenizer_folder)
+        write_checkpoint(target, opened.weights, tokenizer_folder, optimizer.tensors if optimizer else None)
     shape = opened.weights.shape
     print(
         f"{shape.layers} layers, {shape.heads} heads, width {shape.hidden}, context {shape.context}, "
@@ -98,8 +116,20 @@ def convert(
         print(f"note: the tokenizer has {entries:,} tokens; the other {shape.vocab - entries:,} stand for no text")
     for note in opened.notes:
         print(f"note: {note}")
+    if optimizer is not None:
+        print(
+            f"note: with the optimizer's state after {optimizer.updates:,} updates; the order of the data begins anew"
+        )
+    elif opened.optimizer is not None or opened.is_run:
+        print("note: the optimizer's state and the training position are not converted")
     if to == "gpt2train" and tokenizer_folder is None:
         print(
             "note: the source has no tokenizer, so it cannot be checked that the training data was made with the same"
         )
     print(f"{to}: {target}")
+
+
+def _check_flags(flags: dict[str, bool], to: Format, targets: tuple[Format, ...]) -> None:
+    for flag, given in flags.items():
+        if given and to not in targets:
+            raise UserError(f"{flag} is for --to {' or '.join(targets)} only; leave it out")

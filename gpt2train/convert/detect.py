@@ -7,9 +7,11 @@ from pathlib import Path
 from gpt2train.checkpoint.store import open_weights, read_manifest
 from gpt2train.config import CONFIG_FILE
 from gpt2train.convert.huggingface import open_model, read_shape
-from gpt2train.convert.megatron import is_megatron, open_megatron
+from gpt2train.convert.megatron import open_megatron
+from gpt2train.convert.megatron_folder import backend, is_megatron, iteration_folder
 from gpt2train.convert.merge import card_facts, find_source, find_tokenizer
 from gpt2train.convert.model_card import NO_FACTS, CardFacts
+from gpt2train.convert.optimizer_state import OptimizerState, checkpoint_optimizer
 from gpt2train.convert.settings import Format
 from gpt2train.data.tokenizer import has_tokenizer, load_tokenizer, vocab_size
 from gpt2train.errors import RunError, UserError
@@ -29,6 +31,10 @@ class OpenedSource:
     """Facts about the training, for the model card."""
     notes: tuple[str, ...] = ()
     """Notes for the user on what is not converted."""
+    optimizer: OptimizerState | None = None
+    """State of the optimizer, if there is one."""
+    is_run: bool = False
+    """True for a run or checkpoint of this project, which has a position in the training."""
 
 
 def detect(path: Path) -> Format:
@@ -41,7 +47,7 @@ def detect(path: Path) -> Format:
     if any((path / name).exists() for name in (MANIFEST, CONFIG_FILE, FOLDER)):
         return "gpt2train"
     if is_megatron(path):
-        return "megatron"
+        return "megatron-core" if backend(iteration_folder(path)) else "megatron"
     if (path / "config.json").is_file():
         return "huggingface"
     raise UserError(
@@ -85,11 +91,11 @@ def open_source(
     """
     check_folder(path)
     kind = kind or detect(path)
-    if kind == "megatron":
+    if kind in ("megatron", "megatron-core"):  # names and formats of both are detected
         if vocab is None and tokenizer is not None:
             vocab = vocab_size(load_tokenizer(tokenizer))
         found = open_megatron(path, vocab, heads)
-        return OpenedSource(found.weights, tokenizer, notes=found.notes)
+        return OpenedSource(found.weights, tokenizer, notes=found.notes, optimizer=found.optimizer)
     if kind == "huggingface":
         weights = open_model(path)
         return OpenedSource(weights, tokenizer or (path if has_tokenizer(path) else None))
@@ -101,5 +107,5 @@ def open_source(
         with contextlib.suppress(UserError):
             found_tokenizer = find_tokenizer(source)
     weights = open_weights(source.checkpoint)
-    notes = ("the optimizer's state and the training position are not converted",)
-    return OpenedSource(weights, found_tokenizer, card_facts(source.checkpoint), notes)
+    optimizer = checkpoint_optimizer(source.checkpoint)
+    return OpenedSource(weights, found_tokenizer, card_facts(source.checkpoint), optimizer=optimizer, is_run=True)

@@ -1,6 +1,7 @@
 """Writing of a checkpoint from imported weights, as the start of a training."""
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,12 +14,14 @@ from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_folder
 from gpt2train.io.run_folder import MANIFEST
 from gpt2train.model.families import sizes
-from gpt2train.model.lazy_weights import LazyWeights, check_sizes
+from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes
 from gpt2train.training.train_state import START
 
 
-def write_checkpoint(folder: Path, weights: LazyWeights, tokenizer: Path | None = None) -> None:
-    """Write a checkpoint of float32 weights only, atomically; the whole model is in memory.
+def write_checkpoint(
+    folder: Path, weights: LazyWeights, tokenizer: Path | None = None, optimizer: Mapping[str, LazyTensor] | None = None
+) -> None:
+    """Write a checkpoint of float32 weights, and optimizer state if it is given, atomically; all of it is in memory.
 
     `checkpoints.init_from` accepts it on every layout; `merge` and `convert` accept it too.
 
@@ -26,6 +29,7 @@ def write_checkpoint(folder: Path, weights: LazyWeights, tokenizer: Path | None 
         folder: folder to write; it must not exist, or be empty.
         weights: weights of the model.
         tokenizer: tokenizer folder of the model; it is copied, and its hash is recorded.
+        optimizer: state of AdamW, by the names of `AdamW.state`.
 
     Raises:
         UserError: the folder is not empty, or the tokenizer does not fit the model.
@@ -37,6 +41,7 @@ def write_checkpoint(folder: Path, weights: LazyWeights, tokenizer: Path | None 
     if tokenizer is not None:
         load_model_tokenizer(tokenizer, shape.vocab)
     state = {f"model.{name}": stored.read(torch.float32) for name, stored in sorted(weights.tensors.items())}
+    state |= {f"optim.{name}": stored.read(torch.float32) for name, stored in sorted((optimizer or {}).items())}
     with atomic_folder(folder) as draft:
         with warnings.catch_warnings():  # torch warns about the missing process group, despite no_dist
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -1,17 +1,19 @@
 """Weights in another format as the start of a training (`checkpoints.init_from`)."""
 
+import logging
 from pathlib import Path
 
-from gpt2train.checkpoint.init_from import REMEDY
+from gpt2train.checkpoint.init_from import REMEDY, InitialTensors
 from gpt2train.config import RunConfig
 from gpt2train.convert.detect import OpenedSource, detect, open_source
 from gpt2train.data.tokenizer import tokenizer_hash
 from gpt2train.errors import UserError
-from gpt2train.model.lazy_weights import LazyWeights
+
+log = logging.getLogger("gpt2train")
 
 
-def open_initial_weights(config: RunConfig, path: Path) -> LazyWeights:
-    """Open a Hugging Face folder or a checkpoint of Megatron-LM, for a run of the same model.
+def open_initial_weights(config: RunConfig, path: Path) -> InitialTensors:
+    """Open a Hugging Face folder or a checkpoint of Megatron, for a run of the same model.
 
     A classifier may start from a language model; its output layer then has its initial values.
 
@@ -28,7 +30,11 @@ def open_initial_weights(config: RunConfig, path: Path) -> LazyWeights:
         raise UserError(f"checkpoints.init_from: there is no checkpoint at {path}: {error}") from error
     opened = open_source(path, kind, vocab=config.vocab, heads=config.model.heads)
     _check_fits(config, opened, path)
-    return opened.weights
+    for note in opened.notes:
+        log.warning("%s: %s", path, note)
+    if opened.optimizer is None:
+        return InitialTensors(opened.weights)
+    return InitialTensors(opened.weights, opened.optimizer.tensors)
 
 
 def _check_fits(config: RunConfig, opened: OpenedSource, path: Path) -> None:

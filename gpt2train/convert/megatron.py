@@ -1,17 +1,12 @@
-"""Reading of Megatron-LM checkpoints.
+"""Reading of Megatron's checkpoints: weights, and the state of the optimizer.
 
-    latest_checkpointed_iteration.txt                     a number, or `release`
-    iter_0005000/mp_rank_01_002/model_optim_rng.pt        tensor-parallel rank 1, pipeline stage 2
-    iter_0005000/{.metadata,common.pt,__0_0.distcp}       format torch_dist: not read
-    release/mp_rank_00/model_optim_rng.pt                 no pipeline
-
-Each file is a pickle with `args`, `checkpoint_version`, `iteration` and `model`, or `model0`, `model1` … if a stage has
-several chunks of an interleaved pipeline. Optimizer and random state are skipped. Files are memory-mapped, so that only
-the requested tensors are read.
+`gpt2train.convert.megatron_folder` has the folders. Each file of a rank is a pickle with `args`, `checkpoint_version`,
+`iteration`, `optimizer` and `model`, or `model0`, `model1` … if a stage has several chunks of an interleaved pipeline.
+The random state is skipped. Files are memory-mapped, so that only the requested tensors are read. Distributed
+checkpoints are read by `gpt2train.convert.megatron_dist`.
 """
 
 import argparse
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,27 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2train.convert.megatron_args import check_args, number
-from gpt2train.convert.megatron_names import (
-    EMBEDDING,
-    FINAL,
-    HEAD,
-    TOP,
-    canonical,
-    layer_names,
-    rows_from,
-    split_dim,
-)
+from gpt2train.convert import megatron_dist
+from gpt2train.convert.megatron_args import check_args, check_tensors, number
+from gpt2train.convert.megatron_folder import COMMON, backend, iteration_folder, rank_files
+from gpt2train.convert.megatron_names import EMBEDDING, HEAD, TOP, canonical, split_of
+from gpt2train.convert.megatron_optimizer import NotConvertedError
+from gpt2train.convert.megatron_parts import Tensors, collect_tensors, merged, shape_of
+from gpt2train.convert.megatron_rank_state import open_optimizer
+from gpt2train.convert.optimizer_state import OptimizerState
 from gpt2train.convert.safe_pickle import PickleStub, read_pickle
 from gpt2train.errors import UserError
 from gpt2train.model.families import sizes
-from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes, pad_vocabulary
+from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes
 from gpt2train.model.shape import Shape
 from gpt2train.settings import flatten
 
-TRACKER = "latest_checkpointed_iteration.txt"
-FILES = ("model_optim_rng.pt", "model_rng.pt")  # the second if the optimizer is in a file of its own
-RANK = re.compile(r"mp_rank_(\d\d)(?:_(\d\d\d))?")
+NO_OPTIMIZER = "the optimizer's state is not converted"
 # Classes that a checkpoint references besides tensors. The weights do not need them; they become `PickleStub`.
 STUBBED = (
     *(f"{module}.{name}" for module in ("megatron.model.enums", "megatron.core.enums", "megatron.enums")
@@ -62,8 +52,6 @@ ALLOWED: tuple[tuple[type, str], ...] = (
 )
 BUFFERS = re.compile(r".*(attention\.(masked_)?bias|_extra_state|inv_freq)")
 
-Tensors = dict[str, Tensor]
-
 
 @dataclass(frozen=True)
 class MegatronCheckpoint:
@@ -78,22 +66,8 @@ class MegatronCheckpoint:
     """Pipeline stages; each may have several chunks of the model."""
     notes: tuple[str, ...]
     """Notes for the user on what is not converted."""
-
-
-def is_megatron(path: Path) -> bool:
-    """Return True if the folder looks like a Megatron-LM checkpoint folder or one iteration in it."""
-    if not path.is_dir():
-        return False
-    return (path / TRACKER).is_file() or any(RANK.fullmatch(p.name) for p in path.iterdir()) or bool(_distributed(path))
-
-
-def _distributed(folder: Path) -> str | None:
-    """Return the format of a distributed checkpoint of Megatron-Core; None for any other folder."""
-    try:
-        backend = json.loads((folder / "metadata.json").read_bytes())["sharded_backend"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        backend = "torch_dist" if (folder / "common.pt").is_file() and (folder / ".metadata").is_file() else None
-    return None if backend is None else str(backend)[:40]
+    optimizer: OptimizerState | None = None
+    """State of the optimizer, if there is one."""
 
 
 def open_megatron(path: Path, vocab: int | None = None, heads: int | None = None) -> MegatronCheckpoint:
@@ -108,18 +82,26 @@ def open_megatron(path: Path, vocab: int | None = None, heads: int | None = None
         UserError: files are missing, contain other objects than a checkpoint, disagree, or describe another
             architecture than GPT-2.
     """
-    folder = _iteration_folder(path)
-    grid = _rank_files(folder)
-    if not grid and (backend := _distributed(folder)):
+    folder = iteration_folder(path)
+    grid = rank_files(folder)
+    if grid:
+        return _open_ranks(folder, grid, vocab, heads)
+    found = backend(folder)
+    if found == "torch_dist":
+        return _open_dist(folder, vocab, heads)
+    if found is not None:
         raise UserError(
-            f"{folder} is in Megatron's distributed format {backend}, which is not supported; save it once with "
-            "--ckpt-format torch, or let Megatron-LM convert it: --ckpt-convert-format torch --ckpt-convert-save DIR"
+            f"{folder} is in Megatron's distributed format {found}, which is not supported; save it once with "
+            "--ckpt-format torch_dist, or let Megatron-LM convert it: --ckpt-convert-format torch_dist "
+            "--ckpt-convert-save DIR"
         )
-    if not grid:
-        raise UserError(f"{folder} has no mp_rank_… folder; copy the whole checkpoint again")
+    raise UserError(f"{folder} has no mp_rank_… folder; copy the whole checkpoint again")
+
+
+def _open_ranks(
+    folder: Path, grid: Mapping[tuple[int, int], Path], vocab: int | None, heads: int | None
+) -> MegatronCheckpoint:
     tp, pp = 1 + max(t for t, _ in grid), 1 + max(p for _, p in grid)
-    if missing := [_name(t, p, pp) for t in range(tp) for p in range(pp) if (t, p) not in grid]:
-        raise UserError(f"{folder} has no {missing[0]}, one of {tp} x {pp} ranks; copy the whole folder")
     states = {ranks: _read(file) for ranks, file in grid.items()}
     first = states[0, 0]
     for ranks, state in states.items():
@@ -128,51 +110,62 @@ def open_megatron(path: Path, vocab: int | None = None, heads: int | None = None
                 raise UserError(
                     f"{grid[ranks]} is of another save: {key} {state.get(key)}, but {first.get(key)} on the first rank"
                 )
-    version = int(first.get("checkpoint_version") or 0)  # 0 if it is missing, as in Megatron
+    # 0 if it is missing, as in Megatron-LM; Megatron-Core has had one order only.
+    version = int(first.get("checkpoint_version") or (3 if _is_core(first) else 0))
     if version not in (0, 1, 2, 3):
         raise UserError(f"{folder} has checkpoint_version {first['checkpoint_version']}; 0, 1, 2 and 3 are supported")
-    args = first.get("args")
-    args = vars(args) if isinstance(args, argparse.Namespace) else {}
+    args = _args(first)
     check_args(args, tp, pp, str(folder))
-    chunks = [_chunk(states, p, v, tp) for v in range(_num_chunks(first)) for p in range(pp)]
-    parts = _collect_tensors(chunks, folder)
-    shape = _shape(parts, args, vocab, heads, folder)
+    pieces = [(p, v) for v in range(_num_chunks(first)) for p in range(pp)]  # in the order of the model
+    chunks = [_chunk(states, p, v, tp) for p, v in pieces]
+    _check_pieces(chunks, folder)
+    parts = collect_tensors(chunks, folder)
+    rows, hidden = sum(len(part) for part in parts["wte.weight"]), parts["wte.weight"][0].shape[1]
+    shape = shape_of(parts, rows, hidden, len(parts["wpe.weight"][0]), args, vocab, heads, folder)
     if any(shape.heads % tp for _ in chunks) or shape.hidden % shape.heads:
         raise UserError(f"{folder}: {shape.heads} heads fit neither {tp} ranks nor a width of {shape.hidden}")
-    tensors = {name: _merged(name, parts[name], shape, version) for name in parts}
+    tensors = {name: merged(name, parts[name], shape, version) for name in parts}
     _check(tensors, shape, folder)
     _check_tie(chunks, parts["wte.weight"], folder)
-    return MegatronCheckpoint(LazyWeights(shape, tensors), folder, version, tp, pp, tuple(_notes(first, folder, args)))
+    notes = tuple(_notes(args))
+    optimizer = None
+    try:
+        masters, optimizer = open_optimizer(states, grid, pieces, chunks, shape, version)
+        tensors |= masters
+    except NotConvertedError as error:
+        notes = (f"{NO_OPTIMIZER}: {error}", *notes)
+    return MegatronCheckpoint(LazyWeights(shape, tensors), folder, version, tp, pp, notes, optimizer)
 
 
-def _iteration_folder(path: Path) -> Path:
-    """Return the folder of one iteration, which has the `mp_rank_…` folders."""
-    tracker = path / TRACKER
-    if tracker.is_file():
-        text = tracker.read_text(encoding="utf-8", errors="replace").strip()
-        if text != "release" and not text.isdecimal():
-            raise UserError(f"{tracker} contains {text[:40]!r}; expected a number or release")
-        folder = path / (text if text == "release" else f"iter_{int(text):07d}")
-        if not folder.is_dir():
-            raise UserError(f"{tracker} names {folder.name}, which does not exist; copy it, or give another folder")
-        return folder
-    if is_megatron(path):
-        return path
-    raise UserError(f"{path} is not a Megatron-LM checkpoint: it has neither {TRACKER} nor mp_rank_… folders")
+def _open_dist(folder: Path, vocab: int | None, heads: int | None) -> MegatronCheckpoint:
+    common = read_pickle(folder / COMMON, ALLOWED, inert="megatron.")
+    if not isinstance(common, dict):
+        raise UserError(f"{folder / COMMON} is not that of a Megatron checkpoint; copy it again")
+    tensors, stored = megatron_dist.open_tensors(folder, common)
+    for name in ("wte.weight", "wpe.weight"):
+        if name not in stored or len(stored[name].size) != 2:
+            raise UserError(f"{folder} has no tensor {TOP[name]}; it belongs to another model or is incomplete")
+    (rows, hidden), (positions, _) = stored["wte.weight"].size, stored["wpe.weight"].size
+    args = _args(common)
+    shape = shape_of(stored, rows, hidden, positions, args, vocab, heads, folder)
+    if shape.hidden % shape.heads:
+        raise UserError(f"{folder}: {shape.heads} heads do not fit a width of {shape.hidden}")
+    known = sizes(shape)
+    found = {name: place.size for name, place in stored.items()} | {"wte.weight": known["wte.weight"]}
+    check_sizes(found, known, str(folder))
+    notes, optimizer = tuple(_notes(args)), None
+    try:
+        weights, optimizer = megatron_dist.open_state(tensors, common, shape, stored, folder)
+    except NotConvertedError as error:
+        weights = megatron_dist.open_weights(tensors, shape, stored)
+        notes = (f"{NO_OPTIMIZER}: {error}", *notes)
+    tp, pp = number(args, "tensor_model_parallel_size") or 1, number(args, "pipeline_model_parallel_size") or 1
+    return MegatronCheckpoint(LazyWeights(shape, weights), folder, 3, tp, pp, notes, optimizer)
 
 
-def _rank_files(folder: Path) -> dict[tuple[int, int], Path]:
-    """Map (tensor-parallel rank, stage) to its file."""
-    found = {}
-    for entry in sorted(folder.iterdir()):
-        if match := RANK.fullmatch(entry.name):
-            file = next((entry / name for name in FILES if (entry / name).is_file()), entry / FILES[0])
-            found[int(match[1]), int(match[2] or 0)] = file
-    return found
-
-
-def _name(tp: int, pp: int, stages: int) -> str:
-    return f"mp_rank_{tp:02d}" + (f"_{pp:03d}" if stages > 1 else "")
+def _args(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    args = saved.get("args")
+    return vars(args) if isinstance(args, argparse.Namespace) else {}
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -180,6 +173,11 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not ("model" in state or "model0" in state):
         raise UserError(f"{file} has no model; it is not a Megatron-LM checkpoint")
     return state
+
+
+def _is_core(state: Mapping[str, Any]) -> bool:
+    model = state.get("model", state.get("model0"))
+    return isinstance(model, Mapping) and any(str(name).startswith("decoder.") for name in model)
 
 
 def _num_chunks(state: Mapping[str, Any]) -> int:
@@ -198,74 +196,21 @@ def _chunk(states: Mapping[tuple[int, int], dict[str, Any]], pp: int, chunk: int
     return found
 
 
-def _collect_tensors(chunks: list[list[Tensors]], folder: Path) -> dict[str, list[Tensor]]:
-    """Map our name of every parameter to its tensor on each tensor-parallel rank; layers are numbered over all chunks.
-
-    Args:
-        chunks: chunks in the order of the model, also for an interleaved pipeline.
-        folder: folder of the checkpoint, for error messages.
-    """
-    parts: dict[str, list[Tensor]] = {}
-    layers = 0
+def _check_pieces(chunks: list[list[Tensors]], folder: Path) -> None:
+    """Check that the tensor-parallel ranks have the same tensors, each of one size, and those of a GPT-2."""
+    found: dict[str, tuple[int, ...]] = {}
     for ranks in chunks:
-        local_layers = {int(found[1]) for name in ranks[0] if (found := re.match(r"encoder\.layers\.(\d+)\.", name))}
-        pairs = TOP | FINAL
-        for index, local in enumerate(sorted(local_layers)):
-            pairs = pairs | layer_names(layers + index, local)
-        known = {*pairs.values(), HEAD}
-        for name in sorted(ranks[0].keys() - known):
-            raise UserError(f"{folder} has a tensor {name}, which is not part of a GPT-2; it cannot be converted")
-        for ours, theirs in pairs.items():
-            if theirs in ranks[0]:
-                if not all(theirs in rank for rank in ranks):
-                    raise UserError(f"{folder}: {theirs} is missing on a tensor-parallel rank; copy the whole folder")
-                parts[ours] = [rank[theirs] for rank in ranks]
-        layers += len(local_layers)
-    for ours, theirs in (TOP | FINAL).items():
-        if ours not in parts:
-            raise UserError(f"{folder} has no tensor {theirs}; it belongs to another model or is incomplete")
-    return parts
-
-
-def _shape(
-    parts: Mapping[str, list[Tensor]], args: Mapping[str, Any], vocab: int | None, heads: int | None, folder: Path
-) -> Shape:
-    rows, hidden = sum(len(part) for part in parts["wte.weight"]), parts["wte.weight"][0].shape[1]
-    heads = number(args, "num_attention_heads") or heads
-    if heads is None:
-        raise UserError(f"{folder} does not record its number of attention heads; give --heads N")
-    vocab = vocab or number(args, "vocab_size")
-    if vocab is None:
-        raise UserError(
-            f"{folder} has {rows:,} embedding rows with padding and does not record the vocabulary size; "
-            "give --tokenizer DIR or --vocab N"
-        )
-    if vocab > rows:
-        raise UserError(f"{folder} has {rows:,} embedding rows, fewer than the vocabulary of {vocab:,}")
-    layers = 1 + max((int(name.split(".")[1]) for name in parts if name.startswith("blocks.")), default=-1)
-    return Shape(vocab, layers, heads, hidden, len(parts["wpe.weight"][0]))
-
-
-def _merged(name: str, parts: list[Tensor], shape: Shape, version: int) -> LazyTensor:
-    dim = split_dim(name)
-    size = list(parts[0].shape)
-    if dim is not None:
-        size[dim] = sum(part.shape[dim] for part in parts)
-    if name == "wte.weight":
-        size[0] = shape.padded_vocab
-
-    def read(dtype: torch.dtype) -> Tensor:
-        if name == "wte.weight":
-            # Megatron's padding grows with the number of ranks; rows beyond our padding are padding in both.
-            rows = torch.cat([part.to(dtype) for part in parts])[: shape.padded_vocab]
-            return pad_vocabulary(rows, shape.padded_vocab)
-        if dim is None:
-            return parts[0].to(dtype)
-        heads = shape.heads // len(parts)
-        shards = (rows_from(version, part, heads) if ".qkv." in name else part for part in parts)
-        return torch.cat([part.to(dtype) for part in shards], dim=dim)
-
-    return LazyTensor(tuple(size), read)
+        for name, tensor in ranks[0].items():
+            for rank, others in enumerate(ranks):
+                if name in others and others[name].shape != tensor.shape:
+                    raise UserError(
+                        f"{folder}: {name} has the shape {tuple(tensor.shape)} on tensor-parallel rank 0, but "
+                        f"{tuple(others[name].shape)} on rank {rank}; copy the folder again"
+                    )
+            dim = split_of(name)
+            size = [n * len(ranks) if at == dim else n for at, n in enumerate(tensor.shape)]
+            found.setdefault(name, tuple(size))
+    check_tensors(found, str(folder))
 
 
 def _check(tensors: Mapping[str, LazyTensor], shape: Shape, folder: Path) -> None:
@@ -279,8 +224,6 @@ def _check_tie(chunks: list[list[Tensors]], embedding: list[Tensor], folder: Pat
             raise UserError(f"{folder}: {HEAD} differs from {EMBEDDING}; only tied embeddings are supported")
 
 
-def _notes(state: Mapping[str, Any], folder: Path, args: Mapping[str, Any]) -> Iterator[str]:
-    if "optimizer" in state or any(folder.glob("mp_rank_*/*optim.pt")):
-        yield "the optimizer's state, the schedule and the random state are not converted"
+def _notes(args: Mapping[str, Any]) -> Iterator[str]:
     if args.get("bias_gelu_fusion") is False and not args.get("openai_gelu"):
         yield "trained with the exact GELU; gpt2train uses the tanh approximation, which differs by up to 0.001"

@@ -1,11 +1,12 @@
 """The `args` of a Megatron-LM checkpoint: validation for a GPT-2, and creation."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+from gpt2train.convert.megatron_names import EMBEDDING, HEAD, POSITIONS
 from gpt2train.errors import UserError
 from gpt2train.model.shape import Shape
 
@@ -24,6 +25,7 @@ GPT2_VALUES: dict[str, tuple[Any, ...]] = {
     "apply_residual_connection_post_layernorm": (False, None),
     "group_query_attention": (False, None),
     "layernorm_epsilon": (1e-5, None),
+    "norm_epsilon": (1e-5, None),
 }
 
 
@@ -36,13 +38,13 @@ def number(args: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
-def check_args(args: Mapping[str, Any], tp: int, pp: int, where: str) -> None:
+def check_args(args: Mapping[str, Any], tp: int | None, pp: int | None, where: str) -> None:
     """Check that a checkpoint is a GPT-2 and that all of its ranks are present.
 
     Args:
         args: arguments in the checkpoint.
-        tp: tensor-parallel ranks found.
-        pp: pipeline stages found.
+        tp: tensor-parallel ranks found; None if the files do not depend on the layout.
+        pp: pipeline stages found; None likewise.
         where: name of the checkpoint, for error messages.
 
     Raises:
@@ -63,8 +65,50 @@ def check_args(args: Mapping[str, Any], tp: int, pp: int, where: str) -> None:
         (pp, "pipeline_model_parallel_size"),
     ):
         recorded = number(args, *keys)
-        if recorded is not None and recorded != found:
+        if None not in (recorded, found) and recorded != found:
             raise UserError(f"{where} was saved with {keys[0]} {recorded}, but has {found}; copy the whole folder")
+
+
+def check_tensors(found: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Check by its tensors that a model is a GPT-2, for checkpoints without `args`.
+
+    Args:
+        found: sizes of the whole tensors, by their names in the newer naming of Megatron-LM.
+        where: name of the checkpoint, for error messages.
+
+    Raises:
+        UserError: it is another architecture; the message names the setting.
+    """
+    layer = "encoder.layers.0."
+    qkv, up, down = (
+        found.get(f"{layer}{name}.weight", (0, 0))
+        for name in ("self_attention.query_key_value", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+    )
+    hidden = (*found.get(EMBEDDING, ()), 0, 0)[1]
+    others = (
+        ("num_experts", "set", any(".experts." in name for name in found)),
+        ("multi_latent_attention or experimental attention", "set", qkv == (0, 0)),
+        ("position_embedding_type", "rope or none", POSITIONS not in found),
+        ("swiglu", "True", up[0] == 2 * down[1] > 0),
+        ("normalization", "'RMSNorm'", "encoder.final_layernorm.bias" not in found),
+        ("add_bias_linear", "False", f"{layer}mlp.dense_h_to_4h.bias" not in found),
+        ("qk_layernorm", "True", f"{layer}self_attention.q_layernorm.weight" in found),
+        ("num_query_groups or kv_channels", "set", qkv[0] != 3 * hidden),
+        ("ffn_hidden_size", str(down[1]), down[1] != 4 * hidden),
+    )
+    for key, value, differs in others:
+        if differs and EMBEDDING in found:
+            raise UserError(f"{where}: {key} is {value}; this is not supported, only a plain GPT-2 can be converted")
+
+
+def check_untied(keys: Iterable[str], where: str) -> None:
+    """Check that there is no output projection beside the token embedding.
+
+    Raises:
+        UserError: there is one.
+    """
+    if HEAD in keys:
+        raise UserError(f"{where}: untie_embeddings_and_output_weights is True; only False, as in GPT-2, is supported")
 
 
 def make_args(shape: Shape, rows: int, tp: int, pp: int, dtype: torch.dtype, iteration: int) -> argparse.Namespace:

@@ -3,7 +3,12 @@
 Sources: the tree that Megatron-LM writes (`megatron/checkpointing.py`), and Shoeybi et al. 2019 for the split.
 """
 
+from collections.abc import Iterator
+
 from torch import Tensor
+
+from gpt2train.convert.settings import Spec
+from gpt2train.model.shape import Shape
 
 ROWS, COLUMNS, WHOLE = 0, 1, None
 EMBEDDING, POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"
@@ -38,6 +43,28 @@ RENAMED = {
     ".post_attention_norm.": ".post_attention_layernorm.",
     ".final_norm.": ".final_layernorm.",
 }
+# The names above -> those of Megatron-Core, in its local layers and in those of Transformer Engine.
+CORE = {
+    "encoder.": "decoder.",
+    ".query_key_value.": ".linear_qkv.",
+    ".self_attention.dense.": ".self_attention.linear_proj.",
+    ".dense_h_to_4h.": ".linear_fc1.",
+    ".dense_4h_to_h.": ".linear_fc2.",
+    "word_embeddings_for_head.": "output_layer.",
+}
+CORE_NORMS: dict[Spec, dict[str, str]] = {
+    "local": {".post_attention_layernorm.": ".pre_mlp_layernorm."},
+    "transformer_engine": {
+        ".input_layernorm.": ".self_attention.linear_qkv.layer_norm_",
+        ".post_attention_layernorm.": ".mlp.linear_fc1.layer_norm_",
+    },
+}
+# Order of a block's parameters in the modules of both, and of the parameters in the optimizer.
+CORE_ORDER: dict[Spec, tuple[str, ...]] = {
+    "local": ("ln_1", "attn.proj", "attn.qkv", "ln_2", "up", "down"),
+    "transformer_engine": ("attn.proj", "ln_1", "attn.qkv", "ln_2", "up", "down"),
+}
+LINEARS = ("attn.proj", "attn.qkv", "up", "down")  # modules that also have an `_extra_state`
 
 
 def split_dim(name: str) -> int | None:
@@ -45,6 +72,13 @@ def split_dim(name: str) -> int | None:
     if name == "wte.weight" or ".qkv." in name or ".up." in name:
         return ROWS
     return COLUMNS if name.endswith((".proj.weight", ".down.weight")) else WHOLE
+
+
+def split_of(name: str) -> int | None:
+    """Return the dimension in which tensor parallelism splits a parameter, by its newer name in Megatron-LM."""
+    if name in (EMBEDDING, HEAD) or ".query_key_value." in name or ".dense_h_to_4h." in name:
+        return ROWS
+    return COLUMNS if name.endswith((".dense.weight", ".dense_4h_to_h.weight")) else WHOLE
 
 
 def canonical(name: str) -> str:
@@ -103,3 +137,30 @@ def rows_to(version: int, rows: Tensor, heads: int) -> Tensor:
     if version == 1:
         return rows.unflatten(0, (heads, 3, -1)).transpose(1, 2).flatten(0, 2)
     return rows
+
+
+def core_name(name: str, spec: Spec) -> str:
+    """Return a tensor's name in Megatron-Core, from its name in the newer naming of Megatron-LM."""
+    for old, new in (CORE | CORE_NORMS[spec]).items():
+        name = name.replace(old, new)
+    return name
+
+
+def core_parameters(shape: Shape, stage: int, pp: int, spec: Spec) -> Iterator[tuple[str, str]]:
+    """Pair our name of each parameter of a pipeline stage with Megatron-Core's, in the order of its optimizer.
+
+    The last of several stages has a copy of the token embedding, `output_layer.weight`.
+    """
+    if stage == 0:
+        yield from TOP.items()
+    each = shape.layers // pp
+    for local in range(each):
+        names = layer_names(stage * each + local, local)
+        for module in CORE_ORDER[spec]:
+            for part in PARTS:
+                ours = f"blocks.{stage * each + local}.{module}.{part}"
+                yield ours, core_name(names[ours], spec)
+    if stage == pp - 1:
+        yield from ((ours, core_name(theirs, spec)) for ours, theirs in FINAL.items())
+        if pp > 1:
+            yield "wte.weight", core_name(HEAD, spec)

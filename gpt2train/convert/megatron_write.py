@@ -6,15 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2train.convert.megatron import FILES, TRACKER
 from gpt2train.convert.megatron_args import make_args
+from gpt2train.convert.megatron_folder import FILES, TRACKER, rank_name
 from gpt2train.convert.megatron_names import FINAL, HEAD, TOP, layer_names, old_name, rows_to, split_dim
+from gpt2train.convert.megatron_parts import check_layout, megatron_rows
 from gpt2train.convert.settings import Names, Version
-from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_folder
-from gpt2train.model.families import sizes
-from gpt2train.model.lazy_weights import LazyWeights, check_sizes, pad_vocabulary
-from gpt2train.model.shape import PADDING, Shape
+from gpt2train.model.lazy_weights import LazyWeights, pad_vocabulary
+from gpt2train.model.shape import Shape
 
 
 def write_megatron(
@@ -45,24 +44,8 @@ def write_megatron(
         UserError: the layout does not divide the model, or the folder is not empty.
     """
     shape = weights.shape
-    if shape.family != "gpt2":
-        raise UserError(f"Megatron-LM's format is written for gpt2 only, not {shape.family}; use --to huggingface")
-    if shape.labels:
-        raise UserError(
-            "Megatron-LM's format is written for language models, not for a classifier; use --to huggingface"
-        )
-    if shape.options:
-        given = ", ".join(f"{name} = {value}" for name, value in shape.options)
-        raise UserError(f"Megatron-LM's format is written for GPT-2 as published, not with {given}")
-    if tp < 1 or pp < 1 or shape.heads % tp or shape.layers % pp:
-        raise UserError(
-            f"{tp} x {pp} ranks do not divide the model: --tp must divide {shape.heads} heads, "
-            f"--pp must divide {shape.layers} layers"
-        )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} already exists; give another folder")
-    check_sizes({name: stored.size for name, stored in weights.tensors.items()}, sizes(shape), "the model")
-    rows = -(-shape.vocab // (PADDING * tp)) * PADDING * tp
+    check_layout(folder, weights, tp, pp)
+    rows = megatron_rows(shape, tp)
     with atomic_folder(folder) as draft:
         for stage in range(pp):
             for rank in range(tp):
@@ -72,7 +55,7 @@ def write_megatron(
                     "iteration": 0,
                     "model": _rank_state(weights, (rank, tp), (stage, pp), rows, version, names, dtype),
                 }
-                rank_folder = draft / "release" / (f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pp > 1 else ""))
+                rank_folder = draft / "release" / rank_name(rank, stage, pp)
                 rank_folder.mkdir(parents=True)
                 torch.save(state, rank_folder / FILES[0])
         (draft / TRACKER).write_text("release", encoding="utf-8")

@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.metadata import Metadata
 
+from gpt2train.checkpoint.store import ALLOWED
 from gpt2train.errors import UserError
+
+METADATA_NAMES = ALLOWED | {
+    ("pathlib._local", "PosixPath"),  # Python 3.13
+    ("torch.distributed.checkpoint.metadata", "BytesStorageMetadata"),  # has no content; nothing of it is read
+}
 
 
 class PickleStub:
@@ -69,3 +76,36 @@ def _reason(error: BaseException) -> str:
             return f"it names {text.split(mark)[1].split()[0]}, which no model needs"
     lines = [line.strip() for line in text.splitlines() if "Unsupported" in line or "Trying" in line]
     return f"it contains more than tensors ({(lines or [type(error).__name__])[-1][:200]})"
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Unpickler of the `.metadata` of torch.distributed.checkpoint, which Megatron-Core extends by its save plans."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in METADATA_NAMES or (
+            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        ):
+            return super().find_class(module, name)
+        if module.startswith(("megatron.core.dist_checkpointing.", "torch.distributed.checkpoint.planner")):
+            return PickleStub
+        raise pickle.UnpicklingError(f"Unsupported global: GLOBAL {module}.{name} ")
+
+
+def read_metadata(file: Path) -> Metadata:
+    """Read the `.metadata` of a checkpoint of torch.distributed.checkpoint that others wrote.
+
+    Raises:
+        UserError: the file cannot be read, or names another class; the message names it, and none of it was run.
+    """
+    try:
+        with file.open("rb") as stream:
+            found = _MetadataUnpickler(stream).load()
+        if not isinstance(found, Metadata):
+            raise ValueError(f"it contains {type(found).__name__}")
+    except pickle.UnpicklingError as error:
+        if "Unsupported global" in str(error):
+            raise UserError(f"{file} is refused, as a pickle can run code: {_reason(error)}") from error
+        raise UserError(f"cannot read {file}: {str(error)[:200]}; copy it again") from error
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise UserError(f"cannot read {file}: {str(error)[:200] or type(error).__name__}; copy it again") from error
+    return found

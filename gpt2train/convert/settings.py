@@ -8,8 +8,10 @@ from gpt2train.settings import Settings
 
 CARD = "README.md"  # model card of a model folder
 Dtype = Literal["float32", "bfloat16", "float16"]
-Format = Literal["huggingface", "megatron", "gpt2train"]
+Format = Literal["huggingface", "megatron", "megatron-core", "gpt2train"]
 Names = Literal["new", "old"]  # Megatron-LM's tensor names: since 2021, before
+CoreFormat = Literal["torch_dist", "torch"]  # --ckpt-format of Megatron-Core: whole tensors, a file for each rank
+Spec = Literal["transformer_engine", "local"]  # --transformer-impl of Megatron-Core
 Version = Literal[0, 1, 2, 3]  # versions of Megatron-LM's checkpoints
 Device = Literal["auto", "cpu", "cuda"]
 

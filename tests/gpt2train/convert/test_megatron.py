@@ -95,21 +95,20 @@ def test_args_with_objects_of_megatron_are_read_without_its_code(
 
 
 @pytest.mark.parametrize("tracked", [True, False])
-@pytest.mark.parametrize("backend", ["torch_dist", "fsdp_dtensor", None])
-def test_a_distributed_checkpoint_of_megatron_is_named_with_the_remedy(
-    tmp_path: Path, tracked: bool, backend: str | None
+@pytest.mark.parametrize("backend", ["zarr", "fsdp_dtensor"])
+def test_another_distributed_format_of_megatron_is_named_with_the_remedy(
+    tmp_path: Path, tracked: bool, backend: str
 ) -> None:
     step = tmp_path / "iter_0000100"
     step.mkdir()
     for name in (".metadata", "__0_0.distcp", "common.pt"):
         (step / name).write_bytes(b"x")
-    if backend:
-        (step / "metadata.json").write_text(json.dumps({"sharded_backend": backend, "sharded_backend_version": 1}))
+    (step / "metadata.json").write_text(json.dumps({"sharded_backend": backend, "sharded_backend_version": 1}))
     if tracked:
         (tmp_path / "latest_checkpointed_iteration.txt").write_text("100")
     place = tmp_path if tracked else step
-    assert detect(place) == "megatron"
-    with pytest.raises(UserError, match=f"distributed format {backend or 'torch_dist'}, .* --ckpt-format torch"):
+    assert detect(place) == "megatron-core"
+    with pytest.raises(UserError, match=f"distributed format {backend}, .* --ckpt-format torch_dist"):
         open_megatron(place)
 
 

@@ -1,0 +1,103 @@
+"""State of AdamW in a stored training, and its hyperparameters in the terms of Megatron's optimizer and schedule."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt2train.checkpoint.store import CheckpointManifest, open_tensors, read_manifest
+from gpt2train.config import ScheduleSettings, TrainSettings
+from gpt2train.model.lazy_weights import LazyTensor
+from gpt2train.training.adamw import STATE
+
+DECAY_STYLES = {
+    "cosine": "cosine",
+    "linear": "linear",
+    "constant": "constant",
+    "inverse_sqrt": "inverse-square-root",
+    "wsd": "WSD",
+}
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """State of AdamW, to be read tensor by tensor, and the place of the training.
+
+    Attributes:
+        tensors: `<parameter>.exp_avg`, `<parameter>.exp_avg_sq` and `<parameter>.step`, by this project's names.
+        updates: updates done, AdamW's step.
+        iteration: training steps done.
+        samples: samples used.
+        group: hyperparameters that both parameter groups share: lr, betas, eps.
+        weight_decay: weight decay of the group that has one.
+        schedule: state of Megatron's learning rate schedule; empty if it is not known.
+    """
+
+    tensors: Mapping[str, LazyTensor]
+    updates: int
+    iteration: int
+    samples: int
+    group: Mapping[str, Any] = field(default_factory=dict)
+    weight_decay: float = 0.0
+    schedule: Mapping[str, Any] = field(default_factory=dict)
+
+
+def step_tensor(updates: int) -> LazyTensor:
+    """AdamW's step of one parameter, a float32 scalar."""
+    return LazyTensor((), lambda dtype: torch.tensor(float(updates)))
+
+
+def checkpoint_optimizer(checkpoint: Path) -> OptimizerState | None:
+    """Open the optimizer state of one of this project's checkpoints; None if it has weights only."""
+    tensors = open_tensors(checkpoint, "optim.")
+    if not tensors:
+        return None
+    manifest = read_manifest(checkpoint)
+    position = manifest.position
+    updates = max(int(stored.read(torch.float32)) for name, stored in tensors.items() if name.endswith(".step"))
+    group, decay, schedule = _hyperparameters(manifest)
+    return OptimizerState(tensors, updates, position.step or updates, position.samples, group, decay, schedule)
+
+
+def is_complete(tensors: Mapping[str, LazyTensor], parameters: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return True if there is a moment of the right size for every parameter."""
+    expected = {f"{name}.{key}": size for name, size in parameters.items() for key in STATE}
+    return all(name in tensors and tensors[name].size == size for name, size in expected.items())
+
+
+def _hyperparameters(manifest: CheckpointManifest) -> tuple[dict[str, Any], float, dict[str, Any]]:
+    """Translate the settings of a run; schedules of Megatron count samples."""
+    known = {key: value for key, value in manifest.config.items() if key in TrainSettings.model_fields}
+    try:
+        settings = TrainSettings.model_validate(known)
+    except ValueError:  # of a converted checkpoint, which has the sizes only, or of another version
+        return {}, 0.0, {}
+    if "optimizer" not in known:
+        return {}, 0.0, {}
+    optimizer, schedule, position = settings.optimizer, settings.schedule, manifest.position
+    per_step = position.samples / max(position.step, 1)
+    group = {"lr": optimizer.lr, "betas": (optimizer.beta1, optimizer.beta2), "eps": optimizer.eps}
+    decay_steps = schedule.decay_steps or settings.steps
+    return (
+        group,
+        optimizer.weight_decay,
+        {
+            "max_lr": optimizer.lr,
+            "min_lr": schedule.min_lr,
+            "lr_warmup_steps": round(_warmup(schedule, decay_steps) * per_step),
+            "num_steps": round(position.updates * per_step),
+            "lr_decay_style": DECAY_STYLES[schedule.kind],
+            "lr_decay_steps": round(decay_steps * per_step),
+            "start_wd": optimizer.weight_decay,
+            "end_wd": optimizer.weight_decay,
+            "wd_incr_style": "constant",
+            "wd_incr_steps": round(settings.steps * per_step),
+        },
+    )
+
+
+def _warmup(schedule: ScheduleSettings, decay_steps: int) -> int:
+    """Warm-up in steps; that in tokens is left to the command line of Megatron-LM."""
+    return schedule.warmup or round(schedule.warmup_fraction * decay_steps)
