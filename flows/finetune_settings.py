@@ -55,7 +55,7 @@ class FinetuneFlowSettings(OutputSettings):
     """Model to start from: a Hugging Face folder, a run, a checkpoint, a checkpoint of Megatron-LM; or a preset (tiny,
     117m, …) with random weights."""
     task: str = Field(min_length=1)
-    """Task file (docs/train/finetune.md)."""
+    """Task file: kind of task, files and columns, as docs/train/finetune.md describes them."""
     tokenizer: str | None = None
     """Tokenizer of the model, a folder or a file; None takes the one in its folder."""
     validations: NaturalNumber = 1

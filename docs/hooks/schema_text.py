@@ -39,7 +39,8 @@ def _kind(schema: Mapping[str, Any]) -> str:
             f"list of ({describe(schema['items'])})" if "," in describe(schema["items"]) else _list_of(schema["items"])
         )
     if schema["type"] == "object":
-        return f"table of {describe(schema['additionalProperties'])}s"
+        values = schema.get("additionalProperties")
+        return f"table of {describe(values)}s" if isinstance(values, dict) else "table"
     return "path" if schema.get("format") == "path" else NAMES[schema["type"]]
 
 

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin
 from pydantic.fields import FieldInfo
 from schema_text import describe
 
+from flows.finetune_settings import FinetuneFlowSettings
 from flows.settings import DataprepSettings, EvaluateFlowSettings, PretrainFlowSettings
 from gpt2train.config import RunConfig, TrainSettings, preset, presets
 from gpt2train.evaluate.wikitext import WikitextSettings
@@ -18,6 +19,7 @@ from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.search import GivenLayout
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.settings import Settings
+from tasks.finetune.settings import TaskSettings
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,21 @@ PAGES: dict[str, tuple[Part, ...]] = {
             prefix="run-file",
             flags=False,
             without=TrainSettings,
+        ),
+        Part(
+            "Fine-tuning",
+            FinetuneFlowSettings,
+            "Settings of `python -m flows.finetune` besides those of `train`, `launch` and others above, which have "
+            "[defaults of their own](finetune.md) there.",
+            prefix="finetune",
+            without=PretrainFlowSettings,
+        ),
+        Part(
+            "Task file",
+            TaskSettings,
+            "Keys of the [task file](finetune.md) of a fine-tuning. They have no flags.",
+            prefix="task-file",
+            flags=False,
         ),
         Part("Layout of a plan", GivenLayout, "Options of `gpt2train plan`.", prefix="plan-layout"),
         Part("Hardware of a plan", Hardware, "Options of `gpt2train plan`.", prefix="plan"),

@@ -40,6 +40,7 @@ COMPOSED = {
     "MergeAndScoreSettings",
     "PretrainSettings",
     "PipelineSettings",
+    "TuningSettings",
     "LenientSettings",
     "CommonLaunchSettings",
 }

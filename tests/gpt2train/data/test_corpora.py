@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2train.config import DocumentSettings
+from gpt2train.data.batch import Batch
 from gpt2train.data.samples import Samples
 from gpt2train.data.training_data import TrainingData
 from gpt2train.errors import UserError
@@ -22,6 +23,11 @@ ALL = DocumentSettings(reset_positions=True, mask_documents=True, eod_mask_loss=
 NONE = DocumentSettings()
 # Lengths without the end token, so that a document may be nothing but that token.
 CORPUS = st.lists(st.integers(0, 20), min_size=4, max_size=15).filter(lambda lengths: sum(lengths) > 10)
+
+
+def tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    """All tensors of a batch by name."""
+    return {"tokens": batch.tokens, "targets": batch.targets, **batch.extra}
 
 
 def corpus(folder: Path, lengths: Sequence[int], context: int, first: int = 0, seed: int | None = 5) -> Samples:
@@ -93,8 +99,9 @@ def test_a_global_batch_does_not_depend_on_its_division(
     pieces = [
         TrainingData(parts, weights, ALL).batch([index]) for index in range(start, start + size)
     ]  # as after a restart before each sample
-    for name in ("tokens", "targets", "positions", "documents"):
-        assert torch.equal(getattr(whole, name), torch.cat([getattr(piece, name) for piece in pieces]))
+    assert set(whole.extra) == {"positions", "documents"}
+    for name in ("tokens", "targets", *whole.extra):
+        assert torch.equal(tensors(whole)[name], torch.cat([tensors(piece)[name] for piece in pieces]))
     counts = [data.counted([index]) for index in range(start, start + size)]
     assert data.counted(range(start, start + size)) == max(1, int((whole.targets != IGNORE).sum()))
     assert [max(1, int((row != IGNORE).sum())) for row in whole.targets] == counts

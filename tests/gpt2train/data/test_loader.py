@@ -9,11 +9,16 @@ import torch
 
 from gpt2train.config import DocumentSettings, RampUp
 from gpt2train.config.batch_plan import BatchPlan
-from gpt2train.data.batch import prefetch
+from gpt2train.data.batch import Batch, prefetch
 from gpt2train.data.samples import Samples
 from gpt2train.data.training_data import TrainingData
 from gpt2train.errors import UserError
 from tests.gpt2train.indexed_writer import IndexedWriter
+
+
+def tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    """All tensors of a batch by name."""
+    return {"tokens": batch.tokens, "targets": batch.targets, **batch.extra}
 
 
 @pytest.fixture
@@ -73,8 +78,9 @@ def test_the_ranks_of_a_step_share_its_samples(data: TrainingData) -> None:
     steps = [next(data.training_batches(plan, 100, 1, micro=3, rank=rank, ranks=4)) for rank in range(4)]
     parts = [step.micro_batches for step in steps]
     in_order = [parts[rank][turn] for turn in range(2) for rank in range(4)]
-    for name in ("tokens", "targets", "positions", "documents"):
-        assert torch.equal(getattr(whole, name), torch.cat([getattr(batch, name) for batch in in_order]))
+    assert set(whole.extra) == {"positions", "documents"}
+    for name in ("tokens", "targets", *whole.extra):
+        assert torch.equal(tensors(whole)[name], torch.cat([tensors(batch)[name] for batch in in_order]))
 
 
 def test_the_steps_of_a_growing_batch_follow_each_other(data: TrainingData) -> None:

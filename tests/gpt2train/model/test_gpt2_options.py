@@ -274,7 +274,7 @@ def test_a_run_starts_from_a_folder_of_the_same_options(tokens: Path, tmp_path: 
     start_from = {"checkpoints": {"init_from": str(tmp_path / "model")}, "steps": 1, "schedule": {"warmup": 0}}
     config = run_of(tokens, tmp_path / "run", ODD, {}, **start_from)
     opened = open_initial_weights(config, tmp_path / "model")
-    stored = {name: tensor.read(torch.float32) for name, tensor in opened.tensors.items()}
+    stored = {name: tensor.read(torch.float32) for name, tensor in opened.weights.tensors.items()}
     assert stored.keys() == weights_of(model).keys()
     for name, tensor in weights_of(model).items():
         rows = VOCAB if name in ("wte.weight", HEAD) else None

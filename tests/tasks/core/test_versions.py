@@ -48,7 +48,9 @@ MODULES = {
     "tokenizer": ["tasks/tokenizer/*.py"],
     "tokenize": ["tasks/tokenize/*.py", "gpt2train/data/encoder.py"],
     "ready_tokens": ["tasks/ready_tokens/*.py"],
+    "samples": [f"tasks/finetune/{name}.py" for name in ("step", "rows", "encoding", "settings", "base_model")],
     "train": ["tasks/train/step.py"],
+    "task_scores": ["tasks/finetune/scores.py"],
     "merge": ["tasks/merge/step.py", "gpt2train/convert/huggingface.py", "gpt2train/convert/tensor_files.py"],
     "evaluate": [
         "tasks/evaluate/*.py",
