@@ -126,6 +126,7 @@ def test_corpora_are_blended_and_a_vocabulary_alone_suffices(
     assert "give its folder: --tokenizer DIR" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_validation_tokens_of_their_own_take_the_place_of_a_split(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,7 +50,7 @@ PEERS: dict[str, dict[str, Any]] = {
 ODD: dict[str, Any] = {"head_dim": 12, "inner": 40, "activation": "gelu", "bias": False, "tied": False}
 # Each row is one job: processes, and the layouts that it trains one after the other.
 LAYOUTS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
-    "fast": (2, {"tp": {"tp": 2}, "pp": {"pp": 2}}),
+    "tp and pp": (2, {"tp": {"tp": 2}, "pp": {"pp": 2}}),
     "two": (
         2,
         {
@@ -237,7 +237,11 @@ def reference(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "job",
-    ["fast", pytest.param("two", marks=pytest.mark.slow), pytest.param("four", marks=pytest.mark.slow)],
+    [
+        pytest.param("tp and pp", marks=pytest.mark.slow),
+        pytest.param("two", marks=pytest.mark.slow),
+        pytest.param("four", marks=pytest.mark.slow),
+    ],
 )
 def test_all_layouts_have_the_losses_of_one_process(job: str, tokens: Path, reference: Path, tmp_path: Path) -> None:
     processes, layouts = LAYOUTS[job]

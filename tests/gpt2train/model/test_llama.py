@@ -33,7 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 # Each row is one job: processes, and the layouts that it trains one after the other, by model.
 LAYOUTS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
-    "fast": (2, {"qwen3 tp": {"tp": 2}, "relu2 pp": {"pp": 2}}),
+    "tp and pp": (2, {"qwen3 tp": {"tp": 2}, "relu2 pp": {"pp": 2}}),
     "two": (
         2,
         {
@@ -143,7 +143,11 @@ def references(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.mark.parametrize(
     "job",
-    ["fast", pytest.param("two", marks=pytest.mark.slow), pytest.param("four", marks=pytest.mark.exhaustive)],
+    [
+        pytest.param("tp and pp", marks=pytest.mark.slow),
+        pytest.param("two", marks=pytest.mark.slow),
+        pytest.param("four", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_all_layouts_have_the_losses_of_one_process(
     job: str, tokens: Path, references: dict[str, Path], tmp_path: Path

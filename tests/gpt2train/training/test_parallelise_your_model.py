@@ -18,7 +18,7 @@ TRAIN_RUNS = ROOT / "tests/gpt2train/parity/train_runs.py"
 PAGE = "parallelise-your-model.md"
 # Each row is one job: processes, and the layouts that it trains one after the other.
 LAYOUTS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
-    "fast": (2, {"tp": {"tp": 2}, "pp": {"pp": 2}}),
+    "tp and pp": (2, {"tp": {"tp": 2}, "pp": {"pp": 2}}),
     "zero": (2, {"zero-0": {"zero": 0}, "zero-3": {"zero": 3}}),
     "four": (4, {"tp-pp": {"tp": 2, "pp": 2}, "pp-zero": {"pp": 2, "zero": 1}}),
 }
@@ -62,7 +62,8 @@ def column(run: Path, key: str) -> np.ndarray:
     return np.array([row[key] for row in read_metrics(run) if key in row])
 
 
-@pytest.mark.parametrize("job", ["fast", *(pytest.param(job, marks=pytest.mark.slow) for job in ("zero", "four"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("job", LAYOUTS)
 def test_layouts_have_the_losses_of_one_process(job: str, reference: Path, tmp_path: Path) -> None:
     processes, layouts = LAYOUTS[job]
     runs = [tmp_path / name for name in layouts]
