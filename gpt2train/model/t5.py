@@ -196,7 +196,7 @@ class T5(CausalLM):
         y = self.final(y)
         if targets is None:
             return self.project(y, self.output_weight)
-        return self.cross_entropy(y, self.output_weight, targets)
+        return self.losses(y, targets, {})
 
     def encode(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Apply the blocks of the encoder, and after the last one its norm: the hidden states of the encoder.
