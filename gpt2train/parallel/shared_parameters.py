@@ -51,17 +51,17 @@ class SharedParameters:
         for name in sizes(shape):
             if name.startswith("blocks."):
                 continue
-            users = [number % processes for number, layers in enumerate(stages) if on_stage(name, shape, layers)]
-            if len(users) == 1:
+            numbers = [number for number, layers in enumerate(stages) if on_stage(name, shape, layers)]
+            if len(numbers) == 1:
                 continue
+            users = [number % processes for number in numbers]
             # Every process creates every group, in the same order; a set of stages has one.
             if (key := tuple(users)) not in groups:
                 rows = mesh.mesh[users].flatten(1).T.tolist()
                 groups[key], _ = dist.new_subgroups_by_enumeration(rows, timeout=timeout)
-            ends = users == [0, len(stages) - 1]
-            self._places[name] = (
-                "the first and the last pipeline stage" if ends else f"the pipeline stages {', '.join(map(str, users))}"
-            )
+            ends = numbers == [0, len(stages) - 1]
+            among = f"the pipeline stages {', '.join(map(str, numbers))}"
+            self._places[name] = "the first and the last pipeline stage" if ends else among
             if name in mine:
                 self._shared.append((name, mine[name], groups[key]))
                 if dist.get_group_rank(groups[key], dist.get_rank()) > 0:
