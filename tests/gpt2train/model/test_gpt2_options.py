@@ -240,7 +240,7 @@ def reference(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         pytest.param("tp and pp", marks=pytest.mark.slow),
         pytest.param("two", marks=pytest.mark.slow),
-        pytest.param("four", marks=pytest.mark.slow),
+        pytest.param("four", marks=pytest.mark.exhaustive),
     ],
 )
 def test_all_layouts_have_the_losses_of_one_process(job: str, tokens: Path, reference: Path, tmp_path: Path) -> None:

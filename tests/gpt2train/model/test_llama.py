@@ -144,7 +144,7 @@ def references(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.mark.parametrize(
     "job",
     [
-        pytest.param("tp and pp", marks=pytest.mark.slow),
+        pytest.param("tp and pp", marks=pytest.mark.exhaustive),
         pytest.param("two", marks=pytest.mark.slow),
         pytest.param("four", marks=pytest.mark.exhaustive),
     ],
