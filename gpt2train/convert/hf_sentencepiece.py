@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What a `.model` file says of its pieces and of the normalisation of texts."""
+    """Pieces and normalisation of texts, as read from a `.model` file."""
 
     pieces: list[Piece]
     kind: int

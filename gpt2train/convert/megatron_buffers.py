@@ -228,7 +228,9 @@ def _lazy(
 
     def read(dtype: torch.dtype) -> Tensor:
         whole = list(parts(dtype))
-        return padded(name, torch.cat(whole, dim=dim) if dim is not None else whole[0], shape, kind == "param")
+        return padded(
+            name, torch.cat(whole, dim=dim) if dim is not None else whole[0], shape.padded_vocab, kind == "param"
+        )
 
     return LazyTensor(size, read)
 

@@ -32,11 +32,11 @@ from gpt2train.convert.megatron_folder import (
     rank_name,
 )
 from gpt2train.convert.megatron_names import core_parameters, split_dim
-from gpt2train.convert.megatron_parts import check_layout, megatron_rows
+from gpt2train.convert.megatron_parts import check_layout, megatron_rows, padded
 from gpt2train.convert.optimizer_state import OptimizerState
 from gpt2train.convert.settings import CoreFormat, Spec
 from gpt2train.io.files import atomic_folder
-from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, pad_vocabulary
+from gpt2train.model.lazy_weights import LazyTensor, LazyWeights
 from gpt2train.training.adamw import STATE
 
 BACKEND = {
@@ -286,13 +286,7 @@ class _Writer:
 
     def _whole(self, name: str, stored: LazyTensor, dtype: torch.dtype, is_weight: bool = True) -> Tensor:
         """Read a parameter, or one of its moments, with Megatron's padding of the vocabulary."""
-        value = stored.read(dtype)
-        if name != "wte.weight":
-            return value
-        value = value[: self._rows]
-        if is_weight:
-            return pad_vocabulary(value, self._rows)
-        return torch.cat((value, value.new_zeros(self._rows - len(value), value.shape[1])))
+        return padded(name, stored.read(dtype), self._rows, is_weight)
 
     def _split(self, name: str, value: Tensor) -> tuple[Tensor, ...]:
         dim = split_dim(name)

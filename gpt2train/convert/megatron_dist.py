@@ -96,7 +96,7 @@ def lazy(tensors: DistTensors, place: Stored, name: str, shape: Shape, is_weight
     def read(dtype: torch.dtype) -> Tensor:
         rows = None if place.row is None else (place.row, place.row + 1)
         value = tensors.read(place.key, dtype, rows)
-        return padded(name, value if rows is None else value[0], shape, is_weight)
+        return padded(name, value if rows is None else value[0], shape.padded_vocab, is_weight)
 
     return LazyTensor(sizes(shape)[name] if name == "wte.weight" else place.size, read)
 

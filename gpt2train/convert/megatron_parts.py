@@ -87,18 +87,18 @@ def shape_of(
     return Shape(vocab, layers, heads, hidden, positions)
 
 
-def padded(name: str, value: Tensor, shape: Shape, is_weight: bool) -> Tensor:
-    """Give the rows of the token embedding our padding; other tensors are returned as they are.
+def padded(name: str, value: Tensor, rows: int, is_weight: bool) -> Tensor:
+    """Give the token embedding this number of rows; other tensors are returned as they are.
 
-    Megatron's padding grows with the number of ranks; rows beyond our padding are padding in both. Moments of new
-    padding are 0.
+    Megatron's padding grows with the number of ranks; rows beyond `rows` are padding in both. Moments of new padding
+    are 0.
     """
     if name != "wte.weight":
         return value
-    value = value[: shape.padded_vocab]
+    value = value[:rows]
     if is_weight:
-        return pad_vocabulary(value, shape.padded_vocab)
-    return torch.cat((value, value.new_zeros(shape.padded_vocab - len(value), value.shape[1])))
+        return pad_vocabulary(value, rows)
+    return torch.cat((value, value.new_zeros(rows - len(value), value.shape[1])))
 
 
 def merged(name: str, parts: list[Tensor], shape: Shape, version: int, is_weight: bool = True) -> LazyTensor:
@@ -123,7 +123,7 @@ def merged(name: str, parts: list[Tensor], shape: Shape, version: int, is_weight
             return parts[0].to(dtype)
         heads = shape.heads // len(parts)
         shards = (rows_from(version, part, heads) if ".qkv." in name else part for part in parts)
-        return padded(name, torch.cat([part.to(dtype) for part in shards], dim=dim), shape, is_weight)
+        return padded(name, torch.cat([part.to(dtype) for part in shards], dim=dim), shape.padded_vocab, is_weight)
 
     return LazyTensor(tuple(size), read)
 

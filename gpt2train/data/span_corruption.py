@@ -27,7 +27,7 @@ def fitting_length(settings: TrainSettings) -> int:
     inputs, targets = settings.model.context, MODELS[settings.model.family].lengths(settings.model.shape(PADDING))[1]
     if options.task == "prefix":
         if min(inputs, targets) < 2:
-            raise ValueError(f"an encoder of {inputs} and a decoder of {targets} tokens leave no room for a text")
+            raise ValueError(f"an encoder of {inputs} and a decoder of {targets} tokens are too short for a text")
         return inputs
     density, mean_span = options.noise_density, options.mean_span
     length = sample_length(inputs, density, mean_span)
@@ -140,7 +140,7 @@ def corrupt(tokens: np.ndarray, mask: np.ndarray, sentinels: Sequence[int], end:
 
 
 def prefix_length(length: int, inputs: int, targets: int, seed: int, index: int) -> int:
-    """Tokens of a sample that are the prefix: uniformly random, so that both parts, with their end, have room.
+    """Tokens of a sample that are the prefix: uniformly random, so that both parts, with their end, fit.
 
     Args:
         length: tokens of the sample.

@@ -141,7 +141,7 @@ class Encoding:
             return Rejected("no_text", "a text has no tokens")
         kept = shorten(encoded, self.length - len(self.separator) * (len(encoded) - 1))
         if not all(kept):
-            return Rejected("too_long", f"no room for both texts in {self.length} tokens")
+            return Rejected("too_long", f"both texts do not fit {self.length} tokens")
         tokens = kept[0] if len(kept) == 1 else [*kept[0], *self.separator, *kept[1]]
         return Sample([tokens, [label]], truncated=kept != encoded)
 

@@ -38,7 +38,7 @@ class Row(NamedTuple):
     reason: str = ""
     """Reason code of a row that cannot be read."""
     detail: str = ""
-    """What was found and expected."""
+    """Found value and expected one."""
 
 
 def find_files(patterns: Sequence[str], part: str) -> list[InputFile]:

@@ -50,7 +50,7 @@ class TokenizerSettings(Settings):
             )
         if self.name == "train" and self.sentinels and self.vocab_size < BYTE_TOKENS + 2 + self.sentinels:
             raise ValueError(
-                f"vocab_size {self.vocab_size} has no room for {BYTE_TOKENS} bytes and {self.sentinels} sentinels; "
+                f"vocab_size {self.vocab_size} is too small for {BYTE_TOKENS} bytes and {self.sentinels} sentinels; "
                 f"give at least {BYTE_TOKENS + 2 + self.sentinels}"
             )
         return self

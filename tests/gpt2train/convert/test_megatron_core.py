@@ -85,7 +85,7 @@ def next_weights(opened: MegatronCheckpoint, half: bool) -> dict[str, Tensor]:
     return {name: leaf.detach() for name, leaf in leaves.items()}
 
 
-def same_training(opened: MegatronCheckpoint, logits: Path, half: bool) -> None:
+def assert_same_training(opened: MegatronCheckpoint, logits: Path, half: bool) -> None:
     """The logits, and those after one more step, are the peer's."""
     assert opened.weights.shape == SHAPE and opened.notes == () and opened.optimizer is not None
     assert opened.optimizer.updates == 3
@@ -121,9 +121,10 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_what_megatron_core_saves_is_read_with_its_optimizer(saved: tuple[int, int, Any]) -> None:
+    assert {(job["kind"], job["form"]) for job in saved[2]} == {(kind, form) for kind in KINDS for form in FORMS}
     for job in saved[2]:
         opened = open_megatron(Path(job["folder"]), VOCAB, HEADS)
-        same_training(opened, Path(job["logits"]), job["kind"] != "fp32")
+        assert_same_training(opened, Path(job["logits"]), job["kind"] != "fp32")
 
 
 def test_the_distributed_optimizer_is_written_as_megatron_core_writes_it(
@@ -163,5 +164,6 @@ def test_what_is_written_is_loaded_by_megatron_core_with_its_optimizer(
             place = folder / "iter_0000003"
             jobs.append({"do": "load", "kind": kind, "form": form, "folder": str(place), "logits": f"{folder}.logits"})
     run_peer(tmp_path / "peer", tp, pp, jobs)
+    assert all(Path(job["logits"]).is_file() for job in jobs)
     for job in jobs:
-        same_training(source, Path(job["logits"]), job["kind"] != "fp32")
+        assert_same_training(source, Path(job["logits"]), job["kind"] != "fp32")
