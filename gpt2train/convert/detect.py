@@ -13,7 +13,8 @@ from gpt2train.convert.merge import card_facts, find_source, find_tokenizer
 from gpt2train.convert.model_card import NO_FACTS, CardFacts
 from gpt2train.convert.optimizer_state import OptimizerState, checkpoint_optimizer
 from gpt2train.convert.settings import Format
-from gpt2train.data.tokenizer import has_tokenizer, load_tokenizer, vocab_size
+from gpt2train.data.tokenizer import load_tokenizer, vocab_size
+from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import check_folder
 from gpt2train.io.run_folder import FOLDER, MANIFEST

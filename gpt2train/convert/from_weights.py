@@ -1,8 +1,10 @@
 """Writing of a checkpoint from imported weights, as the start of a training."""
 
+import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -53,10 +55,14 @@ def write_checkpoint(
         settings = ModelSettings(family=shape.family, options=dict(shape.options), labels=shape.labels, **sizes_only)
         model = settings.model_dump(include={"family", "options", "labels", *sizes_only})
         identity = tokenizer_hash(tokenizer) if tokenizer is not None else None
+        config: dict[str, Any] = {"model": model, "vocab": shape.vocab, "tokenizer_hash": identity}
+        if weights.labels:  # where the checkpoints of a classification have the names of its classes
+            names = json.dumps(list(weights.labels), ensure_ascii=False)
+            config["objective"] = {"name": "classification", "options": {"labels": names}}
         manifest = CheckpointManifest(
             format=FORMAT,
             position=START,
-            config={"model": model, "vocab": shape.vocab, "tokenizer_hash": identity},
+            config=config,
             tokenizer_hash=identity,
             torch=torch.__version__,
             files=files,

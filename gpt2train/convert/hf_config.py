@@ -13,7 +13,8 @@ from gpt2train.convert.settings import Dtype
 from gpt2train.data.encoder import splits_as_gpt2
 from gpt2train.data.sentencepiece_model import MODEL, SentencePieceTokenizer
 from gpt2train.data.template import prefix_ids, start_ids
-from gpt2train.data.tokenizer import SOURCE_KEY, TOKENIZER, Tokenizer, end_of_text_id, end_token
+from gpt2train.data.tokenizer import TOKENIZER, Tokenizer, end_of_text_id, end_token
+from gpt2train.data.tokenizer_reader import SOURCE_KEY
 from gpt2train.errors import UserError
 from gpt2train.io.files import check_folder
 from gpt2train.model.shape import Shape

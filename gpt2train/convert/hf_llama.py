@@ -1,10 +1,11 @@
 """Layouts of the models of `transformers` that the family llama covers: Llama, Qwen2, Qwen3 and Arcee.
 
-The options decide which of them a model is. A combination of options that none of them has is saved in this project's
-own layout, with a model type of its own. Matrices are stored alike in all layouts, as [out, in], with the halves of a
-head in the same order.
+The options decide which of them a model is. Options that none of them has, alone or together, are saved in this
+project's own layout, with a model type of its own. Matrices are stored alike in all layouts, as [out, in], with the
+halves of a head in the same order.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from gpt2train.errors import UserError
 from gpt2train.model.families import EMBEDDING, HEAD, SCORE, sizes
 from gpt2train.model.lazy_weights import LazyTensor
 from gpt2train.model.llama_family import LlamaOptions, options_of
+from gpt2train.model.rope_scaling import parse_rope_scaling, rope_scaling_of
 from gpt2train.model.shape import Shape
 
 OWN = "gpt2train_llama"  # model type of what transformers does not have
+MAX_CONTEXT = 2**24  # of `model.context`
 FREQUENCIES = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # in files of before 2024
 ACTIVATIONS = {"swiglu": "silu", "relu2": "relu2"}
 TOP = {EMBEDDING: "model.embed_tokens.weight", "ln_f.weight": "model.norm.weight", HEAD: "lm_head.weight"}
@@ -78,6 +81,7 @@ class Variant:
             and self.qk_norm == chosen.qk_norm
             and chosen.attention_bias in self.attention_bias
             and self.mlp_bias >= chosen.mlp_bias
+            and not chosen.logit_softcap
             and not (self.divides and shape.hidden % shape.heads)
         )
 
@@ -106,12 +110,28 @@ class LlamaLayout(HFLayout):
         """Return True if the package `transformers` loads the folder of a model."""
         return model_type_of(shape) is not None
 
+    def missing_in_transformers(self, shape: Shape) -> str | None:
+        """Return the options that no class of `transformers` has together, with their values; None if one has them."""
+        if model_type_of(shape) is not None:
+            return None
+        chosen, plain = options_of(shape), LlamaOptions()
+        if chosen.logit_softcap:
+            return f"logit_softcap = {chosen.logit_softcap:g}"
+        names = ("activation", "qk_norm", "attention_bias", "mlp_bias", "head_dim")
+        odd = {name: getattr(chosen, name) for name in names if getattr(chosen, name) != getattr(plain, name)}
+        if not shape.hidden % shape.heads:
+            del odd["head_dim"]
+        return ", ".join(f"{name} = {str(value).lower()}" for name, value in odd.items())
+
     def config(self, shape: Shape) -> dict[str, Any]:
         """Return the fields of `config.json` that describe the architecture."""
         model_type, chosen = model_type_of(shape), options_of(shape)
         if model_type is None:
             return {**super().config(shape), "model_type": OWN}
         variant = VARIANTS[model_type]
+        scaling = json.loads(chosen.rope_scaling or "{}")
+        if scaling.get("rope_type") == "dynamic":  # transformers has it in `max_position_embeddings`
+            del scaling["original_max_position_embeddings"]
         config = {
             "model_type": model_type,
             "architectures": [variant.architecture],
@@ -123,10 +143,11 @@ class LlamaLayout(HFLayout):
             "num_key_value_heads": chosen.kv_heads,
             "head_dim": chosen.head_dim,
             "hidden_act": ACTIVATIONS[chosen.activation],
-            "max_position_embeddings": shape.context,
+            "max_position_embeddings": stated_context(shape),
             "rms_norm_eps": chosen.norm_eps,
             "rope_theta": chosen.rope_theta,  # read by transformers before 5, and by llama.cpp
-            "rope_parameters": {"rope_type": "default", "rope_theta": chosen.rope_theta},
+            "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": chosen.rope_theta},
+            **({"rope_scaling": scaling} if scaling else {}),
             "tie_word_embeddings": chosen.tied,
             "initializer_range": 0.02,
         }
@@ -155,6 +176,7 @@ class LlamaLayout(HFLayout):
         if variant.divides and hidden % heads:
             raise UserError(f"{file}: hidden_size {hidden} is not divisible by num_attention_heads {heads}")
         bias = variant.attention_bias[config.get("attention_bias", False) is True and len(variant.attention_bias) > 1]
+        rotary, context = _rotary(config, file, size_of(file, config, "max_position_embeddings"))
         options = {
             "kv_heads": _size_or(file, config, "num_key_value_heads", heads),
             "head_dim": _size_or(file, config, "head_dim", variant.head_dim or hidden // heads),
@@ -164,14 +186,14 @@ class LlamaLayout(HFLayout):
             "attention_bias": bias,
             "mlp_bias": variant.mlp_bias and config.get("mlp_bias", False),
             "tied": config.get("tie_word_embeddings", False),
-            "rope_theta": _rope_theta(config, file),
+            **rotary,
             "norm_eps": config.get("rms_norm_eps", variant.norm_eps),
         }
         fields = {
             "layers": size_of(file, config, "num_hidden_layers", MAX_LAYERS),
             "heads": heads,
             "hidden": hidden,
-            "context": size_of(file, config, "max_position_embeddings"),
+            "context": context,
             "family": self.family,
             "options": options,
         }
@@ -207,19 +229,49 @@ def _in_block(name: str) -> str:
     return f"model.layers.{layer}.{BLOCK[module]}.{kind}"
 
 
-def _rope_theta(config: dict[str, Any], file: Path) -> Any:
-    """Base of the rotary frequencies, from where `transformers` has it since or before version 5.
+def stated_context(shape: Shape) -> int:
+    """Context length in `config.json`: that of training for dynamic scaling, which begins beyond it."""
+    scaling = parse_rope_scaling(options_of(shape).rope_scaling)
+    if scaling is None or scaling.rope_type != "dynamic":
+        return shape.context
+    return scaling.original_max_position_embeddings or shape.context
+
+
+def _rotary(config: dict[str, Any], file: Path, context: int) -> tuple[dict[str, Any], int]:
+    """Options of the rotary positions, from where `transformers` has them since or before version 5.
+
+    Args:
+        config: fields of `config.json`.
+        file: the `config.json`, for error messages.
+        context: context length that it states.
+
+    Returns:
+        Options, and the context length.
 
     Raises:
-        UserError: the rotary positions are scaled.
+        UserError: the rotary positions are scaled in an unknown way.
     """
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = config.get(key) or {}
-        if not isinstance(rope, dict):
-            raise UserError(f"{file}: {key} is {str(rope)[:40]}; expected a table")
-        _check(file, f"rope_type in {key}", rope.get("rope_type", rope.get("type", "default")), ("default",))
-        _check(file, f"partial_rotary_factor in {key}", rope.get("partial_rotary_factor", 1.0), (1.0, None))
-    return (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta", 10_000.0))
+    tables = {key: config.get(key) or {} for key in ("rope_scaling", "rope_parameters")}
+    for key, table in tables.items():
+        if not isinstance(table, dict):
+            raise UserError(f"{file}: {key} is {str(table)[:40]}; expected a table")
+        _check(file, f"partial_rotary_factor in {key}", table.get("partial_rotary_factor", 1.0), (1.0, None))
+    rope = {**tables["rope_scaling"], **tables["rope_parameters"]}
+    options: dict[str, Any] = {"rope_theta": rope.get("rope_theta", config.get("rope_theta", 10_000.0))}
+    kind = rope.get("rope_type", rope.get("type"))
+    original = config.get("original_max_position_embeddings", rope.get("original_max_position_embeddings", context))
+    if kind == "dynamic":
+        original = context
+    if kind == "yarn" and rope.get("factor") is None and isinstance(original, int) and original > 0:
+        rope["factor"] = context / original
+    try:
+        scaling = rope_scaling_of({**rope, "original_max_position_embeddings": original})
+    except ValueError as error:
+        raise UserError(f"{file}: {error}") from error
+    if scaling is None:
+        return options, context
+    longest = min(MAX_CONTEXT, int(context * scaling.factor)) if kind == "dynamic" else context
+    return options | {"rope_scaling": scaling.model_dump_json(exclude_none=True)}, max(context, longest)
 
 
 def _size_or(file: Path, config: dict[str, Any], key: str, default: int) -> int:

@@ -21,7 +21,7 @@ from gpt2train.convert.hf_layout import HFLayout, layout_of
 from gpt2train.convert.model_card import NO_FACTS, CardFacts, model_card
 from gpt2train.convert.settings import CARD, Device, Dtype
 from gpt2train.convert.tensor_files import DTYPES, SAFETENSORS, open_tensors, write_tensors
-from gpt2train.data.tokenizer import copy_tokenizer, load_model_tokenizer
+from gpt2train.data.tokenizer import Tokenizer, copy_tokenizer, kind_of, load_model_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_folder
 from gpt2train.model.causal_lm import CausalLM
@@ -133,13 +133,13 @@ def fill_folder(
     )
     write_config(folder, shape, opened, dtype, weights.labels)
     copy_tokenizer(tokenizer, folder)
-    (folder / CARD).write_text(card_text(shape, dtype, facts), encoding="utf-8")
+    (folder / CARD).write_text(card_text(shape, dtype, opened, facts), encoding="utf-8")
 
 
-def card_text(shape: Shape, dtype: Dtype, facts: CardFacts) -> str:
+def card_text(shape: Shape, dtype: Dtype, tokenizer: Tokenizer, facts: CardFacts) -> str:
     """Return the model card of a model folder."""
     count = sum(math.prod(size) for size in layout_of(shape.family).sizes(shape).values())
-    return model_card(shape, count, dtype, facts)
+    return model_card(shape, count, dtype, kind_of(tokenizer), facts)
 
 
 def open_model(folder: Path) -> LazyWeights:

@@ -12,10 +12,11 @@ from gpt2train.convert.model_card import CardFacts, scores_of, training_facts
 from gpt2train.convert.settings import CARD, Dtype
 from gpt2train.convert.tensor_files import SAFETENSORS
 from gpt2train.data.run_tokenizer import tokenizer_folders
-from gpt2train.data.tokenizer import has_tokenizer, tokenizer_hash
+from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash
+from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.io.files import atomic_folder, check_folder
-from gpt2train.io.run_folder import FOLDER, MANIFEST, newest_checkpoint
+from gpt2train.io.run_folder import FOLDER, MANIFEST, selected_checkpoint
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def merge(
     bfloat16, if the embedding is 35 % of the weights and was saved in one piece.
 
     Args:
-        run_or_checkpoint: run folder (for its latest checkpoint), or a folder in its `checkpoints/`.
+        run_or_checkpoint: run folder (for the checkpoint that its settings select), or a folder in its `checkpoints/`.
         output: folder to write; an older model folder is replaced.
         tokenizer: tokenizer folder of the training; by default the one next to the run's data.
         dtype: data type of the stored weights.
@@ -72,7 +73,7 @@ def fill(
 
     Args:
         folder: empty folder.
-        run_or_checkpoint: run folder (for its latest checkpoint), or a checkpoint.
+        run_or_checkpoint: run folder (for the checkpoint that its settings select), or a checkpoint.
         tokenizer: tokenizer folder of the training; by default the one next to the run's data.
         dtype: data type of the stored weights.
         license: licence of the weights, for the model card.
@@ -100,7 +101,7 @@ def merged_card(folder: Path, checkpoint: Path, dtype: Dtype, license: str | Non
     facts = replace(card_facts(checkpoint), license=license)
     if run := _run_of(checkpoint):
         facts = replace(facts, scores=scores_of(run, sha256(folder / SAFETENSORS)))
-    return card_text(open_weights(checkpoint).shape, dtype, facts)
+    return card_text(open_weights(checkpoint).shape, dtype, load_tokenizer(folder), facts)
 
 
 def card_facts(checkpoint: Path) -> CardFacts:
@@ -113,14 +114,15 @@ def _run_of(checkpoint: Path) -> Path | None:
 
 
 def find_source(path: Path) -> Source:
-    """Find the checkpoint of a path: a run's latest one, one of a run, or a converted one.
+    """Find the checkpoint of a path: that which a run's settings select, one of a run, or a converted one.
 
     Raises:
         UserError: the path is none of these.
     """
     check_folder(path)
     if (path / CONFIG_FILE).is_file():
-        run, checkpoint = path, newest_checkpoint(path)
+        run, select = path, read_run_config(path / CONFIG_FILE).checkpoints.select
+        checkpoint = selected_checkpoint(path, select)
     elif path.parent.name == FOLDER and (path.parent.parent / CONFIG_FILE).is_file():
         run, checkpoint = path.parent.parent, path
     elif (path / MANIFEST).is_file():

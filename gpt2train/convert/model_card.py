@@ -16,11 +16,12 @@ from gpt2train.convert.hf_layout import layout_of
 from gpt2train.convert.markdown import table as _table
 from gpt2train.convert.settings import Dtype
 from gpt2train.errors import RunError, UserError
+from gpt2train.model.families import MODELS
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.monitoring.run_record import tokenize_manifest
 
 STEP_MANIFEST = "_manifest.json"  # manifest of a finished data step
-DATA_FLOW_PREFIX = ("train", "tokens")  # of the token files that the data flow writes: OUT/tokens/train/tokens
 MAX_MANIFESTS = 64  # manifests that are read next to the data
 
 
@@ -46,13 +47,14 @@ class CardFacts:
 NO_FACTS = CardFacts()
 
 
-def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) -> str:
+def model_card(shape: Shape, parameters: int, dtype: Dtype, tokenizer: str, facts: CardFacts) -> str:
     """Return the text of the card, in Markdown, with the front matter that model hubs read.
 
     Args:
         shape: shape of the model.
         parameters: number of stored parameters, without the padding of the vocabulary.
         dtype: data type of the stored weights.
+        tokenizer: kind of the tokenizer, such as "byte-level BPE".
         facts: further contents.
     """
     front = [f"license: {facts.license or 'unknown'}"]
@@ -60,7 +62,8 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
         front += ["language:", *(f"- {code}" for code in facts.languages)]
     layout = layout_of(shape.family)
     front += ["library_name: transformers"] if layout.in_transformers(shape) else []
-    purpose = "text-classification" if shape.labels else "text-generation"
+    encodes = len(MODELS[shape.family].lengths(shape)) > 1
+    purpose = "text2text-generation" if encodes else "text-classification" if shape.labels else "text-generation"
     front += [f"pipeline_tag: {purpose}", "tags:"]
     front += [f"- {tag}" for tag in (shape.family, purpose, "gpt2train")]
     sizes = [
@@ -69,7 +72,7 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
         ("attention heads", f"{shape.heads}"),
         ("width", f"{shape.hidden:,}"),
         ("context", f"{shape.context:,} tokens"),
-        ("vocabulary", f"{shape.vocab:,} tokens, byte-level BPE"),
+        ("vocabulary", f"{shape.vocab:,} tokens, {tokenizer}"),
         *([("classes", f"{shape.labels:,}")] if shape.labels else []),
         *((name.replace("_", " "), str(value)) for name, value in shape.options),
         ("stored as", dtype),
@@ -96,6 +99,8 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, facts: CardFacts) ->
     if facts.scores:
         parts.append("## Evaluation\n\n" + _table(("measure", "value"), facts.scores))
     with_transformers = CLASSIFY_WITH_TRANSFORMERS if shape.labels else WITH_TRANSFORMERS
+    if encodes:
+        with_transformers = with_transformers.replace("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
     use = (with_transformers if layout.in_transformers(shape) else "") + ("" if shape.labels else WITH_GPT2TRAIN)
     parts.append("## Use\n\n" + use.strip() if shape.labels else "## Use\n\n" + use)
     about = (
@@ -230,17 +235,14 @@ def _loss(run: Path, step: int) -> float | None:
 def _steps(run: Path) -> list[dict[str, Any]]:
     """Return the manifests of the data steps that made a run's first corpus, in order.
 
-    Token files made elsewhere have no manifest that names them, and so no steps, even in a folder beside those of a
-    data flow.
+    Token files made elsewhere have none that names them, even in a folder beside those of a data flow.
     """
     try:
         prefix = Path(read_run_config(run / CONFIG_FILE).data.corpora[0].prefix)
-        made, root = prefix.parents[1], prefix.parents[2]  # OUT/tokens, OUT of OUT/tokens/train/tokens
-    except (UserError, RunError, IndexError):
+    except (UserError, RunError):
         return []
-    if (prefix.parent.name, prefix.name) != DATA_FLOW_PREFIX:
-        return []
-    return data_steps(root, "tokenize", _read(made / STEP_MANIFEST))
+    made = tokenize_manifest(prefix)
+    return [] if made is None else data_steps(prefix.parents[2], "tokenize", made)  # OUT of OUT/tokens/train/tokens
 
 
 def data_steps(root: Path, last: str, made: dict[str, Any] | None = None) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from gpt2train.settings import Settings
 CARD = "README.md"  # model card of a model folder
 Dtype = Literal["float32", "bfloat16", "float16"]
 Format = Literal["huggingface", "megatron", "megatron-core", "gpt2train"]
+GGUFType = Literal["f32", "f16", "bf16", "q8_0"]
 Names = Literal["new", "old"]  # Megatron-LM's tensor names: since 2021, before
 CoreFormat = Literal["torch_dist", "torch"]  # --ckpt-format of Megatron-Core: whole tensors, a file for each rank
 Spec = Literal["transformer_engine", "local"]  # --transformer-impl of Megatron-Core

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from gpt2train.checkpoint.store import open_weights
+from gpt2train.convert.from_weights import write_checkpoint
 from gpt2train.convert.huggingface import open_model, read_model, save_model, to_huggingface, write_model
+from gpt2train.convert.merge import merge
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import CausalLM, build_model
 from gpt2train.model.families import sizes
@@ -106,6 +109,19 @@ def test_a_folder_written_here_is_loaded_by_transformers(kind: str, tmp_path: Pa
     assert torch.equal(found.logits, expected.logits) and torch.equal(found.loss, expected.loss)
     assert open_model(tmp_path / "ours").labels == ("no", "maybe", "yes")
     assert not (tmp_path / "ours/generation_config.json").exists()
+
+
+def test_names_of_classes_are_kept_through_a_converted_checkpoint(tmp_path: Path) -> None:
+    """Folder -> checkpoint to train from -> merged folder."""
+    names, bpe = ("nein", "vielleicht", 'ja – "sicher"'), write_tokenizer(tmp_path / "bpe", VOCAB)
+    peer_of("gpt2", tmp_path / "theirs", 3)
+    save_model(tmp_path / "folder", replace(open_model(tmp_path / "theirs"), labels=names), bpe)
+    write_checkpoint(tmp_path / "checkpoint", open_model(tmp_path / "folder"), tmp_path / "folder")
+    assert open_weights(tmp_path / "checkpoint").labels == names
+    merge(tmp_path / "checkpoint", tmp_path / "merged")
+    assert open_model(tmp_path / "merged").labels == names
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "merged")
+    assert config.id2label == dict(enumerate(names)) and config.label2id[names[2]] == 2
 
 
 def test_the_default_number_of_labels_is_that_of_transformers(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from gpt2train.config.model import ModelSettings
+from gpt2train.convert.hf_layout import layout_of
 from gpt2train.convert.huggingface import open_model, read_model, save_model, write_model
 from gpt2train.data.training_data import training_data
 from gpt2train.errors import UserError
@@ -132,8 +133,12 @@ def test_older_folders_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type in rope_parameters is 'llama3'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type in rope_scaling is 'linear'"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type is 'longrope', but only default, linear, dynamic"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type llama3 needs low_freq_factor"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "two"}}, "rope_scaling: factor"),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type is "),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_scaling: factor"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": "x"}}, "original_"),
         ({"rope_scaling": "yarn"}, "rope_scaling is yarn; expected a table"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor in rope_parameters is '0.5'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is '0.5'"),
@@ -157,9 +162,17 @@ def test_another_architecture_is_refused(tmp_path: Path, changes: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    "options", [{"activation": "relu2", "qk_norm": True}, {"qk_norm": True, "mlp_bias": True}, {"head_dim": 12}]
+    ("options", "missing"),
+    [
+        ({"activation": "relu2", "qk_norm": True}, "activation = relu2, qk_norm = true"),
+        ({"qk_norm": True, "mlp_bias": True}, "qk_norm = true, mlp_bias = true"),
+        ({"head_dim": 12}, "head_dim = 12"),
+        ({"logit_softcap": 2.0}, "logit_softcap = 2"),
+    ],
 )
-def test_what_transformers_does_not_have_is_saved_under_our_names(options: dict[str, Any], tmp_path: Path) -> None:
+def test_what_transformers_does_not_have_is_saved_under_our_names(
+    options: dict[str, Any], missing: str, tmp_path: Path
+) -> None:
     heads = 3 if "head_dim" in options else 4
     settings = ModelSettings(family="llama", layers=2, heads=heads, hidden=32, context=16, options=options)
     model = initialise(build_model(settings.shape(VOCAB)), 1)
@@ -167,6 +180,7 @@ def test_what_transformers_does_not_have_is_saved_under_our_names(options: dict[
     write_model(tmp_path / "m", dict(model.state_dict()), model.shape, tokenizer)
     assert json.loads((tmp_path / "m/config.json").read_text())["model_type"] == "gpt2train_llama"
     assert "transformers" not in (tmp_path / "m/README.md").read_text()
+    assert layout_of("llama").missing_in_transformers(model.shape) == missing
     again = read_model(tmp_path / "m")
     assert again.shape == model.shape
     rows = {"wte.weight", "lm_head.weight"}

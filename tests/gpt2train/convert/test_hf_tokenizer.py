@@ -14,7 +14,8 @@ from gpt2train.convert.hf_sentencepiece import parse_model, tokenizer_json
 from gpt2train.convert.huggingface import save_model
 from gpt2train.data.sentencepiece_model import MODEL, SentencePieceTokenizer
 from gpt2train.data.template import encode_prompts, prefix_ids
-from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, read_files, tokenizer_hash, vocab_size
+from gpt2train.data.tokenizer import encode_ordinary, load_tokenizer, tokenizer_hash, vocab_size
+from gpt2train.data.tokenizer_reader import read_files
 from gpt2train.model.families import sizes
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape

@@ -28,7 +28,9 @@ def front_matter(card: str) -> dict[str, Any]:
 
 def write_manifest(root: Path, folder: str, step: str, inputs: dict[str, str], rows: int, **parameters: Any) -> str:
     """The manifest of a data step, and its identity."""
-    outcome = {"seen": rows + 1, "kept": rows}
+    files = [root / "tokens/train" / name for name in ("tokens.bin", "tokens.idx")]
+    outputs = [{"name": f"train/{file.name}", "bytes": file.stat().st_size} for file in files if step == "tokenize"]
+    outcome = {"seen": rows + 1, "kept": rows, "outputs": outputs}
     manifest = {"step": step, "fingerprint": f"f-{folder}", "content": "c", "inputs": inputs, "outcome": outcome}
     (root / folder).mkdir(parents=True, exist_ok=True)
     (root / folder / "_manifest.json").write_text(json.dumps(manifest | {"parameters": parameters}))
@@ -51,12 +53,15 @@ def card_of(root: Path, name: str = "m") -> str:
 
 
 def test_the_card_has_front_matter_and_limits() -> None:
-    card = model_card(SHAPE, 124_439_808, "bfloat16", CardFacts(languages=("de", "en"), license="cc-by-4.0"))
+    card = model_card(
+        SHAPE, 124_439_808, "bfloat16", "byte-level BPE", CardFacts(languages=("de", "en"), license="cc-by-4.0")
+    )
     front = front_matter(card)
     assert front["license"] == "cc-by-4.0" and front["language"] == ["de", "en"]
     assert front["library_name"] == "transformers" and "gpt2" in front["tags"]
     assert "| parameters | 124,439,808 |" in card and "1,024 tokens at a time" in card and "bfloat16" in card
-    bare = front_matter(model_card(SHAPE, 1, "float32", CardFacts()))
+    assert "| vocabulary | 50,257 tokens, byte-level BPE |" in card
+    bare = front_matter(model_card(SHAPE, 1, "float32", "WordPiece", CardFacts()))
     assert bare["license"] == "unknown" and "language" not in bare
 
 
@@ -90,7 +95,9 @@ def test_tokens_made_elsewhere_have_no_steps_of_a_neighbour(root: Path) -> None:
     clean = write_manifest(root, "clean", "clean", {}, 70, language={"keep": ["en"]})
     write_manifest(root, "tokens", "tokenize", {"documents": clean}, 60)
     config = root / "runs/small/config.toml"
-    for place in ("made/tokens/a", "tokens/mine", "a"):
+    shutil.copytree(root / "tokens", root / "made/tokens")
+    (root / "made/tokens/train/tokens.bin").write_bytes(b"other tokens")
+    for place in ("made/tokens/a", "tokens/mine", "a", "made/tokens/train/tokens"):
         (root / place).parent.mkdir(parents=True, exist_ok=True)
         text = config.read_text()
         changed = re.sub(r'(?m)^train = ".*"$', f'train = "{root / place}"', text)

@@ -1,0 +1,54 @@
+"""Model folders of every family with trained tokenizers, for the tests of programs that load them."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2train.config.model import ModelSettings
+from gpt2train.convert.huggingface import save_model
+from gpt2train.data.sentencepiece_model import MODEL
+from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
+from gpt2train.model.causal_lm import build_model
+from gpt2train.model.init import initialise
+from gpt2train.model.lazy_weights import LazyWeights, in_memory
+from gpt2train.model.shape import Shape
+from tasks.tokenizer.sentencepiece_training import train_sentencepiece
+from tasks.tokenizer.step import train_bpe
+
+GQA: dict[str, Any] = {"kv_heads": 2}
+
+
+def passages(data: Path, count: int = 60) -> list[str]:
+    """Passages of the declaration of human rights, each in another language."""
+    with gzip.open(data / "lang/udhr_lang_dev.jsonl.gz", "rt", encoding="utf-8") as file:
+        texts = [json.loads(line)["text"][:300] for line in file]
+    return texts[:: len(texts) // count][:count]
+
+
+def write_tokenizer(folder: Path, algorithm: str, texts: list[str]) -> Path:
+    """A tokenizer trained as the flow does."""
+    folder.mkdir()
+    if algorithm == "bpe":
+        save_tokenizer(folder, *train_bpe(iter(texts), 800))
+    else:
+        pytest.importorskip("sentencepiece")
+        (folder / MODEL).write_bytes(train_sentencepiece(iter(texts), 900, algorithm))  # type: ignore[arg-type]
+    return folder
+
+
+def write_model(folder: Path, tokenizer: Path, family: str, options: dict[str, Any], **more: int) -> Shape:
+    """A model folder of random weights, with two rows more than tokens."""
+    sizes = {"layers": 2, "heads": 4, "hidden": 64, "context": 128} | more
+    settings = ModelSettings.model_validate({"family": family, "options": options, **sizes})
+    shape = settings.shape(vocab_size(load_tokenizer(tokenizer)) + 2)
+    model = initialise(build_model(shape), 3)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    save_model(folder, LazyWeights(shape, in_memory(dict(model.state_dict()))), tokenizer)
+    return shape

@@ -1,0 +1,177 @@
+"""`gpt2train export`: llama.cpp itself gives the same tokens and the same greedy continuations."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from gpt2train.convert.gguf_file import write_gguf
+from gpt2train.convert.gguf_tokenizer import PATTERNS
+from gpt2train.convert.huggingface import open_model, read_model
+from gpt2train.data.template import encode_prompts
+from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.inference.generate import generate
+from gpt2train.inference.settings import SamplingSettings
+from tests.gpt2train.convert.export_models import GQA, passages, write_model, write_tokenizer
+from tests.gpt2train.convert.llama_cpp_peer import ask
+
+gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
+
+PROMPTS = ["Article 1. All human", "Он сказал: «да»", "  two spaces\n\nand 1234567 lines\t"]
+HARD = [
+    "",
+    "\n",
+    " \n",
+    " a",
+    "a  b ",
+    "'Tis we'll she'LL",
+    "x\u00a0y\u3000z",
+    "😀👩‍👩‍👧 é e\u0301",
+    "<|endoftext|> </s>",
+]
+# Model -> tokenizer, family and options.
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2": ("bpe", "gpt2", {}),
+    "gpt2 without biases, untied": ("bpe", "gpt2", {"bias": False, "tied": False, "inner": 96}),
+    "llama": ("sentencepiece_bpe", "llama", GQA),
+    "llama with biases": (
+        "bpe",
+        "llama",
+        GQA | {"attention_bias": "all", "mlp_bias": True, "head_dim": 24, "tied": True},
+    ),
+    "llama, unigram": ("sentencepiece_unigram", "llama", {}),
+    "qwen2": ("bpe", "llama", GQA | {"attention_bias": "qkv"}),
+    "qwen2 with wide heads": ("bpe", "llama", GQA | {"attention_bias": "qkv", "head_dim": 32}),
+    "qwen3": ("bpe", "llama", GQA | {"qk_norm": True, "head_dim": 32, "rope_theta": 1e6, "norm_eps": 1e-6}),
+    "qwen3 with biases": ("bpe", "llama", {"qk_norm": True, "attention_bias": "qkv"}),
+    "arcee": ("bpe", "llama", GQA | {"activation": "relu2"}),
+}
+FAST = {"gpt2", "llama", "qwen3"}
+CASES = [pytest.param(name, marks=() if name in FAST else pytest.mark.exhaustive) for name in MODELS]
+
+
+def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metadata and tensors of a file."""
+    reader = gguf.GGUFReader(file)
+    return {key: field.contents() for key, field in reader.fields.items()}, {t.name: t for t in reader.tensors}
+
+
+def export_folder(folder: Path, file: Path, **kind: Any) -> tuple[str, ...]:
+    return write_gguf(file, open_model(folder), folder, **kind)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_llama_cpp_continues_as_the_model_does(name: str, tmp_path: Path, open_data: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the extra peers")
+    algorithm, family, options = MODELS[name]
+    texts = passages(open_data)
+    write_model(tmp_path / "m", write_tokenizer(tmp_path / "t", algorithm, texts), family, options)
+    notes = export_folder(tmp_path / "m", tmp_path / "m.gguf")
+    tokenizer = load_tokenizer(tmp_path / "m")
+    model = read_model(tmp_path / "m")
+    settings = SamplingSettings(max_new_tokens=64, temperature=0)
+    ours = generate(model, tokenizer, PROMPTS, settings)
+    wanted = [*texts, *PROMPTS, *HARD]
+    if algorithm == "sentencepiece_unigram":  # as the note says
+        assert "beyond ASCII" in notes[0]
+        known = [piece for piece in wanted if not any(_has_bytes(tokenizer, char) for char in piece)]
+        wanted = [text for text in known if text.strip(" ")]
+        assert len(wanted) > 30
+    else:
+        assert not notes
+    tokens, continued = ask(tmp_path / "m.gguf", wanted, [answer.prompt_tokens for answer in ours])
+    assert tokens == [ids if text else [] for text, ids in zip(wanted, encode_prompts(tokenizer, wanted), strict=True)]
+    for answer, theirs in zip(ours, continued, strict=True):
+        assert list(answer.tokens) == theirs
+    assert any(len(set(theirs)) > 4 and len(theirs) == 64 for theirs in continued)
+
+
+def _has_bytes(tokenizer: Any, char: str) -> bool:
+    """True if a character beyond ASCII is spelt in bytes."""
+    return not char.isascii() and any(
+        tokenizer.id_to_token(one).startswith("<0x") for one in tokenizer.encode([char])[0]
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("pattern", "whole_words"), [(key, value[1]) for key, value in PATTERNS.items()])
+def test_llama_cpp_splits_by_the_same_pattern(
+    pattern: str, whole_words: bool, tmp_path: Path, open_data: Path, real_data: Path
+) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the extra peers")
+    texts = passages(open_data)
+    tokenizer = Tokenizer(models.BPE(ignore_merges=whole_words))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"])
+    tokenizer.train_from_iterator(texts, trainer)
+    (tmp_path / "t").mkdir()
+    tokenizer.save(str(tmp_path / "t/tokenizer.json"))
+    write_model(tmp_path / "m", tmp_path / "t", "gpt2", {})
+    assert export_folder(tmp_path / "m", tmp_path / "m.gguf") == ()
+    wanted = [*passages(real_data, 400), *PROMPTS, *HARD]
+    tokens, _ = ask(tmp_path / "m.gguf", wanted)
+    ours = load_tokenizer(tmp_path / "m")
+    assert tokens == [ids if text else [] for text, ids in zip(wanted, encode_prompts(ours, wanted), strict=True)]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("kind", "equal"), [("f16", 0.99), ("bf16", 0.99), ("q8_0", 0.9)])
+def test_llama_cpp_reads_the_smaller_types(kind: str, equal: float, tmp_path: Path, open_data: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the extra peers")
+    write_model(tmp_path / "m", open_data / "bpe", "gpt2", {})
+    export_folder(tmp_path / "m", tmp_path / "full.gguf")
+    export_folder(tmp_path / "m", tmp_path / "small.gguf", kind=kind)
+    prompts = [[number] for number in range(100, 200)]
+    full, small = (ask(tmp_path / f"{name}.gguf", (), prompts, 1)[1] for name in ("full", "small"))
+    same = sum(one == other for one, other in zip(full, small, strict=True))
+    assert same >= equal * len(prompts)
+    assert (tmp_path / "small.gguf").stat().st_size < 0.65 * (tmp_path / "full.gguf").stat().st_size
+
+
+def test_metadata_and_types_of_the_file(tmp_path: Path, open_data: Path) -> None:
+    tokenizer = write_tokenizer(tmp_path / "t", "bpe", passages(open_data))
+    shape = write_model(tmp_path / "m", tokenizer, "gpt2", {"inner": 80})
+    end = shape.vocab - 3
+    (tmp_path / "m/chat_template.jinja").write_text("{{ messages }}")
+    export_folder(tmp_path / "m", tmp_path / "a.gguf", kind="q8_0")
+    export_folder(tmp_path / "m", tmp_path / "b.gguf", kind="q8_0")
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    fields, tensors = read_gguf(tmp_path / "a.gguf")
+    assert fields["gpt2.context_length"] == 128
+    assert fields["gpt2.feed_forward_length"] == 80
+    assert fields["tokenizer.ggml.pre"] == "gpt-2"
+    assert fields["tokenizer.ggml.eos_token_id"] == fields["tokenizer.ggml.bos_token_id"] == end
+    assert fields["tokenizer.ggml.tokens"][end:] == ["<|endoftext|>", f"[PAD{end + 1}]", f"[PAD{end + 2}]"]
+    assert fields["tokenizer.ggml.token_type"][end - 1 :] == [1, 3, 5, 5]
+    assert fields["tokenizer.chat_template"] == "{{ messages }}"
+    types = {name.removeprefix("blk.0."): tensor.tensor_type.name for name, tensor in tensors.items()}
+    assert types["token_embd.weight"] == types["ffn_up.weight"] == "Q8_0"
+    assert types["ffn_down.weight"] == "F16"  # 80 columns are no multiple of 32
+    assert types["position_embd.weight"] == types["attn_norm.weight"] == types["ffn_up.bias"] == "F32"
+    assert list(tensors["token_embd.weight"].shape) == [64, shape.vocab]  # without the padding
+
+
+def test_a_t5_has_its_scale_and_its_start_token(tmp_path: Path, open_data: Path) -> None:
+    tokenizer = write_tokenizer(tmp_path / "t", "sentencepiece_unigram", passages(open_data))
+    write_model(tmp_path / "m", tokenizer, "t5", {"encoder_layers": 2, "head_dim": 24}, layers=3)
+    export_folder(tmp_path / "m", tmp_path / "m.gguf")
+    fields, tensors = read_gguf(tmp_path / "m.gguf")
+    assert (fields["t5.block_count"], fields["t5.decoder_block_count"]) == (2, 1)
+    assert fields["t5.decoder_start_token_id"] == fields["tokenizer.ggml.eos_token_id"] == 2
+    assert fields["tokenizer.ggml.add_eos_token"] and not fields["tokenizer.ggml.add_bos_token"]
+    norm = read_model(tmp_path / "m").state_dict()["ln_f.weight"]
+    torch.testing.assert_close(torch.from_numpy(tensors["dec.output_norm.weight"].data.copy()), norm / 8)
+    assert {"enc.blk.1.attn_o.weight", "dec.blk.0.cross_attn_q.weight", "enc.blk.0.attn_rel_b.weight"} <= tensors.keys()
+    assert "output.weight" not in tensors
+    card = (tmp_path / "m/README.md").read_text()
+    assert "AutoModelForSeq2SeqLM" in card and "AutoModelForCausalLM" not in card
+    assert "pipeline_tag: text2text-generation" in card
