@@ -13,13 +13,12 @@ from flows.settings import (
     OutputSettings,
     PipelineSettings,
     PretrainSettings,
-    usable_cores,
 )
 from flows.sources import Sources
 from gpt2train.errors import UserError
 from gpt2train.io.files import format_bytes
 from gpt2train.model.families import parameter_count
-from gpt2train.plan.devices import find_gpus
+from gpt2train.plan.devices import find_gpus, usable_cores
 from gpt2train.plan.fit import ResourceEstimate, estimate_resources, missing_resources
 from gpt2train.settings import Settings
 from tasks.core.manifest import read_manifest

@@ -4,13 +4,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 from pydantic import ValidationError
 
 from gpt2train.config import ParallelSettings, TrainSettings, preset
+from gpt2train.config.recipe import vocabulary
 from gpt2train.errors import UserError
-from gpt2train.plan.hardware import Hardware
-from gpt2train.plan.search import GivenLayout, search
-from gpt2train.plan.show import headline, rank_table, reasons, table
+from gpt2train.plan.budget import cpu_rate, given_recipe, gpu_rate
+from gpt2train.plan.hardware import GB, Hardware
+from gpt2train.plan.search import Candidate, GivenLayout, search
+from gpt2train.plan.show import headline, rank_table, reasons, summary, table
 from gpt2train.settings import build, explain, read_toml
 
 GPT2_VOCAB = 50257
@@ -20,14 +23,19 @@ ANY_LAYOUT = GivenLayout()
 
 def plan(
     *,
-    preset_name: Annotated[str, Parameter(name="--preset")] = "345m",
+    preset_name: Annotated[str | None, Parameter(name="--preset")] = None,
+    recipe: str | None = None,
+    depth: int | None = None,
+    budget: str | None = None,
+    cores: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     config: Path | None = None,
     memory: str = "80GB",
     global_batch: int | None = None,
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
-    vocab: int = GPT2_VOCAB,
+    vocab: int | None = None,
     tokens: int | None = None,
     rows: int = 12,
+    simulate: Annotated[bool, Parameter(negative=())] = False,
     layout: Annotated[GivenLayout, Parameter(name="*")] = ANY_LAYOUT,
     hardware: Annotated[Hardware, Parameter(name="*")] = DEFAULT_HARDWARE,
 ) -> None:
@@ -36,9 +44,17 @@ def plan(
     Parameters
     ----------
     preset_name
-        Preset of model and batch: 117m, 345m, 762m, 1542m, …
+        Preset of model and batch: 117m, 345m, 762m, 1542m, …; 345m by default.
+    recipe
+        Recipe in place of a preset: modern, with --depth or --budget.
+    depth
+        Blocks of the recipe's model.
+    budget
+        Time on this hardware (90m, 8h, 2d) or FLOPs (1e18), in place of --depth.
+    cores
+        With a recipe, CPU cores to train on in place of GPUs: show the time, and no layouts.
     config
-        TOML file of settings that override the preset.
+        TOML file of settings that override the preset or the recipe.
     memory
         Memory of one GPU: 80GB, 141GB, …
     global_batch
@@ -46,24 +62,41 @@ def plan(
     precision
         Precision of the training; by default the preset's.
     vocab
-        Vocabulary size.
+        Vocabulary size; by default that of GPT-2, or of the recipe.
     tokens
         Training tokens, for the hours of settings with epochs.
     rows
         Number of layouts to show.
+    simulate
+        Simulate a step of the best five layouts, and exclude those that do not fit by it (2 to 20 s each).
     """
     from rich.console import Console  # takes 0.1 s, which the other commands save
 
-    changes = {"batch": {"global_batch": global_batch} if global_batch else {}}
-    layers = [preset(preset_name), read_toml(config) if config else {}, changes]
-    settings = build(TrainSettings, *layers, {"precision": precision} if precision else {})
-    model = settings.model
-    shape = model.shape(vocab)
     try:
-        hardware = Hardware.model_validate(hardware.model_dump() | {"memory": _gigabytes(memory)})
+        hardware = Hardware.model_validate(hardware.model_dump() | {"memory": gigabytes(memory)})
     except ValidationError as error:
         raise UserError(explain(error, Hardware, "--memory")) from error
+    rate = gpu_rate(hardware) if cores is None else cpu_rate(cores)
+    chosen = given_recipe(recipe, preset_name, depth, budget, lambda: rate)
+    changes = {"batch": {"global_batch": global_batch} if global_batch else {}}
+    base = chosen.settings if chosen else preset(preset_name or "345m")
+    layers = [base, read_toml(config) if config else {}, changes]
+    settings = build(TrainSettings, *layers, {"precision": precision} if precision else {})
+    if chosen:
+        vocab = vocabulary(chosen.depth) if vocab is None else vocab
+        for line in summary(settings, vocab, rate, hardware if cores is None else cores):
+            print(line)
+    if cores is not None:
+        if not chosen:
+            raise UserError("--cores is for a recipe; add --recipe modern, or leave it out")
+        return
+    shape = settings.model.shape(vocab or GPT2_VOCAB)
     found = search(settings, shape, hardware, layout)
+    measured: list[tuple[Candidate, int]] = []
+    if simulate:
+        from gpt2train.plan.referee import refereed
+
+        found, measured = refereed(found, vocab or GPT2_VOCAB, hardware)
     console = Console(width=None if Console().is_terminal else 140)
     console.print(headline(shape, hardware))
     if found.fits:
@@ -71,6 +104,10 @@ def plan(
     if found.fits and layout.tp and layout.pp:
         console.print()
         console.print(rank_table(found.fits[0]))
+    for candidate, size in measured:
+        p, planned = candidate.settings.parallel, candidate.memory.device / GB
+        line = f"simulated tp {p.tp} x pp {p.pp}, ZeRO {p.zero}: {size / GB:.2f} GB (planned {planned:.2f} GB)"
+        console.print(line, highlight=False)
     for line in reasons(found):
         console.print(line, style="dim", highlight=False)
     if not found.fits:
@@ -92,7 +129,7 @@ def plan(
     console.print(f"best: {' '.join(flags)}", highlight=False, soft_wrap=True)
 
 
-def _gigabytes(text: str) -> float:
+def gigabytes(text: str) -> float:
     """Convert 80, 80GB or 74.5GiB to units of 10^9 bytes."""
     number, unit = text.strip().lower(), 1.0
     for suffix, size in (("gib", 1.073741824), ("gb", 1.0), ("g", 1.0)):

@@ -41,6 +41,11 @@ class Gpu:
         return None if peak is None else peak / 1e12
 
 
+def usable_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def find_gpus(environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
     """Find the GPUs that this process may use, in the order of the local ranks; empty without a driver.
 

@@ -6,7 +6,14 @@ from gpt2train.config import TrainSettings
 from gpt2train.model.families import MODELS, block_sizes, is_residual, sizes
 from gpt2train.model.shape import Shape
 from gpt2train.parallel.layout import Layout
-from gpt2train.plan.parameters import Piece, block_parameters, blocks_parameters, matrix_parameters, parameters
+from gpt2train.plan.parameters import (
+    Piece,
+    block_parameters,
+    blocks_parameters,
+    kinds_of,
+    matrix_parameters,
+    parameters,
+)
 
 FP32 = 4
 HALF = 2
@@ -69,12 +76,14 @@ def in_flight(settings: TrainSettings, layout: Layout, rank: int) -> float:
     return min(warmup, micro_batches * stages) / stages
 
 
-def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str) -> float:
-    """Return the bytes that a block saves per token for the backward pass, without dropout.
+def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str, start: int = 0) -> float:
+    """Return the bytes that a block saves per micro-batch for the backward pass, without dropout.
 
-    The residual stream in float32 is a slice under sequence parallelism; the outputs of both norms are on every
+    The residual stream in float32 is a slice under sequence parallelism; the outputs of all norms are on every
     tensor-parallel rank; the outputs of column-parallel and the inputs of row-parallel layers are split (in a GPT-2 of
-    width H: q, k, v 3 H, up 4 H; attention H, GELU 4 H).
+    width H: q, k, v 3 H, up 4 H; attention H, GELU 4 H). A block that attends to an encoder has a third norm, and keys
+    and values of the encoder's tokens. With position biases a CPU keeps the probabilities of the attention in float32;
+    a GPU the biases, in half precision for every block.
 
     Args:
         shape: shape of the model.
@@ -82,23 +91,63 @@ def saved_bytes(shape: Shape, layout: Layout, settings: TrainSettings, mode: str
         settings: settings of the run.
         mode: activation checkpointing: "none", "selective" (without the norms' outputs and the input of the last layer;
             of layers without bias, or that narrow, also without their output) or "full" (the input of the block).
+        start: number of the first block of its kind.
     """
-    p, width, item = settings.parallel, shape.hidden, FP32 if settings.precision == "fp32" else HALF
-    stream = FP32 * width / (layout.tp if layout.tp > 1 and p.sequence_parallel else 1)
+    family, item = MODELS[shape.family], FP32 if settings.precision == "fp32" else HALF
+    length, micro_batch = _length(settings, shape, start), layout.micro_batch
+    tokens = micro_batch * length
+    stream = FP32 * tokens * shape.hidden / _slices(settings, layout)
     if mode == "full":
         return stream
-    matrices = {f"blocks.0.{name}": size for name, size in block_sizes(shape).items() if len(size) > 1}
+    matrices = {f"blocks.{start}.{name}": size for name, size in block_sizes(shape, start).items() if len(size) > 1}
     outputs = {name: size[0] for name, size in matrices.items() if not is_residual(name, shape)}
     inputs = sum(size[1] for name, size in matrices.items() if is_residual(name, shape))
+    read = sum(size for name, size in outputs.items() if name.rpartition(".")[0].endswith(family.encoder_readers))
+    attention = shape.heads * shape.head_dim * (2 if read else 1)
     if mode == "selective":
         stored = sum(
             size
             for name, size in outputs.items()
             if size >= matrices[name][1] and f"{name.removesuffix('weight')}bias" in sizes(shape)
         )
-        return 2 * stream + item * (stored + shape.heads * shape.head_dim) / layout.tp
-    more = MODELS[shape.family].more_saved(shape)
-    return 2 * stream + 2 * item * width + item * (sum(outputs.values()) + inputs + more) / layout.tp
+        return 2 * stream + item * tokens * (stored + attention) / layout.tp
+    norms, columns = 3 if read else 2, sum(outputs.values()) - read + inputs + family.more_saved(shape)
+    split = item * (tokens * columns + micro_batch * settings.model.context * read)
+    if family.head_tables and settings.device == "cpu":
+        split += FP32 * shape.heads * tokens * length
+    elif family.head_tables and item == HALF:
+        split += HALF * shape.heads * length**2
+    return norms * (stream + item * tokens * shape.hidden) + split / layout.tp
+
+
+def _length(settings: TrainSettings, shape: Shape, start: int) -> int:
+    """Tokens per sample of the blocks of a kind, by the first block of that kind."""
+    family = MODELS[shape.family]
+    further = dict(zip(family.first_blocks(shape)[1:], family.lengths(shape)[1:], strict=False))
+    return further.get(start, settings.model.context)
+
+
+def _slices(settings: TrainSettings, layout: Layout) -> int:
+    """Number of slices of a sequence outside attention and MLP."""
+    return layout.tp if layout.tp > 1 and settings.parallel.sequence_parallel else 1
+
+
+def _edge_tokens(settings: TrainSettings, piece: Piece, shape: Shape) -> int:
+    """Tokens per sample of the residual streams outside the blocks of a piece, each counted once for each stream.
+
+    Each sequence has `EDGE` of them, on the ranks with its first or its last block. Blocks that attend to an encoder
+    share its output, which all of their ranks have.
+    """
+    family, kinds = MODELS[shape.family], kinds_of(piece, shape)
+    if len(family.lengths(shape)) == 1:
+        return EDGE * settings.model.context * (piece.first or piece.last)
+    starts = family.first_blocks(shape)
+    total = 0
+    for start, end in zip(starts, (*starts[1:], shape.layers), strict=True):
+        ends = start in piece.blocks or end - 1 in piece.blocks
+        total += EDGE * _length(settings, shape, start) * ends
+        total += settings.model.context * (start > 0 and kinds[start] > 0)
+    return total
 
 
 def optimizer_states(settings: TrainSettings, shape: Shape, piece: Piece, layout: Layout, count: int) -> float:
@@ -142,12 +191,14 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     accumulated = (share if reduced_early else count) if layout.accumulation > 1 else 0
     copies = HALF * count if kind == "half" and not gathers_half else 0
 
-    tokens = layout.micro_batch * settings.model.context
-    sequence_shards = layout.tp if layout.tp > 1 and p.sequence_parallel else 1
-    saved = saved_bytes(shape, layout, settings, p.activation_checkpointing)
-    blocks = piece.layers * saved * in_flight(settings, layout, rank)
-    blocks += saved_bytes(shape, layout, settings, "none") - saved  # recomputed, for the block in its backward pass
-    edge = EDGE * FP32 * shape.hidden / sequence_shards * (piece.first or piece.last)
+    kinds, mode = kinds_of(piece, shape), p.activation_checkpointing
+    saved = {start: saved_bytes(shape, layout, settings, mode, start) for start in kinds}
+    blocks = sum(kinds[start] * saved[start] for start in kinds) * in_flight(settings, layout, rank)
+    # Recomputed, for the block in its backward pass.
+    blocks += max(saved_bytes(shape, layout, settings, "none", start) - saved[start] for start in kinds if kinds[start])
+    edge = FP32 * layout.micro_batch * shape.hidden / _slices(settings, layout)
+    edge *= _edge_tokens(settings, piece, shape)
+    tokens = layout.micro_batch * _length(settings, shape, MODELS[shape.family].first_blocks(shape)[-1])
     chunk = min(tokens, CHUNK["cpu" if settings.device == "cpu" else "cuda"]) * vocab
     head = (2 * FP32 * chunk + FP32 * table) if piece.last else 0
     head += HALF * (chunk + table) if piece.last and kind == "half" else 0
@@ -162,7 +213,7 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
         gradients=FP32 * accumulated,
         optimizer=round(states * FP32 * share),
         gathered=unsharded + copies,
-        activations=round(tokens * (blocks + edge)),
+        activations=round(blocks + edge),
         head=head,
         on_cpu=round(FP32 * ((1 + states) * share + accumulated)) if p.offloads_weights else states_on_cpu,
         copies=host_copies,

@@ -44,20 +44,20 @@ def block_parameters(shape: Shape, tp: int, block: int = 0) -> int:
 
 def blocks_parameters(piece: Piece, shape: Shape, tp: int) -> int:
     """Return the parameters of all blocks of a piece on one tensor-parallel rank."""
-    return sum(count * block_parameters(shape, tp, start) for start, count in _kinds(piece, shape).items())
+    return sum(count * block_parameters(shape, tp, start) for start, count in kinds_of(piece, shape).items())
 
 
 def matrix_parameters(piece: Piece, shape: Shape, tp: int) -> int:
     """Return the parameters of the matrices of all blocks of a piece on one tensor-parallel rank."""
     total = 0
-    for start, count in _kinds(piece, shape).items():
+    for start, count in kinds_of(piece, shape).items():
         matrices = {name: size for name, size in block_sizes(shape, start).items() if len(size) > 1}
         total += count * sum(_on_rank(f"blocks.{start}.{name}", size, shape, tp) for name, size in matrices.items())
     return total
 
 
-def _kinds(piece: Piece, shape: Shape) -> dict[int, int]:
-    """Number of blocks of each kind, by the first block of that kind."""
+def kinds_of(piece: Piece, shape: Shape) -> dict[int, int]:
+    """Return the number of blocks of each kind, by the first block of that kind."""
     starts = MODELS[shape.family].first_blocks(shape)
     kinds = [max(start for start in starts if start <= block) for block in piece.blocks] or [0] * piece.layers
     return {start: kinds.count(start) for start in starts}

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from gpt2train.config import TrainSettings
 from gpt2train.model.families import parameter_count
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
-from gpt2train.plan.fit import planned_steps, tokens_of
+from gpt2train.plan.budget import Rate
+from gpt2train.plan.fit import duration, planned_steps, tokens_of
 from gpt2train.plan.hardware import GB, Hardware
 from gpt2train.plan.memory import Memory
 from gpt2train.plan.search import Candidate, Plan, offload_of
@@ -21,6 +23,35 @@ def headline(shape: Shape, hardware: Hardware) -> str:
         f"{parameter_count(shape):,} parameters on {hardware.gpus} x {hardware.memory:g} GB, "
         f"{hardware.tflops:g} TFLOP/s at {hardware.efficiency:.0%}"
     )
+
+
+def summary(settings: TrainSettings, vocab: int, rate: Rate, on: Hardware | int) -> list[str]:
+    """Return what a recipe has chosen, and how long it takes, in lines.
+
+    Args:
+        settings: settings of the run.
+        vocab: vocabulary size.
+        rate: speed of the devices.
+        on: GPUs, or number of CPU cores.
+    """
+    model, batch, optimizer, schedule = settings.model, settings.batch, settings.optimizer, settings.schedule
+    shape = model.shape(vocab)
+    per_step = batch.global_batch * model.context
+    tokens = settings.steps * per_step
+    flops = tokens * flops_per_token(shape, model.context)
+    speed = rate(settings.precision)
+    count, kind = (on, "CPU core") if isinstance(on, int) else (on.gpus, "GPU")
+    where = f"{count} {kind}{'s' * (count > 1)}"
+    return [
+        f"model: depth {model.layers}, width {model.hidden}, {model.heads} heads of {shape.head_dim}, context "
+        f"{model.context:,}, vocabulary {vocab:,}: {parameter_count(shape):,} parameters",
+        f"training: {settings.steps:,} steps of {per_step:,} tokens = {tokens:,} tokens, "
+        f"{tokens / parameter_count(shape):.1f} for each parameter; {settings.precision}",
+        f"optimizer: {optimizer.name}, learning rate {optimizer.lr:g}, warm-up {schedule.warmup:,} steps, "
+        f"warm-down over the last {round(schedule.decay_fraction * settings.steps):,}",
+        f"cost: {flops:.2e} FLOPs, {duration(flops / speed / 3600)} on {where} at {speed / 1e12:,.4g} TFLOP/s, without "
+        "communication, validation and saving",
+    ]
 
 
 def table(plan: Plan, shape: Shape, hardware: Hardware, rows: int, train_tokens: int | None = None) -> Table:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from gpt2train.config import read_run_config
 from gpt2train.launch.rank_process import exit_without_teardown, follow_launcher, install_excepthook
+from gpt2train.model.families import MODELS
 from gpt2train.parallel.mesh import join
 from gpt2train.training.engine import Batch, Engine
 from tests.gpt2train.plan.live_bytes import LiveBytes
@@ -27,7 +28,11 @@ for path in sys.argv[2:]:
         batches = []
         for _ in range(engine.layout.accumulation):
             tokens = torch.randint(config.vocab, (engine.layout.micro_batch, config.model.context + 1))
-            batches.append(Batch(tokens[:, :-1], tokens[:, 1:]))
+            batch = Batch(tokens[:, :-1], tokens[:, 1:])
+            for length in MODELS[config.model.family].lengths(config.shape)[1:]:
+                written = tokens[:, :length]
+                batch = Batch(batch.tokens, written, {"decoder_tokens": written})
+            batches.append(batch)
         live = LiveBytes()
         for tensor in engine.state().values():
             live.add(tensor)

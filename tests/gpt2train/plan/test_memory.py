@@ -10,11 +10,18 @@ from gpt2train.config import RunConfig
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.memory import peak
 from gpt2train.plan.parameters import pieces
-from gpt2train.settings import build
+from gpt2train.settings import build, layer
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import write
 
 HERE = Path(__file__).parent
+T5 = {
+    "model": {"family": "t5", "options": {"encoder_layers": 2, "decoder_context": 48}},
+    "objective": {
+        "name": "span_corruption",
+        "options": {"sentinels": "top", "sentinel_count": 10, "end_id": 0},
+    },
+}
 LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     1: {
         "one process": {},
@@ -44,6 +51,10 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
             "parallel": {"activation_checkpointing": "selective"},
         },
         "llama, full": {"model": {"family": "llama"}, "parallel": {"activation_checkpointing": "full"}},
+        "t5": T5,
+        "t5, large decoder": layer(T5, {"model": {"layers": 6, "options": {"decoder_context": 128}}}),
+        "t5, gated, untied": layer(T5, {"model": {"options": {"activation": "gated-gelu", "tied": False}}}),
+        "t5, full": layer(T5, {"parallel": {"activation_checkpointing": "full"}}),
     },
     2: {
         "dp 2": {"parallel": {"zero": 0}},
@@ -69,6 +80,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp 2": {"parallel": {"pp": 2}},
         "pp 2 gpipe": {"parallel": {"pp": 2, "schedule": "gpipe"}},
         "pp 2 interleaved": {"parallel": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2}},
+        "t5, tp 2": layer(T5, {"parallel": {"tp": 2}}),
     },
 }
 

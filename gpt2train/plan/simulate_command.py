@@ -1,0 +1,207 @@
+"""The command `gpt2train simulate`: a training step of a layout, rank by rank, without a GPU and without peers."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+from pydantic import Field, ValidationError
+
+from gpt2train.config import TrainSettings, preset
+from gpt2train.errors import UserError
+from gpt2train.parallel.layout import Layout
+from gpt2train.plan.command import DEFAULT_HARDWARE, GPT2_VOCAB, gigabytes
+from gpt2train.plan.duration import Duration, step_time
+from gpt2train.plan.hardware import GB, Hardware
+from gpt2train.plan.parameters import pieces
+from gpt2train.plan.search import GivenLayout
+from gpt2train.plan.simulation import on_cpu, simulated
+from gpt2train.settings import NaturalNumber, PositiveNumber, build, explain, read_toml
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gpt2train.simulate.kinds import RankKind
+
+
+class SimulatedLayout(GivenLayout):
+    """Layout of the simulated run; what is not given is that of the settings."""
+
+    sequence_parallel: bool | None = None
+    """With tp above 1: split LayerNorm and dropout along the sequence as well."""
+    schedule: Literal["1f1b", "gpipe", "interleaved"] | None = None
+    """Pipeline schedule."""
+    virtual_pipeline_stages: PositiveNumber | None = None
+    """Pipeline stages per process, of the interleaved schedule."""
+    dp_shard_degree: NaturalNumber | None = None
+    """Processes over which ZeRO shards; 0: all data-parallel ones."""
+    cpu_offload: bool | None = None
+    """Keep training state in CPU memory."""
+    offload_placement: Literal["all", "optimizer", "auto"] | None = None
+    """Part of the training state that `cpu_offload` keeps in CPU memory."""
+
+
+ANY_LAYOUT = SimulatedLayout()
+
+
+def simulate(
+    *,
+    preset_name: Annotated[str, Parameter(name="--preset")] = "345m",
+    config: Path | None = None,
+    dp: Annotated[PositiveNumber | None, Field(ge=1)] = None,
+    rank: Annotated[int | None, Field(ge=0)] = None,
+    all_kinds: Annotated[bool, Parameter(negative=())] = False,
+    memory: str = "80GB",
+    global_batch: int | None = None,
+    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    vocab: int = GPT2_VOCAB,
+    json_: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    layout: Annotated[SimulatedLayout, Parameter(name="*")] = ANY_LAYOUT,
+    hardware: Annotated[Hardware, Parameter(name="*")] = DEFAULT_HARDWARE,
+) -> None:
+    """Run a training step of one rank of a layout without computing: errors of shape, memory, collectives, FLOPs, time.
+
+    Parameters
+    ----------
+    preset_name
+        Preset of model, batch and layout: 117m, 345m, 762m, 1542m, …
+    config
+        TOML file of settings that override the preset.
+    dp
+        Data-parallel processes; by default the GPUs (`--gpus`) divided by tp x pp.
+    rank
+        Rank to simulate; 0 by default.
+    all_kinds
+        Simulate a rank of every kind: of each stage of the pipeline.
+    memory
+        Memory of one GPU: 80GB, 141GB, …
+    global_batch
+        Samples per step; by default the preset's.
+    precision
+        Precision of the training; by default the preset's.
+    vocab
+        Vocabulary size.
+    json_
+        Print JSON.
+    """
+    if rank is not None and all_kinds:
+        raise UserError("--rank and --all-kinds exclude each other; give one of them")
+    given = layout.model_dump(exclude_none=True)
+    batch: dict[str, Any] = {"micro_batch": given.pop("micro_batch")} if "micro_batch" in given else {}
+    batch |= {"global_batch": global_batch} if global_batch else {}
+    changes: dict[str, Any] = {"parallel": given, "batch": batch} | ({"precision": precision} if precision else {})
+    layers = [preset(preset_name), read_toml(config) if config else {}, changes]
+    if "batch" in layers[0] and batch:  # what follows from the others, unless the user's file gives it
+        layers[0] = layers[0] | {"batch": layers[0]["batch"] | {"gradient_accumulation_steps": 0}}
+    settings = build(TrainSettings, *layers)
+    if dp is not None:
+        gpus = dp * settings.parallel.tp * settings.parallel.pp
+        hardware = hardware.model_copy(update={"gpus": gpus})
+    try:
+        hardware = Hardware.model_validate(hardware.model_dump() | {"memory": gigabytes(memory)})
+    except ValidationError as error:
+        raise UserError(explain(error, Hardware, "--memory")) from error
+    ranks = Layout.of(settings, hardware.gpus)
+    if rank is not None and rank >= ranks.world:
+        raise UserError(f"--rank {rank}: the layout {ranks} has the ranks 0 to {ranks.world - 1}")
+    kinds = simulated(settings, vocab, ranks, rank=None if all_kinds else rank or 0)
+    parts = pieces(settings, settings.model.shape(vocab))
+    duration = step_time(settings, settings.model.shape(vocab), ranks, parts, hardware)
+    if json_:
+        print(json.dumps(report(settings, ranks, kinds, duration, hardware), indent=1))
+        return
+    _show(settings, ranks, kinds, duration, hardware)
+
+
+def report(
+    settings: TrainSettings, layout: Layout, kinds: list["RankKind"], duration: Duration, hardware: Hardware
+) -> dict[str, Any]:
+    """Return what the command prints as JSON: bytes, FLOPs and seconds."""
+    return {
+        "layout": {"tp": layout.tp, "pp": layout.pp, "dp": layout.data, "ranks": layout.world},
+        "micro_batch": layout.micro_batch,
+        "micro_batches": layout.accumulation,
+        "kinds": [
+            {
+                "stage": kind.stage,
+                "rank": kind.rank,
+                "ranks": kind.ranks,
+                "blocks": list(kind.blocks),
+                "parameters": kind.step.parameters,
+                "peak": kind.step.peak,
+                "on_cpu": on_cpu(settings, kind.step.memory),
+                "memory": kind.step.memory,
+                "flops": kind.step.counts.flops,
+                "collectives": [
+                    {
+                        "operation": one.operation,
+                        "dtype": one.dtype,
+                        "group": one.group,
+                        "group_ranks": one.ranks,
+                        "calls": kind.step.counts.calls[one],
+                        "bytes": size,
+                    }
+                    for one, size in kind.step.counts.bytes.most_common()
+                ],
+            }
+            for kind in kinds
+        ],
+        "seconds": {name: getattr(duration, name) for name in (*Duration.__dataclass_fields__, "total")},
+        "memory_available": hardware.memory * GB * (1 - hardware.reserve),
+    }
+
+
+def _show(
+    settings: TrainSettings, layout: Layout, kinds: list["RankKind"], duration: Duration, hardware: Hardware
+) -> None:
+    from rich.console import Console  # takes 0.1 s, which the other commands save
+
+    console = Console(width=None if Console().is_terminal else 140)
+    batch = f"micro-batch {layout.micro_batch} x {layout.accumulation}"
+    console.print(f"{layout}: {layout.world:,} ranks, {batch}, {settings.precision}", highlight=False)
+    console.print(_memory(settings, kinds))
+    console.print()
+    console.print(_collectives(kinds))
+    flops = max(kind.step.counts.flops for kind in kinds)
+    console.print(f"\nFLOPs of a step: {flops:.4g} on the rank that has most", highlight=False)
+    share = duration.bubble / duration.total
+    console.print(f"pipeline bubble: {duration.bubble:.3g} s, {share:.0%} of the step", highlight=False)
+    console.print(
+        f"expected step: {duration.total:.3g} s on {hardware.tflops:g} TFLOP/s at {hardware.efficiency:.0%}",
+        highlight=False,
+    )
+    available = hardware.memory * GB * (1 - hardware.reserve)
+    fullest = max(kinds, key=lambda kind: kind.step.peak - on_cpu(settings, kind.step.memory))
+    device = fullest.step.peak - on_cpu(settings, fullest.step.memory)
+    verdict = "fits" if device <= available else "does not fit"
+    console.print(f"{verdict}: {device / GB:.2f} of {available / GB:.1f} GB", highlight=False)
+
+
+def _memory(settings: TrainSettings, kinds: list["RankKind"]) -> "Table":
+    from rich.table import Table
+
+    result = Table(box=None, pad_edge=False)
+    categories = list(kinds[0].step.memory)
+    for name in ("stage", "rank", "ranks", "blocks", "params", "GB", *categories, "on CPU"):
+        result.add_column(name, justify="right")
+    for kind in kinds:
+        memory, away = kind.step.memory, on_cpu(settings, kind.step.memory)
+        sizes = (kind.step.peak - away, *memory.values(), away)
+        numbers = (f"{size / GB:.2f}" for size in sizes)
+        counts = (kind.stage, kind.rank, kind.ranks, len(kind.blocks))
+        result.add_row(*map(str, counts), f"{kind.step.parameters:,}", *numbers)
+    return result
+
+
+def _collectives(kinds: list["RankKind"]) -> "Table":
+    from rich.table import Table
+
+    result = Table(box=None, pad_edge=False)
+    for name in ("stage", "collective", "dtype", "group", "ranks", "calls", "GB"):
+        result.add_column(name, justify="left" if name in ("collective", "dtype", "group") else "right")
+    for kind in kinds:
+        for one, size in kind.step.counts.bytes.most_common():
+            calls = f"{kind.step.counts.calls[one]:,}"
+            row = (str(kind.stage), one.operation, one.dtype, one.group, str(one.ranks), calls, f"{size / GB:.3f}")
+            result.add_row(*row)
+    return result

@@ -1,0 +1,120 @@
+"""Simulated step of one rank: the engine of a run, built and run for one training step that computes nothing."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from gpt2train.compat.torch_simulation import join_fake_group, leave_fake_group, on_resize
+from gpt2train.config import RunConfig
+from gpt2train.model import loss
+from gpt2train.model.families import shard_dim
+from gpt2train.parallel import vocab_parallel
+from gpt2train.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR, DistContext
+from gpt2train.simulate.attention import GpuAttention
+from gpt2train.simulate.batches import empty_batch
+from gpt2train.simulate.recorder import Counts, Recorder, mark
+from gpt2train.simulate.shape_mode import ShapeMode
+from gpt2train.training.engine import Engine
+
+# Micro-batches that are run without a pipeline; those after the second one are alike, but for the last.
+ALIKE = 3
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """Costs of one training step on one rank.
+
+    Attributes:
+        memory: bytes of each category when the most memory is in use; `gpt2train.simulate.recorder.CATEGORIES`.
+        counts: collectives and FLOPs.
+        parameters: parameters of this rank, before they are sharded over data-parallel ranks.
+    """
+
+    memory: dict[str, int]
+    counts: Counts
+    parameters: int
+
+    @property
+    def peak(self) -> int:
+        """Bytes in use at the same time."""
+        return sum(self.memory.values())
+
+
+def simulate_rank(config: RunConfig, world: int, rank: int) -> RankStep:
+    """Simulate a step of a run on one rank.
+
+    Without a pipeline, three micro-batches are run and the others are counted like the second one.
+
+    Args:
+        config: settings of the run; on a device other than "cpu" the memory is that of a GPU without compilation.
+        world: number of ranks of the run.
+        rank: rank to simulate.
+
+    Raises:
+        UserError: the layout does not fit the ranks, the model or the batch, as in a training.
+    """
+    recorder = Recorder()
+    mode = ShapeMode(recorder.created, recorder.executed, recorder.communicated)
+    context = DistContext(rank, world, torch.device("cpu"))
+    plain = config.performance.model_copy(update={"compile": "off"})
+    with _fake_group(rank, world), _device_of(config), on_resize(recorder.resized), mode:
+        engine = Engine(config.model_copy(update={"performance": plain}), context)
+        engine.phases = recorder.phases
+        recorder.name_groups(_names(engine))
+        mark(recorder, engine.parameters(), "parameters")
+        recorder.built()
+        layout = engine.layout
+        batches = [empty_batch(config, layout.micro_batch) for _ in range(layout.accumulation)]
+        run = batches if layout.pp > 1 else batches[:ALIKE]
+        recorder.restart()
+        total = engine.accumulate(run, 1, 1)
+        recorder.begin_update()
+        engine.update(engine.measure(total, 1, 1.0, stop=False), 1e-3)
+        counts = recorder.counts()
+        if len(run) < len(batches):
+            counts = counts.plus(recorder.between(1, 2), len(batches) - len(run))
+        return RankStep(recorder.peak(), counts, _parameters(engine))
+
+
+def _parameters(engine: Engine) -> int:
+    """Parameters of a rank, of which tensor parallelism has split some."""
+    named = [pair for part in engine.model_parts for pair in part.named_parameters()]
+    tp, shape = engine.layout.tp, engine.config.shape
+    return sum(p.numel() // (1 if shard_dim(name, shape) is None else tp) for name, p in named)
+
+
+def _names(engine: Engine) -> dict[str, tuple[str, int]]:
+    """Names and sizes of the process groups, by torch's own names."""
+    groups = {"world": dist.group.WORLD}
+    for dimension in (PIPELINE, REPLICATE, SHARD, TENSOR):
+        if engine.mesh[dimension].size() > 1:
+            groups[dimension] = engine.mesh[dimension].get_group()
+    return {group.group_name: (name, group.size()) for name, group in groups.items() if group is not None}
+
+
+@contextlib.contextmanager
+def _fake_group(rank: int, world: int) -> Iterator[None]:
+    join_fake_group(rank, world)
+    try:
+        yield
+    finally:
+        leave_fake_group()
+
+
+@contextlib.contextmanager
+def _device_of(config: RunConfig) -> Iterator[None]:
+    """Let CPU tensors be treated as the run's device treats its tensors."""
+    if config.device == "cpu":
+        yield
+        return
+    chunk = {"cpu": loss.CHUNK["cuda"]}
+    with (
+        mock.patch.object(loss, "CHUNK", chunk),
+        mock.patch.object(vocab_parallel, "CHUNK", chunk),
+        GpuAttention(),
+    ):
+        yield

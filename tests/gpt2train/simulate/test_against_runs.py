@@ -1,0 +1,73 @@
+"""Simulated steps against real ones: the peak of live bytes, and calls and bytes of the collectives, of every rank."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpt2train.simulate.against import differences
+
+T5 = {"model": {"family": "t5"}, "objective": {"name": "span_corruption"}}
+ONE: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "offload": {"parallel": {"cpu_offload": True}},
+    "classifier": {"model": {"labels": 3}, "objective": {"name": "classification"}},
+    "dropout, full recomputation": {"model": {"dropout": 0.1}, "parallel": {"activation_checkpointing": "full"}},
+    "t5": T5,
+}
+TWO: dict[str, dict[str, Any]] = {
+    "tp": {"parallel": {"tp": 2}},
+    "zero 3": {"parallel": {"zero": 3}},
+    "pp": {"parallel": {"pp": 2}},
+}
+MORE: dict[str, dict[str, Any]] = {
+    "zero 0": {"parallel": {"zero": 0}},
+    "zero 1": {"parallel": {"zero": 1}},
+    "zero 2": {"parallel": {"zero": 2}},
+    "zero 3, fp32": {"parallel": {"zero": 3}, "precision": "fp32"},
+    "zero 1, fp16": {"parallel": {"zero": 1}, "precision": "fp16"},
+    "offload": {"parallel": {"zero": 3, "cpu_offload": True}},
+    "offload of the optimizer": {"parallel": {"zero": 1, "cpu_offload": True, "offload_placement": "optimizer"}},
+    "tp, whole sequence": {"parallel": {"tp": 2, "sequence_parallel": False}, "model": {"dropout": 0.1}},
+    "tp, selective": {"parallel": {"tp": 2, "activation_checkpointing": "selective"}},
+    "gpipe": {"parallel": {"pp": 2, "schedule": "gpipe"}},
+    "interleaved": {"parallel": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2}},
+    "llama": {"parallel": {"tp": 2}, "model": {"family": "llama"}, "precision": "fp32"},
+    "muon": {"parallel": {"zero": 3}, "optimizer": {"name": "muon"}},
+    "t5, tp": {"parallel": {"tp": 2}, **T5},
+    "t5, pp": {"parallel": {"pp": 2}, **T5},
+}
+FOUR: dict[str, dict[str, Any]] = {
+    "tp x pp": {"parallel": {"tp": 2, "pp": 2}},
+    "tp x dp, zero 3": {"parallel": {"tp": 2, "zero": 3}},
+    "pp x dp, zero 1": {"parallel": {"pp": 2, "zero": 1}},
+    "hybrid": {"parallel": {"zero": 3, "dp_shard_degree": 2}},
+    "pp 4": {"parallel": {"pp": 4}},
+}
+
+
+def check(folder: Path, layouts: dict[str, dict[str, Any]], processes: int) -> None:
+    for name, ranks in differences(folder, layouts, processes).items():
+        for rank, (peak, collectives) in enumerate(ranks):
+            assert peak == pytest.approx(1, abs=0.05), (name, rank)
+            assert collectives == {}, (name, rank)
+
+
+@pytest.mark.slow
+def test_one_process(tmp_path: Path) -> None:
+    check(tmp_path, ONE, 1)
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path: Path) -> None:
+    check(tmp_path, TWO, 2)
+
+
+@pytest.mark.exhaustive
+def test_two_processes_on_more_layouts(tmp_path: Path) -> None:
+    check(tmp_path, MORE, 2)
+
+
+@pytest.mark.exhaustive
+def test_four_processes(tmp_path: Path) -> None:
+    check(tmp_path, FOUR, 4)

@@ -1,0 +1,87 @@
+"""Steps that are computed from the simulation of a few stages and micro-batches, against the whole simulation."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2train.config import RunConfig
+from gpt2train.errors import UserError
+from gpt2train.settings import build
+from gpt2train.simulate.kinds import all_kinds, kind_of
+from gpt2train.simulate.rank import simulate_rank
+from tests.gpt2train.plan.live_bytes import LiveBytes
+from tests.gpt2train.simulate.against import run
+
+
+def many(parallel: dict[str, Any], micro_batches: int, layers: int) -> RunConfig:
+    changes = {
+        "model": {"layers": layers, "hidden": 32, "context": 32},
+        "batch": {"micro_batch": 1, "global_batch": micro_batches},
+        "parallel": parallel,
+    }
+    return run(Path("none"), changes, 1)
+
+
+def test_one_process_matches_a_step_of_the_engine(tmp_path: Path) -> None:
+    import torch
+
+    from gpt2train.parallel.mesh import DistContext, join
+    from gpt2train.simulate.batches import empty_batch
+    from gpt2train.training.engine import Engine
+
+    config = run(tmp_path, {}, 1)
+    simulated = simulate_rank(config, 1, 0)
+    join("cpu")
+    try:
+        engine = Engine(config, DistContext(0, 1, torch.device("cpu")))
+        batches = [empty_batch(config, engine.layout.micro_batch) for _ in range(engine.layout.accumulation)]
+        live = LiveBytes()
+        for tensor in engine.state().values():
+            live.add(tensor)
+        with live:
+            engine.update(engine.measure(engine.accumulate(batches, 1, 1), 1, 1.0, False), 1e-3)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert simulated.peak == pytest.approx(live.peak, rel=0.05)
+    assert simulated.memory["parameters"] == 4 * simulated.parameters
+    assert simulated.memory["optimizer"] == pytest.approx(8 * simulated.parameters, rel=0.01)
+
+
+def test_micro_batches_beyond_the_third_are_counted() -> None:
+    few, more = (simulate_rank(many({}, number, 2), 1, 0) for number in (3, 7))
+    assert more.counts.flops / few.counts.flops == pytest.approx(7 / 3, rel=1e-6)
+    batch = 2 * 32 * 8  # tokens and targets of a micro-batch
+    assert more.peak == few.peak + 4 * batch
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_stages_and_micro_batches_that_are_not_run_cost_the_same(schedule: str) -> None:
+    config = many({"pp": 5, "schedule": schedule}, 12, 10)
+    for kind in all_kinds(config, 5):
+        whole = simulate_rank(config, 5, kind.rank)
+        assert kind.step.peak == pytest.approx(whole.peak, rel=0.01)
+        assert kind.step.counts == whole.counts
+
+
+@pytest.mark.exhaustive
+def test_a_large_model_on_4096_ranks_takes_less_than_4_gb() -> None:
+    import resource
+
+    changes = {
+        "model": {"layers": 96, "heads": 96, "hidden": 12288, "context": 2048},
+        "batch": {"micro_batch": 1, "global_batch": 1536},
+        "parallel": {"tp": 8, "pp": 16, "zero": 1},
+        "device": "auto",
+        "vocab": 50257,
+    }
+    kind = kind_of(build(RunConfig, run(Path("none"), changes, 32).model_dump()), 4096, 256)
+    assert len(kind.blocks) in (6, 7)
+    assert kind.ranks == 256
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4e6
+
+
+def test_a_layout_that_does_not_fit_is_one_line_as_in_a_training() -> None:
+    with pytest.raises(UserError, match=r"parallel.tp 3 does not divide model.heads 4"):
+        all_kinds(many({"tp": 3}, 12, 2), 3)
