@@ -1,11 +1,11 @@
 """How fast prompts are continued: ours and `transformers.generate`, key-value cache on both, and the floor.
 
-    python -m benchmarks.generate [--shape tiny|124m|345m] [--batch 1 8] [--prompt 32] [--new 128] [--threads 1]
-                                  [--device cpu|cuda] [--dtype float32|bfloat16] [--rounds 5]
+    python -m benchmarks.generate [--shape tiny|124m|345m|llama-tiny|llama-135m] [--batch 1 8] [--prompt 32]
+                                  [--new 128] [--threads 1] [--device cpu|cuda] [--dtype float32|bfloat16] [--rounds 5]
 
 The same random weights, greedy, no end before the last token. `floor` reads every weight once a token: a product of
 one row with a matrix as large as all of them, which nothing that runs token by token beats at batch 1. Expected: at the
-tiny shape, which pays for Python and small kernels, 1.5 times the tokens of theirs or more; at 124M not less.
+tiny shapes, which pay for Python and small kernels, 1.5 times the tokens of theirs or more; at 124M not less.
 """
 
 import argparse
@@ -17,18 +17,34 @@ from typing import Any
 import torch
 
 from benchmarks.pairs import compare, machine
+from gpt2train.convert.hf_layout import layout_of
 from gpt2train.convert.huggingface import to_huggingface
 from gpt2train.convert.tensor_files import DTYPES
 from gpt2train.inference.generate import continue_tokens
 from gpt2train.inference.settings import SamplingSettings
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.causal_lm import CausalLM, build_model
 from gpt2train.model.init import initialise
+from gpt2train.model.llama_family import complete_shape
 from gpt2train.model.shape import Shape
 
 SHAPES = {
     "tiny": Shape(vocab=4096, layers=4, heads=4, hidden=192, context=256),
     "124m": Shape(vocab=50257, layers=12, heads=12, hidden=768, context=1024),
     "345m": Shape(vocab=50257, layers=24, heads=16, hidden=1024, context=1024),
+    "llama-tiny": complete_shape(
+        Shape(4096, layers=4, heads=4, hidden=192, context=256, family="llama", options=(("kv_heads", 2),))
+    ),
+    "llama-135m": complete_shape(  # SmolLM2-135M
+        Shape(
+            49152,
+            layers=30,
+            heads=9,
+            hidden=576,
+            context=1024,
+            family="llama",
+            options=(("kv_heads", 3), ("inner", 1536), ("tied", True)),
+        )
+    ),
 }
 
 
@@ -45,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     shape, dtype = SHAPES[options.shape], DTYPES[options.dtype]
-    model = initialise(GPT2(shape), 1).requires_grad_(False).eval()
+    model = initialise(build_model(shape), 1).requires_grad_(False).eval()
     theirs = transformers_model(model, shape).to(options.device, dtype)
     model.to(options.device, dtype)
     where = torch.cuda.get_device_name() if options.device == "cuda" else machine()
@@ -76,25 +92,17 @@ def keep(made: dict[str, list[list[int]]], name: str, call: Callable[[], list[li
     made[name] = call()
 
 
-def continue_ours(model: GPT2, prompts: list[list[int]], settings: SamplingSettings) -> list[list[int]]:
+def continue_ours(model: CausalLM, prompts: list[list[int]], settings: SamplingSettings) -> list[list[int]]:
     """Our greedy continuation of prompts that run together."""
     return [one.tokens for one in continue_tokens(model, prompts, settings, batch=len(prompts))]
 
 
-def transformers_model(model: GPT2, shape: Shape) -> Any:
+def transformers_model(model: CausalLM, shape: Shape) -> Any:
     """Their model of the same weights."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = GPT2Config(
-        vocab_size=shape.vocab,
-        bos_token_id=0,
-        eos_token_id=0,
-        n_positions=shape.context,
-        n_embd=shape.hidden,
-        n_layer=shape.layers,
-        n_head=shape.heads,
-    )
-    theirs = GPT2LMHeadModel(config)
+    config = AutoConfig.for_model(**layout_of(shape.family).config(shape), bos_token_id=0, eos_token_id=0)
+    theirs = AutoModelForCausalLM.from_config(config)
     theirs.load_state_dict(to_huggingface(dict(model.state_dict()), shape), strict=False)
     theirs.tie_weights()
     return theirs.requires_grad_(False).eval()
@@ -114,7 +122,7 @@ def continue_theirs(model: Any, ids: torch.Tensor, new: int) -> list[list[int]]:
     return made[:, ids.shape[1] :].tolist()
 
 
-def floor(model: GPT2, new: int) -> Callable[[], object]:
+def floor(model: CausalLM, new: int) -> Callable[[], object]:
     """Read as many bytes as the weights have, once for every token of a row."""
     weight = model.wte.weight
     numbers = sum(p.numel() for name, p in model.named_parameters() if name != "wpe.weight")

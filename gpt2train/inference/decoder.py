@@ -117,4 +117,4 @@ class LocalDecoder:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         matrix = self.model.output_weight[: self.shape.vocab]  # without the padding rows of the vocabulary
-        return F.linear(hidden, matrix).float().cpu()
+        return self.model.cap(F.linear(hidden, matrix)).float().cpu()

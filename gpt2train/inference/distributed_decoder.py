@@ -25,6 +25,7 @@ from gpt2train.launch import rank_store
 from gpt2train.launch.parent_death import LOST_CONTACT
 from gpt2train.launch.rank_logs import write_raw_stderr
 from gpt2train.launch.rank_process import is_lost_contact
+from gpt2train.model.families import check_decoder_alone, context_length
 from gpt2train.model.shape import Shape
 
 FRAME = 64  # numbers in the first message; the rest of a longer one follows in a second message
@@ -151,7 +152,8 @@ class DistributedModel:
 
     def decoder(self, rows: int, context: int | None = None) -> "ParallelDecoder":
         """Create an empty decoder for `rows` sequences; earlier decoders of this model become invalid."""
-        return ParallelDecoder(self, rows, min(context or self.shape.context, self.shape.context))
+        whole = context_length(self.shape)
+        return ParallelDecoder(self, rows, min(context or whole, whole))
 
     def score(
         self,
@@ -237,6 +239,7 @@ class ParallelDecoder:
         self.lengths = [self.lengths[source] for source in sources]
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
+        check_decoder_alone(self.shape, "the model")
         return cast(Tensor, self._call(Command.LOGITS, [tokens]))
 
     def _call(self, command: Command, lists: Sequence[Sequence[int]]) -> Tensor | None:

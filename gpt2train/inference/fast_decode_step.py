@@ -1,8 +1,9 @@
-"""Decoding step of `LocalDecoder` with as few calls as possible, for an unsharded model on one device.
+"""Decoding step of `LocalDecoder` with as few calls as possible, for an unsharded GPT-2 on one device.
 
 Small models are bound by call overhead: a step of 2.6 million parameters takes 0.9 ms through the modules, more than
 half of it in Python and in views. Here the operations of a block are flat, add in place, and store key and value with
-one copy. The reference implementation is `GPT2.hidden` with `gpt2train.model.cache.Step`.
+one copy. The reference implementation is `GPT2.hidden` with `gpt2train.model.cache.Step`. The step of the family llama
+(`gpt2train.inference.fast_llama_step`) shares cache and products.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,36 +39,76 @@ class FastDecodeStep:
     @torch.inference_mode()
     def __call__(self, tokens: Sequence[int]) -> Tensor:
         """Append one token to every row and return the logits after it, [rows, vocab]."""
-        cache, heads, head_dim = self.cache, self.model.shape.heads, self.model.shape.head_dim
-        rows, lengths = len(tokens), cache.lengths
-        longest = max(lengths) + 1
-        position = torch.tensor(lengths, device=cache.device)
-        equal = min(lengths) + 1 == longest
-        mask, slots = None, None
-        if not equal:  # an additive mask, since attention would convert a boolean one in every layer
-            beyond = torch.arange(longest, device=cache.device) > position[:, None]
-            mask = torch.zeros(beyond.shape, dtype=self.dtype, device=cache.device).masked_fill_(beyond, -torch.inf)
-            mask = mask[:, None, None]
-            # The new key of row r and head h is vector (r * heads + h) * context + length.
-            first = torch.arange(0, rows * heads * cache.context, cache.context, device=cache.device)
-            slots = (first.view(rows, heads) + position[:, None]).view(-1)
-        x = F.embedding(torch.tensor(tokens, device=cache.device), self.model.wte.weight)
-        x = x + F.embedding(position, self.model.wpe.weight)
-        attend, split = F.scaled_dot_product_attention, (rows, heads, 3, head_dim)
-        for block, (keys, values) in zip(self.blocks, cache.layers, strict=True):
-            qkv = block.qkv(torch.layer_norm(x, *block.ln_1)).view(split)
-            query, key, value = qkv.split(1, 2)
-            if slots is None:
-                keys[:rows, :, longest - 1 : longest] = key
-                values[:rows, :, longest - 1 : longest] = value
-            else:
-                keys.view(-1, head_dim).index_copy_(0, slots, key.reshape(-1, head_dim))
-                values.view(-1, head_dim).index_copy_(0, slots, value.reshape(-1, head_dim))
-            y = attend(query, keys[:rows, :, :longest], values[:rows, :, :longest], attn_mask=mask)
-            x += block.proj(y.view(rows, -1))
+        shape, new = self.model.shape, NewTokens(self.cache, self.dtype)
+        x = F.embedding(torch.tensor(tokens, device=self.cache.device), self.model.wte.weight)
+        x = x + F.embedding(new.positions, self.model.wpe.weight)
+        split = (len(tokens), shape.heads, 3, shape.head_dim)
+        for block, stored in zip(self.blocks, self.cache.layers, strict=True):
+            query, key, value = block.qkv(torch.layer_norm(x, *block.ln_1)).view(split).split(1, 2)
+            x += block.proj(new.attend(query, key, value, stored))
             x += block.down(block.activation(block.up(torch.layer_norm(x, *block.ln_2))))
-        cache.lengths = [length + 1 for length in lengths]
+        new.commit()
         return self.head(torch.layer_norm(x, *self.norm))
+
+
+class NewTokens:
+    """One more token of every row of a KV cache.
+
+    Args:
+        cache: KV cache.
+        dtype: dtype of the attention's mask.
+
+    Attributes:
+        positions: int64 [rows], positions of the new tokens.
+        longest: tokens of the longest row, with the new one.
+    """
+
+    def __init__(self, cache: Cache, dtype: torch.dtype) -> None:
+        lengths, device = cache.lengths, cache.device
+        self.cache, self.rows, self.longest = cache, len(lengths), max(lengths) + 1
+        self.positions = torch.tensor(lengths, device=device)
+        self.mask: Tensor | None = None
+        self.slots: Tensor | None = None
+        if min(lengths) + 1 == self.longest:
+            return
+        # An additive mask, since attention would convert a boolean one in every layer.
+        beyond = torch.arange(self.longest, device=device) > self.positions[:, None]
+        mask = torch.zeros(beyond.shape, dtype=dtype, device=device).masked_fill_(beyond, -torch.inf)
+        self.mask = mask[:, None, None]
+        # The new key of row r and head h is vector (r * heads + h) * context + length.
+        heads, context = cache.layers[0][0].shape[1:3]
+        first = torch.arange(0, self.rows * heads * context, context, device=device)
+        self.slots = (first.view(self.rows, heads) + self.positions[:, None]).view(-1)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, stored: tuple[Tensor, Tensor]) -> Tensor:
+        """Store new keys and values, and attend over all of them.
+
+        Args:
+            query: [rows, kv_heads, heads / kv_heads, head_dim]; heads with the same keys are like several queries.
+            key: [rows, kv_heads, 1, head_dim].
+            value: like `key`.
+            stored: keys and values of the layer in the cache.
+
+        Returns:
+            [rows, heads * head_dim].
+        """
+        rows, longest = self.rows, self.longest
+        keys, values = stored
+        if self.slots is None:
+            keys[:rows, :, longest - 1 : longest] = key
+            values[:rows, :, longest - 1 : longest] = value
+        else:
+            head_dim = key.shape[-1]
+            keys.view(-1, head_dim).index_copy_(0, self.slots, key.reshape(-1, head_dim))
+            values.view(-1, head_dim).index_copy_(0, self.slots, value.reshape(-1, head_dim))
+        y = F.scaled_dot_product_attention(
+            query, keys[:rows, :, :longest], values[:rows, :, :longest], attn_mask=self.mask
+        )
+        return y.reshape(rows, -1)
+
+    def commit(self) -> None:
+        """Count the new tokens, after the last layer."""
+        self.cache.lengths = [length + 1 for length in self.cache.lengths]
 
 
 class _Block:

@@ -2,7 +2,7 @@
 
 Every rank receives the same calls in the same order (`gpt2train.inference.distributed_decoder`). Hidden states are sent
 from stage to stage, the layers all-reduce over the tensor-parallel group, and rank 0 gathers the logits: every rank of
-the last stage has those of its part of the vocabulary.
+the last stage has those of its part of the vocabulary. A model with an encoder has one stage, and its own decoder.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt2train.inference.decoder import Decoder
 from gpt2train.inference.shard_loader import read_shard
 from gpt2train.model.cache import Cache, Prefill, Step
 from gpt2train.model.families import MODELS
@@ -21,6 +22,7 @@ from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import PIPELINE, TENSOR, DistContext, make_mesh
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.parallel.tensor_parallel import apply_tensor_parallel
+from gpt2train.plugins import load
 
 LOGIT_ROWS = 1024  # rows of logits in memory at a time
 
@@ -47,6 +49,8 @@ class ModelShard:
         self.model = empty_model(shape).keep_layers(self.layers).eval()
         apply_tensor_parallel(self.model, mesh[TENSOR], sequence_parallel=False)
         self.cache = self._cache(0, 0)
+        self.has_encoder = len(MODELS[shape.family].lengths(shape)) > 1
+        self.decoder: Decoder  # of a model with an encoder; it has a cache of its own
 
     def read(self, weights: LazyWeights) -> None:
         """Read the weights of this shard only.
@@ -65,7 +69,14 @@ class ModelShard:
 
     def open(self, rows: int, context: int) -> None:
         """Replace the cache by an empty one for `rows` sequences of up to `context` tokens."""
-        self.cache = self._cache(rows, context)
+        if self.has_encoder:
+
+            def project(hidden: Tensor) -> Tensor | None:
+                return self._gather_logits(hidden, len(hidden))
+
+            self.decoder = load(MODELS[self.shape.family].decoder)(self.model, rows, context, project)
+        else:
+            self.cache = self._cache(rows, context)
 
     def add(self, lengths: Sequence[int], tokens: Tensor) -> Tensor | None:
         """Append rows and return the logits after the last token of each, on rank 0.
@@ -74,19 +85,23 @@ class ModelShard:
             lengths: number of tokens of each row.
             tokens: token ids [rows, longest], padded on the right.
         """
+        if self.has_encoder:
+            return self.decoder.add([row[:length] for row, length in zip(tokens.tolist(), lengths, strict=True)])
         hidden = self._forward(tokens, self.cache.prefill(lengths))
         last = [length - 1 for length in lengths]
         return self._gather_logits(None if hidden is None else hidden[range(len(lengths)), last], len(lengths))
 
     def step(self, tokens: Tensor) -> Tensor | None:
         """Append one token to every row, [rows, 1], and return the logits after it, on rank 0."""
+        if self.has_encoder:
+            return self.decoder.step(tokens[:, 0].tolist())
         positions = torch.tensor(self.cache.lengths, device=self.device)[:, None]
         hidden = self._forward(tokens, self.cache.step(), positions)
         return self._gather_logits(None if hidden is None else hidden[:, 0], len(tokens))
 
     def select(self, sources: Sequence[int]) -> None:
         """Select rows of the cache as `Decoder.select` does."""
-        self.cache.select(sources)
+        (self.decoder if self.has_encoder else self.cache).select(sources)
 
     def logits(self, tokens: Tensor) -> Tensor | None:
         """Return the logits after every token of one sequence [1, length], on rank 0; the rows do not change."""
@@ -111,7 +126,8 @@ class ModelShard:
             first = self.last.index(self.rank) * self.model.output_weight.shape[0]
             own = self.model.output_weight[: max(0, self.shape.vocab - first)]
             pieces = zip(hidden.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
-            local = torch.cat([_scored(F.linear(x, own).float(), target - first, first) for x, target in pieces]).cpu()
+            logits = ((self.model.cap(F.linear(x, own)).float(), target - first) for x, target in pieces)
+            local = torch.cat([_scored(one, column, first) for one, column in logits]).cpu()
         found = self._gather(local, (len(targets), 4), torch.float64)
         if found is None:
             return None
@@ -138,7 +154,7 @@ class ModelShard:
 
     def _gather_logits(self, hidden: Tensor | None, rows: int) -> Tensor | None:
         """Gather logits [rows, vocab] on rank 0 from the last stage's hidden states [rows, hidden]; None elsewhere."""
-        local = None if hidden is None else F.linear(hidden, self.model.output_weight).float().cpu()
+        local = None if hidden is None else self.model.cap(F.linear(hidden, self.model.output_weight)).float().cpu()
         found = self._gather(local, (rows, self.shape.padded_vocab // self.layout.tp), torch.float32)
         return None if found is None else torch.cat(found, 1)[:, : self.shape.vocab]
 

@@ -1,6 +1,6 @@
 """Batched decoder of an encoder-decoder: the encoder reads a prompt once, the decoder writes the continuation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from gpt2train.model.t5_family import options_of
 
 
 class T5Decoder:
-    """Decoder of a T5 on one device (`gpt2train.inference.decoder.Decoder`).
+    """Decoder of a T5 on one device (`gpt2train.inference.decoder.Decoder`), or of one process's share of its heads.
 
     A prompt is the encoder's sequence, and a row's tokens are the prompt and what the decoder has written. The keys and
     values of the encoder's output are computed once per prompt and block.
@@ -23,12 +23,16 @@ class T5Decoder:
         model: the model, in evaluation mode.
         rows: maximum number of sequences.
         context: maximum number of tokens per sequence; None for the context of encoder and decoder together.
+        project: function from the last hidden states [rows, hidden] to the logits [rows, vocab]; by default the output
+            projection of the model.
 
     Raises:
         UserError: the model does not know the token with which the decoder begins.
     """
 
-    def __init__(self, model: T5, rows: int, context: int | None = None) -> None:
+    def __init__(
+        self, model: T5, rows: int, context: int | None = None, project: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         self.model, self.shape, self.rows = model, model.shape, rows
         whole = context_length(model.shape)
         self.context = min(context or whole, whole)
@@ -37,8 +41,10 @@ class T5Decoder:
             raise UserError(
                 "the model does not name the token with which its decoder begins; set model.options.start_id"
             )
+        self.project = project or self._whole_logits
         layers, weight = self.shape.layers - model.encoder_layers, model.wte.weight
-        sizes = (layers, self.shape.heads, self.shape.head_dim, rows, self.context, weight.dtype, weight.device)
+        heads = model.decoder_bias.weight.shape[1]  # of this process
+        sizes = (layers, heads, self.shape.head_dim, rows, self.context, weight.dtype, weight.device)
         self.memory, self.cache = Cache(*sizes), Cache(*sizes)
 
     @property
@@ -92,6 +98,8 @@ class T5Decoder:
         lengths: Tensor,
         cache: Sequence[Prefill | Step],
     ) -> Tensor:
-        hidden = self.model.decode(tokens, positions, keys, lengths, cache)[:, 0]
+        return self.project(self.model.decode(tokens, positions, keys, lengths, cache)[:, 0])
+
+    def _whole_logits(self, hidden: Tensor) -> Tensor:
         matrix = self.model.output_weight[: self.shape.vocab]  # without the padding rows of the vocabulary
         return F.linear(hidden, matrix).float().cpu()

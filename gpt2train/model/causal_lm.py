@@ -6,7 +6,7 @@ This module contains no distributed code: parallelism is applied from outside, b
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from gpt2train.errors import UserError
 from gpt2train.model.cache import Prefill, Step
 from gpt2train.model.families import MODELS, is_tied
 from gpt2train.model.family_check import check_model, check_specification
-from gpt2train.model.loss import IGNORE, chunked_cross_entropy
+from gpt2train.model.loss import IGNORE, chunked_cross_entropy, soft_cap
 from gpt2train.model.shape import Shape
 from gpt2train.plugins import load
 
@@ -105,17 +105,16 @@ class CausalLM(nn.Module):
     blocks: nn.ModuleDict
     ln_f: nn.Module
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, softcap: float = 0.0) -> None:
         super().__init__()
-        self.shape, self.tied = shape, is_tied(shape)
+        self.shape, self.tied, self.softcap = shape, is_tied(shape), softcap
         self.has_embeddings = self.has_head = True
         self.layers = range(shape.layers)  # of this stage
-        # Functions of (hidden states, output weight) and (hidden states, output weight, targets). Vocabulary
+        # Functions of (hidden states, output weight) and (hidden states, output weight, targets, z_loss=0). Vocabulary
         # parallelism replaces them.
         self.project: Callable[[Tensor, Tensor], Tensor] = F.linear
-        self.cross_entropy: Callable[[Tensor, Tensor, Tensor], Tensor] = partial(
-            chunked_cross_entropy, vocab=shape.vocab
-        )
+        self.cross_entropy: Callable[..., Tensor] = partial(chunked_cross_entropy, vocab=shape.vocab, softcap=softcap)
+        self.z_loss = 0.0  # of a training (`gpt2train.model.loss.chunked_cross_entropy`)
         # Tensor parallelism replaces these: entry to a region with all tokens, and slices of a sequence outside of it.
         self.enter: Callable[[Tensor], Tensor] = lambda x: x
         self.slices = 1
@@ -152,8 +151,9 @@ class CausalLM(nn.Module):
 
         Returns:
             Logits [batch, length, padded_vocab], in a classifier float32 [batch, labels], or the float32 sum over the
-            targets of -log p (not the mean: sums add up over micro-batches and ranks, means do not), or that of the
-            objective. In evaluation mode, if the objective has scores, float64 [1 + sums]: the loss and the scores.
+            targets of -log p (not the mean: sums add up over micro-batches and ranks, means do not), in training with
+            `z_loss` a vector of it and the second term, or the loss of the objective. In evaluation mode, if the
+            objective has scores, float64 [1 + sums]: the loss and the scores.
             Hidden states in a pipeline stage without the head.
         """
         x = self.hidden(tokens, cache, positions, documents)
@@ -162,15 +162,20 @@ class CausalLM(nn.Module):
         if self.shape.labels:
             return self._classified(x, targets, extra)
         if targets is None:
-            return self.project(x, self.output_weight)
+            return self.cap(self.project(x, self.output_weight))
         return self.losses(x, targets, extra)
+
+    def cap(self, logits: Tensor) -> Tensor:
+        """Apply the soft cap, if the model has one, to logits of the output projection."""
+        return soft_cap(logits, self.softcap)
 
     def losses(self, x: Tensor, targets: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
         """Compute the summed loss, and in evaluation mode the scores, from the last hidden states."""
         scores = None if self.training else self.scores
         if self.own_loss is None and scores is None:
-            return self.cross_entropy(x, self.output_weight, targets)
-        logits = self.project(x, self.output_weight)[..., : self.shape.vocab]
+            z_loss = self.z_loss if self.training else 0.0
+            return self.cross_entropy(x, self.output_weight, targets, z_loss=z_loss)
+        logits = self.cap(self.project(x, self.output_weight)[..., : self.shape.vocab])
         if self.own_loss is None:
             loss = self.cross_entropy(x, self.output_weight, targets)
         else:
@@ -201,13 +206,24 @@ class CausalLM(nn.Module):
         """Compute the last hidden states [batch, length, hidden], for callers that need the logits of few positions."""
         x = self.embed(tokens, positions) if self.has_embeddings else tokens
         mask = None if documents is None else document_mask(documents)
+        placed = self.positions(positions, x.shape[1] * self.slices, x)
         for i, block in enumerate(self.blocks.values()):
-            x = block(x, cache[i] if cache else None, mask, positions)
+            x = block(x, cache[i] if cache else None, mask, placed)
         return self.ln_f(x) if self.has_head else x
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Compute the input of the first block: by default the token embedding."""
         return self.wte(tokens)
+
+    def positions(self, positions: Tensor | None, length: int, like: Tensor) -> Any:
+        """Return the last argument of every block: by default the positions themselves.
+
+        Args:
+            positions: positions of the tokens, if they are not 0, 1, 2 …
+            length: number of tokens.
+            like: input of the first block, for device and dtype.
+        """
+        return positions
 
     def sent_length(self, layer: int, context: int) -> int:
         """Length in tokens of the hidden states that the stage before `layer` sends to the stage that begins with it.

@@ -68,11 +68,12 @@ class ModelFamily:
             and tensors under this project's names.
         decode_step: faster implementation of a decoding step, created with model and KV cache.
         decoder: class of the decoder of a model on one device, created with model, rows and context.
-        first_blocks: function from the shape to the numbers of the blocks that begin a run of equal ones; by default
-            all blocks are equal.
+        first_blocks: function from the shape to the numbers of the blocks that begin a run of equal ones, in a model of
+            several sequences one run for each of them; by default all blocks are equal.
         used_beside: function from the shape to the numbers of the blocks beside which each parameter outside the blocks
             is used: every pipeline stage with one of them has a copy. By default `ln_f` and `lm_head` are used beside
             the last block and the others beside the first one, a tied token embedding beside both.
+        encoder_readers: ends of the names of the linear layers of the decoder's blocks that read the encoder's output.
         head_tables: embeddings outside the blocks with a column per attention head, which tensor parallelism splits.
         initial_std: function from name and shape to the standard deviation of the initial values of a matrix; by
             default that of GPT-2 (`gpt2train.model.init`).
@@ -94,6 +95,7 @@ class ModelFamily:
     decoder: str = "gpt2train.inference.decoder:LocalDecoder"
     first_blocks: Callable[[Shape], tuple[int, ...]] = lambda shape: (0,)
     used_beside: Callable[[Shape], Mapping[str, Collection[int]]] | None = None
+    encoder_readers: tuple[str, ...] = ()
     head_tables: tuple[str, ...] = ()
     initial_std: Callable[[str, Shape], float] | None = None
     lengths: Callable[[Shape], tuple[int, ...]] = lambda shape: (shape.context,)
@@ -125,6 +127,7 @@ MODELS.register(
         kv_heads=lambda shape: options_of(shape).kv_heads,
         more_saved=more_saved,
         layout="gpt2train.convert.hf_llama:LlamaLayout",
+        decode_step="gpt2train.inference.fast_llama_step:FastLlamaStep",
     ),
 )
 MODELS.register(
@@ -140,6 +143,7 @@ MODELS.register(
         decoder="gpt2train.inference.t5_decoder:T5Decoder",
         first_blocks=t5_family.first_blocks,
         used_beside=t5_family.used_beside,
+        encoder_readers=t5_family.ENCODER_READERS,
         head_tables=t5_family.HEAD_TABLES,
         initial_std=t5_family.initial_std,
         lengths=t5_family.sequence_lengths,

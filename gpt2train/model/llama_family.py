@@ -4,10 +4,12 @@ The defaults give a Llama 2 (Touvron et al. 2023, "Llama 2: Open Foundation and 
 """
 
 from dataclasses import replace
+from operator import not_
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from gpt2train.model.rope_scaling import parse_rope_scaling
 from gpt2train.model.shape import Shape, Sizes, all_blocks
 from gpt2train.settings import Settings
 
@@ -37,6 +39,19 @@ class LlamaOptions(Settings):
     """Base of the rotary frequencies."""
     norm_eps: float = Field(1e-5, gt=0, lt=1)
     """Epsilon of all norms."""
+    # Left out of a run's files where they are off, so that those of older runs stay the same.
+    rope_scaling: str = Field("", exclude_if=not_)
+    """Scaling of the rotary positions for texts longer than those of training, as the JSON object `rope_parameters` (or
+    `rope_scaling`) of a `config.json`: linear, dynamic, llama3 or yarn. Empty: none."""
+    logit_softcap: float = Field(0.0, ge=0, le=1e4, exclude_if=not_)
+    """Bound of the logits: cap * tanh(logit / cap), 30 in Gemma 2. `transformers` then does not load the merged model.
+    0: none."""
+
+    @field_validator("rope_scaling")
+    @classmethod
+    def _known(cls, given: str) -> str:
+        scaling = parse_rope_scaling(given)
+        return "" if scaling is None else scaling.model_dump_json(exclude_none=True)
 
 
 def options_of(shape: Shape) -> LlamaOptions:
@@ -62,7 +77,13 @@ def complete_shape(shape: Shape) -> Shape:
         raise ValueError(f"hidden {shape.hidden} is not a multiple of heads {shape.heads}; change one, or set head_dim")
     if shape.head_dim % 2:
         raise ValueError(f"a head has the size {shape.head_dim}; rotary positions need an even one")
-    return replace(shape, options=tuple(options_of(shape).model_dump(mode="json").items()))
+    chosen = options_of(shape)
+    scaling = parse_rope_scaling(chosen.rope_scaling)
+    if scaling is not None and scaling.rope_type == "dynamic" and shape.head_dim < 4:
+        raise ValueError(f"a head has the size {shape.head_dim}; dynamic scaling of rotary positions needs 4 or more")
+    if scaling is not None and scaling.rope_type == "yarn" and chosen.rope_theta <= 1:
+        raise ValueError(f"rope_theta is {chosen.rope_theta:g}; yarn needs more than 1")
+    return replace(shape, options=tuple(chosen.model_dump(mode="json").items()))
 
 
 def llama_sizes(shape: Shape) -> Sizes:

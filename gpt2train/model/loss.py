@@ -20,13 +20,16 @@ MASKED_LOGIT = -1e30  # logit of a padding row of the vocabulary; finite, since 
 
 
 class GradientInForward(torch.autograd.Function):
-    """Loss of (hidden states, weight, …) whose `forward` saves both gradients; `backward` only scales them."""
+    """Loss of (hidden states, weight, …) whose `forward` saves both gradients; `backward` only scales them.
+
+    A loss of several terms is a vector; the gradients saved are those of their sum.
+    """
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """Scale the saved gradients by the gradient of the loss."""
-        scale = grad_output[0]
+        scale = grad_output[0].flatten()[0]  # the terms are summed, so that all have the same
         grad_hidden, grad_weight = ctx.saved_tensors
         # In place, since memory use peaks here. A second backward raises, because the saved tensors have changed.
         return grad_hidden.mul_(scale), grad_weight.mul_(scale), *(None for _ in ctx.needs_input_grad[2:])
@@ -34,8 +37,18 @@ class GradientInForward(torch.autograd.Function):
 
 class _ChunkedCrossEntropy(GradientInForward):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, vocab: int, needs_grad: bool) -> Tensor:
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        vocab: int,
+        softcap: float,
+        z_loss: float,
+        needs_grad: bool,
+    ) -> Tensor:
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        squares = torch.zeros_like(loss)
         # Autocast does not cast the matrix products inside an autograd function.
         dtype = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
         matrix = weight if dtype is None else weight.to(dtype)
@@ -49,19 +62,39 @@ class _ChunkedCrossEntropy(GradientInForward):
             column = target.clamp_min(0)
             # In place from here on: each pass over the logits costs a tenth of the matrix product.
             logits = (rows @ matrix.t()).float()
+            slope = soft_cap_(logits, softcap, needs_grad) if softcap else None
             logits[:, vocab:] = MASKED_LOGIT
             top = logits.amax(1, keepdim=True)
             picked = logits.gather(1, column)
             total = logits.sub_(top).exp_().sum(1, keepdim=True)
-            loss += ((total.log() + top - picked) * valid).sum()
+            log_z = total.log() + top
+            loss += ((log_z - picked) * valid).sum()
+            factor = valid / total
+            if z_loss:
+                squares += (log_z.square() * valid).sum()
+                factor *= 1 + 2 * z_loss * log_z
             if grad_hidden is None or grad_weight is None:
                 continue
-            grad = logits.mul_(valid / total).scatter_add_(1, column, -valid).to(matrix.dtype)
+            grad = logits.mul_(factor).scatter_add_(1, column, -valid)
+            grad = (grad if slope is None else grad.mul_(slope)).to(matrix.dtype)
             grad_hidden[start : start + size] = grad @ matrix
             add_product(grad_weight, grad, rows)
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
-        return loss
+        return torch.stack((loss, z_loss * squares)) if z_loss else loss
+
+
+def soft_cap(logits: Tensor, cap: float) -> Tensor:
+    """Keep logits between -cap and cap: cap * tanh(logits / cap) (Gemma Team 2024, "Gemma 2"); 0 changes nothing."""
+    return (logits / cap).tanh() * cap if cap else logits
+
+
+def soft_cap_(logits: Tensor, cap: float, needs_grad: bool) -> Tensor | None:
+    """Apply `soft_cap` in place; returns the derivative of each logit if it is needed."""
+    logits.div_(cap).tanh_()
+    slope = 1 - logits.square() if needs_grad else None
+    logits.mul_(cap)
+    return slope
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -76,21 +109,45 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left.t() @ right
 
 
-def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, vocab: int | None = None) -> Tensor:
+def chunked_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocab: int | None = None,
+    softcap: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
     """Sum over the targets of -log softmax(hidden @ weight.T)[target], in float32.
+
+    With `z_loss` a vector of two terms, which are to be summed: this one, and z_loss times the sum of (log Z)^2, Z the
+    sum of exp(logit), which keeps logits from drifting (Chowdhery et al. 2022, "PaLM").
 
     Args:
         hidden: [..., width], the last hidden states.
         weight: [vocab, width], the output embedding.
         targets: int64 [...]; positions with -100 are ignored.
         vocab: number of rows that are tokens; the rows above are padding and excluded. All rows by default.
+        softcap: bound of the logits (`soft_cap`).
+        z_loss: factor of the second term.
     """
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     tokens = len(weight) if vocab is None else vocab
-    return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), tokens, needs_grad)
+    return _ChunkedCrossEntropy.apply(
+        hidden.flatten(0, -2), weight, targets.flatten(), tokens, softcap, z_loss, needs_grad
+    )
 
 
-def plain_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, vocab: int | None = None) -> Tensor:
+def plain_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocab: int | None = None,
+    softcap: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
     """Reference implementation of `chunked_cross_entropy`, for tests."""
-    logits = (hidden.flatten(0, -2) @ weight[:vocab].t()).float()
-    return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum")
+    logits = soft_cap((hidden.flatten(0, -2) @ weight[:vocab].t()).float(), softcap)
+    loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum")
+    if not z_loss:
+        return loss
+    return torch.stack((loss, z_loss * (logits.logsumexp(1).square() * (targets.flatten() != IGNORE)).sum()))

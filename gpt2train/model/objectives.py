@@ -39,9 +39,12 @@ class Objective:
         sums_per_label: further numbers in it for each class of a classifier.
         metrics: function of these sums over the validation set and of its number of counted targets that returns named
             numbers; they are logged as `valid_<name>`.
+        best_metrics: names of those that are higher for better models, for `checkpoints.best_metric`.
         sequences: sequences of a sample: 2 for models with an encoder and a decoder.
         length: function of the settings of a training that returns the tokens that a sample takes from packed
             documents, without torch, and raises ValueError if they do not fit the model. By default `model.context`.
+        predicts_text: True if every target that is not ignored is the next token of a text: validations then have bits
+            per byte and a sample text.
     """
 
     data: str
@@ -51,8 +54,10 @@ class Objective:
     sums: int = 0
     sums_per_label: int = 0
     metrics: Callable[[Sequence[float], int], dict[str, float]] = no_metrics
+    best_metrics: tuple[str, ...] = ()
     sequences: int = 1
     length: str | None = None
+    predicts_text: bool = False
 
 
 class SpanCorruptionOptions(Settings):
@@ -85,7 +90,7 @@ class SpanCorruptionOptions(Settings):
 
 
 OBJECTIVES: Registry[Objective] = Registry("objective")
-OBJECTIVES.register("next_token", Objective(data="gpt2train.data.training_data:packed_data"))
+OBJECTIVES.register("next_token", Objective(data="gpt2train.data.training_data:packed_data", predicts_text=True))
 OBJECTIVES.register(
     "span_corruption",
     Objective(
@@ -145,6 +150,7 @@ OBJECTIVES.register(
         scores="gpt2train.model.classification:class_counts",
         sums_per_label=3,
         metrics=classification_metrics,
+        best_metrics=("accuracy", "f1"),
     ),
 )
-OBJECTIVES.register("answers", Objective(data="gpt2train.data.task_data:answer_data"))
+OBJECTIVES.register("answers", Objective(data="gpt2train.data.task_data:answer_data", predicts_text=True))

@@ -15,6 +15,7 @@ from gpt2train.model.shape import Shape, Sizes
 from gpt2train.settings import Settings
 
 RESIDUAL = ("attn.proj", "cross.proj", "down")
+ENCODER_READERS = ("cross.k", "cross.v")
 HEAD_TABLES = ("encoder_bias", "decoder_bias")  # a column per attention head
 
 
@@ -159,9 +160,9 @@ def sequence_lengths(shape: Shape) -> tuple[int, ...]:
 
 
 def more_saved(shape: Shape) -> int:
-    """Numbers per token that a block saves: the output of the GELU."""
+    """Numbers per token that a block saves beyond the rule: the output of the GELU; ReLU saves its output alone."""
     chosen = options_of(shape)
-    return chosen.inner if chosen.activation == "gated-gelu" else 0
+    return chosen.inner if chosen.activation == "gated-gelu" else -chosen.inner
 
 
 def flops_per_sample(shape: Shape) -> int:

@@ -130,9 +130,9 @@ class Layout:
             raise UserError(f"--tp {tp} --pp {pp}: both must be at least 1")
         if tp * pp != world:
             raise UserError(f"--tp {tp} x --pp {pp} = {tp * pp} processes, but there are {world}; start {tp * pp}")
-        if len(MODELS[shape.family].lengths(shape)) > 1 and tp * pp > 1:
+        if len(MODELS[shape.family].lengths(shape)) > 1 and pp > 1:
             raise UserError(
-                f"the model family {shape.family} generates in one process, not in {tp * pp}; leave out --tp and --pp"
+                f"the model family {shape.family} generates on one pipeline stage, not on {pp}; leave out --pp"
             )
         if shape.heads % tp:
             raise UserError(f"--tp {tp} does not divide the model's {shape.heads} heads")
@@ -183,11 +183,6 @@ def _check_pipeline(settings: TrainSettings) -> None:
         raise UserError(
             f"parallel.virtual_pipeline_stages {p.virtual_pipeline_stages} needs parallel.schedule = 'interleaved'; "
             f"{p.schedule!r} has one stage per process"
-        )
-    if p.schedule == "interleaved" and MODELS[settings.model.family].used_beside is not None:
-        raise UserError(
-            f"the interleaved schedule is not for the model family {settings.model.family}, in which several stages of "
-            "a process share parameters; use parallel.schedule = '1f1b'"
         )
     if p.pp * p.virtual_pipeline_stages > layers:
         raise UserError(

@@ -3,12 +3,11 @@
 One mesh `(pp, dp_replicate, dp_shard, tp)` serves every layout; for a single process all sizes are 1.
 """
 
-import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -102,13 +101,33 @@ def make_mesh(ctx: DistContext, layout: Layout) -> DeviceMesh:
     """
     names = (PIPELINE, REPLICATE, SHARD, TENSOR)
     ranks = torch.arange(ctx.world).view(layout.pp, layout.replicate, layout.shard, layout.tp)
-    create = functools.partial(dist.new_subgroups_by_enumeration, timeout=ctx.timeout)
-    own = create([[rank] for rank in range(ctx.world)], group_desc="one process")[0]
-    groups = []
+    own = own_group([[rank] for rank in range(ctx.world)], ctx.timeout, "one process")
+    groups: list[Any] = []
     for dimension, size in enumerate(ranks.shape):
         rows = ranks.movedim(dimension, -1).reshape(-1, size).tolist()
-        groups.append(own if size == 1 else create(rows, group_desc=names[dimension])[0])
+        groups.append(own if size == 1 else own_group(rows, ctx.timeout, names[dimension]))
     return DeviceMesh.from_group(groups, ctx.device.type, ranks, mesh_dim_names=names)
+
+
+def own_group(rows: Sequence[Sequence[int]], timeout: timedelta, description: str) -> dist.ProcessGroup | None:
+    """Create groups of ranks, and return the one with this process; None if it is in none. Collective.
+
+    All processes create all groups. A simulated rank, whose peers do not exist, creates its own alone: all groups of a
+    mesh of 4,096 ranks take minutes, those of one rank 10 ms. Real ranks cannot, since torch derives the name of such a
+    group from the number of groups that the process has, which differs between pipeline stages.
+
+    Args:
+        rows: ranks of each group; no rank is in two.
+        timeout: timeout of the group's collectives.
+        description: name of the groups.
+    """
+    if dist.get_backend() != "fake":
+        group, _ = dist.new_subgroups_by_enumeration(rows, timeout=timeout, group_desc=description)
+        return group
+    for row in rows:
+        if dist.get_rank() in row:
+            return dist.new_group(row, timeout, use_local_synchronization=True, group_desc=description)
+    return None
 
 
 def all_or_raise(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
@@ -144,6 +163,13 @@ def broadcast_from_rank0(work: Callable[[], T], group: dist.ProcessGroup | None 
     box = [all_or_raise(lambda: work() if dist.get_rank() == 0 else None, group)]
     dist.broadcast_object_list(box, src=0, group=group)
     return cast(T, box[0])
+
+
+def first_of_ranks(value: T | None) -> T | None:
+    """Value of the lowest rank on which it is not None; None if there is none. Collective."""
+    values: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return next((found for found in values if found is not None), None)
 
 
 def any_rank(flag: bool) -> bool:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt2train.model.rms_norm import RMSNorm, rms_norm
+
 
 def widened(parameter: Tensor, x: Tensor) -> Tensor:
     """Return the parameter in the wider of its own dtype and that of the input; no copy if it has that dtype."""
@@ -16,7 +18,7 @@ def widened(parameter: Tensor, x: Tensor) -> Tensor:
 
 def use_half_precision_norms(model: nn.Module) -> None:
     """Let the LayerNorm and RMSNorm modules of a model take parameters in half precision, in place."""
-    kinds = {nn.LayerNorm: _LayerNorm, nn.RMSNorm: _RMSNorm}
+    kinds = {nn.LayerNorm: _LayerNorm, nn.RMSNorm: _RMSNorm, RMSNorm: _RMSNorm}
     for module in model.modules():
         module.__class__ = kinds.get(type(module), type(module))
 
@@ -30,5 +32,5 @@ class _LayerNorm(nn.LayerNorm):
 
 class _RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
-        weight = None if self.weight is None else widened(self.weight, x)
-        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        weight = widened(self.weight, x)
+        return rms_norm(x, weight, self.eps)

@@ -42,6 +42,7 @@ class Pipeline:
             stage before it sends to the stage that begins with it.
         dtype: dtype in which hidden states and their gradients are sent, the compute dtype as in Megatron-LM. Every
             stage computes its residual stream in float32.
+        loss_size: size of the loss: a scalar, or a vector of terms.
         autocast: function that returns the autocast context of a forward. It must not span the backward or a whole
             step, because autocast keeps half-precision copies of all weights until it ends.
     """
@@ -54,13 +55,14 @@ class Pipeline:
         schedule: str,
         sent: Callable[[int], tuple[int, int, int]],
         dtype: torch.dtype,
+        loss_size: tuple[int, ...],
         autocast: Callable[[], AbstractContextManager[object]],
     ) -> None:
         self.parts, self.schedule, self.device = parts, schedule, device
-        self.sent, self.dtype = sent, dtype
+        self.sent, self.dtype, self.loss_size = sent, dtype, loss_size
         self.group = mesh[PIPELINE].get_group()
         self.rank, self.size = mesh[PIPELINE].get_local_rank(), mesh[PIPELINE].size()
-        self._total = torch.zeros((), device=self.device)
+        self._total = torch.zeros(loss_size, device=self.device)
         self._cached_schedule: tuple[int, Any] = (0, None)
         for part in parts:
             part.forward = self._checked(part, autocast)  # type: ignore[method-assign]
@@ -73,9 +75,9 @@ class Pipeline:
             factor: factor of the summed loss before the backward.
 
         Returns:
-            float32 scalar, the sum of -log p over the targets on the last process, 0 on the others.
+            float32 of `loss_size`, the sum over the targets on the last process, 0 on the others.
         """
-        self._total = torch.zeros((), device=self.device)
+        self._total = torch.zeros(self.loss_size, device=self.device)
         keyword_lists = [_keywords(batch) for batch in batches]
         whole = {name: torch.cat([keywords[name] for keywords in keyword_lists]) for name in keyword_lists[0]}
         tokens = torch.cat([batch.tokens for batch in batches])
@@ -123,6 +125,28 @@ class Pipeline:
                 transfer.wait()
         return total
 
+    def logits(self, tokens: Tensor, slices: int) -> Tensor | None:
+        """Compute the logits of single sequences, for few tokens of a sample: the stages wait for each other.
+
+        Args:
+            tokens: int64 [batch, length], the same on every process of the pipeline.
+            slices: number of slices into which sequence parallelism splits a sequence.
+
+        Returns:
+            Logits on the last process, None on the others.
+        """
+        batch, length = tokens.shape
+        shape = batch, length // slices, self.sent(0)[-1]
+        hidden = tokens
+        for stage in range(self.size * len(self.parts) - 1):
+            owner = stage % self.size
+            if owner == self.rank:
+                hidden = self.parts[stage // self.size](hidden).contiguous()
+            else:
+                hidden = torch.empty(shape, dtype=self.dtype, device=self.device)
+            dist.broadcast(hidden, group=self.group, group_src=owner)
+        return self.parts[-1](hidden) if self.rank == self.size - 1 else None
+
     def _task(self, plan: list[tuple[CausalLM, int]], tick: int, batches: int) -> tuple[CausalLM, int] | None:
         """Model part and micro-batch of this process in a tick; each process is one tick behind the previous one."""
         index = tick - self.rank
@@ -150,7 +174,7 @@ class Pipeline:
             torch.empty(self.sent(layer), dtype=self.dtype, device="meta", requires_grad=True)
             for layer in (part.layers.start, part.layers.stop)
         )
-        loss = torch.empty((), device="meta", requires_grad=True)
+        loss = torch.empty(self.loss_size, device="meta", requires_grad=True)
         return PipelineStage(
             part,
             self.rank + index * self.size,
@@ -163,7 +187,7 @@ class Pipeline:
 
     def _weighted(self, loss: Tensor, factor: Tensor) -> Tensor:
         self._total += loss.detach()
-        return loss * factor.squeeze()
+        return (loss * factor).sum()
 
     def _checked(self, part: CausalLM, autocast: Callable[[], AbstractContextManager[object]]) -> Callable[..., Tensor]:
         """Wrap a part's forward with casts of what is sent, and a check, since gloo accepts a wrong dtype silently."""
@@ -172,9 +196,9 @@ class Pipeline:
         def forward(received: Tensor, **keywords: Any) -> Tensor:
             with autocast():
                 out = inner(received if part.has_embeddings else received.float(), **keywords)
-            expected = (torch.Size(() if part.has_head else self.sent(part.layers.stop)), torch.float32)
-            scored = part.has_head and part.scores is not None and not part.training
-            if not scored and (out.shape, out.dtype) != expected:
+            expected = (torch.Size(self.loss_size if part.has_head else self.sent(part.layers.stop)), torch.float32)
+            evaluated = part.has_head and not part.training
+            if "targets" in keywords and not evaluated and (out.shape, out.dtype) != expected:
                 raise ValueError(f"a pipeline stage returned {out.shape} {out.dtype}, expected {expected}")
             return out if part.has_head else out.to(self.dtype)
 

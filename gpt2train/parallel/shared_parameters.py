@@ -3,11 +3,14 @@
 Each of these stages has a copy with the same initial value. Their gradients are summed once per step, so that all get
 the same update and stay bitwise equal (as in Megatron-LM). The sum is over a group with one process of each stage,
 after the data-parallel reduction and before clipping.
+
+Under the interleaved schedule a process may have several of these stages. Then the parameter of the first one is in the
+optimizer and in checkpoints; the others give it their gradients and take its value before each step.
 """
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,16 +20,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from gpt2train.errors import RunError
 from gpt2train.model.causal_lm import CausalLM
 from gpt2train.model.families import on_stage, sizes
-from gpt2train.parallel.grad_norm import local
-from gpt2train.parallel.mesh import all_or_raise
+from gpt2train.parallel.grad_norm import align_grad_placements, local
+from gpt2train.parallel.mesh import all_or_raise, own_group
 
 COMPARE_CHUNK = 1 << 24  # elements compared at a time: 64 MB of float32
 
 
 class SharedParameters:
     """The copies on this process of parameters that several stages use. All processes construct it together.
-
-    No process may have two stages that use the same parameter (checked by `gpt2train.parallel.layout`).
 
     Args:
         parts: model parts of this process.
@@ -35,16 +36,21 @@ class SharedParameters:
         timeout: timeout of the collectives.
 
     Attributes:
-        copies: copies that are not on the first of their stages, which are excluded from the gradient norm and the
-            parameter count.
+        named: pairs of name and parameter of this process, without the further copies that it has of a parameter.
+        copies: those of them that are not on the first of their processes, which are excluded from the gradient norm.
     """
 
     def __init__(
         self, parts: Sequence[CausalLM], stages: Sequence[range], mesh: DeviceMesh, timeout: timedelta
     ) -> None:
         shape, processes = parts[0].shape, mesh.mesh.shape[0]
-        mine = {name: parameter for part in parts for name, parameter in part.named_parameters()}
-        groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        mine: dict[str, Tensor] = {}
+        self._further: list[tuple[Tensor, Tensor]] = []  # further copies of this process, with the first one
+        for name, parameter in (pair for part in parts for pair in part.named_parameters()):
+            if mine.setdefault(name, parameter) is not parameter:
+                self._further.append((parameter, mine[name]))
+        self.named = list(mine.items())
+        groups: dict[tuple[int, ...], Any] = {}  # None on a process without any of these stages
         self.copies: list[Tensor] = []
         self._shared: list[tuple[str, Tensor, dist.ProcessGroup]] = []
         self._places: dict[str, str] = {}
@@ -52,13 +58,13 @@ class SharedParameters:
             if name.startswith("blocks."):
                 continue
             numbers = [number for number, layers in enumerate(stages) if on_stage(name, shape, layers)]
-            if len(numbers) == 1:
+            users = sorted({number % processes for number in numbers})
+            if len(users) == 1:
                 continue
-            users = [number % processes for number in numbers]
-            # Every process creates every group, in the same order; a set of stages has one.
+            # In the same order on every process; a set of processes has one group.
             if (key := tuple(users)) not in groups:
                 rows = mesh.mesh[users].flatten(1).T.tolist()
-                groups[key], _ = dist.new_subgroups_by_enumeration(rows, timeout=timeout)
+                groups[key] = own_group(rows, timeout, "shared")
             ends = numbers == [0, len(stages) - 1]
             among = f"the pipeline stages {', '.join(map(str, numbers))}"
             self._places[name] = "the first and the last pipeline stage" if ends else among
@@ -69,8 +75,18 @@ class SharedParameters:
 
     def add_gradients(self) -> None:
         """Replace the gradients of all copies of a parameter by their sum."""
+        align_grad_placements([parameter for pair in self._further for parameter in pair])
+        for parameter, first in self._further:
+            local(cast(Tensor, first.grad)).add_(local(cast(Tensor, parameter.grad)))
+            parameter.grad = None
         for _, parameter, group in self._shared:
             dist.all_reduce(local(cast(Tensor, parameter.grad)), group=group)
+
+    @torch.no_grad()
+    def copy_first(self) -> None:
+        """Give further copies of this process the value of the first one."""
+        for parameter, first in self._further:
+            local(parameter).copy_(local(first))
 
     def check(self) -> None:
         """Compare the copies bitwise with those of their first stage. Collective.

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import CausalLM, FinalNorm, InnerDropout, SelfAttention
 from gpt2train.model.families import SCORE, shard_dim
+from gpt2train.model.rms_norm import rms_norm
 from gpt2train.parallel import vocab_parallel
 from gpt2train.parallel.norms import widened
 from gpt2train.parallel.rng import per_rank_rng
@@ -64,9 +65,9 @@ def apply_tensor_parallel(model: CausalLM, mesh: DeviceMesh, sequence_parallel: 
         module.region = region
     model.project = lambda x, weight: vocab_parallel.logits(x, region.local(weight), region)
     model.enter, model.slices = region.enter, mesh.size() if sequence_parallel else 1
-    vocab = model.shape.vocab
-    model.cross_entropy = lambda x, weight, targets: vocab_parallel.cross_entropy(
-        x, region.local(weight), targets, region, vocab
+    vocab, softcap = model.shape.vocab, model.softcap
+    model.cross_entropy = lambda x, weight, targets, z_loss=0.0: vocab_parallel.cross_entropy(
+        x, region.local(weight), targets, region, vocab, softcap, z_loss
     )
 
 
@@ -123,7 +124,7 @@ class _ParallelRMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = widened(self.region.local(self.weight), x)
-        return self.region.enter(F.rms_norm(x, self.normalized_shape, weight, self.eps))
+        return self.region.enter(rms_norm(x, weight, self.eps))
 
 
 class _ParallelFinalNorm(nn.RMSNorm):
@@ -132,7 +133,7 @@ class _ParallelFinalNorm(nn.RMSNorm):
     region: Region
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.normalized_shape, widened(self.region.local(self.weight), x), self.eps)
+        return rms_norm(x, widened(self.region.local(self.weight), x), self.eps)
 
 
 class _HeadRMSNorm(nn.RMSNorm):
@@ -144,7 +145,7 @@ class _HeadRMSNorm(nn.RMSNorm):
     region: Region
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.normalized_shape, widened(self.region.partial(self.weight), x), self.eps)
+        return rms_norm(x, widened(self.region.partial(self.weight), x), self.eps)
 
 
 class _ColumnLinear(nn.Linear):

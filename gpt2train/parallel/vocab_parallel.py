@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2train.model.loss import CHUNK, IGNORE, MASKED_LOGIT, GradientInForward, add_product
+from gpt2train.model.loss import CHUNK, IGNORE, MASKED_LOGIT, GradientInForward, add_product, soft_cap_
 from gpt2train.parallel.tp_collectives import Region
 
 
@@ -27,7 +27,15 @@ def logits(hidden: Tensor, weight: Tensor, region: Region) -> Tensor:
     return region.gather_columns(F.linear(hidden, weight))
 
 
-def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, region: Region, vocab: int | None = None) -> Tensor:
+def cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    region: Region,
+    vocab: int | None = None,
+    softcap: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
     """Sum over the targets of -log softmax(hidden @ whole.T)[target], float32, bitwise equal on every process.
 
     This is `gpt2train.model.loss.chunked_cross_entropy` on a vocabulary shard: at most one chunk of this process's
@@ -41,19 +49,32 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, region: Regio
         targets: int64 [...], equal on all processes; positions with -100 are ignored.
         region: tensor-parallel group.
         vocab: number of rows of the whole weight that are tokens; the rows above are padding and excluded.
+        softcap: bound of the logits.
+        z_loss: factor of the second term; with it the result has two.
     """
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     tokens = len(weight) * region.size if vocab is None else vocab
     own = max(0, tokens - region.rank * len(weight))  # rows of this process that are tokens
-    return _CrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), region, own, needs_grad)
+    return _CrossEntropy.apply(
+        hidden.flatten(0, -2), weight, targets.flatten(), region, own, softcap, z_loss, needs_grad
+    )
 
 
 class _CrossEntropy(GradientInForward):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, region: Region, own: int, needs_grad: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        region: Region,
+        own: int,
+        softcap: float,
+        z_loss: float,
+        needs_grad: bool,
     ) -> Tensor:
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        squares = torch.zeros_like(loss)
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         matrix = weight.to(dtype)
@@ -69,21 +90,27 @@ class _CrossEntropy(GradientInForward):
             here = (column >= 0) & (column < weight.shape[0])
             column = column.masked_fill(~here, 0)
             shard_logits = (rows @ matrix.t()).float()
+            slope = soft_cap_(shard_logits, softcap, needs_grad) if softcap else None
             shard_logits[:, own:] = MASKED_LOGIT
             top = shard_logits.amax(1, keepdim=True)
             picked = shard_logits.gather(1, column) * here
             total = shard_logits.sub_(top).exp_().sum(1, keepdim=True)
             largest, whole, found = _merge_log_sum_exp(top, total, picked, region)
-            loss += ((whole.log() + largest - found) * valid).sum()
+            log_z = whole.log() + largest
+            loss += ((log_z - found) * valid).sum()
+            factor = valid * (top - largest).exp() / whole
+            if z_loss:
+                squares += (log_z.square() * valid).sum()
+                factor *= 1 + 2 * z_loss * log_z
             if grad_hidden is None or grad_weight is None:
                 continue
-            shard_logits.mul_(valid * (top - largest).exp() / whole)
-            grad = shard_logits.scatter_add_(1, column, -valid * here).to(dtype)
+            grad = shard_logits.mul_(factor).scatter_add_(1, column, -valid * here)
+            grad = (grad if slope is None else grad.mul_(slope)).to(dtype)
             grad_hidden[start : start + size] = grad @ matrix
             add_product(grad_weight, grad, rows)
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
-        return loss
+        return torch.stack((loss, z_loss * squares)) if z_loss else loss
 
 
 def _merge_log_sum_exp(top: Tensor, total: Tensor, picked: Tensor, region: Region) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,14 +7,14 @@ import torch
 from gpt2train.inference.decoder import OpenedModel
 from gpt2train.inference.generate import BATCH, continue_tokens
 from gpt2train.inference.settings import SamplingSettings
-from gpt2train.model.gpt2 import GPT2
+from gpt2train.model.causal_lm import CausalLM, build_model
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
 
 
-def lively(shape: Shape, seed: int = 3, noise: float = 0.3) -> GPT2:
+def lively(shape: Shape, seed: int = 3, noise: float = 0.3) -> CausalLM:
     """An untrained model with larger weights, whose continuations are not one token over and over."""
-    model = initialise(GPT2(shape), seed)
+    model = initialise(build_model(shape), seed)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(seed)
         for parameter in model.parameters():
@@ -23,7 +23,7 @@ def lively(shape: Shape, seed: int = 3, noise: float = 0.3) -> GPT2:
 
 
 def generate_tokens(
-    model: GPT2 | OpenedModel,
+    model: CausalLM | OpenedModel,
     prompts: Sequence[Sequence[int]],
     end: int | None,
     settings: SamplingSettings,

@@ -1,4 +1,4 @@
-"""The fast decode step against the plain model, for any row lengths and changing rows."""
+"""The fast decode steps against the plain model, for any row lengths and changing rows."""
 
 import pytest
 import torch
@@ -8,20 +8,32 @@ from hypothesis import strategies as st
 from gpt2train.compat.torch import can_pack_linear
 from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.inference.fast_decode_step import bind
-from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.shape import Shape
+from gpt2train.model.causal_lm import CausalLM, build_model
+from gpt2train.model.llama_family import complete_shape
+from gpt2train.model.shape import Option, Shape
 from tests.gpt2train.models import lively
 
 SHAPE = Shape(vocab=100, layers=2, heads=2, hidden=16, context=12)
+YARN = '{"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 6}'
+LLAMAS: dict[str, dict[str, Option]] = {
+    "llama": {},
+    "qwen3": {"kv_heads": 2, "qk_norm": True, "attention_bias": "all", "rope_scaling": YARN},
+    "relu2": {"kv_heads": 1, "head_dim": 6, "activation": "relu2", "tied": True, "attention_bias": "qkv"},
+    "capped": {"kv_heads": 2, "mlp_bias": True, "logit_softcap": 2.0},
+}
 
 
-@pytest.fixture(scope="module")
-def model() -> GPT2:
-    return lively(SHAPE)
+def llama(kind: str) -> Shape:
+    return complete_shape(Shape(100, 2, 4, 16, context=12, family="llama", options=tuple(LLAMAS[kind].items())))
 
 
-def test_equal_to_the_plain_model_as_rows_come_and_go(model: GPT2) -> None:
-    @settings(max_examples=40, deadline=None)
+@pytest.fixture(scope="module", params=["gpt2", *LLAMAS])
+def model(request: pytest.FixtureRequest) -> CausalLM:
+    return lively(SHAPE if request.param == "gpt2" else llama(request.param))
+
+
+def test_equal_to_the_plain_model_as_rows_come_and_go(model: CausalLM) -> None:
+    @settings(max_examples=40 if model.shape.family == "gpt2" else 15, deadline=None)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         decoder, rows = LocalDecoder(model, 4), []
@@ -44,7 +56,7 @@ def test_equal_to_the_plain_model_as_rows_come_and_go(model: GPT2) -> None:
     check()
 
 
-def expected(model: GPT2, rows: list[list[int]]) -> torch.Tensor:
+def expected(model: CausalLM, rows: list[list[int]]) -> torch.Tensor:
     """Logits after each row's last token: each row alone, no cache."""
     return torch.stack([model(torch.tensor([row]))[0, -1, : SHAPE.vocab] for row in rows])
 
@@ -63,8 +75,8 @@ def test_a_packed_matrix_product_equals_the_plain_one(rows: int, bias: bool) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_equals_the_plain_model(model: GPT2, dtype: torch.dtype) -> None:
-    half = GPT2(SHAPE).to(dtype).requires_grad_(False).eval()
+def test_half_precision_equals_the_plain_model(model: CausalLM, dtype: torch.dtype) -> None:
+    half = build_model(model.shape).to(dtype).requires_grad_(False).eval()
     half.load_state_dict(model.state_dict())
     decoder = LocalDecoder(half, 3)
     rows = [[5, 6, 7], [8]]

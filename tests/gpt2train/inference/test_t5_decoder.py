@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2train.convert.huggingface import read_model
+from gpt2train.convert.huggingface import read_model, read_shape
 from gpt2train.errors import UserError
 from gpt2train.inference.beam_search import beam_search
 from gpt2train.inference.decoder import decoder_of
 from gpt2train.inference.settings import BeamSettings, SamplingSettings
+from gpt2train.parallel.layout import Layout
 from tests.gpt2train.convert.test_hf_t5 import save_peer
+from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.models import generate_tokens
 
 pytest.importorskip("transformers")
+RANKS = Path(__file__).parents[1] / "parallel/run_cases.py"
 PROMPTS = [[5, 8, 13, 21, 34], [7], list(range(3, 40)), [99, 98, 97], [1, 2] * 10]
 NEW = 24
 
@@ -48,6 +51,20 @@ def test_beams_are_those_of_transformers(tmp_path: Path) -> None:
     for prompt in PROMPTS:
         best = beam_search(decoder, prompt, settings)[0]
         assert list(best.tokens) == theirs(peer, prompt, num_beams=3, max_new_tokens=12)
+
+
+def test_two_tensor_parallel_processes_write_what_one_writes(tmp_path: Path) -> None:
+    save_peer("gated, untied", tmp_path / "model")
+    case = f"decode_cases.encoder_decoder '{tmp_path / 'model'}' 2 1"
+    run_ranks(RANKS, str(tmp_path / "found.json"), case)
+    whole = sum(parameter.numel() for parameter in read_model(tmp_path / "model").parameters())
+    found, second = json.loads((tmp_path / "found.json").read_text())[case]
+    assert found["greedy"] and found["beams"] and found["lengths"] and found["difference"] < 2e-5, found
+    assert len({tuple(tokens) for tokens in found["tokens"]}) > 1
+    assert "has an encoder and a decoder" in found["refused"]
+    assert found["parameters"] == second["parameters"] < 0.55 * whole
+    with pytest.raises(UserError, match="t5 generates on one pipeline stage, not on 2; leave out --pp"):
+        Layout.of_model(read_shape(tmp_path / "model"), 1, 2, 2)
 
 
 def test_a_model_without_a_first_token_and_prompt_scores_are_refused(tmp_path: Path) -> None:

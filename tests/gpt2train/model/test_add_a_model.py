@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 from gpt2train.config import RunConfig, to_toml
+from tests.gpt2train.installed_page import installed, installed_for_all_processes
 from tests.gpt2train.jobs import VOCAB, curve, finish, make, start, start_alone
 from tests.gpt2train.parallel.small_model_folder import write_tokenizer
-from tests.tasks.plugin_page import ROOT, files_of, install
+from tests.tasks.plugin_page import ROOT, files_of
 
+__all__ = ["installed", "installed_for_all_processes"]
+
+PAGE = "add-a-model.md"
 TRAIN_RUNS = ROOT / "tests/gpt2train/parity/train_runs.py"
 FAMILY = '\nfamily = "rotary"\noptions = { kv_heads = 2, inner = 48 }\n'
 # Each row is one job: processes, and the layouts that it trains one after the other.
@@ -79,18 +83,6 @@ with torch.no_grad():
     difference = (ours(tokens) - peer(tokens).logits).abs().max().item()
 print(json.dumps([difference, ours(tokens).std().item()]))
 """
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("installed")
-    install("add-a-model.md", folder)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def installed_for_all_processes(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{installed}")
 
 
 def write(config: RunConfig) -> str:
@@ -202,7 +194,7 @@ def test_commands_of_the_page(tmp_path: Path) -> None:
         for n in range(60)
     ]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "rotary.toml").write_text(files_of("add-a-model.md")["rotary.toml"])
+    (tmp_path / "rotary.toml").write_text(files_of(PAGE)["rotary.toml"])
     output = tmp_path / "out"
     data = ["--documents", tmp_path / "texts.jsonl", "--output", output, "--workers", "1"]
     data += ["--clean.min-tokens", "5", "--clean.language.keep", "any", "--clean.split.test", "0"]

@@ -75,8 +75,9 @@ def test_logits_loss_and_gradient_equal_transformers() -> None:
     torch.testing.assert_close(model.blocks["0"].up.weight.grad, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("terms", [{}, {"softcap": 2.0}, {"z_loss": 0.01}, {"softcap": 3.0, "z_loss": 0.1}])
 @pytest.mark.parametrize(("rows", "vocab"), [(1, None), (255, None), (256, 61), (700, 64)])
-def test_chunked_loss_equals_the_plain_one(rows: int, vocab: int | None) -> None:
+def test_chunked_loss_equals_the_plain_one(rows: int, vocab: int | None, terms: dict[str, float]) -> None:
     generator = torch.Generator().manual_seed(rows)
     hidden = torch.randn(rows, 16, generator=generator)
     weight = torch.randn(64, 16, generator=generator)
@@ -85,13 +86,14 @@ def test_chunked_loss_equals_the_plain_one(rows: int, vocab: int | None) -> None
     results = []
     for function in (chunked_cross_entropy, plain_cross_entropy):
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        loss = function(h, w, targets, vocab)
-        (loss * 0.5).backward()
+        loss = function(h, w, targets, vocab, **terms)
+        (loss * 0.5).sum().backward()
         results.append((loss, h.grad, w.grad))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
     with torch.no_grad():
-        torch.testing.assert_close(chunked_cross_entropy(hidden, weight, targets, vocab), results[0][0].detach())
+        again = chunked_cross_entropy(hidden, weight, targets, vocab, **terms)
+        torch.testing.assert_close(again, results[0][0].detach())
 
 
 def test_chunked_loss_refuses_a_second_backward() -> None:

@@ -1,5 +1,6 @@
 """The family llama: sizes, options, decoding, and the losses of all layouts."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 
-from gpt2train.config import RunConfig
+from gpt2train.config import RunConfig, TrainSettings
 from gpt2train.config.model import ModelSettings
+from gpt2train.config.objective import ObjectiveSettings
+from gpt2train.data.training_data import training_data
 from gpt2train.errors import UserError
 from gpt2train.inference.decoder import LocalDecoder
 from gpt2train.model.causal_lm import build_model
@@ -30,21 +33,34 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"kv_heads": 2, "inner": 48, "qk_norm": True, "attention_bias": "all", "mlp_bias": True},
     "relu2": {"kv_heads": 2, "head_dim": 12, "activation": "relu2", "tied": True, "attention_bias": "qkv"},
     "llama": {},
+    "capped": {"logit_softcap": 3.0, "rope_scaling": '{"rope_type": "linear", "factor": 2}'},
 }
+Z_LOSS = {"capped": 0.01}
 # Each row is one job: processes, and the layouts that it trains one after the other, by model.
 LAYOUTS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
-    "tp and pp": (2, {"qwen3 tp": {"tp": 2}, "relu2 pp": {"pp": 2}}),
+    "strongest": (
+        2,
+        {
+            "qwen3 tp": {"tp": 2},
+            "capped tp, whole sequences": {"tp": 2, "sequence_parallel": False},
+            "capped pp": {"pp": 2},
+            "relu2 zero 3": {"zero": 3, "activation_checkpointing": "selective"},
+        },
+    ),
     "two": (
         2,
         {
             "relu2 tp": {"tp": 2},
+            "capped tp": {"tp": 2},
             "llama tp, whole sequences": {"tp": 2, "sequence_parallel": False, "activation_checkpointing": "selective"},
             "qwen3 pp": {"pp": 2},
+            "relu2 pp": {"pp": 2},
             "llama pp, interleaved": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2},
             "qwen3 zero 0": {"zero": 0},
             "relu2 zero 1": {"zero": 1},
             "llama zero 2": {"zero": 2},
             "qwen3 zero 3": {"zero": 3, "activation_checkpointing": "selective"},
+            "capped zero 3": {"zero": 3},
             "relu2 offload": {"zero": 3, "cpu_offload": True, "activation_checkpointing": "full"},
         },
     ),
@@ -53,6 +69,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
         {
             "qwen3 tp, pp": {"tp": 2, "pp": 2},
             "relu2 tp, pp, whole sequences": {"tp": 2, "pp": 2, "sequence_parallel": False},
+            "capped tp, pp": {"tp": 2, "pp": 2},
             "llama tp, zero 3": {"tp": 2, "zero": 3},
             "qwen3 pp, zero 1": {"pp": 2, "zero": 1},
             "relu2 pp, zero 3": {"pp": 2, "zero": 3},
@@ -100,7 +117,8 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], changes: d
 
 
 def test_a_width_that_tensor_parallelism_cannot_split_is_refused(tmp_path: Path) -> None:
-    config = run_of(tmp_path, tmp_path / "run", {"inner": 47}, {"tp": 2})
+    model = {"layers": 4, "heads": 4, "family": "llama", "options": {"inner": 47}}
+    config = make(tmp_path, tmp_path / "run", model=model, parallel={"tp": 2})
     with pytest.raises(UserError, match=r"parallel.tp 2 does not divide the size 47 of blocks.0.gate.weight"):
         Layout.of(config, 2)
     with pytest.raises(UserError, match=r"--tp 2 does not divide the size 47 of blocks.0.gate.weight"):
@@ -122,39 +140,48 @@ def test_a_step_with_the_cache_has_the_logits_of_a_whole_pass(options: dict[str,
         assert torch.allclose(logits, whole, atol=1e-5), (logits - whole).abs().max()
 
 
-def run_of(tokens: Path, output: Path, options: dict[str, Any], parallel: dict[str, Any], **changes: Any) -> RunConfig:
-    model = {"layers": 4, "heads": 4, "family": "llama", "options": options}
+def run_of(tokens: Path, output: Path, name: str, parallel: dict[str, Any], **changes: Any) -> RunConfig:
+    model = {"layers": 4, "heads": 4, "family": "llama", "options": MODELS[name]}
     batch = {"micro_batch": 1, "global_batch": 16}
-    return make(tokens, output, model=model, batch=batch, parallel=parallel, **changes)
+    objective = {"z_loss": Z_LOSS.get(name, 0.0)}
+    return make(tokens, output, model=model, batch=batch, parallel=parallel, objective=objective, **changes)
 
 
 @pytest.fixture(scope="module")
-def references(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The run of one process of each model."""
-    folder, threads = tmp_path_factory.mktemp("one"), torch.get_num_threads()
+def reference(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The run of one process of a model, made when it is first asked for."""
+    folder = tmp_path_factory.mktemp("one")
+
+    def run(name: str) -> Path:
+        if not (folder / name).exists():
+            train_alone(run_of(tokens, folder / name, name, {}))
+        return folder / name
+
+    return run
+
+
+def train_alone(config: RunConfig) -> None:
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    ctx = join("cpu")
-    for name, options in MODELS.items():
-        train(run_of(tokens, folder / name, options, {}), ctx)
+    train(config, join("cpu"))
     dist.destroy_process_group()
     torch.set_num_threads(threads)
-    return {name: folder / name for name in MODELS}
 
 
 @pytest.mark.parametrize(
     "job",
     [
-        pytest.param("tp and pp", marks=pytest.mark.exhaustive),
-        pytest.param("two", marks=pytest.mark.slow),
+        pytest.param("strongest", marks=pytest.mark.slow),
+        pytest.param("two", marks=pytest.mark.exhaustive),
         pytest.param("four", marks=pytest.mark.exhaustive),
     ],
 )
 def test_all_layouts_have_the_losses_of_one_process(
-    job: str, tokens: Path, references: dict[str, Path], tmp_path: Path
+    job: str, tokens: Path, reference: Callable[[str], Path], tmp_path: Path
 ) -> None:
     processes, layouts = LAYOUTS[job]
     runs = {
-        name: run_of(tokens, tmp_path / name.replace(" ", "-"), MODELS[name.split()[0]], parallel)
+        name: run_of(tokens, tmp_path / name.replace(" ", "-"), name.split()[0], parallel)
         for name, parallel in layouts.items()
     }
     code, _, err = finish(start(str(TRAIN_RUNS), *map(write, runs.values()), processes=processes), 800.0)
@@ -162,29 +189,47 @@ def test_all_layouts_have_the_losses_of_one_process(
     for name, run in runs.items():
         refusal = Path(run.output).with_suffix(".error")
         assert not refusal.exists(), refusal.read_text()
-        reference = references[name.split()[0]]
-        for key in ("loss", "grad_norm"):
-            ours, theirs = np.array(curve(run.output, key)), np.array(curve(reference, key))
+        model = name.split()[0]
+        one = reference(model)
+        for key in ("loss", "grad_norm", *(["z_loss"] if model in Z_LOSS else [])):
+            ours, theirs = np.array(curve(run.output, key)), np.array(curve(one, key))
             assert len(ours) == len(theirs) == 20
             assert np.max(np.abs(ours / theirs - 1)) <= 1e-5, (name, key)
         ours, theirs = (
             np.array([row["valid_loss"] for row in read_metrics(path) if "valid_loss" in row])
-            for path in (run.output, reference)
+            for path in (run.output, one)
         )
         assert np.max(np.abs(ours / theirs - 1)) <= 1e-5, (name, "valid_loss")
 
 
-def test_the_references_learn(references: dict[str, Path]) -> None:
-    for name, path in references.items():
-        losses = curve(path)
-        assert losses[-1] < losses[0] - 0.3, name
+def test_half_precision_trains(tokens: Path, reference: Callable[[str], Path], tmp_path: Path) -> None:
+    losses = curve(reference("qwen3"))
+    assert losses[-1] < losses[0] - 0.3
+    config = run_of(tokens, tmp_path / "run", "qwen3", {}, precision="bf16")
+    train_alone(config)
+    assert np.allclose(curve(config.output), losses, rtol=2e-2)
 
 
-def test_half_precision_trains(tokens: Path, references: dict[str, Path], tmp_path: Path) -> None:
-    config = run_of(tokens, tmp_path / "run", MODELS["qwen3"], {}, precision="bf16")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    train(config, join("cpu"))
-    dist.destroy_process_group()
-    torch.set_num_threads(threads)
-    assert np.allclose(curve(config.output), curve(references["qwen3"]), rtol=2e-2)
+def test_the_z_loss_is_apart_from_the_loss(tokens: Path, tmp_path: Path) -> None:
+    config = run_of(tokens, tmp_path / "with", "capped", {}, steps=4)
+    plain = config.model_copy(update={"objective": ObjectiveSettings(), "output": str(tmp_path / "without")})
+    for run in (config, plain):
+        train_alone(run)
+    with_z, without = curve(config.output), curve(plain.output)
+    assert with_z[0] == without[0] and with_z[1] != without[1]
+    data = training_data(config)
+    batch = data.batch(range(16))
+    model = initialise(build_model(config.shape), config.seed)
+    with torch.no_grad():
+        logits = model(batch.tokens)[..., :VOCAB]
+    assert logits.abs().max() < 3.0
+    expected = 0.01 * logits.logsumexp(-1).square().mean().item()
+    assert curve(config.output, "z_loss")[0] == pytest.approx(expected, rel=1e-5)
+    assert "z_loss" not in read_metrics(plain.output)[0]
+
+
+@pytest.mark.parametrize("changes", [{"model": {"labels": 2}, "objective": {"name": "classification"}}])
+def test_a_z_loss_without_predicted_tokens_is_refused(changes: dict[str, Any]) -> None:
+    objective = changes["objective"] | {"z_loss": 1e-4}
+    with pytest.raises(ValidationError, match=r"objective.z_loss is for the prediction of tokens"):
+        TrainSettings.model_validate(changes | {"objective": objective})

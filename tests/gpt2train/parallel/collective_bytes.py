@@ -13,6 +13,9 @@ OPERATIONS = {
     "c10d::_allgather_base_": "all-gather",
     "c10d::_reduce_scatter_base_": "reduce-scatter",
     "c10d::send": "send",
+    "_c10d_functional::all_reduce": "all-reduce",
+    "_c10d_functional::all_gather_into_tensor": "all-gather",
+    "_c10d_functional::reduce_scatter_tensor": "reduce-scatter",
 }
 OTHER = {"c10d::recv_", "c10d::broadcast_", "c10d::barrier"}  # received bytes are sent by another process
 
@@ -38,7 +41,9 @@ class CollectiveBytes(TorchDispatchMode):
         if name in OPERATIONS:
             largest = max((x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)), key=torch.numel)
             key = OPERATIONS[name], str(largest.dtype).removeprefix("torch.")
-            self.bytes[key] += largest.numel() * largest.element_size()
+            # The functional all-gather has its input alone, and the number of processes as its second argument.
+            times = args[1] if name == "_c10d_functional::all_gather_into_tensor" else 1
+            self.bytes[key] += times * largest.numel() * largest.element_size()
             self.calls[key] += 1
         elif name.startswith("c10d::") and name not in OTHER:
             raise NotImplementedError(name)

@@ -13,15 +13,20 @@ import torch.distributed as dist
 
 from gpt2train.convert.huggingface import open_model, read_model, read_shape
 from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.lambada import evaluate_lambada
-from gpt2train.inference.decoder import Decoder, LocalDecoder
+from gpt2train.inference.beam_search import beam_search
+from gpt2train.inference.decoder import Decoder, LocalDecoder, decoder_of
 from gpt2train.inference.distributed_decoder import CommandChannel, DistributedModel, follow
+from gpt2train.inference.generate import continue_tokens
 from gpt2train.inference.model_shard import ModelShard
+from gpt2train.inference.settings import BeamSettings, SamplingSettings
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext
 
 LIMIT = timedelta(seconds=60)
+SHORT = [[5, 8, 13, 21, 34], [7], list(range(3, 40)), [99, 98, 97]]  # for a vocabulary of 150
 PROMPTS = [[5, 1, 279, 7], [8], [3, 3, 3, 200, 100, 4, 17], [250, 251]]
 
 
@@ -71,6 +76,41 @@ def equal(folder: str, tp: int, pp: int) -> dict[str, Any]:
             "scale": max(float(x.abs().max()) for x in expected),
             "lengths": list(parts.lengths) == list(whole.lengths),
             "dtype": str(found[0].dtype),
+        }
+
+    return run_distributed(folder, tp, pp, work)
+
+
+def encoder_decoder(folder: str, tp: int, pp: int) -> dict[str, Any]:
+    """Greedy tokens and beams of an encoder-decoder, and the logits of every call, against the whole model."""
+
+    def written(decoder: Decoder) -> list[list[int]]:
+        beams = beam_search(decoder, SHORT[0], BeamSettings(beams=3, max_new_tokens=8))
+        return [list(beam.tokens) for beam in beams]
+
+    def calls(decoder: Decoder) -> list[torch.Tensor]:
+        seen = [decoder.add(SHORT[:3]), decoder.step([1, 2, 3])]
+        decoder.select([2, 0])
+        return [*seen, decoder.step([4, 5]), decoder.add(SHORT[3:]), decoder.step([6, 7, 8])]
+
+    def work(team: DistributedModel) -> dict[str, Any]:
+        model = read_model(Path(folder))
+        settings = SamplingSettings(max_new_tokens=12, top_k=1)
+        greedy = [[s.tokens for s in continue_tokens(one, SHORT, settings, batch=3)] for one in (model, team)]
+        whole, parts = decoder_of(model, 3), team.decoder(3)
+        pairs = list(zip(calls(whole), calls(parts), strict=True))
+        lengths = list(whole.lengths) == list(parts.lengths)
+        try:
+            parts.logits([1, 2])
+        except UserError as error:
+            refused = str(error)
+        return {
+            "difference": max(float((x - y).abs().max() / x.abs().max()) for x, y in pairs),
+            "greedy": greedy[0] == greedy[1],
+            "tokens": greedy[0],
+            "beams": written(decoder_of(model, 3)) == written(team.decoder(3)),
+            "lengths": lengths,
+            "refused": refused,
         }
 
     return run_distributed(folder, tp, pp, work)

@@ -101,7 +101,7 @@ def run(config: RunConfig) -> dict[str, Any]:
         total = engine.accumulate(micro_batches(engine, numbers), tokens, step + 1)
         measure = engine.measure(total, tokens, 1.0, False)
         engine.update(measure, config.optimizer.lr)
-        loss, norm, _ = measure.read()
+        loss, norm, *_ = measure.read()
         seen["loss"].append(loss)
         seen["norm"].append(norm)
         if step == config.steps // 2:

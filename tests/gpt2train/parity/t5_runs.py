@@ -26,7 +26,7 @@ def make_t5(tokens: Path, output: Path, **changes: Any) -> RunConfig:
     base = {
         "model": layer(MODEL, {"options": {"start_id": VOCAB + 1}}),
         "objective": OBJECTIVE,
-        "batch": {"micro_batch": 1, "global_batch": 16},
+        "batch": {"micro_batch": 1, "global_batch": 8},
         "optimizer": {"max_grad_norm": 0.3},
         "vocab": VOCAB + 2 + SENTINELS,
     }

@@ -85,6 +85,13 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 # row, where others take 4 to 9. One of each kind is among the slow tests, the others are there for who has the time,
 # with those that lie between two others.
 RARE = (
+    "dp 4",
+    "dp 4 zero 2 hybrid offload",
+    "dp 4 zero 3 recomputed",
+    "pp 2 dp 2",
+    "pp 2 dp 2 zero 2",
+    "dp 8 hybrid 2 x 4",
+    "pp 2 dp 4 hybrid 2 x 2",
     "dp 4 zero 1",
     "dp 4 zero 2",
     "pp 2 dp 2 zero 1",

@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gpt2train.config import RunConfig
 from gpt2train.parallel.mesh import join
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.train import train
-from tests.gpt2train.jobs import curve, finish, start, write
+from tests.gpt2train.forked_ranks import run_ranks
+from tests.gpt2train.jobs import curve, write
 from tests.gpt2train.parity.t5_runs import make_t5
 from tests.gpt2train.parity.test_matrix import worst
 
@@ -32,6 +34,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         },
         "pp 2": {"pp": 2},
         "pp 2 gpipe, partly recomputed": {"pp": 2, "schedule": "gpipe", "activation_checkpointing": "selective"},
+        "pp 2 interleaved": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2},
     },
     4: {
         "dp 4 zero 2": {"zero": 2},
@@ -41,10 +44,20 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "tp 2 pp 2": {"tp": 2, "pp": 2},
         "tp 2 dp 2 zero 3": {"tp": 2, "zero": 3},
         "tp 2 pp 2 whole sequences": {"tp": 2, "pp": 2, "sequence_parallel": False},
+        "tp 2 pp 2 interleaved": {"tp": 2, "pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2},
+        "pp 2 dp 2 zero 3 interleaved offload": {
+            "pp": 2,
+            "schedule": "interleaved",
+            "virtual_pipeline_stages": 2,
+            "zero": 3,
+            "cpu_offload": True,
+        },
     },
 }
-RARE = ("tp 2 dp 2 zero 3", "tp 2 pp 2 whole sequences")
-SECONDS = {2: 400.0, 4: 900.0}
+# One layout of each kind is among the slow tests; a row takes 5 to 30 s on two cores.
+SLOW = {2: ("dp 2 zero 3 offload", "tp 2", "pp 2", "pp 2 interleaved"), 4: ("pp 2 dp 2 zero 3",)}
+REST = {n: [name for name in LAYOUTS[n] if name not in SLOW[n]] for n in LAYOUTS}
+SECONDS = {2: 600.0, 4: 1200.0}
 # Other models and objectives, on layouts of two processes.
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "relu, tp 2": ({"model": {"options": {"activation": "relu"}}}, {"tp": 2}),
@@ -55,46 +68,40 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def train_alone(tokens: Path, output: Path, **changes: Any) -> Path:
-    """A run of one process, in this one."""
-    config = make_t5(tokens, output, **changes)
+def train_alone(config: RunConfig) -> Path:
+    """The folder of a run of one process, this one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     train(config, join("cpu"))
     dist.destroy_process_group()
     torch.set_num_threads(threads)
-    return output
+    return Path(config.output)
 
 
 def finished(tokens: Path, folder: Path, processes: int, names: Iterable[str]) -> dict[str, Path]:
     """The run folders of some layouts, after one job."""
     table = LAYOUTS[processes]
     runs = {name: make_t5(tokens, folder / name.replace(" ", "-"), parallel=table[name]) for name in names}
-    job = start(str(HERE / "train_runs.py"), *map(write, runs.values()), processes=processes)
-    code, _, err = finish(job, SECONDS[processes])
-    assert code == 0, err
+    run_ranks(HERE / "train_runs.py", *map(write, runs.values()), processes=processes, seconds=SECONDS[processes])
     return {name: Path(config.output) for name, config in runs.items()}
 
 
 @pytest.fixture(scope="module")
 def reference(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process."""
-    return train_alone(tokens, tmp_path_factory.mktemp("one") / "run")
+    return train_alone(make_t5(tokens, tmp_path_factory.mktemp("one") / "run"))
 
 
 @pytest.fixture(scope="module")
-def two(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return finished(tokens, tmp_path_factory.mktemp("two"), 2, LAYOUTS[2])
+def slow(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("slow")
+    return finished(tokens, folder, 2, SLOW[2]) | finished(tokens, folder, 4, SLOW[4])
 
 
 @pytest.fixture(scope="module")
-def four(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return finished(tokens, tmp_path_factory.mktemp("four"), 4, [name for name in LAYOUTS[4] if name not in RARE])
-
-
-@pytest.fixture(scope="module")
-def rare(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return finished(tokens, tmp_path_factory.mktemp("rare"), 4, RARE)
+def rest(request: pytest.FixtureRequest, tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The rest of the layouts of a number of processes."""
+    return finished(tokens, tmp_path_factory.mktemp("rest"), request.param, REST[request.param])
 
 
 def check(ours: Path, reference: Path, smooth: bool = True) -> None:
@@ -120,29 +127,23 @@ def test_the_reference_learns_and_clips(reference: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAYOUTS[2])
-def test_layouts_of_two_processes_train_like_one(name: str, two: dict[str, Path], reference: Path) -> None:
-    check(two[name], reference)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in LAYOUTS[4] if name not in RARE])
-def test_layouts_of_four_processes_train_like_one(name: str, four: dict[str, Path], reference: Path) -> None:
-    check(four[name], reference)
+@pytest.mark.parametrize("name", [name for n in SLOW for name in SLOW[n]])
+def test_layouts_train_like_one_process(name: str, slow: dict[str, Path], reference: Path) -> None:
+    check(slow[name], reference)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", RARE)
-def test_further_layouts_train_like_one(name: str, rare: dict[str, Path], reference: Path) -> None:
-    check(rare[name], reference)
+@pytest.mark.timeout(2 * SECONDS[4])
+@pytest.mark.parametrize(("rest", "name"), [(n, name) for n in REST for name in REST[n]], indirect=["rest"])
+def test_further_layouts_train_like_one_process(name: str, rest: dict[str, Path], reference: Path) -> None:
+    check(rest[name], reference)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", VARIANTS)
 def test_other_models_and_objectives_train_like_one(name: str, tokens: Path, tmp_path: Path) -> None:
     changes, parallel = VARIANTS[name]
-    alone = train_alone(tokens, tmp_path / "one", **changes)
+    alone = train_alone(make_t5(tokens, tmp_path / "one", **changes))
     config = make_t5(tokens, tmp_path / "two", parallel=parallel, **changes)
-    code, _, err = finish(start(str(HERE / "train_runs.py"), write(config), processes=2), SECONDS[2])
-    assert code == 0, err
+    run_ranks(HERE / "train_runs.py", write(config), seconds=SECONDS[2])
     check(Path(config.output), alone, smooth="relu" not in name)
