@@ -17,6 +17,7 @@ from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.inference.settings import BeamSettings, SamplingSettings, ServingLayout
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.search import GivenLayout
+from gpt2train.plan.simulate_command import SimulatedLayout
 from gpt2train.serve.settings import ServeSettings
 from gpt2train.settings import Settings
 from tasks.finetune.settings import TaskSettings
@@ -86,7 +87,13 @@ PAGES: dict[str, tuple[Part, ...]] = {
             flags=False,
         ),
         Part("Layout of a plan", GivenLayout, "Options of `gpt2train plan`.", prefix="plan-layout"),
-        Part("Hardware of a plan", Hardware, "Options of `gpt2train plan`.", prefix="plan"),
+        Part("Hardware of a plan", Hardware, "Options of `gpt2train plan` and `simulate`.", prefix="plan"),
+        Part(
+            "Layout of a simulation",
+            SimulatedLayout,
+            "Options of `gpt2train simulate`, besides those of the hardware of a plan.",
+            prefix="simulate-layout",
+        ),
     ),
     "operate/settings.md": (
         Part(

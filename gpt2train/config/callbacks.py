@@ -1,26 +1,85 @@
-"""Registry of callbacks of a training, by their names in the setting `callbacks`; does not import torch."""
+"""Registry of callbacks of a training, and the setting `callbacks` that chooses them; does not import torch.
+
+The setting is a list of names, `callbacks = ["early_stop"]`, or a group with a table of options for each name:
+
+    [callbacks.early_stop]
+    patience = 3
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, ValidationError
 
 from gpt2train.errors import UserError
-from gpt2train.plugins import Registry
-
-# Names of subclasses of `gpt2train.training.callbacks.Callback`, as "module:Class", imported on first use.
-CALLBACKS: Registry[str] = Registry("callback")
+from gpt2train.plugins import NoOptions, Registry
+from gpt2train.settings import Settings, explain
 
 
-def known_callbacks(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that each name is registered, and is there once.
+@dataclass(frozen=True)
+class CallbackSpec:
+    """Specification of a callback.
+
+    Attributes:
+        callback: subclass of `gpt2train.training.callbacks.Callback` as "module:Class", imported on first use.
+        options: settings model of its options.
+    """
+
+    callback: str
+    options: type[Settings] = NoOptions
+
+
+CALLBACKS: Registry[CallbackSpec] = Registry("callback")
+
+
+def callback_options(chosen: "Callbacks") -> dict[str, Settings]:
+    """Options of the chosen callbacks by name, in the order in which they are called.
 
     Raises:
-        ValueError: one is not.
+        ValueError: a name is not registered, or is there twice, or an option is wrong.
     """
-    for index, name in enumerate(names):
-        if name in names[:index]:
+    found: dict[str, Settings] = {}
+    for name in chosen:
+        if name in found:
             raise ValueError(f"{name} is there twice; leave one out")
+        model = _spec(name).options
         try:
-            known = list(CALLBACKS)
-        except UserError as error:  # of a plug-in
-            raise ValueError(str(error)) from error
-        if name not in known:
-            remedy = f"choose from {', '.join(known)}" if known else "install the plug-in that adds it"
-            raise ValueError(f"there is no callback {name!r}; {remedy}")
-    return names
+            found[name] = model.model_validate(chosen[name] if isinstance(chosen, Mapping) else {})
+        except ValidationError as error:
+            raise ValueError(explain(error, model, f"callback {name}")) from error
+    return found
+
+
+def _spec(name: str) -> CallbackSpec:
+    try:
+        known = list(CALLBACKS)
+    except UserError as error:  # of a plug-in
+        raise ValueError(str(error)) from error
+    if name not in known:
+        remedy = f"choose from {', '.join(known)}" if known else "install the plug-in that adds it"
+        raise ValueError(f"there is no callback {name!r}; {remedy}")
+    return CALLBACKS[name]
+
+
+def _names_or_tables(given: Any) -> Any:
+    """Check the form of the setting; a single name is a list of one, as a flag of a command line gives it."""
+    given = (given,) if isinstance(given, str) else given
+    if isinstance(given, Mapping):
+        if all(isinstance(options, Mapping) for options in given.values()):
+            return given
+    elif isinstance(given, list | tuple) and all(isinstance(name, str) for name in given):
+        return given
+    raise ValueError("give a list of names, or a table [callbacks.NAME] of options for each")
+
+
+def _complete(chosen: "Callbacks") -> "Callbacks":
+    """Check names and options, and add the defaults of the options to tables."""
+    options = callback_options(chosen)
+    return (
+        {name: model.model_dump(mode="json") for name, model in options.items()} if isinstance(chosen, dict) else chosen
+    )
+
+
+Callbacks = tuple[str, ...] | dict[str, dict[str, Any]]
+CallbacksSetting = Annotated[Callbacks, BeforeValidator(_names_or_tables), AfterValidator(_complete)]

@@ -1,6 +1,8 @@
 """Checkpoint settings."""
 
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
 
 from gpt2train.settings import NaturalNumber, PositiveNumber, Settings
 
@@ -13,7 +15,12 @@ class CheckpointSettings(Settings):
     keep: PositiveNumber = 3
     """Number of newest checkpoints to keep."""
     keep_best: NaturalNumber = 1
-    """Number of checkpoints with the lowest validation loss to keep in addition; only validated steps count."""
+    """Number of checkpoints with the best validation to keep in addition; only validated steps count."""
+    best_metric: str = Field("loss", exclude_if=lambda metric: metric == "loss")
+    """Measure of the best validation: loss, the lowest; of a classification also accuracy or f1, the highest."""
+    select: Literal["last", "best"] = Field("last", exclude_if=lambda select: select == "last")
+    """Checkpoint of a finished run that is merged and scored: that of the last step, or the best one. With best, every
+    validated step is saved."""
     async_save: bool = True
     """Write in the background; training pauses only while the state is copied."""
     init_from: str | None = None
@@ -22,3 +29,11 @@ class CheckpointSettings(Settings):
     restore: Literal["weights", "optimizer", "full"] = "optimizer"
     """Part of `init_from` to load: the weights, the weights and the optimizer state, or also the position in steps and
     data. Sources with weights only always load the weights; `full` refuses them."""
+
+    @model_validator(mode="after")
+    def _best_is_kept(self) -> Self:
+        if self.select == "best" and not self.keep_best:
+            raise ValueError(
+                "checkpoints.select is best, but keep_best 0 keeps none; set keep_best = 1, or select = 'last'"
+            )
+        return self

@@ -1,37 +1,38 @@
 """Complete settings file with a comment above each setting, generated from the settings models."""
 
 import textwrap
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
 from pydantic.fields import FieldInfo
 
-from gpt2train.config.presets import preset
 from gpt2train.config.run import RunConfig
 from gpt2train.settings import Settings, build, layer
 
 WIDTH = 100  # characters of a comment line
 
 
-def commented_run(name: str, train: str, valid: str | None, vocab: int, output: str) -> str:
-    """Generate the `run.toml` of a preset, for `python -m gpt2train.train --config run.toml`.
+def commented_run(name: str, chosen: Mapping[str, Any], train: str, valid: str | None, vocab: int, output: str) -> str:
+    """Generate the `run.toml` of a preset or a recipe, for `python -m gpt2train.train --config run.toml`.
 
     It reads back as exactly these settings. A setting without a value becomes a comment.
 
     Args:
-        name: name of the preset.
+        name: name of the settings, as `preset 345m`.
+        chosen: settings of the preset or the recipe.
         train: prefix of the token files, without .bin and .idx.
         valid: prefix of the token files for validation.
         vocab: vocabulary size of the tokenizer.
         output: run folder.
 
     Raises:
-        UserError: there is no such preset, or a value is out of bounds.
+        UserError: a value is out of bounds.
     """
     given = {"data": {"train": train, "valid": valid}, "vocab": vocab, "output": output}
-    head = f"# Settings of a training run: preset {name}, complete. Start it with\n#\n"
+    head = f"# Settings of a training run: {name}, complete. Start it with\n#\n"
     head += "#     torchrun --standalone --nproc-per-node 1 -m gpt2train.train --config run.toml\n\n"
-    return head + commented(build(RunConfig, layer(preset(name), given)))
+    return head + commented(build(RunConfig, layer(chosen, given)))
 
 
 def commented(settings: Settings) -> str:

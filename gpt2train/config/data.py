@@ -109,6 +109,20 @@ class DocumentSettings(Settings):
     """Exclude the prediction after each end-of-document token from the loss."""
 
 
+class SampleSettings(Settings):
+    """Text that the model writes at each validation; it needs the tokenizer, in the run folder or beside the tokens."""
+
+    tokens: Annotated[int, Field(ge=0, le=512)] | None = None
+    """Tokens to write; 0 writes none. None: 32, or none if weights are gathered or copied to the device for each
+    forward (`parallel.zero` 3, `parallel.cpu_offload` of weights), since a token costs as much of that as a step."""
+    prompt: str = Field("", max_length=2000)
+    """Text to continue; by default the sample begins like a document."""
+    temperature: float = Field(0.8, ge=0, le=10)
+    """Temperature of sampling; 0 takes the most likely token."""
+    seed: int = Field(0, ge=0, le=2**53 - 1)
+    """Seed of sampling, the same at each validation; training does not depend on it."""
+
+
 class ValidationSettings(Settings):
     """Validation on a fixed set of samples, the same at every validation and on every layout."""
 
@@ -116,3 +130,6 @@ class ValidationSettings(Settings):
     """Steps between validations; the last step is always validated."""
     samples: PositiveNumber = 256
     """Samples of the validation set; all of them if the data has fewer."""
+    # Left out of a run's files by default, so that files and fingerprints of older runs stay the same.
+    sample: SampleSettings = Field(SampleSettings(), exclude_if=lambda sample: sample == SampleSettings())
+    """Sample text."""

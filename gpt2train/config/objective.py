@@ -17,6 +17,10 @@ class ObjectiveSettings(Settings):
     name: str = "next_token"
     """next_token, span_corruption for the family t5, classification or answers (docs/train/finetune.md), or one that a
     plug-in adds."""
+    z_loss: float = Field(0.0, ge=0, le=1, exclude_if=not_)
+    """Factor of a second term of the training loss, (log Z)^2, where Z is the sum of exp(logit) over the vocabulary. It
+    keeps logits from drifting, above all in half precision; PaLM has 1e-4. It is logged as `z_loss` and is not part of
+    `loss`, which stays comparable."""
     options: dict[str, Option] = Field({}, exclude_if=not_)
     """Settings that only this objective has; those of span_corruption are in docs/train/t5.md."""
 

@@ -4,14 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from operator import not_
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from gpt2train.config.batch import BatchSettings
 from gpt2train.config.batch_plan import BatchPlan
-from gpt2train.config.callbacks import known_callbacks
+from gpt2train.config.callbacks import CallbacksSetting
 from gpt2train.config.checkpoints import CheckpointSettings
 from gpt2train.config.data import Corpus, DataSettings, DocumentSettings, MixtureSettings, ValidationSettings
 from gpt2train.config.logging import LoggingSettings
@@ -67,8 +67,9 @@ class TrainSettings(Settings):
     """Compilation, kernels and prefetching."""
     logging: LoggingSettings = LoggingSettings()
     """Console, trackers and profiler."""
-    callbacks: Annotated[tuple[str, ...], AfterValidator(known_callbacks)] = Field((), exclude_if=not_)
-    """Names of callbacks that plug-ins add, in the order in which they are called."""
+    callbacks: CallbacksSetting = Field((), exclude_if=not_)
+    """Callbacks that plug-ins add, in the order in which they are called: a list of names, or a table
+    [callbacks.NAME] of options for each."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """bf16, fp16: matrix products in half precision, weights and optimizer in float32. On a CPU without AVX512-BF16
     or AMX, bf16 is about 3 times slower than fp32, and fp16 about 20 times."""
@@ -82,6 +83,20 @@ class TrainSettings(Settings):
         name, labels = self.objective.name, self.model.labels
         if labels and name in ("next_token", "answers"):
             raise ValueError(f"model.labels {labels} is for classifiers; the objective {name} predicts tokens")
+        if self.objective.z_loss and (labels or OBJECTIVES[name].loss):
+            raise ValueError(
+                f"objective.z_loss is for the prediction of tokens, and {name} has another loss; set it to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _metric_fits(self) -> "TrainSettings":
+        metric, known = self.checkpoints.best_metric, ("loss", *OBJECTIVES[self.objective.name].best_metrics)
+        if metric not in known:
+            raise ValueError(
+                f"checkpoints.best_metric {metric!r} is not measured by the objective {self.objective.name}; "
+                f"give {' or '.join(known)}"
+            )
         return self
 
     @model_validator(mode="after")

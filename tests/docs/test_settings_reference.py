@@ -20,6 +20,7 @@ from gpt2train.config import Corpus, RampUp, RunConfig
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.search import GivenLayout
+from gpt2train.plan.simulate_command import SimulatedLayout
 from gpt2train.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -29,10 +30,34 @@ NOT_SETTINGS = {
     "flow": {"--config", "--help-all"},
     "serve": {"--model", "--device"},
     "generate": {"--model", "--prompt", "--device", "--dtype", "--json"},
-    "plan": {"--preset", "--config", "--vocab", "--precision", "--global-batch", "--tokens", "--rows"},
+    "plan": {
+        "--recipe",
+        "--depth",
+        "--budget",
+        "--cores",
+        "--preset",
+        "--config",
+        "--vocab",
+        "--precision",
+        "--global-batch",
+        "--tokens",
+        "--rows",
+        "--simulate",
+    },
+    "simulate": {
+        "--preset",
+        "--config",
+        "--vocab",
+        "--precision",
+        "--global-batch",
+        "--dp",
+        "--rank",
+        "--all-kinds",
+        "--json",
+    },
 }
 # Models without "Settings" in their name that a user sets too.
-MORE = {Corpus, RampUp, RunConfig, ServingLayout, Hardware, GivenLayout}
+MORE = {Corpus, RampUp, RunConfig, ServingLayout, Hardware, GivenLayout, SimulatedLayout}
 # Base classes, of which the reference shows the models that inherit from them.
 COMPOSED = {
     "Settings",
@@ -102,6 +127,8 @@ def test_every_option_of_the_other_commands_is_described(pages: dict[str, str]) 
     generating = parts["Sampling"] | parts["Beam search"] | processes
     assert generating == options(app["generate"]) - NOT_SETTINGS["generate"]
     assert parts["Layout of a plan"] | parts["Hardware of a plan"] == options(app["plan"]) - NOT_SETTINGS["plan"]
+    simulating = parts["Layout of a simulation"] | parts["Hardware of a plan"]
+    assert simulating == options(app["simulate"]) - NOT_SETTINGS["simulate"]
 
 
 def test_every_field_of_every_model_is_described(reference: Any, pages: dict[str, str]) -> None:
@@ -135,7 +162,7 @@ def test_type_bounds_and_default_are_shown(pages: dict[str, str]) -> None:
     assert "`--train.batch.ramp-up` · table or not set · default: not set\n" in train
     assert "`--train.batch.ramp-up.start` · integer, from 1 to 2147483647 · required\n" in train
     assert "### `train.mixture.corpora.prefix` { #train.mixture.corpora.prefix }\n\nstring · required\n" in train
-    assert "| `model.layers` | 12 | 24 | 36 | 4 | 48 | 12 | 2 | 24 | 12 | 16 | 24 | 24 | 4 |\n" in train
+    assert "| `model.layers` | 12 | 24 | 36 | 4 | 48 | 12 | 2 | 24 | 12 | 24 | 3 | 12 | 16 | 24 | 24 | 4 |\n" in train
 
 
 def test_no_default_depends_on_this_machine(pages: dict[str, str]) -> None:

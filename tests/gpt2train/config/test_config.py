@@ -56,7 +56,7 @@ def test_presets_have_the_published_sizes(name: str) -> None:
 
 
 def test_every_preset_is_valid_and_documented() -> None:
-    assert presets() == sorted([*PUBLISHED, "cpm-gpt2", "t5-cpm", "tiny"])
+    assert presets() == sorted([*PUBLISHED, "cpm-gpt2", "t5-cpm", "tiny", "modern-12", "modern-24", "modern-tiny"])
     for name in presets():
         settings = build(TrainSettings, preset(name))
         assert settings.batch.sizes(2 if name == "oneflow-1x8" else 1)[2] >= 1
