@@ -1,4 +1,4 @@
-"""Training steps: ours beside `transformers` GPT2LMHeadModel, each in its own process, in turn.
+"""Training steps: ours beside GPT2LMHeadModel or LlamaForCausalLM of `transformers`, each in its own process, in turn.
 
     python -m benchmarks.train --preset tiny                           CPU, float32, one thread
     python -m benchmarks.train --preset 124m --micro-batch 4 --rounds 2
@@ -21,6 +21,7 @@ from typing import IO, cast
 from benchmarks.pairs import compare, machine, table
 from benchmarks.trainer import CONTESTANTS, DEFAULT, Task
 from gpt2train.model.families import parameter_count
+from gpt2train.model.llama_family import complete_shape
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.gpu_peaks import PEAKS
 from gpt2train.monitoring.metrics import flops_per_token
@@ -28,6 +29,11 @@ from gpt2train.monitoring.metrics import flops_per_token
 # Published shapes; the number beside each is the micro-batch on a CPU and on a GPU.
 SHAPES = {
     "tiny": (Shape(vocab=4096, layers=4, heads=4, hidden=192, context=256), 4, 256),
+    "llama-tiny": (
+        complete_shape(Shape(4096, 4, 4, 192, context=256, family="llama", options=(("kv_heads", 2),))),
+        4,
+        256,
+    ),
     "124m": (Shape(vocab=50257, layers=12, heads=12, hidden=768, context=1024), 2, 32),
     "345m": (Shape(vocab=50257, layers=24, heads=16, hidden=1024, context=1024), 1, 16),
     "1542m": (Shape(vocab=50257, layers=48, heads=25, hidden=1600, context=1024), 1, 8),
@@ -84,7 +90,7 @@ def main() -> None:
     if options.context:
         shape = Shape(**(vars(shape) | {"context": options.context}))
     task = Task(shape, options.micro_batch or on_device, options.accumulation, options.device, options.compile)
-    steps = options.steps or (4 if options.preset == "tiny" or options.device == "cuda" else 1)
+    steps = options.steps or (4 if options.preset.endswith("tiny") or options.device == "cuda" else 1)
 
     print(machine())
     print(

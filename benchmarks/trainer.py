@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from gpt2train.convert.hf_layout import layout_of
 from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import flops_per_token
 
@@ -60,7 +61,7 @@ def config_of(task: Task, speed: dict[str, Any] | None = None, **groups: Any) ->
     shape = task.shape
     sizes = {key: getattr(shape, key) for key in ("layers", "heads", "hidden", "context")}
     return {
-        "model": sizes | {"dropout": 0.0},
+        "model": sizes | {"dropout": 0.0, "family": shape.family, "options": dict(shape.options)},
         "batch": {"micro_batch": task.micro_batch, "global_batch": task.micro_batch * task.accumulation},
         "optimizer": {"lr": task.lr, "max_grad_norm": task.clip},
         "performance": {"compile": "on" if task.compile else "off"} | (speed or {}),
@@ -99,25 +100,16 @@ def ours(task: Task, speed: dict[str, Any] | None = None, documents: bool = Fals
 
 
 def transformers(task: Task) -> Step:
-    """GPT2LMHeadModel as people train it: SDPA, fused AdamW, bfloat16 autocast on a GPU, clipping by the norm."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    """Their model of this shape as people train it: SDPA, fused AdamW, bfloat16 autocast on a GPU, clipping."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    shape = task.shape
-    config = GPT2Config(
-        vocab_size=shape.vocab,
-        n_positions=shape.context,
-        n_embd=shape.hidden,
-        n_layer=shape.layers,
-        n_head=shape.heads,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=None,
-        eos_token_id=None,
-        use_cache=False,
-    )
+    fields = layout_of(task.shape.family).config(task.shape)
+    no_dropout: dict[str, Any] = {name: 0.0 for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop") if name in fields}
+    tokens = {"bos_token_id": None, "eos_token_id": None, "use_cache": False}
+    settings: dict[str, Any] = {**fields, **no_dropout, **tokens}
+    config = AutoConfig.for_model(**settings)
     torch.manual_seed(1)
-    model = cast(torch.nn.Module, GPT2LMHeadModel._from_config(config, attn_implementation="sdpa"))
+    model = cast(torch.nn.Module, AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"))
     model.to(task.device).train()
     forward = torch.compile(model) if task.compile else model
     decayed = [p for p in model.parameters() if p.dim() >= 2]

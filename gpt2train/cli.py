@@ -4,7 +4,6 @@ torch is imported only by the commands that need it.
 """
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,10 +14,13 @@ from cyclopts.validators import Number
 
 from gpt2train import __version__
 from gpt2train.convert.command import convert
+from gpt2train.convert.export_command import export
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.inference.command import generate
 from gpt2train.io.command_line import HELP_DEBUG, printable, run_command
 from gpt2train.plan.command import plan
+from gpt2train.plan.devices import usable_cores
+from gpt2train.plan.simulate_command import simulate
 from gpt2train.runs.command import runs
 from gpt2train.serve.command import serve
 
@@ -36,9 +38,11 @@ app.command("gpt2train.evaluate.command:evaluate", name="evaluate", help="Score 
 data = App(name="data", help="Token files and documents.")
 app.command(data)
 app.command(plan)
+app.command(simulate)
 app.command(runs)
 app.command(generate)
 app.command(convert)
+app.command(export)
 app.command(serve)
 
 
@@ -72,7 +76,10 @@ def merge(
 @app.command
 def config(
     *,
-    preset: str = "tiny",
+    preset: str | None = None,
+    recipe: str | None = None,
+    depth: int | None = None,
+    budget: str | None = None,
     train: str = "out/tokens/train/tokens",
     valid: str | None = None,
     vocab: Annotated[int, Parameter(validator=Number(gte=2))] = 50257,
@@ -83,7 +90,13 @@ def config(
     Parameters
     ----------
     preset
-        Preset that provides the settings.
+        Preset that provides the settings; tiny by default.
+    recipe
+        Recipe in place of a preset: modern, with --depth or --budget.
+    depth
+        Blocks of the recipe's model.
+    budget
+        Time on this machine (8h) or FLOPs (1e18), in place of --depth.
     train
         Prefix of the token files, without .bin and .idx.
     valid
@@ -94,8 +107,13 @@ def config(
         Folder of the run; out/runs/PRESET by default.
     """
     from gpt2train.config.commented import commented_run
+    from gpt2train.config.presets import preset as read_preset
+    from gpt2train.plan.budget import given_recipe, this_machine
 
-    print(commented_run(preset, train, valid, vocab, output or f"out/runs/{preset}"), end="")
+    chosen = given_recipe(recipe, preset, depth, budget, this_machine)
+    name = chosen.name if chosen else preset or "tiny"
+    settings, title = (chosen.settings, f"recipe {name}") if chosen else (read_preset(name), f"preset {name}")
+    print(commented_run(title, settings, train, valid, vocab, output or f"out/runs/{name}"), end="")
 
 
 @app.command
@@ -203,11 +221,11 @@ def tokenize_data(
     Parameters
     ----------
     inputs
-        JSON lines, .txt files, tar archives of them, folders; packed by gzip, bzip2, xz or zstd, or not.
+        JSON lines, .txt files, tar archives of them, packed by gzip, bzip2, xz or zstd, or not; Parquet files; folders.
     output
         Prefix of the pair to write. An interrupted run continues if it is started again.
     json_key
-        Key of the text in JSON lines.
+        Key of the text in JSON lines; column of the texts in Parquet.
     tokenizer
         gpt2, which is downloaded, or a folder with tokenizer.json, vocab.json and merges.txt, tokenizer.model or
         vocab.txt, or one of these files.
@@ -220,14 +238,15 @@ def tokenize_data(
     """
     from gpt2train.data.published_gpt2 import published_files
     from gpt2train.data.tokenize_files import tokenize_files
-    from gpt2train.data.tokenizer import read_files
+    from gpt2train.data.tokenizer_reader import read_files
 
     if tokenizer == "gpt2" and not Path(tokenizer).exists():
         files, _ = published_files(None, "give --tokenizer a folder with vocab.json and merges.txt")
     else:
         files = read_files(tokenizer)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    made = tokenize_files(inputs, output, files, tokenizer, json_key, append_eod, workers or cores, prepend_bos)
+    made = tokenize_files(
+        inputs, output, files, tokenizer, json_key, append_eod, workers or usable_cores(), prepend_bos
+    )
     print(f"{made.documents:,} documents, {made.tokens:,} tokens")
     if made.reasons:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(made.reasons.items()))

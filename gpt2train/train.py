@@ -15,7 +15,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,12 +24,14 @@ import torch.distributed as dist
 from gpt2train.checkpoint.manager import CheckpointManager
 from gpt2train.compat.torch import around_waits
 from gpt2train.config import RunConfig, read_run_config, resolve_epochs
+from gpt2train.convert.hf_layout import layout_of
 from gpt2train.convert.initial_weights import open_initial_weights
 from gpt2train.data.batch import PREFETCH_STEPS, StepBatch, prefetch
 from gpt2train.data.dataset import Dataset, open_data
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.run_folder import checkpoint_step
 from gpt2train.launch import rank_store
+from gpt2train.launch.hang_report import record_nccl
 from gpt2train.launch.process_env import ProcessEnv, likely_rank, read_process_env
 from gpt2train.launch.rank_logs import divert_native_stderr, drop_empty, log_to
 from gpt2train.launch.rank_process import (
@@ -43,8 +45,9 @@ from gpt2train.launch.rank_process import (
 from gpt2train.monitoring.memory_report import log_memory
 from gpt2train.monitoring.profiler import Profiler
 from gpt2train.monitoring.run_logger import RunLogger, StepTimer, log_run_header
+from gpt2train.monitoring.run_record import find_early_stop, record_early_stop
 from gpt2train.parallel.layout import Layout
-from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, join
+from gpt2train.parallel.mesh import TIMEOUT, DistContext, all_or_raise, broadcast_from_rank0, first_of_ranks, join
 from gpt2train.settings import parse_assignment
 from gpt2train.training.callbacks import CallbackList, RunView
 from gpt2train.training.engine import Engine
@@ -53,7 +56,7 @@ from gpt2train.training.lr_schedule import learning_rate, make_schedule
 from gpt2train.training.performance import collective_timeout, fast_kernels, freeze_gc
 from gpt2train.training.skipped_steps import SkippedSteps, divergence_remedy
 from gpt2train.training.train_state import StepStats, TrainState, is_plausible, is_sound
-from gpt2train.training.validation import validate
+from gpt2train.training.validation import Validation
 
 log = logging.getLogger("gpt2train")
 
@@ -96,7 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         logs = Path(config.output) / "logs"
         log_to(logs, env.rank, screen=not options.quiet)
         divert_native_stderr(logs, env.rank)
+        record_nccl(os.environ, logs)
         ctx = join(config.device, env, collective_timeout(config.performance, timedelta(seconds=options.timeout)))
+        rank_store.answer_hangs()
         train(config, ctx, stop)
     except (UserError, RunError) as error:
         code = exit_code(error, env, options.debug)
@@ -123,15 +128,20 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         lock = lock_run_folder(Path(config.output))
         all_or_raise(lambda: cleanup.enter_context(lock) if ctx.is_rank0 else None)
         layout = all_or_raise(lambda: Layout.of(config, ctx.world))
-        data, valid = all_or_raise(lambda: _open(config, ctx))
+        data, valid_data = all_or_raise(lambda: _open(config, ctx))
         config = resolve_epochs(config, data.per_epoch, layout.batches)
         schedule = all_or_raise(lambda: make_schedule(config, layout.batches))
 
         cleanup.enter_context(fast_kernels(config.performance, ctx.device))
         engine = Engine(config, ctx)
-        checkpoints = cleanup.enter_context(CheckpointManager(config, data, valid))
+        checkpoints = cleanup.enter_context(CheckpointManager(config, data, valid_data))
         state = checkpoints.restore(engine.state(), open_initial_weights)
+        early = broadcast_from_rank0(lambda: find_early_stop(config, state.step))
+        reason = early.reason if early else None  # for which a callback ended the run
+        last_step = state.step if early else config.steps
         log_run_header(config, ctx, layout, data, schedule.warmup)
+        _warn_of_missing_class(config, ctx)
+        validation = None if valid_data is None else Validation(engine, valid_data, stop)
         run_logger = RunLogger(config, ctx, state, layout, checkpoints.corpora)
         cleanup.callback(run_logger.close)
         profiler = Profiler(config.logging, config.output, ctx)
@@ -144,12 +154,12 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         callbacks("begin")
         all_or_raise(callbacks.check)
         accepted: Passes | None = None  # of the last step that was not skipped
-        valid_loss: float | None = None  # of the present weights
+        validated: dict[str, float] = {}  # scores of the present weights
 
         if ctx.device.type == "cpu":
             cleanup.enter_context(around_waits(lambda: engine.phases("communication")))
         timer = StepTimer(engine.phases)
-        for step in range(first_step := state.step + 1, config.steps + 1):
+        for step in range(first_step := state.step + 1, last_step + 1):
             profiler.step()
             passes = forward_backward(state)
             tokens = passes.batch.targets
@@ -159,7 +169,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
             if checkpoints.due and not spike and is_sound(pending.read(), config):
                 # These statistics belong to the weights of the previous step, which are still in place.
                 with timer.paused():
-                    checkpoints.save_due(engine.state(), state, valid_loss)
+                    checkpoints.save_due(engine.state(), state, validated)
 
             lr = learning_rate(state.updates, schedule)
             engine.update(pending, lr, skip=spike)
@@ -167,7 +177,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
             stats = pending.read()
             previous, state = state, state.advance(stats, passes.batch.samples, config)
             if state.updates > previous.updates:
-                accepted, valid_loss = passes, None
+                accepted, validated = passes, {}
             else:
                 lr = 0.0
                 skipped.report(state, pending)
@@ -175,24 +185,27 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
             row = run_logger.row(state, stats, lr=lr, tokens=tokens, seconds=timer.lap())
             row |= timer.phase_columns | checkpoints.seconds()
             stopping = stats.stop
-            if valid is not None and not stopping and (step % config.validation.interval == 0 or step == config.steps):
+            measured = None
+            if validation is not None and not stopping and validation.is_due(step):
                 with timer.paused():
-                    measured = validate(engine, valid, stop)
+                    measured = validation()
                 stopping = measured is None
                 if measured is not None:
-                    row |= measured
-                    valid_loss = measured["valid_loss"]
+                    row |= (validated := measured.columns)
             last = stopping or step == config.steps
-            run_logger.write(row, last)
+            run_logger.write(row, last, measured.sample if measured else None)
             callbacks("step", state=state, row=dict(row))
             if "valid_loss" in row:
                 callbacks("validation")
             callbacks.saved(checkpoints.take_written())
             skipped.check(state, checkpoints.newest)
             checkpoints.due |= step % config.checkpoints.interval == 0
+            checkpoints.due |= "valid_loss" in row and config.checkpoints.select == "best"
             if last:
+                if stats.stop and step < config.steps:
+                    reason = first_of_ranks(callbacks.stop_reason)
                 final = forward_backward.started or forward_backward.probe(accepted or passes, state)
-                _save_last(engine, checkpoints, state, valid_loss, final, stopping)
+                _save_last(engine, checkpoints, state, validated, final, stopping and reason is None)
                 break
             if forward_backward.started is None:
                 timer.restart()
@@ -204,8 +217,10 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         callbacks.saved(checkpoints.take_written())
         callbacks("end")
         all_or_raise(callbacks.check)
+        if reason is not None:
+            all_or_raise(lambda: record_early_stop(config, state.step, reason) if ctx.is_rank0 else None)
         log_memory(ctx, layout, engine.parameters(), "at the end")
-    _log_end(config, state, checkpoints)
+    _log_end(config, state, checkpoints, reason)
     return state
 
 
@@ -221,7 +236,7 @@ def _save_last(
     engine: Engine,
     checkpoints: CheckpointManager,
     state: TrainState,
-    valid_loss: float | None,
+    validated: Mapping[str, float],
     passes: Passes,
     stopping: bool,
 ) -> None:
@@ -233,7 +248,7 @@ def _save_last(
         RunError: the weights are not sound, or cannot be written.
     """
     pending = engine.measure(passes.loss, passes.batch.targets, passes.scale, stop=False)
-    problem = _problem(engine, state, pending.read()) or checkpoints.save(engine.state(), state, valid_loss)
+    problem = _problem(engine, state, pending.read()) or checkpoints.save(engine.state(), state, validated)
     if problem and not stopping:
         remedy = divergence_remedy(checkpoints.newest)
         raise RunError(f"step {state.step} is not saved: {problem}; {remedy}")
@@ -253,14 +268,24 @@ def _problem(engine: Engine, state: TrainState, stats: StepStats) -> str | None:
     return None
 
 
-def _log_end(config: RunConfig, state: TrainState, checkpoints: CheckpointManager) -> None:
-    """Log the last step of a run that was stopped, and the newest checkpoint."""
-    if state.step < config.steps:
-        saved = checkpoints.newest is not None and checkpoint_step(checkpoints.newest) == state.step
-        source = "there" if saved else "the last checkpoint"
-        log.info("stopped at step %d of %d; the same command resumes from %s", state.step, config.steps, source)
+def _log_end(config: RunConfig, state: TrainState, checkpoints: CheckpointManager, reason: str | None) -> None:
+    """Log the last step of a run that was stopped, or that a callback ended for a reason, and the newest checkpoint."""
+    if reason is not None:
+        log.info("finished at step %d of %d: %s", state.step, config.steps, reason)
+    elif state.step < config.steps:
+        then = "begins at step 0: nothing is saved"
+        if checkpoints.newest is not None:
+            saved = checkpoint_step(checkpoints.newest)
+            then = "resumes from there" if saved == state.step else f"resumes from step {saved}"
+        log.info("stopped at step %d of %d; the same command %s", state.step, config.steps, then)
     if checkpoints.newest is not None:
         log.info("checkpoint: %s", checkpoints.newest)
+
+
+def _warn_of_missing_class(config: RunConfig, ctx: DistContext) -> None:
+    """Warn on rank 0 of a model that transformers will not be able to load."""
+    if ctx.is_rank0 and (missing := layout_of(config.model.family).missing_in_transformers(config.shape)):
+        log.warning("warning: the merged model is for gpt2train alone: transformers has no class with %s", missing)
 
 
 def _open(config: RunConfig, ctx: DistContext) -> tuple[Dataset, Dataset | None]:

@@ -116,14 +116,20 @@ class CheckpointManager:
             state = initial.state
         return state.model_copy(update={"consecutive_skipped": 0})
 
-    def save_due(self, tensors: Mapping[str, Tensor], state: TrainState, valid_loss: float | None = None) -> None:
+    def save_due(self, tensors: Mapping[str, Tensor], state: TrainState, measured: Mapping[str, float] = {}) -> None:
         """Make the save that is due, or log why nothing is saved; see `save`."""
         self.due = False
-        if problem := self.save(tensors, state, valid_loss):
+        if problem := self.save(tensors, state, measured):
             log.warning("step %d is not saved: %s", state.step, problem)
 
-    def save(self, tensors: Mapping[str, Tensor], state: TrainState, valid_loss: float | None = None) -> str | None:
+    def save(self, tensors: Mapping[str, Tensor], state: TrainState, measured: Mapping[str, float] = {}) -> str | None:
         """Save a checkpoint, in the background or, if `checkpoints.async_save` is off, synchronously.
+
+        Args:
+            tensors: state of this process.
+            state: train state.
+            measured: columns of the validation of these weights, of which `valid_*` are saved; empty if they were not
+                validated.
 
         Returns:
             None, or the reason why nothing is saved: a tensor that is not finite, on any process.
@@ -135,7 +141,8 @@ class CheckpointManager:
         self.wait()
         if problem := non_finite_tensor(tensors):
             return problem
-        config = self._config
+        config, valid_loss = self._config, measured.get("valid_loss", math.nan)
+        scores = {name: value for name, value in measured.items() if name.startswith("valid_") and name != "valid_loss"}
         manifest = CheckpointManifest(
             format=store.FORMAT,
             position=state.model_copy(update={"consecutive_skipped": 0}),
@@ -143,7 +150,8 @@ class CheckpointManager:
             tokenizer_hash=config.tokenizer_hash,
             data=self.corpora,
             validation=self._validation,
-            valid_loss=valid_loss if valid_loss is not None and math.isfinite(valid_loss) else None,
+            valid_loss=valid_loss if math.isfinite(valid_loss) else None,
+            valid_metrics={name.removeprefix("valid_"): value for name, value in scores.items()},
             torch=torch.__version__,
             files={},
         )

@@ -12,6 +12,7 @@ import hashlib
 import pickle
 import warnings
 from collections.abc import Mapping
+from operator import not_
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ class CheckpointManifest(Settings):
     validation: str | None = None  # identity of the validation set; losses of different sets are not compared
     valid_loss: float | None = Field(None, allow_inf_nan=True)
     """Validation loss of these weights, if they were validated."""
+    valid_metrics: dict[str, float] = Field({}, exclude_if=not_)
+    """Further measures of that validation, by the names of the objective."""
     torch: str  # version of torch that wrote the checkpoint
     files: dict[str, StoredFile]  # all other files of the folder, by name
 

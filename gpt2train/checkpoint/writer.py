@@ -134,18 +134,20 @@ def clean_up(run: str | Path) -> None:
 
 
 def best_first(checkpoints: list[Path]) -> list[Path]:
-    """Sort the validated checkpoints by validation loss, lowest first; of equal losses the oldest comes first.
+    """Sort the validated checkpoints by `checkpoints.best_metric` of the newest one, best first.
 
-    Checkpoints, given oldest first, with a loss on another validation set than the newest one are left out.
+    Of equal metrics the lower loss comes first, of equal losses the oldest checkpoint. Checkpoints, given oldest first,
+    that were validated on another set than the newest one are left out, and those without the metric come last.
     """
-    manifests = {checkpoint: _manifest(checkpoint) for checkpoint in checkpoints}
-    sets = [manifest.validation for manifest in manifests.values() if manifest and manifest.validation]
-    losses = [
-        (manifest.valid_loss, checkpoint.name, checkpoint)
+    manifests = {checkpoint: found for checkpoint in checkpoints if (found := _manifest(checkpoint))}
+    sets = [manifest.validation for manifest in manifests.values() if manifest.validation]
+    metrics = [manifest.config.get("checkpoints", {}).get("best_metric", "loss") for manifest in manifests.values()]
+    ranked = [
+        (-manifest.valid_metrics.get(metrics[-1], -math.inf), manifest.valid_loss, checkpoint.name, checkpoint)
         for checkpoint, manifest in manifests.items()
-        if manifest and manifest.valid_loss is not None and (not sets or manifest.validation == sets[-1])
+        if manifest.valid_loss is not None and (not sets or manifest.validation == sets[-1])
     ]
-    return [checkpoint for loss, _, checkpoint in sorted(losses) if math.isfinite(loss)]
+    return [checkpoint for _, loss, _, checkpoint in sorted(ranked) if math.isfinite(loss)]
 
 
 def remove(checkpoint: Path) -> None:

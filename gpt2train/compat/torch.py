@@ -5,6 +5,7 @@ that test has passed on the new release.
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.distributed_c10d import Work
+from torch.distributed.distributed_c10d import ProcessGroup, Work
 
 TORCH = ">=2.11,<2.14"  # as in pyproject.toml
 
@@ -61,6 +62,25 @@ def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(tensors)))
 
 
+def layer_norm_backward(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and weight for y = (x - mean) * scale * weight, by the kernel of LayerNorm.
+
+    Breaks when the operator's arguments change, with an error at the first call; autograd of plain operations replaces
+    it.
+
+    Args:
+        grad: gradient of y, [..., width].
+        x: input, [..., width].
+        mean: mean of each row of x, [..., 1].
+        scale: 1 / sqrt(variance + eps) of each row, [..., 1].
+        weight: [width].
+    """
+    grad_x, grad_weight, _ = _aten.native_layer_norm_backward(
+        grad, x, weight.shape, mean, scale, weight, None, [True, True, False]
+    )
+    return grad_x, grad_weight
+
+
 def can_pack_linear(weight: Tensor) -> bool:
     """Return True if torch has oneDNN's packed product for weights of this dtype and device."""
     return (
@@ -106,6 +126,7 @@ def around_waits(context: Callable[[], AbstractContextManager[object]]) -> Itera
     wait = Work.wait
 
     def inside(self: Work, *arguments: Any, **keywords: Any) -> Any:
+        waits_since = time.monotonic()  # noqa: F841  # read from this frame by gpt2train.launch.hang_report
         with context():
             return wait(self, *arguments, **keywords)
 
@@ -114,6 +135,24 @@ def around_waits(context: Callable[[], AbstractContextManager[object]]) -> Itera
         yield
     finally:
         Work.wait = wait  # type: ignore[method-assign]
+
+
+def work_kind(work: Work) -> str:
+    """Return the kind of a collective that was started, such as `allgather`.
+
+    Breaks when `_get_op_type` is renamed: then a report of a hang calls it a collective.
+    """
+    kind = getattr(work, "_get_op_type", lambda: "a collective")()
+    return str(kind).rpartition(".")[2].lower()
+
+
+def sequence_number(group: ProcessGroup) -> int | None:
+    """Return the number of collectives that were started in a group; None if its backend does not count them.
+
+    Breaks when the function is renamed: then a report of a hang has no number.
+    """
+    count = getattr(group, "_get_sequence_number_for_group", None)
+    return None if count is None else int(count())
 
 
 def record_memory() -> None:

@@ -121,7 +121,7 @@ def score_local(
     matrix = model.output_weight[: model.shape.vocab]
     log_probs, greedy = [], []
     for start in range(0, len(target_ids), LOGIT_ROWS):
-        logits = F.linear(hidden[start : start + LOGIT_ROWS], matrix).float()
+        logits = model.cap(F.linear(hidden[start : start + LOGIT_ROWS], matrix)).float()
         target = target_ids[start : start + LOGIT_ROWS]
         log_probs.append(logits.gather(1, target.unsqueeze(1)).squeeze(1) - logits.logsumexp(1))
         greedy.append(logits.argmax(1) == target)

@@ -1,19 +1,22 @@
-"""Checkpoints in a run folder: names of folders and files, and listing them without reading them.
+"""Checkpoints in a run folder: names of folders and files, listing them without reading them, and the last step.
 
     RUN/checkpoints/step-00000100/        written as step-00000100.tmp, renamed when every byte is on disk
         manifest.json                     written last
     RUN/checkpoints/latest                name of the newest checkpoint
-    RUN/checkpoints/best                  name of the checkpoint with the lowest validation loss
+    RUN/checkpoints/best                  name of the checkpoint with the best validation, by default the lowest loss
 
 A folder without a manifest is no checkpoint.
 """
 
+import contextlib
+import json
 from pathlib import Path
 
 from gpt2train.errors import UserError
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
+RECORD = "run.json"  # record of the run, see gpt2train.monitoring.run_record
 LATEST, BEST = "latest", "best"
 TEMPORARY = ".tmp"
 _PREFIX = "step-"
@@ -27,6 +30,13 @@ def checkpoint_name(step: int) -> str:
 def checkpoint_step(checkpoint: Path) -> int:
     """Step of a checkpoint, by the name of its folder."""
     return int(checkpoint.name.removeprefix(_PREFIX))
+
+
+def last_step(run: str | Path, steps: int) -> int:
+    """Step at which a run is finished: `steps`, or that at which a callback ended it, by the record of the run."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # no record, or a damaged one
+        return int(json.loads((Path(run) / RECORD).read_bytes())["early_stop"]["step"])
+    return steps
 
 
 def list_checkpoints(run: str | Path) -> list[Path]:
@@ -51,3 +61,17 @@ def newest_checkpoint(run: str | Path) -> Path:
     if not found:
         raise UserError(f"no checkpoint in {Path(run) / FOLDER}; give the folder of a run that has saved one")
     return found[-1]
+
+
+def selected_checkpoint(run: str | Path, select: str) -> Path:
+    """Find the "last" or the "best" checkpoint of a run folder; the last one if none was validated.
+
+    Raises:
+        UserError: the run has no checkpoint.
+    """
+    newest = newest_checkpoint(run)
+    with contextlib.suppress(OSError):
+        best = newest.parent / (newest.parent / BEST).read_text(encoding="utf-8").strip()
+        if select == "best" and best in list_checkpoints(run):
+            return best
+    return newest

@@ -45,7 +45,7 @@ class Agent(ObservedAgent):
             self._restarts += 1
             report_failure(codes)
             count = f"restart {self._restarts} of {spec.max_restarts}"
-            quietly(print)(f"warning: restarting all ranks from the last checkpoint: {count}", flush=True)
+            quietly(print)(f"warning: restarting all ranks: {count}", flush=True)
 
 
 def start(arguments: list[str], env: ProcessEnv, stopping: Callable[[], bool]) -> None:

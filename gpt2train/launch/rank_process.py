@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import make_folder, write_error
-from gpt2train.launch import rank_store
+from gpt2train.launch import hang_report, rank_store
 from gpt2train.launch.parent_death import LAUNCHER, LOST_CONTACT, PEER_HUNG, die_with_parent
 from gpt2train.launch.process_env import ProcessEnv
 from gpt2train.launch.rank_logs import write_raw_stderr
@@ -99,7 +99,7 @@ def install_excepthook(rank: int, debug: bool) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         log_file = ""
-        code, line = _diagnose(kind, error, rank)
+        code, line = _diagnose(error, tb, rank)
         if log.handlers:
             level = logging.ERROR if line else logging.WARNING  # without a line, it is a consequence, not the cause
             log.log(level, line or f"the process ends with {kind.__name__}", exc_info=(kind, error, tb))
@@ -123,19 +123,41 @@ def _log_thread_error(ended: threading.ExceptHookArgs) -> None:
         log.warning("%s ended with %s: %s", name, ended.exc_type.__name__, ended.exc_value, exc_info=error)
 
 
-def _diagnose(kind: type[BaseException], error: BaseException, rank: int) -> tuple[int, str | None]:
+def _diagnose(error: BaseException, tb: TracebackType | None, rank: int) -> tuple[int, str | None]:
     """Exit code and message of an unexpected error; no message if another process reports the cause."""
-    if issubclass(kind, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt):
         return 130, None if rank else "killed by a second signal; steps after the last checkpoint are lost"
     if not is_lost_contact(error):
-        return 1, f"rank {rank}: {kind.__name__}: {error}"
-    if hung := rank_store.hung_ranks("timed out" in str(error).lower()):
+        return 1, f"rank {rank}: {type(error).__name__}: {error}"
+    timed_out = "timed out" in str(error).lower()
+    with contextlib.suppress(Exception):  # a report must not hide the failure
+        rank_store.publish_failure(hang_report.failed_state(error, tb), timed_out)
+    hung = rank_store.hung_ranks(timed_out)
+    if hung:
         code = PEER_HUNG if LAUNCHER in os.environ else 1
         # gloo reports any error of a connection as a timeout, after four attempts without a pause between them.
         if refused := re.search(r"timed out connecting: (.*)", str(error)):
             return code, f"rank {rank} cannot connect to {rank_store.ranks(hung)} ({refused[1]}); {INTERFACE_REMEDY}"
-        return code, f"{rank_store.ranks(hung)} gave no sign of life while rank {rank} waited; check the machine"
+        report = _report(rank_store.states())
+        return (
+            code,
+            f"{rank_store.ranks(hung)} gave no sign of life while rank {rank} waited; check the machine{report}",
+        )
+    if hung is not None and len(states := rank_store.states()) > 1:
+        code = PEER_HUNG if LAUNCHER in os.environ else 1
+        return code, f"all ranks of {len(states)} wait, in collectives that do not match{_report(states)}"
     return LOST_CONTACT, None if LAUNCHER in os.environ else f"rank {rank}: lost contact with another process"
+
+
+def _report(states: list[hang_report.RankState]) -> str:
+    """Summary of what each rank does in a hang, and the file that has their stacks, as the end of a line."""
+    if not states or not log.handlers:
+        return ""
+    try:
+        path = hang_report.write_report(states, Path(log.handlers[0].baseFilename).parent)  # type: ignore[attr-defined]
+    except OSError as error:
+        return f": {hang_report.summary(states)} (no file with the stacks: {error.strerror})"
+    return f": {hang_report.summary(states)}; stacks: {path}"
 
 
 def is_lost_contact(error: BaseException) -> bool:

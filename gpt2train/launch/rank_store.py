@@ -12,11 +12,12 @@ import time
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.launch import hang_report
 from gpt2train.launch.process_env import ProcessEnv, is_loopback
 
 POLL_SECONDS = 0.02  # interval at which rank 0 checks for ranks that have joined
@@ -32,6 +33,7 @@ class _Attempt(NamedTuple):
     env: ProcessEnv
     shared: dist.Store
     store: dist.Store
+    name: str
 
 
 _attempt: _Attempt | None = None
@@ -48,8 +50,36 @@ def join(env: ProcessEnv, timeout: timedelta) -> dist.Store:
     shared = _open_store(env, timeout)
     job = dist.PrefixStore(f"gpt2train/{env.job}", shared)
     name = _announce_attempt(job, env, timeout) if env.rank == 0 else _request_attempt(job, env, timeout)
-    _attempt = _Attempt(env, shared, dist.PrefixStore(name, job))
+    _attempt = _Attempt(env, shared, dist.PrefixStore(name, job), name)
     return _attempt.store
+
+
+def answer_hangs() -> None:
+    """Answer from a thread when another rank reports a hang. The process must end without waiting for threads."""
+    if _attempt is None:
+        return
+    env = _attempt.env
+    job = dist.PrefixStore(f"gpt2train/{env.job}", cast(Any, _attempt.shared).clone())
+    hang_report.HangAnswer(dist.PrefixStore(_attempt.name, job), env.rank, polls=bool(env.store))
+
+
+def publish_failure(state: hang_report.RankState, timed_out: bool) -> None:
+    """Give the others the state of this process, whose collective failed; after a timeout, ask them for theirs."""
+    if _attempt is None:
+        return
+    with contextlib.suppress(dist.DistError, RuntimeError):
+        _attempt.shared.set_timeout(STORE_TIMEOUT)
+        hang_report.publish(_attempt.store, _attempt.env.rank, state)
+        if timed_out:
+            hang_report.ask(_attempt.store, _attempt.env.world)
+
+
+def states() -> list[hang_report.RankState]:
+    """States of all ranks after a hang; none if the store is gone."""
+    with contextlib.suppress(dist.DistError, RuntimeError, ValueError):
+        if _attempt is not None:
+            return hang_report.collect(_attempt.store, _attempt.env.world)
+    return []
 
 
 def hung_ranks(timed_out: bool) -> list[int] | None:
@@ -60,7 +90,7 @@ def hung_ranks(timed_out: bool) -> list[int] | None:
     """
     if _attempt is None:
         return None
-    env, shared, store = _attempt
+    env, shared, store, _ = _attempt
     others = [rank for rank in range(env.world) if rank != env.rank]
     try:
         shared.set_timeout(STORE_TIMEOUT)
@@ -83,9 +113,10 @@ def leave() -> None:
     """Sign off at the end of a successful job; the process that hosts the store waits for all others."""
     if _attempt is None:
         return
-    env, shared, store = _attempt
+    env, shared, store, _ = _attempt
     with contextlib.suppress(dist.DistError, RuntimeError):
         shared.set_timeout(STORE_TIMEOUT)
+        store.set(f"wake/{env.rank}", "end")
         store.set(f"left/{env.rank}", "")
         if env.hosts_store:
             store.wait([f"left/{rank}" for rank in range(env.world)], STORE_TIMEOUT)

@@ -33,7 +33,7 @@ import psutil
 
 from gpt2train.config import CONFIG_FILE, read_run_config
 from gpt2train.errors import UserError
-from gpt2train.io.run_folder import checkpoint_step, newest_checkpoint
+from gpt2train.io.run_folder import checkpoint_step, last_step, newest_checkpoint
 from gpt2train.launch.parent_death import LAUNCHER, USER_ERROR, die_with_parent
 from gpt2train.launch.process_env import read_process_env
 from gpt2train.launch.rank_logs import quietly
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _completeness(run: Path) -> int:
     """Exit code 0 if the newest checkpoint of a run is that of its last step, otherwise 75."""
-    steps = read_run_config(run / CONFIG_FILE).steps
+    steps = last_step(run, read_run_config(run / CONFIG_FILE).steps)
     reached = checkpoint_step(newest_checkpoint(run))
     if reached < steps:
         message = f"stopped at step {reached} of {steps}; it resumes from there when it is started again"

@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gpt2train")
 
 FILE = "metrics.jsonl"
+JOULES_PER_KWH = 3.6e6
 NOT_CURVES = ("step", "tokens")  # columns that are not sent to trackers
 
 
@@ -48,6 +49,12 @@ def mfu(tokens_per_second: float, shape: Shape, length: int, device: "torch.devi
 
     peak = peak_flops(torch.cuda.get_device_name(device))
     return None if peak is None else tokens_per_second * flops_per_token(shape, length) / (peak * world)
+
+
+def gpu_kwh(rows: Iterable[Mapping[str, Any]], repeated_joules: float = 0.0) -> float | None:
+    """Energy that the GPUs of a run took, kWh, with that of repeated steps; None if it was not measured."""
+    measured = [row["gpu_joules"] for row in rows if row.get("gpu_joules") is not None]
+    return (sum(measured) + repeated_joules) / JOULES_PER_KWH if measured else None
 
 
 def read_metrics(run: str | Path) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ Rank 0 prints and writes metrics; every rank keeps its own log file.
 
 import contextlib
 import itertools
+import json
 import logging
 import math
 import time
@@ -18,15 +19,21 @@ from gpt2train.checkpoint.store import StoredCorpus
 from gpt2train.config import CONFIG_FILE, RunConfig, to_toml
 from gpt2train.data.dataset import Dataset
 from gpt2train.io.files import write_atomic
+from gpt2train.io.progress import format_duration
 from gpt2train.model.families import parameter_count
+from gpt2train.monitoring.gpu_meter import gpu_meter
 from gpt2train.monitoring.memory_report import peak_resident
 from gpt2train.monitoring.metrics import MetricsWriter, mfu
+from gpt2train.monitoring.rank_report import RankReport, slowest_line
 from gpt2train.monitoring.run_record import record_start
+from gpt2train.monitoring.samples import SampleWriter
+from gpt2train.monitoring.time_left import TimeLeft
 from gpt2train.monitoring.trackers import open_trackers
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext, all_or_raise
 from gpt2train.training.phases import PHASES, PhaseTimer, phase_columns
 from gpt2train.training.train_state import StepStats, TrainState
+from gpt2train.training.validation import Sample
 
 log = logging.getLogger("gpt2train")
 
@@ -70,7 +77,10 @@ class RunLogger:
     ) -> None:
         self._config, self._ctx = config, ctx
         self._since_line: list[dict[str, Any]] = []  # metrics of the steps since the last log line
+        self._samples: SampleWriter | None = None
         self._metrics = all_or_raise(lambda: self._open(state, layout, corpora) if ctx.is_rank0 else None)
+        self._ranks = RankReport(ctx, config.logging.interval, gpu_meter(ctx.device))
+        self._time_left = TimeLeft(self._metrics.rows if self._metrics is not None else ())
 
     def _open(self, state: TrainState, layout: Layout, corpora: Sequence[StoredCorpus]) -> MetricsWriter:
         run, device = Path(self._config.output), self._ctx.device
@@ -83,6 +93,7 @@ class RunLogger:
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             corpora=[(corpus.identity, corpus.tokens, corpus.share) for corpus in corpora],
         )
+        self._samples = SampleWriter(run, state.step)
         return MetricsWriter(run, state.step, open_trackers(self._config, state.step))
 
     def row(self, state: TrainState, stats: StepStats, *, lr: float, tokens: int, seconds: float) -> dict[str, Any]:
@@ -101,22 +112,34 @@ class RunLogger:
         length = self._config.model.context
         if used := mfu(row["tokens_per_second"], self._config.shape, length, self._ctx.device, self._ctx.world):
             row["mfu"] = used
+        if self._config.objective.z_loss:
+            row["z_loss"] = stats.z_loss
         if state.scale:
             row["loss_scale"] = state.scale.value  # loss scale of the next step
         return row
 
-    def write(self, row: dict[str, Any], last: bool) -> None:
-        """Write a row of metrics, and a log line at the logging interval, at a validation and at the last step."""
+    def write(self, row: dict[str, Any], last: bool, sample: Sample | None = None) -> None:
+        """Write a row of metrics, and a log line at the logging interval, at a validation and at the last step.
+
+        The sample text of a validation, if there is one, gets a line of its own. Collective: all processes call it
+        after each step.
+        """
+        row |= self._ranks(row, last)
         if self._metrics is not None:
+            if sample is not None and self._samples is not None:  # first: a reader of the row finds its sample
+                self._samples.write(row["step"], sample.prompt, sample.text)
             self._metrics.write(row)
             if "valid_loss" in row and (warning := overfitting_warning(self._metrics.rows)):
                 log.warning("warning: %s", warning)
         self._since_line.append(row)
+        self._time_left.add(row)
         due = last or row["step"] == 1 or row["step"] % self._config.logging.interval == 0
         if due or "valid_loss" in row:
-            log.info(step_line(row, self._config.steps))
-            log.info(phase_line(self._since_line))
+            log.info(step_line(row, self._config.steps, self._time_left.seconds(self._config.steps)))
+            log.info("; ".join(filter(None, [phase_line(self._since_line), slowest_line(row, self._ranks.hosts)])))
             self._since_line = []
+        if sample is not None:
+            log.info(sample_line(sample.prompt, sample.text))
 
     def close(self) -> None:
         """Flush and close."""
@@ -165,8 +188,8 @@ class StepTimer:
         self._started_at += time.perf_counter() - paused_at
 
 
-def step_line(row: dict[str, Any], steps: int) -> str:
-    """Format the metrics of a step as a log line."""
+def step_line(row: dict[str, Any], steps: int, seconds_left: float | None = None) -> str:
+    """Format the metrics of a step, and the time left until the last step, as a log line."""
     parts = [
         f"step {row['step']}/{steps}",
         f"loss {row['loss']:.4f}",
@@ -176,12 +199,20 @@ def step_line(row: dict[str, Any], steps: int) -> str:
     ]
     parts += [f"MFU {row['mfu']:.1%}"] if "mfu" in row else []
     parts += [f"{row['memory_gib']:.2f} GiB"]
+    parts += [f"GPU {row['gpu_utilization']:.0%} {row['gpu_watts']:,.0f} W"] if "gpu_watts" in row else []
     parts += [f"scale 2^{math.log2(row['loss_scale']):.0f}"] if "loss_scale" in row else []
     parts += [f"skipped {row['skipped']}"] if row["skipped"] else []
     parts += [f"valid {row['valid_loss']:.4f}"] if "valid_loss" in row else []
     scores = [name for name in row if name.startswith("valid_") and name != "valid_loss"]
     parts += [f"{name.removeprefix('valid_')} {row[name]:.4f}" for name in scores]
+    parts += [f"{format_duration(seconds_left)} left"] if seconds_left else []
     return " | ".join(parts)
+
+
+def sample_line(prompt: str, text: str) -> str:
+    """Format a sample text as a log line; control characters are escaped."""
+    written = json.dumps(text, ensure_ascii=False)
+    return f"sample: {written}" if not prompt else f"sample: {json.dumps(prompt, ensure_ascii=False)} -> {written}"
 
 
 def phase_line(rows: Sequence[Mapping[str, Any]]) -> str:

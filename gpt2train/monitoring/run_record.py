@@ -28,13 +28,13 @@ import gpt2train
 from gpt2train.config import RunConfig
 from gpt2train.errors import RunError
 from gpt2train.io.files import write_atomic
+from gpt2train.io.run_folder import RECORD
 from gpt2train.model.families import parameter_count
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.settings import Settings
 
 log = logging.getLogger("gpt2train")
 
-RECORD = "run.json"
 FORMAT = 1
 MANIFEST = "_manifest.json"  # manifest of a finished data step
 GIT_SECONDS = 10
@@ -52,6 +52,7 @@ class RedoneSteps(LenientSettings):
     first: int  # number of the first step
     last: int  # number of the last step
     seconds: float  # time that the steps had taken
+    joules: float = 0.0  # energy that the GPUs had taken, as far as it was measured
 
 
 class Start(LenientSettings):
@@ -80,6 +81,14 @@ class CorpusNote(LenientSettings):
     share: float  # share of the samples, 0 to 1
 
 
+class EarlyStop(LenientSettings):
+    """End of a run before its last step that a callback asked for: the run is finished."""
+
+    step: int  # last step
+    reason: str  # the callback, and its reason
+    callbacks: Any  # setting `callbacks` of the run; with another one, the run goes on
+
+
 class RunRecord(LenientSettings):
     """Content of `run.json`."""
 
@@ -90,6 +99,12 @@ class RunRecord(LenientSettings):
     parameters: int | None = None  # number of parameters of the model, including the padded vocabulary
     data: tuple[CorpusNote, ...] = ()  # training corpora
     starts: tuple[Start, ...] = ()  # starts of the job, oldest first
+    early_stop: EarlyStop | None = None  # end of the run before its last step, if a callback asked for it
+
+    @property
+    def repeated_joules(self) -> float:
+        """Total energy of the steps that were repeated."""
+        return sum(start.repeated.joules for start in self.starts if start.repeated)
 
     @property
     def repeated_seconds(self) -> float:
@@ -152,15 +167,55 @@ def record_start(
         CorpusNote(prefix=prefix, identity=name, fingerprint=fingerprint, tokens=tokens, share=share)
         for prefix, fingerprint, (name, tokens, share) in zip(prefixes, fingerprints, corpora, strict=True)
     )
-    update = {"parameters": parameter_count(config.shape), "data": data, "starts": (*before.starts, start)}
+    update = {
+        "parameters": parameter_count(config.shape),
+        "data": data,
+        "starts": (*before.starts, start),
+        "early_stop": find_early_stop(config, step),
+    }
     _write(config.output, before.model_copy(update=update))
 
 
+def find_early_stop(config: RunConfig, step: int) -> EarlyStop | None:
+    """Return the early stop by which a run is finished at a step, or None if it goes on.
+
+    It goes on with another setting `callbacks`, and from a checkpoint before the last one.
+    """
+    found = _before(config.output).early_stop
+    same = found is not None and found.step == step and found.callbacks == _callbacks(config)
+    return found if same else None
+
+
+def record_early_stop(config: RunConfig, step: int, reason: str) -> None:
+    """Record that a run is finished at a step, because a callback asked for it."""
+    stop = EarlyStop(step=step, reason=reason, callbacks=_callbacks(config))
+    _write(config.output, _before(config.output).model_copy(update={"early_stop": stop}))
+
+
 def token_fingerprint(prefix: str) -> str | None:
-    """Fingerprint from the manifest beside token files: `tokens/_manifest.json` for `tokens/train/tokens`."""
+    """Fingerprint from the manifest of the data step that made token files; None if none did."""
+    manifest = tokenize_manifest(prefix)
+    return None if manifest is None else str(manifest["fingerprint"])
+
+
+def tokenize_manifest(prefix: str | Path) -> dict[str, Any] | None:
+    """Manifest of the data step that made token files: `tokens/_manifest.json` for `tokens/train/tokens`.
+
+    None for files made elsewhere, which may lie in the folder of a data flow: the manifest does not name them, or names
+    files of another size. Files that are gone have the sizes of the manifest.
+    """
+    path = Path(prefix)
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        manifest = json.loads((Path(prefix).parent.parent / MANIFEST).read_bytes())
-        return str(manifest["fingerprint"]) if manifest["step"] == "tokenize" else None
+        folder = path.parent.parent
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        sizes = {output["name"]: output["bytes"] for output in manifest["outcome"]["outputs"]}
+        files = [path.with_name(f"{path.name}.{suffix}") for suffix in ("bin", "idx")]
+        named = all(f"{path.parent.name}/{file.name}" in sizes for file in files)
+        same = named and all(
+            not file.exists() or file.stat().st_size == sizes[f"{path.parent.name}/{file.name}"] for file in files
+        )
+        if same and manifest["step"] == "tokenize" and isinstance(manifest["fingerprint"], str):
+            return dict(manifest)
     return None
 
 
@@ -184,6 +239,11 @@ def commit() -> str | None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
         return done.stdout.strip() or None
     return None
+
+
+def _callbacks(config: RunConfig) -> Any:
+    """Setting `callbacks` as it reads back from JSON."""
+    return config.model_dump(mode="json").get("callbacks")
 
 
 def _before(run: str | Path) -> RunRecord:
@@ -212,7 +272,10 @@ def _repeated(run: str, step: int, starts: Sequence[Start]) -> RedoneSteps | Non
     if not rows:
         return None
     found = RedoneSteps(
-        first=rows[0]["step"], last=rows[-1]["step"], seconds=sum(row.get("seconds") or 0.0 for row in rows)
+        first=rows[0]["step"],
+        last=rows[-1]["step"],
+        seconds=sum(row.get("seconds") or 0.0 for row in rows),
+        joules=sum(row.get("gpu_joules") or 0.0 for row in rows),
     )
     counted = next((start.repeated for start in reversed(starts) if start.repeated), None)
     return None if counted == found else found

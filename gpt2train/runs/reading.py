@@ -16,10 +16,11 @@ from typing import Any
 
 from gpt2train.config import CONFIG_FILE, RunConfig
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.run_folder import FOLDER, LATEST, checkpoint_name
+from gpt2train.io.run_folder import FOLDER, LATEST, RECORD, checkpoint_name, last_step
 from gpt2train.model.families import parameter_count
-from gpt2train.monitoring.metrics import FILE, read_metrics, unreadable_lines
-from gpt2train.monitoring.run_record import MANIFEST, RECORD, RunRecord, read_record, token_fingerprint
+from gpt2train.monitoring.metrics import FILE, gpu_kwh, read_metrics, unreadable_lines
+from gpt2train.monitoring.run_record import MANIFEST, RunRecord, read_record, token_fingerprint
+from gpt2train.monitoring.time_left import TimeLeft
 from gpt2train.settings import build, flatten, read_toml
 
 MAX_DEPTH = 4  # folder levels below the given one: folder of outputs, output, runs/, run, and one spare
@@ -45,12 +46,16 @@ class Run:
         loss: mean training loss of the last ten steps, nats per token.
         valid_loss: last validation loss, nats per token.
         best_valid_loss: lowest validation loss, nats per token.
+        bits_per_byte: lowest bits per byte of the validation text.
         lambada_accuracy: accuracy by LAMBADA's headline definition.
         lambada_perplexity: perplexity by LAMBADA's headline definition.
         wikitext_perplexity: WikiText perplexity per word of the original text.
         hours: time of all steps; a repeated step counts each time.
         repeated_hours: part of `hours` spent on steps that were repeated.
         tokens_per_second: median over the steps.
+        gpu_kwh: energy that the GPUs took, kWh; None if it was not measured.
+        gpu_utilization: mean share of the time in which the GPUs computed, 0 to 1; None if it was not measured.
+        seconds_left: estimated time until the last step of a run that is running; None of others.
         started: time of the first start, ISO 8601.
         record: contents of `run.json`.
         settings: flat settings, by dotted name.
@@ -71,12 +76,16 @@ class Run:
     loss: float | None
     valid_loss: float | None
     best_valid_loss: float | None
+    bits_per_byte: float | None
     lambada_accuracy: float | None
     lambada_perplexity: float | None
     wikitext_perplexity: float | None
     hours: float
     repeated_hours: float
     tokens_per_second: float | None
+    gpu_kwh: float | None
+    gpu_utilization: float | None
+    seconds_left: float | None
     started: str | None
     record: RunRecord
     settings: dict[str, Any]
@@ -159,10 +168,11 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     speeds = _numbers(rows, "tokens_per_second")
     step = int(last.get("step", 0))
     start = record.starts[-1] if record.starts else None
+    state = _state(folder, step, last_step(folder, config.steps))
     return Run(
         name=name or folder.name,
         folder=folder,
-        state=_state(folder, step, config.steps),
+        state=state,
         step=step,
         steps=config.steps,
         data=_data(record, config),
@@ -173,12 +183,16 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         loss=sum(losses) / len(losses) if losses else None,
         valid_loss=valid[-1] if valid else None,
         best_valid_loss=min(valid, default=None),
+        bits_per_byte=min(_numbers(rows, "valid_bits_per_byte"), default=None),
         lambada_accuracy=headline.get("accuracy"),
         lambada_perplexity=headline.get("perplexity"),
         wikitext_perplexity=evaluation.get("wikitext", {}).get("adjusted_perplexity"),
         hours=(sum(_numbers(rows, "seconds")) + record.repeated_seconds) / 3600,
         repeated_hours=record.repeated_seconds / 3600,
         tokens_per_second=statistics.median(speeds) if speeds else None,
+        gpu_kwh=gpu_kwh(rows, record.repeated_joules),
+        gpu_utilization=statistics.fmean(used) if (used := _numbers(rows, "gpu_utilization")) else None,
+        seconds_left=TimeLeft(rows).seconds(config.steps) if state == "running" else None,
         started=record.starts[0].at if record.starts else None,
         record=record,
         settings=flatten(plain),

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from gpt2train.io.progress import format_duration
 from gpt2train.runs.reading import Run
 
 Sort = Literal[
-    "started", "name", "state", "tokens", "parameters", "loss", "valid", "lambada", "wikitext", "hours", "speed"
+    "started", "name", "state", "tokens", "parameters", "loss", "valid", "bits", "lambada", "wikitext", "hours", "speed"
 ]
 
 # Sort key of a run, and True if the greatest value comes first. Runs without the value come last.
@@ -18,6 +19,7 @@ KEYS: dict[str, tuple[Callable[[Run], Any], bool]] = {
     "parameters": (lambda run: run.parameters, True),
     "loss": (lambda run: run.loss, False),
     "valid": (lambda run: run.best_valid_loss, False),
+    "bits": (lambda run: run.bits_per_byte, False),
     "lambada": (lambda run: run.lambada_accuracy, True),
     "wikitext": (lambda run: run.wikitext_perplexity, False),
     "hours": (lambda run: run.hours, True),
@@ -49,11 +51,15 @@ def columns(run: Run) -> dict[str, str]:
         "layout": run.layout or NONE,
         "loss": number(run.loss, 4),
         "best valid": number(run.best_valid_loss, 4),
+        "bits/byte": number(run.bits_per_byte, 4),
         "LAMBADA": NONE if run.lambada_accuracy is None else f"{run.lambada_accuracy:.2%}",
         "LAMBADA ppl": perplexity(run.lambada_perplexity),
         "WikiText ppl": perplexity(run.wikitext_perplexity),
         "hours": number(run.hours, 2 if run.hours >= 0.1 else 4),
         "tokens/s": NONE if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
+        "GPU": NONE if run.gpu_utilization is None else f"{run.gpu_utilization:.0%}",
+        "kWh": NONE if run.gpu_kwh is None else f"{run.gpu_kwh:,.3g}",
+        "left": format_duration(run.seconds_left) if run.seconds_left else NONE,
     }
 
 

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config
 from gpt2train.data.mixture import Mixture
 from gpt2train.data.samples import Samples
-from gpt2train.data.tokenizer import has_tokenizer, load_tokenizer
+from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError
 from gpt2train.monitoring.metrics import read_metrics
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpt2train.config import RunConfig
-from gpt2train.config.callbacks import CALLBACKS
+from gpt2train.config.callbacks import CALLBACKS, CallbackSpec, callback_options
 from gpt2train.errors import RunError, UserError
 from gpt2train.model.causal_lm import CausalLM
 from gpt2train.plugins import load
+from gpt2train.settings import Settings
 from gpt2train.training.train_state import TrainState
 
-__all__ = ["CALLBACKS", "Callback", "CallbackList", "RunView"]
+__all__ = ["CALLBACKS", "Callback", "CallbackList", "CallbackSpec", "RunView"]
 
 log = logging.getLogger("gpt2train")
 
@@ -56,16 +57,22 @@ class RunView:
     _request: RequestedStop = field(default_factory=RequestedStop, repr=False)
 
     def stop(self, reason: str) -> None:
-        """Ask the run to stop: it ends after the next step on all processes, with a checkpoint and exit code 0."""
+        """Ask the run to stop: it is finished after the next step on all processes, with a checkpoint."""
         self._request.reason = self._request.reason or reason
 
 
 class Callback:
     """Base class of callbacks, whose methods do nothing.
 
+    Args:
+        options: options of the run's setting `callbacks`, of the settings model that was registered with the class.
+
     An exception ends the run: after the next step, with a checkpoint, and with one line that names the callback. The
     methods must not communicate with other processes, which may call them in another step.
     """
+
+    def __init__(self, options: Settings) -> None:
+        self.options = options
 
     def begin(self, run: RunView) -> None:
         """Act before the first step of this job; an exception ends it at once."""
@@ -91,6 +98,7 @@ class CallbackList:
 
     Attributes:
         stopping: True if a callback of this process failed or asked the run to stop.
+        stop_reason: name of the callback of this process that asked first, and its reason; None if none did.
 
     Raises:
         UserError: a callback cannot be created.
@@ -98,8 +106,11 @@ class CallbackList:
 
     def __init__(self, run: RunView) -> None:
         self._run = run
-        self._callbacks = {name: _create(name) for name in run.config.callbacks}
+        self._callbacks = {
+            name: _create(name, options) for name, options in callback_options(run.config.callbacks).items()
+        }
         self.stopping = False
+        self.stop_reason: str | None = None
         self._error: RunError | UserError | None = None
 
     def __call__(self, event: Event, **changes: Any) -> None:
@@ -110,8 +121,9 @@ class CallbackList:
         for name, callback in self._callbacks.items():
             if self._error is None:
                 self._error = _error_of(name, callback, event, self._run)
-            if self._run._request.reason is not None and not self.stopping:
+            if self._run._request.reason is not None and self.stop_reason is None:
                 log.info("callback %s: the run stops after the next step: %s", name, self._run._request.reason)
+                self.stop_reason = f"callback {name}: {self._run._request.reason}"
                 self.stopping = True
         self.stopping = self.stopping or self._error is not None
 
@@ -131,12 +143,12 @@ class CallbackList:
             raise self._error
 
 
-def _create(name: str) -> Callback:
-    kind = load(CALLBACKS[name])
+def _create(name: str, options: Settings) -> Callback:
+    kind = load(CALLBACKS[name].callback)
     if not (isinstance(kind, type) and issubclass(kind, Callback)):
-        raise UserError(f"callback {name}: {CALLBACKS[name]} is not a subclass of Callback")
+        raise UserError(f"callback {name}: {CALLBACKS[name].callback} is not a subclass of Callback")
     try:
-        return kind()
+        return kind(options)
     except Exception as error:  # code of others, which may fail in any way
         raise UserError(f"callback {name} cannot be created ({_described(error)}); correct or leave it out") from error
 

@@ -33,7 +33,7 @@ from gpt2train.plugins import load
 from gpt2train.training.adamw import AdamW
 from gpt2train.training.muon import Muon
 from gpt2train.training.offloaded_adamw import OffloadedAdamW, fill_device, weights_fit
-from gpt2train.training.performance import compile_module
+from gpt2train.training.performance import compile_module, without_compilation
 from gpt2train.training.phases import in_phase, phase_timer
 from gpt2train.training.train_state import StepStats
 
@@ -49,8 +49,9 @@ class PendingStats:
     `summary`, `divisor` and `bad` are the same on every process; the rest belongs to this process.
 
     Attributes:
-        summary: float64 [3] in CPU memory: mean loss over the tokens of the step, gradient norm over all parameters
-            before clipping, and the number of processes with a stop request. On a GPU valid only after `ready`.
+        summary: float64 [2 + terms] in CPU memory: gradient norm over all parameters before clipping, number of
+            processes with a stop request, and the mean of each term of the loss over the tokens of the step. On a GPU
+            valid only after `ready`.
         ready: CUDA event after which `summary` is valid; None if it is valid at once.
         divisor: float32 scalar on the device, the divisor of the gradients: loss scale times clipping factor.
         bad: float32 scalar on the device, 1 if the norm is not finite.
@@ -71,8 +72,8 @@ class PendingStats:
         """Wait for the statistics, but not for work queued on the device after `Engine.measure`."""
         if self.ready is not None:
             self.ready.synchronize()
-        loss, norm, stopping = self.summary.tolist()
-        return StepStats(loss, norm, stopping > 0)
+        norm, stopping, loss, *z_loss = self.summary.tolist()
+        return StepStats(loss, norm, stopping > 0, *z_loss)
 
 
 class Engine:
@@ -81,6 +82,7 @@ class Engine:
     Attributes:
         model_parts: pipeline stages of the model on this process: one, or several with the interleaved schedule.
         phases: timer of the phases of a step.
+        loss_size: size of the loss of a training: a scalar, or with `objective.z_loss` a vector of both terms.
         sums: length of the result of `evaluate`: the loss, and the scores of the objective.
     """
 
@@ -95,8 +97,10 @@ class Engine:
                 build_model(config.shape, config.model.dropout).keep_layers(mine) for mine in stages[at.pp :: layout.pp]
             ]
         objective = OBJECTIVES[config.objective.name]
+        self.loss_size: tuple[int, ...] = (2,) if config.objective.z_loss else ()
         self.sums = 1 + objective.sums + objective.sums_per_label * config.model.labels
         for part in self.model_parts:
+            part.z_loss = config.objective.z_loss
             part.own_loss = load(objective.loss) if objective.loss else None
             part.scores = load(objective.scores) if objective.scores else None
         parallel = self.parallel = self._placed(config.parallel)
@@ -124,10 +128,11 @@ class Engine:
                 config.parallel.schedule,
                 sent,
                 COMPUTE_DTYPES[config.precision],
+                self.loss_size,
                 self._forward,
             )
             self.shared = SharedParameters(self.model_parts, stages, self.mesh, ctx.timeout)
-        named = [pair for part in self.model_parts for pair in part.named_parameters()]
+        named = self.shared.named if self.shared is not None else list(self.model_parts[0].named_parameters())
         offloaded = parallel.cpu_offload and not parallel.offloads_weights
         kind = OffloadedAdamW if offloaded else Muon if config.optimizer.name == "muon" else AdamW
         self.optimizer: AdamW | OffloadedAdamW | Muon = kind(named, config.optimizer)
@@ -166,12 +171,14 @@ class Engine:
             scale: loss scale, for fp16; the gradients are multiplied by it as well.
 
         Returns:
-            float32 scalar, the sum of -log p over the targets of this process.
+            float32 of `loss_size`, the sum of -log p over the targets of this process, and with `objective.z_loss` the
+            second term.
         """
         torch.manual_seed(self._dropout_seed(step))
-        if self.pipeline is not None:
+        if self.pipeline is not None and self.shared is not None:
+            self.shared.copy_first()
             return self.pipeline.accumulate(batches, scale / tokens)
-        total = torch.zeros((), device=self.ctx.device)
+        total = torch.zeros(self.loss_size, device=self.ctx.device)
         parallel = self.parallel
         # Otherwise CPU offload would leave unsharded gradients and all blocks on the device until the last micro-batch.
         zero = max(parallel.zero, 2) if parallel.offloads_weights else parallel.zero
@@ -179,7 +186,7 @@ class Engine:
             accumulate(self.model_parts, zero, last=index == len(batches) - 1)
             with self._forward():
                 loss = self.model_parts[0](batch.tokens, batch.targets, **batch.extra)
-            (loss * (scale / tokens)).backward()
+            (loss * (scale / tokens)).sum().backward()
             total += loss.detach()
         return total
 
@@ -206,20 +213,20 @@ class Engine:
         square = squared_norm(each, self._norm_weights).to(total.device)
         # torch.full passes the number as a kernel argument; copying it to the device would synchronise.
         stop_count = torch.full((), float(stop), dtype=torch.float64, device=total.device)
-        summary = torch.stack([total.double() / self.layout.tp, square, stop_count])
+        summary = torch.stack([square, stop_count, *(total.double() / self.layout.tp).reshape(-1)])
         dist.all_reduce(summary)
-        summary[0] /= tokens
-        summary[1].sqrt_().div_(scale)
+        summary[2:] /= tokens
+        summary[0].sqrt_().div_(scale)
         self.phases.cut()
         out, ready = _copy_to_host(summary)
         return PendingStats(
             summary=out,
             ready=ready,
-            divisor=(((summary[1] + 1e-6) / self.config.optimizer.max_grad_norm).clamp(min=1) * scale).float(),
-            bad=(~summary[1].isfinite()).float(),
+            divisor=(((summary[0] + 1e-6) / self.config.optimizer.max_grad_norm).clamp(min=1) * scale).float(),
+            bad=(~summary[0].isfinite()).float(),
             gradients=gradients,
             each=each,
-            finite_loss=total.isfinite(),
+            finite_loss=total.isfinite().all(),
         )
 
     @in_phase("optimizer")
@@ -260,20 +267,46 @@ class Engine:
 
         Collective: all processes pass the same number of batches.
         """
+        with self.evaluating():
+            if self.pipeline is not None:
+                total = self.pipeline.evaluate(batches, self.sums)
+            else:
+                total = torch.zeros(self.sums, dtype=torch.float64, device=self.ctx.device)
+                for batch in batches:
+                    with self._forward():
+                        total += self.model_parts[0](batch.tokens, batch.targets, **batch.extra).double()
+        dist.all_reduce(total)
+        return (total / self.layout.tp).tolist()
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Compute without dropout in a block, and free the parameters gathered in it."""
         for part in self.model_parts:
             part.eval()
-        if self.pipeline is not None:
-            total = self.pipeline.evaluate(batches, self.sums)
-        else:
-            total = torch.zeros(self.sums, dtype=torch.float64, device=self.ctx.device)
-            for batch in batches:
-                with self._forward():
-                    total += self.model_parts[0](batch.tokens, batch.targets, **batch.extra).double()
+        if self.shared is not None:
+            self.shared.copy_first()
+        yield
         for part in self.model_parts:
             part.train()
         reshard(self.model_parts)
-        dist.all_reduce(total)
-        return (total / self.layout.tp).tolist()
+
+    @torch.no_grad()
+    def logits(self, tokens: Tensor) -> Tensor | None:
+        """Compute logits inside of `evaluating`, without compilation, since they may have any length. Collective.
+
+        Args:
+            tokens: int64 [batch, length], the same on every process; under sequence parallelism the length is a
+                multiple of tp.
+
+        Returns:
+            Logits on the processes with the head of the model; None on the others.
+        """
+        config = self.config
+        with without_compilation(config.performance, self.ctx.device):
+            if self.pipeline is not None:
+                return self.pipeline.logits(tokens, self.layout.tp if config.parallel.sequence_parallel else 1)
+            with self._forward():
+                return cast(Tensor, self.model_parts[0](tokens))
 
     def parameters(self) -> list[Tensor]:
         """Parameters on this process."""
@@ -287,10 +320,7 @@ class Engine:
         """
         if self.shared is not None:
             self.shared.check()
-        state: dict[str, Tensor] = {}
-        for part in self.model_parts:
-            for name, parameter in part.named_parameters():
-                state[f"model.{name}"] = parameter.detach()
+        state = {f"model.{name}": parameter.detach() for name, parameter in self.optimizer.named}
         return state | {f"optim.{key}": value for key, value in self.optimizer.state().items()}
 
     @contextlib.contextmanager

@@ -17,7 +17,7 @@ class Passes:
 
     Attributes:
         batch: batch of the step, on the device.
-        loss: float32 scalar on the device, the sum of -log p over the targets of this process.
+        loss: float32 on the device, the sum of -log p over the targets of this process (`Engine.accumulate`).
         scale: loss scale.
     """
 

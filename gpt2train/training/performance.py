@@ -34,6 +34,19 @@ def collective_timeout(settings: PerformanceSettings, requested: timedelta) -> t
     return max(requested, AUTOTUNE_TIMEOUT) if settings.max_autotune and settings.compile != "off" else requested
 
 
+def is_compiled(settings: PerformanceSettings, device: torch.device) -> bool:
+    """Return True if models are compiled on this device."""
+    return settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
+
+
+def without_compilation(
+    settings: PerformanceSettings, device: torch.device
+) -> contextlib.AbstractContextManager[object]:
+    """Run compiled modules as they were written in a block, for tensors of other shapes than those of the steps."""
+    # The context imports torch's compiler (1-2 s), which a run without compilation never needs.
+    return torch.compiler.set_stance("force_eager") if is_compiled(settings, device) else contextlib.nullcontext()
+
+
 def compile_module(
     part: CausalLM, settings: PerformanceSettings, device: torch.device, whole: bool, loss: bool = False
 ) -> None:
@@ -50,7 +63,7 @@ def compile_module(
         loss: without `whole`, compile the loss as well, which makes several passes over each chunk of logits. It
             requires a loss without communication.
     """
-    if settings.compile == "off" or (settings.compile == "auto" and device.type != "cuda"):
+    if not is_compiled(settings, device):
         return
     # Compiled code is loaded from this folder. torch's default is a predictable name in a folder shared by all users.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(private_folder() / "compiled"))

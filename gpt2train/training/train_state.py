@@ -22,6 +22,8 @@ class StepStats(NamedTuple):
     """Gradient norm over all parameters, before clipping."""
     stop: bool
     """True if any process has a stop request."""
+    z_loss: float = 0.0
+    """Mean of the second term of the loss, `objective.z_loss` times (log Z)^2; the loss does not contain it."""
 
 
 class TrainState(Settings):

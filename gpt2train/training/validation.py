@@ -1,36 +1,199 @@
-"""Validation loss during a training."""
+"""Validation during a training: loss, bits per byte, scores of the objective, and a sample text."""
 
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gpt2train.config import RunConfig
+from gpt2train.data.batch import Batch
 from gpt2train.data.dataset import Dataset
+from gpt2train.data.run_tokenizer import find_run_tokenizer
+from gpt2train.data.template import encode_prompts
+from gpt2train.data.token_bytes import byte_counts, token_bytes
+from gpt2train.data.tokenizer import Tokenizer
+from gpt2train.errors import UserError
 from gpt2train.launch.rank_process import StopRequest
+from gpt2train.model.loss import IGNORE
 from gpt2train.model.objectives import OBJECTIVES
-from gpt2train.parallel.mesh import any_rank
+from gpt2train.parallel.mesh import any_rank, broadcast_from_rank0
 from gpt2train.training.engine import Engine
+from gpt2train.training.sample_text import sample_length, write_sample
+
+log = logging.getLogger("gpt2train")
 
 CHUNK = 8  # micro-batches between two checks for a stop request
+MAX_PROMPT = 256  # tokens
 
 
-def validate(engine: Engine, data: Dataset, stop: StopRequest) -> dict[str, float] | None:
-    """Mean loss per target over the first samples of the validation data, the same set on every layout.
+@dataclass(frozen=True)
+class Sample:
+    """Sample text of a validation."""
 
-    Returns:
-        The loss as `valid_loss` and the metrics of the objective as `valid_<name>`; or None if a process received a
-        stop request: the shutdown timeout is then left for the save.
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Result of a validation.
+
+    Attributes:
+        columns: metrics of the step, the same on every process but for the time.
+        sample: sample text, on rank 0.
     """
-    layout = engine.layout
-    count, micro = min(engine.config.validation.samples, data.per_epoch), layout.micro_batch
-    # Every process runs the same number of forwards, since a forward can communicate. Samples beyond the set are
-    # padding: they fill the batch, and their targets are ignored.
-    starts = range(engine.data_rank * micro, _round_up(count, micro * layout.data), micro * layout.data)
-    totals = [0.0] * engine.sums
-    for first in range(0, len(starts), CHUNK):
-        if any_rank(stop.requested):
+
+    columns: dict[str, float]
+    sample: Sample | None = None
+
+
+@dataclass(frozen=True)
+class RunText:
+    """Relation of the tokens of a run to text.
+
+    Attributes:
+        bytes: bytes of each token, int64 [vocab]; empty without a tokenizer.
+        prompt: tokens before a sample text; none without samples.
+        tokenizer: tokenizer of the run, on rank 0.
+    """
+
+    bytes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    prompt: tuple[int, ...] = ()
+    tokenizer: Tokenizer | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "RunText":
+        """Read the tokenizer of a run on rank 0, and send to all processes what they need of it. Collective.
+
+        Raises:
+            UserError: the prompt of the samples does not fit the context.
+        """
+        if not OBJECTIVES[config.objective.name].predicts_text:
+            return cls()
+        found = [cls()]
+
+        def read() -> tuple[np.ndarray, tuple[int, ...]]:
+            found[0] = cls._read(config)
+            return found[0].bytes, found[0].prompt
+
+        counts, prompt = broadcast_from_rank0(read)
+        return cls(counts, prompt, found[0].tokenizer)
+
+    @classmethod
+    def _read(cls, config: RunConfig) -> "RunText":
+        sample = config.validation.sample
+        try:
+            found = find_run_tokenizer(config)
+        except (UserError, OSError) as error:
+            log.warning("warning: validations without bits per byte and sample text: %s", error)
+            return cls()
+        if found is None:
+            if sample.prompt or sample.tokens:
+                log.warning(
+                    "warning: no sample text: the run has no tokenizer; put it into %s/tokenizer", config.output
+                )
+            return cls()
+        tokenizer = found[1]
+        prompt: list[int] = []
+        if sample_length(config):
+            try:
+                prompt = encode_prompts(tokenizer, [sample.prompt])[0]
+            except UserError as error:
+                log.warning("warning: no sample text: %s", error)
+            if len(prompt) >= (limit := min(MAX_PROMPT, config.model.context)):
+                found_tokens = f"validation.sample.prompt has {len(prompt)} tokens"
+                raise UserError(f"{found_tokens}, and at most {limit - 1} are possible; shorten it")
+        return cls(byte_counts(tokenizer, config.vocab), tuple(prompt), tokenizer)
+
+
+class Validation:
+    """Validation of the weights of a run on the first samples of the validation data, the same set on every layout.
+
+    Args:
+        engine: model on its layout.
+        data: validation data.
+        stop: stop request of this process.
+
+    Raises:
+        UserError: the prompt of the samples does not fit the context.
+    """
+
+    def __init__(self, engine: Engine, data: Dataset, stop: StopRequest) -> None:
+        self._engine, self._data, self._stop = engine, data, stop
+        self._count = min(engine.config.validation.samples, data.per_epoch)
+        self._text = RunText.of(engine.config)
+        self._bytes: int | None = None if len(self._text.bytes) else 0  # of the validation set; None until counted
+
+    def is_due(self, step: int) -> bool:
+        """Return True after a step at the interval, and after the last one."""
+        return step % self._engine.config.validation.interval == 0 or step == self._engine.config.steps
+
+    def __call__(self) -> Measured | None:
+        """Measure the mean loss per target, and write a sample text. Collective.
+
+        Returns:
+            The loss as `valid_loss`, bits per byte as `valid_bits_per_byte` if the tokenizer is known, and the metrics
+            of the objective as `valid_<name>`; or None if a process received a stop request: the shutdown timeout is
+            then left for the save.
+        """
+        started_at = time.perf_counter()
+        totals = self._totals()
+        if totals is None:
             return None
-        chunk = starts[first : first + CHUNK]
-        batches = [data.batch(range(start, start + micro), until=count).to(engine.ctx.device) for start in chunk]
-        totals = [total + part for total, part in zip(totals, engine.evaluate(batches), strict=True)]
-    counted = data.counted(range(count))
-    metrics = OBJECTIVES[engine.config.objective.name].metrics(totals[1:], counted)
-    return {"valid_loss": totals[0] / counted, **{f"valid_{name}": value for name, value in metrics.items()}}
+        config, counted = self._engine.config, self._data.counted(range(self._count))
+        metrics = OBJECTIVES[config.objective.name].metrics(totals[1:], counted)
+        columns = {"valid_loss": totals[0] / counted}
+        if self._bytes:
+            columns["valid_bits_per_byte"] = totals[0] / math.log(2) / self._bytes
+        columns |= {f"valid_{name}": value for name, value in metrics.items()}
+        sample = self._sample()
+        columns["validation_seconds"] = round(time.perf_counter() - started_at, 6)
+        return Measured(columns, sample)
+
+    def _totals(self) -> list[float] | None:
+        """Sums of `Engine.evaluate` over the set; counts its bytes at the first call."""
+        engine, layout, count = self._engine, self._engine.layout, self._count
+        micro, own_bytes = layout.micro_batch, 0
+        # Every process runs the same number of forwards, since a forward can communicate. Samples beyond the set are
+        # padding: they fill the batch, and their targets are ignored.
+        starts = range(engine.data_rank * micro, _round_up(count, micro * layout.data), micro * layout.data)
+        totals = [0.0] * engine.sums
+        for first in range(0, len(starts), CHUNK):
+            if any_rank(self._stop.requested):
+                return None
+            chunk = starts[first : first + CHUNK]
+            batches = [self._data.batch(range(start, start + micro), until=count) for start in chunk]
+            if self._bytes is None:
+                own_bytes += sum(_bytes(batch, self._text.bytes) for batch in batches)
+            batches = [batch.to(engine.ctx.device) for batch in batches]
+            totals = [total + part for total, part in zip(totals, engine.evaluate(batches), strict=True)]
+        if self._bytes is None:
+            total = torch.tensor(own_bytes)
+            dist.all_reduce(total)
+            # Every process of a pipeline and of a tensor-parallel group reads the same samples.
+            self._bytes = int(total) * layout.data // engine.ctx.world
+        return totals
+
+    def _sample(self) -> Sample | None:
+        """Write a sample text. Collective."""
+        text, config = self._text, self._engine.config
+        if not text.prompt:
+            return None
+        written = write_sample(self._engine, text.prompt, sample_length(config))
+        if text.tokenizer is None:
+            return None
+        spelled = b"".join(token_bytes(text.tokenizer, token) for token in written)
+        return Sample(config.validation.sample.prompt, spelled.decode(errors="replace"))
+
+
+def _bytes(batch: Batch, table: np.ndarray) -> int:
+    """Bytes of the targets of a batch that are not ignored."""
+    targets = batch.targets.numpy()
+    return int(table[targets[targets != IGNORE]].sum())
 
 
 def _round_up(count: int, unit: int) -> int:

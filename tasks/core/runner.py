@@ -297,5 +297,7 @@ class Runner:
         with gpu_slot(devices, max_jobs, run, functools.partial(log.info, "waiting: %s")):
             yield
 
-    def report_metrics(self, records: Sequence[dict[str, Any]], steps: int) -> None:
-        """Report a training run's metrics so far, every few seconds (hook); this runner ignores them."""
+    def report_metrics(
+        self, records: Sequence[dict[str, Any]], steps: int, sample: Mapping[str, Any] | None = None
+    ) -> None:
+        """Report a training run's metrics so far and its last sample text (hook); this runner ignores them."""

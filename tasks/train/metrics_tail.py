@@ -10,6 +10,7 @@ from typing import Any
 
 from gpt2train.io.files import read_json_lines
 from gpt2train.monitoring.metrics import FILE
+from gpt2train.monitoring.samples import read_samples
 from tasks.core.runner import Runner
 
 POLL_SECONDS = 2.0
@@ -53,6 +54,7 @@ class MetricsTail:
     def __init__(self, run: Path, steps: int, runner: Runner) -> None:
         self.path, self.steps, self.runner = run / FILE, steps, runner
         self._records: list[dict[str, Any]] = []
+        self._sample: dict[str, Any] | None = None  # last sample text
         self._inode = self._read = 0
 
     def poll(self, last: bool = False) -> None:
@@ -69,5 +71,8 @@ class MetricsTail:
         lines = block[: block.rfind(b"\n") + 1]
         if lines:
             self._read += len(lines)
-            self._records += [row for row in read_json_lines(lines)[0] if type(row.get("step")) is int]
-            self.runner.report_metrics(self._records, self.steps)
+            rows = [row for row in read_json_lines(lines)[0] if type(row.get("step")) is int]
+            self._records += rows
+            if last or any("valid_loss" in row for row in rows):
+                self._sample = next(reversed(read_samples(self.path.parent)), None)
+            self.runner.report_metrics(self._records, self.steps, self._sample)

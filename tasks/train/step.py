@@ -17,9 +17,9 @@ from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.data.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_hash, vocab_size
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import atomic_folder
-from gpt2train.io.run_folder import newest_checkpoint
+from gpt2train.io.run_folder import checkpoint_step, newest_checkpoint, selected_checkpoint
 from gpt2train.monitoring.metrics import FILE, read_metrics
-from gpt2train.monitoring.run_record import record_flow
+from gpt2train.monitoring.run_record import read_record, record_flow
 from gpt2train.parallel.layout import Layout
 from tasks.core.manifest import Manifest, Outcome, digest, fingerprint
 from tasks.core.runner import Runner
@@ -93,9 +93,11 @@ def train(
 
     # A job that receives SIGTERM saves a checkpoint and exits with 0 before its last step.
     reached = store.read_manifest(newest_checkpoint(step.folder.path())).position.step
-    if reached < config.steps:
+    if (record := read_record(step.folder.path())) and (early := record.early_stop) and early.step == reached:
+        log.info("training finished at step %d of %d: %s", reached, config.steps, early.reason)
+    elif reached < config.steps:
         raise RunError(f"the training was stopped from outside at step {reached} of {config.steps}; run again to go on")
-    return step.commit(_outcome(step.folder, config.steps), sweep=False)
+    return step.commit(_outcome(step.folder, config, reached), sweep=False)
 
 
 def content_of(tokens: Manifest, tokenizer: Manifest | None) -> dict[str, str]:
@@ -233,14 +235,15 @@ def _rows(tokens: int, settings: TrainSettings) -> int:
     return max(tokens, vocabulary_of(Path(source)) or 0)
 
 
-def _outcome(run: Folder, steps: int) -> Outcome:
-    latest = run.read_bytes("checkpoints/latest").decode().strip()
-    names = [name for name in run.files() if name.startswith(f"checkpoints/{latest}/")]
+def _outcome(run: Folder, config: RunConfig, reached: int) -> Outcome:
+    selected = selected_checkpoint(run.path(), config.checkpoints.select)
+    names = [name for name in run.files() if name.startswith(f"checkpoints/{selected.name}/")]
     records = read_metrics(run.path())
     last = records[-1] if records else {}
     counts = {"tokens": int(last.get("tokens", 0)), "skipped_steps": int(last.get("skipped", 0))}
+    best = {"selected_step": checkpoint_step(selected)} if config.checkpoints.select == "best" else {}
     return Outcome(
         outputs=tuple(run.record(name) for name in ["checkpoints/latest", CONFIG_FILE, *names]),
         audit=(run.record(FILE),),
-        facts={"steps": steps, **counts},
+        facts={"steps": reached, **counts, **best},
     )

@@ -93,7 +93,7 @@ def run_ssh(job: Job, on_line: LogLineSink) -> int:
             if not 0 < restarts <= launch.restarts or time.monotonic() - since > ssh.wait:
                 on_line(f"error: {error}")
                 return LOST
-            again = f"all hosts restart from the last checkpoint: restart {restarts} of {launch.restarts}"
+            again = f"all hosts restart: restart {restarts} of {launch.restarts}"
             on_line(f"warning: {error}; {again if running else 'trying again'}")
         finally:
             for line in after:  # after the line with the cause

@@ -26,6 +26,7 @@ from gpt2train.compat.torch import (
     around_waits,
     can_pack_linear,
     dump_memory,
+    layer_norm_backward,
     pack_linear,
     record_memory,
     tensor_norms,
@@ -58,6 +59,18 @@ def test_pack_linear(rows: int, biased: bool) -> None:
     weight, x = torch.randn(48, 32, generator=generator), torch.randn(rows, 32, generator=generator)
     bias = torch.randn(48, generator=generator) if biased else None
     torch.testing.assert_close(pack_linear(weight, bias, rows=8)(x), F.linear(x, weight, bias))
+
+
+def test_layer_norm_backward() -> None:
+    x, weight, grad = (
+        torch.randn(3, 5, 16, requires_grad=True),
+        torch.randn(16, requires_grad=True),
+        torch.randn(3, 5, 16),
+    )
+    mean, scale = x.detach().mean(-1, True), (x.detach().var(-1, correction=0, keepdim=True) + 1e-5).rsqrt()
+    expected = torch.autograd.grad(F.layer_norm(x, (16,), weight), (x, weight), grad)
+    found = layer_norm_backward(grad, x.detach(), mean, scale, weight.detach())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_around_waits(alone: DistContext) -> None:

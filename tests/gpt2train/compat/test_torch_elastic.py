@@ -3,6 +3,7 @@
 import importlib
 import io
 import pickle
+import signal
 import socket
 import sys
 from datetime import timedelta
@@ -56,7 +57,8 @@ def test_the_agent_sees_what_torchs_returns(code: str, state: str) -> None:
     agent.seen = []
     result = agent.run()
     assert result.state.name == agent.seen[-1].state.name == state
-    assert {failure.exitcode for failure in agent.seen[-1].failures.values()} <= {3}
+    # The agent may end the second process before it has exited on its own.
+    assert {failure.exitcode for failure in agent.seen[-1].failures.values()} - {-signal.SIGTERM} <= {3}
 
 
 def test_the_state_of_the_rendezvous_is_of_these_classes() -> None:

@@ -39,7 +39,9 @@ def make_run(
     )
     folder.mkdir(parents=True)
     tokens.mkdir(exist_ok=True)
-    (tokens / "_manifest.json").write_text(json.dumps({"step": "tokenize", "fingerprint": "0123456789abcdef"}))
+    outputs = [{"name": f"train/tokens.{suffix}", "bytes": 1} for suffix in ("bin", "idx")]
+    manifest = {"step": "tokenize", "fingerprint": "0123456789abcdef", "outcome": {"outputs": outputs}}
+    (tokens / "_manifest.json").write_text(json.dumps(manifest))
     (folder / "config.toml").write_text(to_toml(config))
     begin(folder)
     write_rows(folder, [a_row(step, level, seconds) for step in range(1, done + 1)])

@@ -23,7 +23,8 @@ from tasks.core.shards import CLEAN, commit_rows, read_rows, write_rows
 from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.download.ledger import LEDGER
-from tasks.download.warc import Page, read_pages
+from tasks.download.warc import Page
+from tasks.sources.index import read_pages
 from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenize.step import tokenize
 from tasks.tokenizer.settings import TokenizerSettings

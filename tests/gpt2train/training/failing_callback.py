@@ -9,7 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from gpt2train.config import read_run_config
-from gpt2train.config.callbacks import CALLBACKS
+from gpt2train.config.callbacks import CALLBACKS, CallbackSpec
 from gpt2train.errors import RunError
 from gpt2train.parallel.mesh import join
 from gpt2train.train import train
@@ -24,7 +24,7 @@ class Failing(Callback):
             raise KeyError("lost")
 
 
-CALLBACKS.register("failing", f"{__name__}:Failing")
+CALLBACKS.register("failing", CallbackSpec(f"{__name__}:Failing"))
 ctx = join("cpu")
 config = read_run_config(sys.argv[1]).model_copy(update={"callbacks": ("failing",)})
 try:

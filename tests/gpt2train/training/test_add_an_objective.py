@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,11 @@ import pytest
 import tomli_w
 
 from gpt2train.monitoring.metrics import read_metrics
+from tests.gpt2train.installed_page import installed, installed_for_all_processes
 from tests.gpt2train.jobs import finish, start, start_alone
-from tests.tasks.plugin_page import ROOT, files_of, install, run
+from tests.tasks.plugin_page import ROOT, files_of, run
+
+__all__ = ["installed", "installed_for_all_processes"]
 
 TRAIN_RUNS = ROOT / "tests/gpt2train/parity/train_runs.py"
 PAGE = "add-an-objective.md"
@@ -45,18 +47,6 @@ assert math.isclose(loss(logits, batch.targets).item(), expected, rel_tol=1e-5)
 assert torch.allclose(scores(logits, batch.targets), torch.tensor([nats, right]).double(), rtol=1e-5)
 print(json.dumps(nats))
 """
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("installed")
-    install(PAGE, folder)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def installed_for_all_processes(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{installed}")
 
 
 def write(folder: Path, **changes: Any) -> str:

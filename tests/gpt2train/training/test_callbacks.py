@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from pydantic import Field
 
 from gpt2train.config import CONFIG_FILE, read_run_config
-from gpt2train.config.callbacks import CALLBACKS
+from gpt2train.config.callbacks import CALLBACKS, CallbackSpec
 from gpt2train.errors import RunError, UserError
-from gpt2train.io.run_folder import newest_checkpoint
+from gpt2train.io.run_folder import last_step, newest_checkpoint
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.monitoring.run_record import EarlyStop, read_record
 from gpt2train.parallel.mesh import DistContext
+from gpt2train.runs.reading import read_run
+from gpt2train.settings import Settings
 from gpt2train.train import train
 from gpt2train.training.callbacks import Callback, RunView
 from tests.gpt2train.forked_ranks import run_ranks
@@ -43,12 +47,6 @@ class Recorder(Callback):
         self.calls.append(("end", run))
 
 
-class StopAtFour(Callback):
-    def step(self, run: RunView) -> None:
-        if run.state.step == 4:
-            run.stop("the fourth step is done")
-
-
 class Failing(Callback):
     """Callback that fails in one of its methods."""
 
@@ -61,19 +59,32 @@ class Failing(Callback):
 
 
 class Uncreated(Callback):
-    def __init__(self) -> None:
+    def __init__(self, options: Settings) -> None:
         raise OSError("no such file")
+
+
+class StopAtOptions(Settings):
+    at: int = Field(4, ge=1)
+
+
+class StopAt(Callback):
+    options: StopAtOptions
+
+    def step(self, run: RunView) -> None:
+        if run.state.step == self.options.at:
+            run.stop("it is the step")
 
 
 @pytest.fixture(autouse=True)
 def callbacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(CALLBACKS, "_entries", dict(CALLBACKS._entries))
     monkeypatch.setattr(Recorder, "calls", [])
-    for name, kind in (("recorder", Recorder), ("stop_at_four", StopAtFour), ("failing", Failing)):
-        CALLBACKS.register(name, f"{__name__}:{kind.__name__}")
-    CALLBACKS.register("uncreated", f"{__name__}:Uncreated")
-    CALLBACKS.register("nowhere", f"{__name__}:nowhere")
-    CALLBACKS.register("no_class", f"{__name__}:EVENTS")
+    for name, kind in (("recorder", Recorder), ("failing", Failing)):
+        CALLBACKS.register(name, CallbackSpec(f"{__name__}:{kind.__name__}"))
+    CALLBACKS.register("stop_at", CallbackSpec(f"{__name__}:StopAt", StopAtOptions))
+    CALLBACKS.register("uncreated", CallbackSpec(f"{__name__}:Uncreated"))
+    CALLBACKS.register("nowhere", CallbackSpec(f"{__name__}:nowhere"))
+    CALLBACKS.register("no_class", CallbackSpec(f"{__name__}:EVENTS"))
     yield
 
 
@@ -100,17 +111,46 @@ def test_events_come_in_order_with_state_and_metrics(tokens: Path, tmp_path: Pat
     assert read_run_config(Path(config.output) / CONFIG_FILE).callbacks == ("recorder",)
 
 
-def test_a_callback_stops_the_run_and_it_resumes(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
-    config = make(tokens, tmp_path / "run", steps=12, callbacks=["stop_at_four", "recorder"])
+def test_a_run_that_a_callback_stops_is_finished_until_the_callbacks_change(
+    tokens: Path, tmp_path: Path, alone: DistContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gpt2train")
+    config = make(tokens, tmp_path / "run", steps=12, callbacks=["stop_at", "recorder"])
     assert train(config, alone).step == 5
     assert newest_checkpoint(config.output).name == "step-00000005"
     assert Recorder.calls[-1][0] == "end"
-    assert train(config, alone).step == 12
+    stop = EarlyStop(step=5, reason="callback stop_at: it is the step", callbacks=["stop_at", "recorder"])
+    for _ in range(2):  # the same command again
+        record = read_record(config.output)
+        assert record is not None and record.early_stop == stop and last_step(config.output, 12) == 5
+        assert read_run(Path(config.output)).state == "finished"
+        assert caplog.messages[-2] == "finished at step 5 of 12: callback stop_at: it is the step"
+        assert train(config, alone).step == 5
+    later = config.model_copy(update={"callbacks": {"stop_at": {"at": 7}}})
+    assert train(later, alone).step == 8
+    assert train(later.model_copy(update={"callbacks": ()}), alone).step == 12
+    record = read_record(config.output)
+    assert record is not None and record.early_stop is None and last_step(config.output, 12) == 12
     assert [row["step"] for row in read_metrics(config.output)] == list(range(1, 13))
     plain = make(tokens, tmp_path / "plain", steps=12)
     train(plain, alone)
     assert "callbacks" not in (Path(plain.output) / CONFIG_FILE).read_text()
     assert [row["loss"] for row in read_metrics(plain.output)] == [row["loss"] for row in read_metrics(config.output)]
+
+
+def test_a_stop_in_the_last_step_but_one_is_no_early_stop(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    config = make(tokens, tmp_path / "run", steps=5, callbacks=["stop_at"])
+    train(config, alone)
+    record = read_record(config.output)
+    assert record is not None and record.early_stop is None
+
+
+def test_options_come_from_tables_and_have_defaults(tokens: Path, tmp_path: Path) -> None:
+    config = make(tokens, tmp_path / "run", callbacks={"recorder": {}, "stop_at": {"at": "3"}})
+    assert config.callbacks == {"recorder": {}, "stop_at": {"at": 3}}
+    assert make(tokens, tmp_path / "run", callbacks={"stop_at": {}}).callbacks == {"stop_at": {"at": 4}}
+    assert make(tokens, tmp_path / "run", callbacks="stop_at").callbacks == ("stop_at",)  # of a flag
+    assert read_run_config(write(config)) == config
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -143,6 +183,11 @@ def test_an_error_of_the_user_stays_one(
     ("names", "message"),
     [
         (["unknown"], r"callbacks: there is no callback 'unknown'; choose from"),
+        ({"stop_at": {"att": 3}}, r"callbacks: callback stop_at: unknown setting 'att'; did you mean 'at'\?$"),
+        ({"stop_at": {"at": 0}}, r"callbacks: callback stop_at: at: input should be greater than or equal to 1"),
+        ({"recorder": {"at": 3}}, r"callback recorder: unknown setting 'at'; leave it out, there are no such"),
+        ({"stop_at": 3}, r"callbacks: give a list of names, or a table \[callbacks.NAME\] of options for each$"),
+        ([3], r"callbacks: give a list of names, or a table"),
         (["recorder", "recorder"], r"callbacks: recorder is there twice; leave one out"),
         (["uncreated"], r"callback uncreated cannot be created \(OSError: no such file\); correct or leave it out"),
         (["nowhere"], r"cannot import .*:nowhere"),
@@ -150,7 +195,7 @@ def test_an_error_of_the_user_stays_one(
     ],
 )
 def test_wrong_callbacks_are_refused_in_one_line(
-    names: list[str], message: str, tokens: Path, tmp_path: Path, alone: DistContext
+    names: Any, message: str, tokens: Path, tmp_path: Path, alone: DistContext
 ) -> None:
     with pytest.raises(UserError, match=message) as caught:
         train(make(tokens, tmp_path / "run", callbacks=names), alone)

@@ -11,8 +11,11 @@ import tomli_w
 
 from gpt2train.io.run_folder import FOLDER
 from gpt2train.monitoring.metrics import read_metrics
+from tests.gpt2train.installed_page import installed, installed_for_all_processes
 from tests.gpt2train.jobs import finish, start, start_alone
-from tests.tasks.plugin_page import ROOT, files_of, install
+from tests.tasks.plugin_page import ROOT, files_of
+
+__all__ = ["installed", "installed_for_all_processes"]
 
 TRAIN_RUNS = ROOT / "tests/gpt2train/parity/train_runs.py"
 PAGE = "parallelise-your-model.md"
@@ -22,18 +25,6 @@ LAYOUTS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
     "zero": (2, {"zero-0": {"zero": 0}, "zero-3": {"zero": 3}}),
     "four": (4, {"tp-pp": {"tp": 2, "pp": 2}, "pp-zero": {"pp": 2, "zero": 1}}),
 }
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("installed")
-    install(PAGE, folder)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def installed_for_all_processes(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{installed}")
 
 
 def write(folder: Path, parallel: dict[str, Any], **changes: Any) -> str:

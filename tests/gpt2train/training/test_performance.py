@@ -152,7 +152,7 @@ def test_a_step_synchronises_with_the_device_only_once() -> None:
         engine.update(measure, 1e-3)
         with pytest.raises(AssertionError, match="waits for the device"):
             measure.read()
-    loss, norm, stop = measure.read()
+    loss, norm, stop, _ = measure.read()
     dist.destroy_process_group()
     assert loss == pytest.approx(5.70, abs=0.2)  # ln 300: padding takes no part
     assert norm > 0 and not stop

@@ -14,7 +14,7 @@ import psutil
 
 from gpt2train.errors import RunError, TransientError, UserError
 from gpt2train.io.files import write_atomic
-from gpt2train.io.run_folder import newest_checkpoint
+from gpt2train.io.run_folder import last_step, newest_checkpoint
 from gpt2train.launch.rank_logs import quietly
 from tasks.train.launch.job import Job, LogLineSink, again
 from tasks.train.launch.registry import Launcher, register_launcher
@@ -103,7 +103,7 @@ def _run_to_end(job: Job, on_line: LogLineSink) -> int:
         state = follow(job, number, fresh, on_line)
         on_line(f"Slurm job {number} ended: {state.name}{_reason(state)}")
         before, saved = saved, _saved_steps(job)
-        if state.name in ("COMPLETED", controller.FORGOTTEN) and saved >= steps:
+        if state.name in ("COMPLETED", controller.FORGOTTEN) and saved >= last_step(job.run, steps):
             return 0
         if state.name not in ("COMPLETED", *ENDED_EARLY) and state.code != STOPPED_EARLY:
             return _exit_code(job, number, state)
@@ -115,7 +115,7 @@ def _run_to_end(job: Job, on_line: LogLineSink) -> int:
         in_vain = 0 if saved > before or state.name in INTERRUPTED else in_vain + 1
         if in_vain == MAX_IN_VAIN:
             raise RunError(f"Slurm job {number} {NO_STEP.format(state.name)}; {again(job.run)}")
-        on_line(f"it ended early: resubmitting it, to go on from the last checkpoint ({left - 1} more are left)")
+        on_line(f"it ended early: resubmitting it ({left - 1} more are left)")
         number, fresh = None, True
     raise AssertionError("the last round returns or raises")
 

@@ -114,8 +114,8 @@ def test_an_error_that_does_not_end_the_job_is_logged(
     logs.forward_printed("error: rank 1 on gpu02 was killed")
     logs.poll()
     assert words(seen) == []  # it may be the reason of the job's end
-    logs.forward_printed("warning: restarting all ranks from the last checkpoint: 1 of 3")
-    expected = ["ERROR rank 1 on gpu02 was killed", "WARNING restarting all ranks from the last checkpoint: 1 of 3"]
+    logs.forward_printed("warning: restarting all ranks: 1 of 3")
+    expected = ["ERROR rank 1 on gpu02 was killed", "WARNING restarting all ranks: 1 of 3"]
     assert words(seen) == expected
     logs.forward_printed("error: slow")
     monkeypatch.setattr("tasks.train.launch.rank_logs.HOLD_SECONDS", 0.0)

@@ -53,7 +53,7 @@ def test_a_job_at_its_time_limit_is_resumed_by_the_next(
     job = job_of(tokens, tmp_path / "run", asked(time_limit="1", save_before=10, resubmit=2), steps=NO_END)
     following = threading.Thread(target=run_job, args=(job,))
     following.start()
-    wait_for(lambda: "resubmitting it, to go on from the last checkpoint (1 more" in caplog.text, 180, "a second job")
+    wait_for(lambda: "resubmitting it (1 more" in caplog.text, 180, "a second job")
     first = store.read_manifest(newest_checkpoint(job.run)).position.step
     assert "ended: COMPLETED" in caplog.text and first > 0
     wait_for(lambda: steps_of(job) > first, SECONDS, "steps of the second job")
@@ -63,7 +63,7 @@ def test_a_job_at_its_time_limit_is_resumed_by_the_next(
     for process in hung:
         process.suspend()
     wait_for(lambda: "ended: TIMEOUT" in caplog.text, 180, "the time limit")
-    wait_for(lambda: "resubmitting it, to go on from the last checkpoint (0 more" in caplog.text, 60, "a third job")
+    wait_for(lambda: "resubmitting it (0 more" in caplog.text, 60, "a third job")
     following.join(180)
     assert not following.is_alive() and slurm.jobs() == []
     steps = curve(job.run, "step")

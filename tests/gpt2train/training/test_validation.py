@@ -1,0 +1,127 @@
+"""Bits per byte and sample text of a validation: their definition, every layout, and no effect on the training."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpt2train.config import RunConfig
+from gpt2train.data.run_tokenizer import find_run_tokenizer
+from gpt2train.data.token_bytes import token_bytes
+from gpt2train.data.training_data import validation_data
+from gpt2train.errors import UserError
+from gpt2train.model.loss import IGNORE
+from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.monitoring.samples import read_samples
+from gpt2train.parallel.mesh import DistContext
+from gpt2train.train import train
+from tests.gpt2train.convert.small_tokenizer import write_tokenizer
+from tests.gpt2train.forked_ranks import run_ranks
+from tests.gpt2train.jobs import VOCAB, curve, make, weights, write
+
+RANKS = Path(__file__).parent.parent / "parity" / "train_runs.py"
+STEPS = 4
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "zero3": {"zero": 3},
+    "tp2": {"tp": 2},
+    "pp2": {"pp": 2},
+    "interleaved": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2},
+}
+
+
+def run(tokens: Path, output: Path, **changes: Any) -> RunConfig:
+    """A short run with a tokenizer in its folder; it validates twice."""
+    output.mkdir()
+    write_tokenizer(output / "tokenizer", VOCAB)
+    base: dict[str, Any] = {
+        "model": {"layers": 4, "dropout": 0.1},
+        "steps": STEPS,
+        "validation": {"interval": 2, "samples": 5, "sample": {"tokens": 6}},
+    }
+    return make(tokens, output, **(base | changes))
+
+
+def test_bits_per_byte_are_those_of_the_bytes_of_the_targets(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    config = run(tokens, tmp_path / "run", documents={"eod_mask_loss": True})
+    train(config, alone)
+    found, data = find_run_tokenizer(config), validation_data(config)
+    assert found is not None and data is not None
+    targets = data.batch(range(5)).targets
+    counted = targets[targets != IGNORE].tolist()
+    assert len(counted) < targets.numel()
+    end = VOCAB - 1
+    text = sum(len(token_bytes(found[1], token)) for token in counted if token != end)
+    rows = [row for row in read_metrics(config.output) if "valid_loss" in row]
+    assert len(rows) == 2
+    for row in rows:
+        expected = row["valid_loss"] * len(counted) / math.log(2) / text
+        assert row["valid_bits_per_byte"] == pytest.approx(expected, rel=1e-12)
+        assert row["validation_seconds"] > 0
+
+
+def test_samples_change_no_number(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    with_samples = run(tokens, tmp_path / "with")
+    without = run(tokens, tmp_path / "without", validation={"interval": 2, "samples": 5, "sample": {"tokens": 0}})
+    for config in (with_samples, without):
+        train(config, alone)
+    assert [len(read_samples(config.output)) for config in (with_samples, without)] == [2, 0]
+    assert curve(with_samples.output) == curve(without.output)
+    left, right = (weights(config.output) for config in (with_samples, without))
+    assert all(left[name].equal(right[name]) for name in left)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_sample_continues_its_prompt_the_same_each_time(
+    temperature: float, tokens: Path, tmp_path: Path, alone: DistContext
+) -> None:
+    sample = {"tokens": 100, "prompt": "\u0105\u0106", "temperature": temperature}
+    texts = []
+    for name in ("one", "two"):
+        config = run(tokens, tmp_path / name, validation={"interval": 2, "samples": 5, "sample": sample})
+        train(config, alone)
+        texts.append(read_samples(config.output))
+    assert texts[0] == texts[1]
+    assert [row["step"] for row in texts[0]] == [2, 4] and texts[0][0]["prompt"] == sample["prompt"]
+    assert all(row["text"] for row in texts[0])
+
+
+def test_a_run_without_a_tokenizer_has_the_loss_alone(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    config = make(tokens, tmp_path / "run", steps=4, validation={"interval": 4, "samples": 5})
+    train(config, alone)
+    row = read_metrics(config.output)[-1]
+    assert "valid_loss" in row and "valid_bits_per_byte" not in row and not read_samples(config.output)
+
+
+def test_a_prompt_that_fills_the_context_is_refused(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    sample = {"tokens": 4, "prompt": "\u0105" * 16}
+    config = run(tokens, tmp_path / "run", validation={"interval": 2, "samples": 5, "sample": sample})
+    with pytest.raises(UserError, match=r"validation\.sample\.prompt has 16 tokens"):
+        train(config, alone)
+
+
+def test_samples_after_the_checkpoint_are_replaced(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    config = run(tokens, tmp_path / "run", checkpoints={"interval": 2, "keep": 9})
+    train(config, alone)
+    first = read_samples(config.output)
+    latest = tmp_path / "run" / "checkpoints"
+    for path in sorted((latest / "step-00000004").iterdir()):
+        path.unlink()
+    (latest / "step-00000004").rmdir()
+    (latest / "latest").write_text("step-00000002\n")
+    train(config, alone)
+    assert read_samples(config.output) == first
+
+
+@pytest.mark.parametrize(
+    "layout", ["tp2", pytest.param("pp2"), *(pytest.param(n, marks=pytest.mark.slow) for n in ("zero3", "interleaved"))]
+)
+def test_layouts_agree(layout: str, tokens: Path, tmp_path: Path, alone: DistContext) -> None:
+    one = run(tokens, tmp_path / "one", model={"layers": 4, "dropout": 0.0})
+    train(one, alone)
+    other = run(tokens, tmp_path / layout, model={"layers": 4, "dropout": 0.0}, parallel=LAYOUTS[layout])
+    run_ranks(RANKS, write(other))
+    bits = [[row["valid_bits_per_byte"] for row in read_metrics(c.output) if "valid_loss" in row] for c in (one, other)]
+    assert np.allclose(*bits, rtol=0, atol=1e-6)
+    assert read_samples(other.output) == read_samples(one.output)
