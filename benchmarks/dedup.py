@@ -20,6 +20,7 @@ from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.core.storage import Folder
+from tasks.dedup.bands import with_bands
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup
 
@@ -159,7 +160,7 @@ def main() -> None:
     parser.add_argument("--folder", help="keep the files here")
     given = parser.parse_args()
     print(machine())
-    settings = DedupSettings()
+    settings = with_bands(DedupSettings())
     with tempfile.TemporaryDirectory() as temporary:
         folder = Folder(given.folder or temporary)
         measured = measure(folder, given.documents, given.workers, settings)

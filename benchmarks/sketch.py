@@ -23,13 +23,14 @@ from rensa import RMinHash, RMinHashDigestMatrix
 from benchmarks.pairs import compare, machine
 from benchmarks.synthetic import shard
 from tasks.dedup import kernels
+from tasks.dedup.bands import with_bands
 from tasks.dedup.minhash import Signatures, permutations, sign, sketch_texts
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingles import Offsets, folded
 from tasks.dedup.unicode_tables import normalise
 
 WORD = re.compile(r"\w+")
-SETTINGS = DedupSettings()
+SETTINGS = with_bands(DedupSettings())
 COUNT = SETTINGS.num_bands * SETTINGS.rows_per_band
 
 

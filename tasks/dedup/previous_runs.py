@@ -21,6 +21,17 @@ def open_previous(settings: DedupSettings, version: int) -> list[tuple[Folder, M
     return [_open(url, settings, version) for url in settings.previous]
 
 
+def like_previous(settings: DedupSettings) -> DedupSettings:
+    """Return the settings with bands and rows that are not given taken from the first previous deduplication."""
+    if not settings.previous or (settings.num_bands and settings.rows_per_band):
+        return settings
+    manifest = read_manifest(Folder(settings.previous[0]))
+    if manifest is None or manifest.step != "dedup":  # refused when it is opened
+        return settings
+    names = [name for name in ("num_bands", "rows_per_band") if not getattr(settings, name)]
+    return settings.model_copy(update={name: manifest.parameters[name] for name in names})
+
+
 def previous_groups(folder: Folder, manifest: Manifest, previous: int, start: int) -> list[Group]:
     """Groups of a previous deduplication, with shards numbered from `start` on."""
     names = [record.name for record in manifest.outputs]

@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 
 from gpt2train.settings import Settings
 
+MAX_BANDS, MAX_ROWS = 256, 64
+
 MEGATRON: dict[str, Any] = {
     # find_duplicates.py of Megatron-LM's tools/openwebtext as its README runs it. It records pairs above 0.5, but
     # group_duplicate_url.py then uses those from 0.7 on, so the threshold is 0.7. Two of its errors are not reproduced:
@@ -41,10 +43,14 @@ class DedupSettings(Settings):
     jaccard: Literal["union", "min", "max"] = "union"
     """Denominator of the similarity: the union of both sets (Jaccard), the smaller or the larger set. Candidates are
     always found by `union`."""
-    num_bands: int = Field(default=16, ge=1, le=256)
-    """Bands of a signature. With 16 bands of 8 rows 95 % of the pairs at Jaccard 0.8 are candidates, 99.4 % at 0.85."""
-    rows_per_band: int = Field(default=8, ge=1, le=64)
-    """Rows (hash functions) per band; all must agree for a candidate pair."""
+    recall: float = Field(default=0.94, ge=0.5, lt=1)
+    """Share of the pairs with similarity `threshold` that become candidates, where `num_bands` or `rows_per_band` is
+    derived; of more similar pairs it is larger. A higher recall makes more bands, and more candidates to verify."""
+    num_bands: int = Field(default=0, ge=0, le=MAX_BANDS)
+    """Bands of a signature. 0: as many as `recall` needs at the threshold, or those of `previous`."""
+    rows_per_band: int = Field(default=0, ge=0, le=MAX_ROWS)
+    """Rows (hash functions) per band; all must agree for a candidate pair. 0: the most with which up to 128 hash
+    functions reach `recall`: 16 bands of 8 rows at the threshold 0.8, 16 of 5 at 0.7; or those of `previous`."""
     seed: int = Field(default=1, ge=0, lt=2**32)
     """Seed of the permutations, as in datasketch."""
     sketch_characters: int = Field(default=500_000, ge=1)

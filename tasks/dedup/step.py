@@ -14,13 +14,14 @@ from tasks.core.runner import Runner
 from tasks.core.shards import EXCERPT, REJECTED, read_table, write_table
 from tasks.core.step import Step
 from tasks.core.storage import FileRecord, Folder
+from tasks.dedup.bands import with_bands
 from tasks.dedup.clusters import CLUSTER, find_clusters
 from tasks.dedup.document_index import ROW_MASK, Group, make_groups, read_dropped
 from tasks.dedup.engine_check import choose_engine
 from tasks.dedup.exact import find_exact
 from tasks.dedup.lsh import find_candidates
 from tasks.dedup.minhash import sketch_group
-from tasks.dedup.previous_runs import open_previous, previous_groups
+from tasks.dedup.previous_runs import like_previous, open_previous, previous_groups
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingle_exchange import collect_group
 from tasks.dedup.verify import verify_group
@@ -39,16 +40,18 @@ def dedup(root: Folder, documents: Manifest, settings: DedupSettings, runner: Ru
     Raises:
         UserError: a previous deduplication cannot be used.
     """
+    settings = with_bands(like_previous(settings))
     previous = open_previous(settings, VERSION)
     if any(folder.path() == (root / "dedup").path() for folder, _ in previous):
         raise UserError(f"dedup.previous: {root.url}/dedup is the output of this run; give another --output")
     compiled = settings.engine == "compiled"
+    left_out = {"previous", "recall"} | ({"engine"} if compiled else set())
     step = Step(
         root,
         "dedup",
         version=VERSION,
-        # Previous runs are inputs by content, independent of their location.
-        parameters=settings.model_dump(mode="json", exclude={"previous"} | ({"engine"} if compiled else set())),
+        # Previous runs are inputs by content, independent of their location; bands and rows stand for the recall.
+        parameters=settings.model_dump(mode="json", exclude=left_out),
         inputs={"documents": documents} | {f"earlier_{n}": manifest for n, (_, manifest) in enumerate(previous)},
         packages=("unicodedata",) if compiled else ("unicodedata", "datasketch"),
     )
@@ -83,7 +86,7 @@ def check_previous(settings: DedupSettings) -> None:
     Raises:
         UserError: one cannot be used.
     """
-    open_previous(settings, VERSION)
+    open_previous(with_bands(like_previous(settings)), VERSION)
 
 
 def _compare(step: Step, groups: Sequence[Group], own: int, settings: DedupSettings, runner: Runner) -> list[Outcome]:

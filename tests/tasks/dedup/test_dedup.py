@@ -15,6 +15,7 @@ from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
 from tasks.core.storage import Folder
 from tasks.dedup import reference
+from tasks.dedup.bands import with_bands
 from tasks.dedup.cluster_report import largest_clusters
 from tasks.dedup.minhash import band_name, sketch_texts
 from tasks.dedup.settings import DedupSettings
@@ -88,6 +89,7 @@ def test_candidate_rates_follow_the_s_curve(
     planted: list[dict[str, Any]], real_data: Path, settings: DedupSettings, truth: str
 ) -> None:
     """Over six seeds, the share of pairs with a common band follows the curve at any similarity."""
+    settings = with_bands(settings)
     texts = pa.array([document["text"] for document in planted], pa.large_string())
     places = {document["id"]: place for place, document in enumerate(planted)}
     with gzip.open(real_data / f"neardup/planted_dev/allpairs_{truth}.tsv.gz", "rt") as file:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tasks.core.manifest import Manifest
 from tasks.core.storage import Folder
 from tasks.dedup import datasketch_engine, engine_check, minhash, shingles
+from tasks.dedup.bands import with_bands
 from tasks.dedup.exact import run_starts
 from tasks.dedup.minhash import sketch_texts
 from tasks.dedup.settings import DedupSettings
@@ -20,8 +21,8 @@ from tests.tasks.corpus import content_of, read_jsonl, real_texts, row
 from tests.tasks.dedup.dedup_helpers import run
 
 CHOICES = [
-    DedupSettings(),
-    DedupSettings(shingle="characters", normalise=False, seed=7, sketch_characters=300),
+    with_bands(DedupSettings()),
+    with_bands(DedupSettings(shingle="characters", normalise=False, seed=7, sketch_characters=300, threshold=0.6)),
     DedupSettings(num_bands=1, rows_per_band=1, ngram=1),
 ]
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpt2train.data.text_units import UNSPACED
 from tasks.dedup import kernels, reference
+from tasks.dedup.bands import with_bands
 from tasks.dedup.minhash import permutations, sign, sketch_texts
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingle_exchange import NumberedSets
@@ -71,7 +72,7 @@ def test_the_table_classifies_letters_as_python_does() -> None:
 @given(TEXTS, st.integers(1, 7), SHINGLES)
 @settings(deadline=None)
 def test_shingles_equal_the_reference_implementation(texts: list[str], ngram: int, shingle: Any) -> None:
-    chosen = DedupSettings(shingle=shingle, ngram=ngram)
+    chosen = with_bands(DedupSettings(shingle=shingle, ngram=ngram))
     sets = shingle_sets(column(texts), chosen)
     plainly = [reference.shingle_hashes(reference.folded(text), shingle == "words", ngram) for text in texts]
     assert [some.tolist() for some in np.split(sets.values, sets.starts[1:-1])][: len(texts)] == [
@@ -84,7 +85,7 @@ def test_shingles_equal_the_reference_implementation(texts: list[str], ngram: in
 def test_signatures_of_texts_equal_those_of_their_shingles(
     texts: list[str], ngram: int, shingle: Any, limit: int
 ) -> None:
-    chosen = DedupSettings(shingle=shingle, ngram=ngram, sketch_characters=limit, seed=7)
+    chosen = with_bands(DedupSettings(shingle=shingle, ngram=ngram, sketch_characters=limit, seed=7))
     signed = sign(folded(column(texts), chosen), chosen)
     for text, signature, units in zip(texts, *signed, strict=True):
         head = reference.folded(text)[:limit]
@@ -116,7 +117,7 @@ def test_signatures_equal_datasketch(documents: list[list[int]], count: int, see
 def test_signatures_of_real_texts_equal_datasketch(open_data: Path) -> None:
     texts = real_texts(open_data)
     assert len(texts) > 200
-    chosen = DedupSettings()
+    chosen = with_bands(DedupSettings())
     signatures, _ = sign(folded(column(texts), chosen), chosen)
     shingles = [reference.shingle_hashes(reference.folded(text), True, 5) for text in texts]
     low = [[number & reference.MASK32 for number in hashes] for hashes in shingles]
@@ -135,10 +136,11 @@ def test_bands_agree_exactly_where_the_rows_do() -> None:
 
 
 def test_short_documents_have_no_bands() -> None:
-    sketch = sketch_texts(column(["one two three four", "a b c d e", "", "a b c d e f g"]), DedupSettings())
+    chosen = with_bands(DedupSettings())
+    sketch = sketch_texts(column(["one two three four", "a b c d e", "", "a b c d e f g"]), chosen)
     assert sketch["units"].to_pylist() == [4, 5, 0, 7]
     assert sketch["band_00"].is_valid().to_pylist() == sketch["band_15"].is_valid().to_pylist() == [False, True] * 2
-    assert len(sketch_texts(column([]), DedupSettings())["band_15"]) == 0
+    assert len(sketch_texts(column([]), chosen)["band_15"]) == 0
 
 
 @given(
@@ -178,7 +180,9 @@ def test_invisible_characters_are_ignored(mark: str) -> None:
     plainly = "Reading a book beside the harbour, the captain waited for Ω and the 語 of 7 letters\n"
     marked = "".join(letter + mark * (place % 3 == 0) for place, letter in enumerate(plainly)) + mark
     for shingle in ("words", "characters"):
-        one, other = (sketch_texts(column([text]), DedupSettings(shingle=shingle)) for text in (plainly, marked))
+        one, other = (
+            sketch_texts(column([text]), with_bands(DedupSettings(shingle=shingle))) for text in (plainly, marked)
+        )
         assert one == other
     kept = folded(column([marked]), DedupSettings(normalise=False))
     assert strings(kept) == [marked]
@@ -187,6 +191,6 @@ def test_invisible_characters_are_ignored(mark: str) -> None:
 def test_a_slice_of_a_column_is_read_at_its_offset() -> None:
     texts = ["one two three four five", "Six seven EIGHT nine ten", "x", "é" * 9]
     whole, part = column(texts), column(texts)[1:3]
-    for chosen in (DedupSettings(), DedupSettings(normalise=False, shingle="characters")):
+    for chosen in map(with_bands, (DedupSettings(), DedupSettings(normalise=False, shingle="characters"))):
         assert strings(folded(part, chosen)) == strings(folded(whole, chosen))[1:3]
         assert sketch_texts(part, chosen)["band_03"].equals(sketch_texts(whole, chosen)["band_03"][1:3])

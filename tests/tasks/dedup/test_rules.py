@@ -89,7 +89,6 @@ def test_parity_sets_the_defaults_of_settings_not_given() -> None:
         0.7,
     )
     assert DedupSettings(**settings.model_dump()) == settings
-    assert DedupSettings().num_bands == 16
 
 
 def test_parity_includes_the_last_shingle_unlike_megatron(tmp_path: Path) -> None:

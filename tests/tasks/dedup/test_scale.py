@@ -8,6 +8,7 @@ import pytest
 from benchmarks.dedup import GIGA, measure, recall
 from benchmarks.synthetic import COPIES, HUNDRED
 from tasks.core.storage import Folder
+from tasks.dedup.bands import with_bands
 from tasks.dedup.settings import DedupSettings
 
 COUNT = 60_000
@@ -16,7 +17,7 @@ COUNT = 60_000
 @pytest.mark.slow
 @pytest.mark.alone
 def test_sixty_thousand_documents_are_deduplicated_in_bounds(tmp_path: Path) -> None:
-    settings = DedupSettings()
+    settings = with_bands(DedupSettings())
     measured = measure(Folder(tmp_path), COUNT, 2, settings)
     reasons = measured.manifest.outcome.reasons
     # One word of the 300 differs at 0.99, and in a few documents by chance it does not.
