@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from gpt2train.config import RunConfig
-from gpt2train.data.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, tokenizer_hash, vocab_size
+from gpt2train.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash, vocab_size
+from gpt2train.data.tokenizer_reader import has_tokenizer
 
 
 def tokenizer_folders(run: Path, config: RunConfig) -> tuple[Path, ...]:

@@ -52,6 +52,12 @@ class SentencePieceTokenizer:
         return found if found >= 0 else None
 
     @property
+    def by_merges(self) -> bool:
+        """True for BPE, whose pieces have their rank as score; those of a unigram model are log-probabilities."""
+        scores = (self._processor.get_score(number) for number in range(self.get_vocab_size()))
+        return all(score == int(score) for score in scores)
+
+    @property
     def unknown(self) -> str:
         """Piece that stands for a character without one."""
         return str(self._processor.id_to_piece(self._processor.unk_id()))

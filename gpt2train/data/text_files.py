@@ -1,4 +1,4 @@
-"""Documents of loose files: JSON lines, single texts, and tar archives of both, in any common compression.
+"""Documents of loose files: JSON lines, single texts, tar archives of both, in any common compression, and Parquet.
 
 Archives are read as streams and nothing is unpacked to the disk. A compressed member is opened too, so that
 `openwebtext.tar.xz`, whose members are compressed archives of `.txt` files, is read as it is published.
@@ -20,6 +20,7 @@ from gpt2train.errors import UserError
 MAX_DOCUMENT = 1 << 28  # bytes of a line or a text; a longer one is rejected, so that no file can fill the memory
 MAX_DEPTH = 3  # archives within archives, and compressions of one stream: a gzip file can contain itself
 HEAD = 512  # bytes from which the kind of a stream is seen: the first header of a tar archive
+PARQUET_MAGIC = b"PAR1"
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".tgz", ".tar")
 UNKNOWN = {
     b"PK\x03\x04": "zip",
@@ -30,7 +31,7 @@ UNKNOWN = {
 }
 UNKNOWN_NAMES = (".zip", ".7z", ".rar", ".lz4", ".lzma", ".z", ".br", ".sz", ".lzo")
 JSON_NAMES = (".json", ".jsonl", ".ndjson")
-REMEDY = "give JSON lines or .txt, alone or in .tar, packed by gzip, bzip2, xz or zstd"
+REMEDY = "give Parquet, or JSON lines or .txt, alone or in .tar, packed by gzip, bzip2, xz or zstd"
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError)
 
 
@@ -40,9 +41,9 @@ class Row(NamedTuple):
     place: str
     """File, and member of an archive after `!`."""
     number: int
-    """Line in JSON lines, from 1; 0 for a text of its own."""
-    kind: Literal["json", "text", "too_large", "not_text"]
-    """The last two have no content."""
+    """Line in JSON lines or row in Parquet, from 1; 0 for a text of its own."""
+    kind: Literal["json", "text", "cell", "too_large", "null", "not_text"]
+    """The last three have no content."""
     content: bytes
 
 
@@ -66,8 +67,8 @@ def expand(inputs: list[Path]) -> list[Path]:
     return found
 
 
-def read_rows(path: Path) -> Iterator[Row]:
-    """Read the documents of a file in their order.
+def read_rows(path: Path, key: str) -> Iterator[Row]:
+    """Read the documents of a file in their order; `key` is the column of the texts in Parquet.
 
     Raises:
         UserError: the file cannot be read, is damaged, or is of an unknown kind or compression.
@@ -76,6 +77,10 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise UserError(f"{path} has an unknown compression ({path.suffix}); {REMEDY}")
     try:
         with path.open("rb") as file:
+            if file.read(4) == PARQUET_MAGIC:
+                yield from _cells(path, key)
+                return
+            file.seek(0)
             yield from _rows(file, str(path), depth=0)
     except DAMAGE as error:
         if isinstance(error, UserError):
@@ -107,6 +112,20 @@ def _rows(file: IO[bytes], place: str, depth: int) -> Iterator[Row]:
         raise UserError(f"{place} is a JSON array; write one object per line")
     else:
         raise UserError(f"{place} is of an unknown kind; {REMEDY}")
+
+
+def _cells(path: Path, key: str) -> Iterator[Row]:
+    """Rows of a Parquet file."""
+    from gpt2train.data.parquet_column import read_cells  # imports pyarrow (0.1 s)
+
+    place = str(path)
+    for cell in read_cells(place, lambda: path.open("rb"), key, (), MAX_DOCUMENT):
+        if not cell.fits or (cell.text is not None and cell.text.size > MAX_DOCUMENT):
+            yield Row(place, cell.number, "too_large", b"")
+        elif cell.text is None:
+            yield Row(place, cell.number, "null", b"")
+        else:
+            yield Row(place, cell.number, "cell", cell.text.to_pybytes())
 
 
 def _lines(stream: IO[bytes], place: str) -> Iterator[Row]:

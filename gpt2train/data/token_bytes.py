@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders
 
@@ -43,6 +44,15 @@ def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     if isinstance(decoder, decoders.BPEDecoder):
         return bytes(letters.replace("</w>", " "), "utf-8")
     return bytes(letters.replace(SPACE, " "), "utf-8")
+
+
+def byte_counts(tokenizer: Tokenizer, vocab: int) -> np.ndarray:
+    """Bytes of text of each token: int64 [vocab]; 0 for special tokens, such as the end of a document."""
+    counts = np.array([len(token_bytes(tokenizer, token)) for token in range(vocab)], dtype=np.int64)
+    if isinstance(tokenizer, tokenizers.Tokenizer):
+        added = tokenizer.get_added_tokens_decoder().items()
+        counts[[number for number, token in added if token.special and number < vocab]] = 0
+    return counts
 
 
 def longest_token(tokenizer: Tokenizer) -> int | None:

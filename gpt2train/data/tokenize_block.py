@@ -99,6 +99,8 @@ def read_text(row: Row, key: str) -> str | Rejected:
     """Text of a document, or the reason why it has none."""
     if row.kind == "too_large":
         return _rejected(row, "too_large", f"more than {MAX_DOCUMENT:,} bytes")
+    if row.kind == "null":
+        return _rejected(row, "not_text", f"{key} is null")
     if row.kind == "not_text":
         return _rejected(row, "not_text", "a member of an archive that is no text")
     if row.kind == "json":
@@ -115,7 +117,7 @@ def read_text(row: Row, key: str) -> str | Rejected:
             return _rejected(row, "not_text", f"{key} is not a string")
     else:
         try:
-            text = row.content.decode("utf-8-sig")
+            text = row.content.decode("utf-8" if row.kind == "cell" else "utf-8-sig")
         except UnicodeDecodeError as error:
             return _rejected(row, "not_utf8", str(error))
     if not text:

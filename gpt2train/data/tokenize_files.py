@@ -72,9 +72,9 @@ def tokenize_files(
     Args:
         inputs: files and folders.
         output: prefix of the pair.
-        files: files of the tokenizer; see `tokenizer.read_files`.
+        files: files of the tokenizer; see `tokenizer_reader.read_files`.
         source: their place, for error messages.
-        json_key: key of the text in JSON lines.
+        json_key: key of the text in JSON lines, column of the texts in Parquet.
         append_end: append the end-of-text token to each document.
         workers: processes; the bytes do not depend on it.
         prepend_bos: begin each document with the tokens that the tokenizer's template puts before a text.
@@ -131,12 +131,12 @@ def rejected_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.rejected.jsonl")
 
 
-def blocks_of(files: list[Path]) -> Iterator[list[Row]]:
-    """Cut the documents of files into blocks of about `BLOCK_BYTES`."""
+def blocks_of(files: list[Path], key: str) -> Iterator[list[Row]]:
+    """Cut the documents of files into blocks of about `BLOCK_BYTES`; `key` is the column of the texts in Parquet."""
     block: list[Row] = []
     size = 0
     for file in files:
-        for row in read_rows(file):
+        for row in read_rows(file, key):
             block.append(row)
             size += len(row.content)
             if size >= BLOCK_BYTES:
@@ -149,7 +149,7 @@ def blocks_of(files: list[Path]) -> Iterator[list[Row]]:
 def _encode_all(partial: Path, files: list[Path], arguments: tuple[Any, ...], identity: str, workers: int) -> Progress:
     """Append the tokens of all blocks that are not yet on disk."""
     progress, json_key = _restore(partial, identity, np.dtype(arguments[-1]).itemsize), arguments[2]
-    remaining = islice(blocks_of(files), progress.blocks, None)
+    remaining = islice(blocks_of(files, json_key), progress.blocks, None)
     saved = time.monotonic()
     with (
         (partial / "tokens").open("ab") as tokens,

@@ -13,10 +13,10 @@ produces the special id.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import tokenizers
 from tokenizers import models
@@ -29,18 +29,25 @@ from gpt2train.data.bpe_tables import (
     TOKENIZER,
     VOCAB,
     build_tokenizer,
-    end_token_of,
     parse_tables,
     read_tables,
     save_tokenizer,
     tables_of_json,
     tokenizer_files,
 )
-from gpt2train.data.post_processor import ids_before_text
-from gpt2train.data.sentencepiece_model import MODEL, MODEL_NAMES, SentencePieceTokenizer
+from gpt2train.data.sentencepiece_model import MODEL, SentencePieceTokenizer
+from gpt2train.data.tokenizer_reader import (
+    CONFIG,
+    KINDS,
+    adds_bos,
+    has_prefix,
+    lowers,
+    read_files,
+    tables_of,
+    text_of,
+)
 from gpt2train.data.wordpiece import VOCAB_TXT, build_wordpiece
 from gpt2train.errors import UserError
-from gpt2train.io.files import ARCHIVES, check_folder
 
 __all__ = [
     "END_OF_TEXT",
@@ -58,14 +65,13 @@ __all__ = [
     "encode_ordinary",
     "end_of_text_id",
     "end_token",
-    "has_tokenizer",
+    "kind_of",
     "load_model_tokenizer",
     "load_tokenizer",
     "open_tokenizer",
     "padding_id",
     "parse_tables",
     "parse_tokenizer",
-    "read_files",
     "read_tables",
     "save_tokenizer",
     "tables_of_json",
@@ -77,20 +83,6 @@ __all__ = [
 PRIMARY = (TOKENIZER, MODEL)  # each alone is a tokenizer; a canonical folder has exactly one of them
 UNKNOWN_TOKENS = ("<unk>", "[UNK]", "<UNK>")  # special tokens that a text may give
 PADDING_TOKENS = ("<pad>", "[PAD]", "<|padding|>", "<|pad|>")
-CONFIG = "tokenizer_config.json"
-SOURCE_KEY = "gpt2train_source"  # in CONFIG: the file from which a tokenizer.json was converted for transformers
-# Classes of transformers for SentencePiece models that put `<s>` before a text by default.
-BOS_CLASSES = tuple(f"{name}Tokenizer{fast}" for name in ("Llama", "CodeLlama", "Gemma") for fast in ("", "Fast"))
-# Our name of each file -> its names in published folders.
-NAMES = {
-    TOKENIZER: (TOKENIZER,),
-    VOCAB: (VOCAB, "encoder.json"),
-    MERGES: (MERGES, "vocab.bpe"),
-    MODEL: MODEL_NAMES,
-    VOCAB_TXT: (VOCAB_TXT,),
-    CONFIG: (CONFIG,),
-}
-KINDS = f"{TOKENIZER}, {VOCAB} and {MERGES}, {MODEL}, or {VOCAB_TXT}"
 
 
 class Tokenizer(Protocol):
@@ -156,20 +148,20 @@ def open_tokenizer(files: Mapping[str, bytes], source: str) -> Tokenizer:
         UserError: files are missing or damaged.
     """
     if TOKENIZER in files:
-        return parse_tokenizer(_text(files, TOKENIZER, source), f"{source}/{TOKENIZER}")
+        return parse_tokenizer(text_of(files, TOKENIZER, source), f"{source}/{TOKENIZER}")
     if VOCAB in files or MERGES in files:
         for name in (VOCAB, MERGES):
             if name not in files:
                 raise UserError(f"cannot read {source}/{name}: No such file; a tokenizer folder has {KINDS}")
         try:
-            return build_tokenizer(*parse_tables(_text(files, VOCAB, source), _text(files, MERGES, source)))
+            return build_tokenizer(*parse_tables(text_of(files, VOCAB, source), text_of(files, MERGES, source)))
         except ValueError as error:
             raise UserError(f"{source} has no GPT-2 tokenizer: {error}") from error
     if MODEL in files:
-        return SentencePieceTokenizer(files[MODEL], f"{source}/{MODEL}", _adds_bos(files))
+        return SentencePieceTokenizer(files[MODEL], f"{source}/{MODEL}", adds_bos(files))
     if VOCAB_TXT in files:
         try:
-            return _ordinary(build_wordpiece(_text(files, VOCAB_TXT, source), _lowers(files)))
+            return _ordinary(build_wordpiece(text_of(files, VOCAB_TXT, source), lowers(files)))
         except ValueError as error:
             raise UserError(f"{source} has no WordPiece tokenizer: {error}") from error
     raise UserError(f"{source} has no tokenizer; its folder has {KINDS}")
@@ -199,54 +191,6 @@ def parse_tokenizer(text: str, source: str) -> tokenizers.Tokenizer:
     return _ordinary(tokenizer)
 
 
-def read_files(path: str | PathLike[str]) -> dict[str, bytes]:
-    """Read the files of a tokenizer by their canonical names, from a folder or from one of its files.
-
-    Raises:
-        UserError: the path does not exist, cannot be read, or is a file of an unknown kind.
-    """
-    place = Path(path)
-    if not place.is_file() or place.suffix.lower() in ARCHIVES:
-        check_folder(place)
-        return collect_files(lambda name: (place / name).read_bytes(), str(place))
-    if place.suffix == ".model":
-        return {MODEL: _read(place)}
-    for canonical, names in NAMES.items():
-        if place.name in names and canonical != CONFIG:
-            if canonical == TOKENIZER:
-                return {TOKENIZER: _read(place)}
-            found = read_files(place.parent)
-            group = (VOCAB, MERGES) if canonical in (VOCAB, MERGES) else (canonical, CONFIG)
-            return {name: found[name] for name in group if name in found}
-    if place.suffix == ".json":
-        return {TOKENIZER: _read(place)}
-    raise UserError(f"{place} is a tokenizer file of an unknown kind; give {KINDS}")
-
-
-def collect_files(read: Callable[[str], bytes], source: str) -> dict[str, bytes]:
-    """Collect the files of a tokenizer that exist, by their canonical names.
-
-    Args:
-        read: reads a file by its name; raises FileNotFoundError or another OSError.
-        source: folder of the files, for error messages.
-
-    Raises:
-        UserError: a file cannot be read.
-    """
-    found: dict[str, bytes] = {}
-    for canonical, names in NAMES.items():
-        for name in names:
-            try:
-                found.setdefault(canonical, read(name))
-            except (FileNotFoundError, IsADirectoryError):
-                continue
-            except OSError as error:
-                raise UserError(f"cannot read {source}/{name}: {error.strerror or error}; check the file") from error
-    if MODEL in found and _config(found).get(SOURCE_KEY) == MODEL:
-        found.pop(TOKENIZER, None)
-    return found
-
-
 def canonical_files(files: Mapping[str, bytes], source: str) -> dict[str, bytes]:
     """Return the files that go along with tokens and models, so that the same tokenizer is opened from them.
 
@@ -255,7 +199,7 @@ def canonical_files(files: Mapping[str, bytes], source: str) -> dict[str, bytes]
     Raises:
         UserError: files are missing or damaged.
     """
-    if not _has_prefix(files) and (tables := _tables(files, source)):
+    if not has_prefix(files) and (tables := tables_of(files, source)):
         return tokenizer_files(*tables)
     tokenizer = open_tokenizer(files, source)
     if TOKENIZER in files:
@@ -274,17 +218,10 @@ def copy_tokenizer(source: str | PathLike[str], folder: Path) -> None:
             (folder / name).write_bytes(content)
 
 
-def has_tokenizer(folder: str | PathLike[str]) -> bool:
-    """Return True if a folder has the files of a tokenizer."""
-    path = Path(folder)
-    alone = (TOKENIZER, *MODEL_NAMES, VOCAB_TXT)
-    return all((path / name).is_file() for name in (VOCAB, MERGES)) or any((path / name).is_file() for name in alone)
-
-
 def tokenizer_hash(path: str | PathLike[str]) -> str:
     """Hash (128 bits, hex) of everything that the ids depend on: of GPT-2's kind, in whatever file format it is."""
     files = canonical_files(read_files(path), str(path))
-    if tables := _tables(files, str(path)):
+    if tables := tables_of(files, str(path)):
         vocab, merges = tables
         ordered = sorted(vocab.items(), key=lambda item: item[1])
         content = json.dumps([ordered, merges], separators=(",", ":")).encode()
@@ -302,6 +239,19 @@ def vocab_size(tokenizer: Tokenizer) -> int:
     if isinstance(tokenizer, tokenizers.Tokenizer):
         return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     return tokenizer.get_vocab_size()
+
+
+def kind_of(tokenizer: Tokenizer) -> str:
+    """Kind of a tokenizer in the field's terms, such as "byte-level BPE"."""
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return f"SentencePiece {'BPE' if tokenizer.by_merges else 'unigram'}"
+    assert isinstance(tokenizer, tokenizers.Tokenizer)
+    plain = json.loads(tokenizer.to_str())
+    name = str(plain["model"]["type"])
+    if name != "BPE":
+        return {"Unigram": "unigram", "WordLevel": "whole words"}.get(name, name)
+    of_bytes = '"ByteLevel"' in json.dumps([plain["pre_tokenizer"], plain["decoder"]])
+    return "byte-level BPE" if of_bytes else "BPE"
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int:
@@ -369,82 +319,7 @@ def _spell_out(tokenizer: tokenizers.Tokenizer, encoded: list[list[int]]) -> lis
             for ids in encoded]  # fmt: skip
 
 
-def _tables(files: Mapping[str, bytes], source: str) -> tuple[dict[str, int], list[tuple[str, str]]] | None:
-    """Tables of a tokenizer of GPT-2's kind; None if it is of another kind.
-
-    A `tokenizer.json` of another kind, or with more added tokens than the one that ends a text, has the last word: its
-    folder may have the tables too.
-
-    Raises:
-        UserError: the files are tables alone, and not GPT-2's.
-    """
-    tables = None
-    if VOCAB in files and MERGES in files:
-        try:
-            tables = parse_tables(_text(files, VOCAB, source), _text(files, MERGES, source))
-        except ValueError as error:
-            if TOKENIZER not in files:
-                raise UserError(f"{source} has no GPT-2 tokenizer: {error}") from error
-    if TOKENIZER in files:
-        text = _text(files, TOKENIZER, source)
-        try:
-            from_json = tables_of_json(text)
-        except ValueError:
-            return None
-        if any(token["content"] != end_token_of(from_json[0]) for token in json.loads(text).get("added_tokens") or []):
-            return None
-        return tables or from_json
-    return tables
-
-
-def _has_prefix(files: Mapping[str, bytes]) -> bool:
-    """Return True if a `tokenizer.json` puts tokens before a text, which GPT-2's three files would lose."""
-    content = files.get(TOKENIZER, b"")
-    if b"Processing" not in content:
-        return False
-    try:
-        return bool(ids_before_text(json.loads(content).get("post_processor")))
-    except (ValueError, LookupError, TypeError, AttributeError):  # a damaged file, which gets its message later
-        return False
-
-
-def _lowers(files: Mapping[str, bytes]) -> bool | None:
-    """`do_lower_case` of `tokenizer_config.json`, None if it does not say."""
-    found = _config(files).get("do_lower_case")
-    return found if isinstance(found, bool) else None
-
-
-def _adds_bos(files: Mapping[str, bytes]) -> bool:
-    """Return True if texts begin with `<s>` by `tokenizer_config.json`, or by the default of its class."""
-    config = _config(files)
-    found = config.get("add_bos_token")
-    return found if isinstance(found, bool) else config.get("tokenizer_class") in BOS_CLASSES
-
-
-def _config(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """`tokenizer_config.json`, empty if there is none or it is damaged."""
-    try:
-        config = json.loads(files.get(CONFIG, b"{}"))
-    except (ValueError, RecursionError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
 def _ordinary(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     # The flag is not stored in tokenizer.json, so each load sets it.
     tokenizer.encode_special_tokens = True
     return tokenizer
-
-
-def _text(files: Mapping[str, bytes], name: str, source: str) -> str:
-    try:
-        return files[name].decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"cannot read {source}/{name}: {error}; copy the folder again") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}; check the file") from error

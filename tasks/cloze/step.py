@@ -5,23 +5,23 @@ stop, as in OpenAI's file of LAMBADA (Paperno et al. 2016). There passages have 
 sentences, and 83 % of the targets occur earlier in the passage. Here all do. `passages.parquet` has the source document
 of each passage.
 
-The corpus may contain code as well as prose. A passage is a run of prose sentences: each begins with a capital, ends
-with a full stop and has few words that are not plain.
+Texts in scripts without spaces between words (Chinese, Japanese, Thai) give passages without spaces, whose last
+character is the target (`tasks/cloze/unspaced.py`).
 
-Code, texts in other scripts and small corpora have no such passage. The step then succeeds without `cloze.jsonl`, and
-the run has no LAMBADA score unless the user gives a set.
+Code and small corpora have no such passage. The step then succeeds without `cloze.jsonl`, and the run has no LAMBADA
+score unless the user gives a set.
 """
 
 import functools
 import hashlib
 import json
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
+from tasks.cloze.passages import passages
 from tasks.cloze.settings import ClozeSettings
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
@@ -37,27 +37,10 @@ PASSAGES = pa.schema(
         ("url", pa.string()),
         ("start", pa.int32()),  # characters of the clean text
         ("end", pa.int32()),
-        ("text", pa.large_string()),  # white space as single spaces, without the last full stop
+        ("text", pa.large_string()),  # as in `Passage`
     ]
 )
 COPIES = pa.schema([("passage", pa.int32()), ("documents", pa.int32())])
-
-TOKEN = re.compile(r"\S+")
-# A plain word or number with its punctuation, or a dash.
-PLAIN_WORD = re.compile(
-    r"[\"'“‘(]*(?:[A-Za-z]+(?:['’/-][A-Za-z]+)*|\d+(?:[.,]\d+)*%?)[\"'”’)]*[,;:.!?]*[\"'”’)]*|--|–|—|e\.g\.,?|i\.e\.,?"
-)
-# Tokens that do not occur in prose: tables, rules, operators, markup, dunder names, signatures, bullets, endless words.
-NOT_PROSE = re.compile(r".*(?:[|=<>{}\\#@~^]|->|::|\.\.\.|__|---|\w\([^)]).*|[-•+·*]|async|def|class|\S{50,}")
-SENTENCE_END = re.compile(r".*[.!?][\"'”’)]*")
-ABBREVIATION = re.compile(r"[\"'“(]*(?:e\.g|i\.e|etc|vs|cf|[Dd]r|[Mm]rs?|[Ff]ig|[Nn]o|[Ss]t)\.", re.ASCII)
-OPENING = re.compile(r"[\"'“‘(]*[A-Z].*", re.DOTALL)
-TARGET = re.compile(r"([A-Za-z]{4,})[.!?]")  # most words of at most three letters are function words
-MAX_ODD_SHARE = 0.25  # maximum share of words in a sentence that are not plain, e.g. ``names`` of code
-MAX_HEADING = (
-    60  # characters; a line that ends without punctuation before a capital is a heading, longer ones are prose
-)
-SENTENCE_WORDS = (3, 50)  # minimum and maximum words of a sentence
 
 
 def cloze(root: Folder, clean: Manifest, settings: ClozeSettings, runner: Runner) -> Manifest:
@@ -68,7 +51,7 @@ def cloze(root: Folder, clean: Manifest, settings: ClozeSettings, runner: Runner
     """
     inputs = {"clean": clean}
     packages = ("unicodedata",)
-    step = Step(root, "cloze", version=3, parameters=settings, inputs=inputs, folder="evalset", packages=packages)
+    step = Step(root, "cloze", version=4, parameters=settings, inputs=inputs, folder="evalset", packages=packages)
     if done := runner.finished(step):
         return done
     source, parts = root / clean.folder, [record.name for record in clean.outputs]
@@ -169,80 +152,6 @@ def choose(
     return chosen, left
 
 
-class Passage(NamedTuple):
-    """Passage with its span of characters in the document; `text` has single spaces and no final full stop."""
-
-    start: int
-    end: int
-    text: str
-
-
-def passages(text: str, min_words: int, max_words: int) -> Iterator[Passage]:
-    """Non-overlapping passages of a text from left to right; each is the shortest suitable run of sentences."""
-    for run in prose_runs(text):
-        first = 0
-        while first < len(run):
-            words: list[str] = []
-            for last in range(first, len(run)):
-                words += text[run[last][0] : run[last][1]].split()
-                if len(words) > max_words:
-                    first += 1
-                    break
-                if len(words) >= min_words and is_cloze(words):
-                    passage = " ".join(words)
-                    yield Passage(run[first][0], run[last][1], passage[:-1])
-                    first = last + 1
-                    break
-            else:
-                first += 1
-
-
-def is_cloze(words: Sequence[str]) -> bool:
-    """Returns True if the last word is a target: letters, a full stop, and an earlier occurrence in the passage."""
-    target = TARGET.fullmatch(words[-1])
-    if target is None:
-        return False
-    target_word = target.group(1).lower()
-    return any(target_word in re.findall(r"[a-z]+", word.lower()) for word in words[:-1])
-
-
-def prose_runs(text: str) -> list[list[tuple[int, int]]]:
-    """Runs of consecutive prose sentences; each sentence as its (start, end) in the text."""
-    runs: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    number, start, odd, count = 0, -1, 0, 0
-    tokens = list(TOKEN.finditer(text))
-    for index, found in enumerate(tokens):
-        token = found.group()
-        if NOT_PROSE.fullmatch(token):
-            number, start = number + 1, -1  # neither this sentence nor one that spans the token is prose
-            continue
-        if start < 0:
-            start, odd, count = found.start(), 0, 0
-        count += 1
-        odd += PLAIN_WORD.fullmatch(token) is None
-        following = tokens[index + 1] if index + 1 < len(tokens) else None
-        opens = following is None or OPENING.fullmatch(following.group()) or NOT_PROSE.fullmatch(following.group())
-        if SENTENCE_END.fullmatch(token) and opens and not ABBREVIATION.fullmatch(token):
-            sentence = text[start : found.end()]
-            if SENTENCE_WORDS[0] <= count <= SENTENCE_WORDS[1] and odd <= MAX_ODD_SHARE * count and is_whole(sentence):
-                runs[number].append((start, found.end()))
-            else:
-                number += 1
-            start = -1
-        elif following is not None and opens and "\n" in text[found.end() : following.start()]:
-            line = found.end() - (text.rfind("\n", 0, found.end()) + 1)
-            if line <= MAX_HEADING and token[-1] not in ",;:":
-                number, start = number + 1, -1
-    return [runs[key] for key in sorted(runs)]
-
-
-def is_whole(sentence: str) -> bool:
-    """Returns True if a sentence begins with a capital and has balanced brackets and quotes."""
-    return OPENING.match(sentence) is not None and all(
-        sentence.count(left) == sentence.count(right) for left, right in ("()", "[]", "“”")
-    )
-
-
 def cloze_file(root: Folder, manifest: Manifest) -> str | None:
     """Path of the passages that the step wrote; None if it found none."""
     return (root / manifest.folder).location(CLOZE) if manifest.outputs else None
@@ -255,6 +164,6 @@ def no_passages_message(manifest: Manifest) -> str:
     if outcome.seen:
         reason = f"each of the {outcome.seen:,} cloze passages of the test documents is a common phrase"
     return (
-        f"{reason}: the run continues without a LAMBADA score; for one, give more documents of English prose, a larger "
+        f"{reason}: the run continues without a LAMBADA score; for one, give more documents of prose, a larger "
         "clean.split.test, or --lambada FILE"
     )

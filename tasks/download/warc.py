@@ -1,32 +1,25 @@
-"""Pages in WARC, the format of web archives: written by the download, read by the extraction.
+"""Pages in WARC, the format of web archives, as the download writes them; `tasks.sources` reads them.
 
 One response record per page, one gzip member per record, in the order of the URL list. The body is stored decoded, as
 in Common Crawl. Two additional fields, `X-List-URL` and `X-List-Source`, hold the URL as in the list and the list's
-name; archives from other sources lack them and can be read as well.
+name; archives from other sources lack them.
 """
 
-import hashlib
 import io
 import re
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from warcio.archiveiterator import ArchiveIterator
-from warcio.exceptions import ArchiveLoadFailed
-from warcio.recordloader import ArcWarcRecord
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
 from gpt2train import __version__
-from gpt2train.errors import RunError
-from tasks.core.storage import Folder
-from tasks.download.mime import HTML_TYPES, UNKNOWN_TYPES, checked_charset, parse_content_type, sniff_html
+from tasks.download.mime import checked_charset
 
-MAX_BYTES = 64 * 2**20  # of one body when reading archives from other sources; the download has its own limit
 # Characters that no header field may hold: line ends, NUL and other controls, lone surrogates. U+0085, U+2028 and
 # U+2029 end lines for some readers.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -49,29 +42,6 @@ class Page:
     ip: str = ""  # address of the server; empty if unknown
     content_language: str = ""  # Content-Language of the HTTP header; empty if there is none
     fault: str = ""  # description of an invalid record; empty for a valid one. A page with a fault has no body
-
-
-def read_pages(folder: Folder, name: str, *, max_bytes: int = MAX_BYTES) -> Iterator[Page]:
-    """Yield the HTML pages of one WARC file, in order, with one page in memory at a time.
-
-    Reads archives of the download and any other WARC (Common Crawl). Records that are not an HTML response with status
-    200 are skipped. A record whose page contradicts its header gives a page with a `fault`.
-
-    Raises:
-        RunError: The archive is damaged; the message names the file and the record.
-    """
-    path = f"{folder.url}/{name}"
-    with folder.open(name) as file:
-        number = 0
-        try:
-            for number, record in enumerate(ArchiveIterator(file), start=1):
-                page = _page(record, name, max_bytes, f"{path}, record {number}")
-                if page is not None:
-                    yield page
-        except RunError:
-            raise
-        except Exception as error:  # warcio raises any type: AttributeError for a record without a URI
-            raise RunError(f"{path} is damaged after record {number} ({error}); remove it and run again") from error
 
 
 def encode_record(page: Page) -> bytes:
@@ -133,48 +103,6 @@ def _content_type(page: Page) -> str:
 def _member(data: bytes) -> bytes:
     compressor = zlib.compressobj(COMPRESSION, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # + 16: gzip header without a time
     return compressor.compress(data) + compressor.flush()
-
-
-def _page(record: ArcWarcRecord, name: str, max_bytes: int, location: str) -> Page | None:
-    if record.rec_type != "response" or record.http_headers is None or record.http_headers.get_statuscode() != "200":
-        return None
-    fields: Mapping[str, str] = record.rec_headers
-    content_type, charset = parse_content_type(record.http_headers.get_header("Content-Type"))
-    if content_type not in (*HTML_TYPES, *UNKNOWN_TYPES):
-        return None
-    body, fault = b"", ""
-    try:
-        body = record.content_stream().read(max_bytes + 1)
-    except (ArchiveLoadFailed, EOFError, zlib.error):
-        raise
-    except Exception as error:  # noqa: BLE001 - warcio and its decoders raise any type for a wrong header
-        fault = f"{location}: the body cannot be read ({type(error).__name__})"
-    truncated = len(body) > max_bytes
-    if not (truncated or fault) and getattr(record.raw_stream, "limit", 0) > 0:
-        raise RunError(f"{location} is truncated; remove the file and run again")
-    body = body[:max_bytes]
-    sha256 = hashlib.sha256(body).hexdigest()
-    declared = fields.get("WARC-Payload-Digest", "") or ""
-    if declared.startswith("sha256:") and not (truncated or fault) and declared != f"sha256:{sha256}":
-        fault = f"{location}: the page does not have the digest it was written with"
-    if content_type in UNKNOWN_TYPES and not fault:
-        content_type = sniff_html(body)
-        if not content_type:
-            return None
-    target = fields.get("WARC-Target-URI", "") or ""
-    return Page(
-        url=fields.get("X-List-URL") or target,
-        final_url=target,
-        content_type=content_type,
-        charset=charset,
-        body=b"" if fault else body,
-        fetched_at=fields.get("WARC-Date", "") or "",
-        sha256=sha256,
-        source=fields.get("X-List-Source") or name,
-        ip=fields.get("WARC-IP-Address", "") or "",
-        content_language=record.http_headers.get_header("Content-Language") or "",
-        fault=fault,
-    )
 
 
 EMPTY = _member(b"")  # an archive without records: a file of zero bytes is not a valid gzip file

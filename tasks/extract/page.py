@@ -14,8 +14,8 @@ from trafilatura.meta import reset_caches
 from trafilatura.settings import Extractor
 from trafilatura.utils import load_html
 
+from gpt2train.io.memory_limit import STATM, bytes_of, memory_limit
 from tasks.core.document import strip_unstorable
-from tasks.core.memory_limit import STATM, bytes_of, memory_limit
 from tasks.download.warc import Page
 from tasks.extract.complexity import MAX_ELEMENTS, cut_attributes
 from tasks.extract.decode import MAX_NOISE, count_undecodable, decode

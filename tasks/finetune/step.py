@@ -21,7 +21,8 @@ from typing import IO, Any
 import numpy as np
 
 from gpt2train.data.indexed import token_dtype, write_index
-from gpt2train.data.tokenizer import canonical_files, load_tokenizer, read_files, tokenizer_hash, vocab_size
+from gpt2train.data.tokenizer import canonical_files, load_tokenizer, tokenizer_hash, vocab_size
+from gpt2train.data.tokenizer_reader import read_files
 from gpt2train.errors import UserError
 from tasks.core.input_files import InputFile, where_to_read
 from tasks.core.manifest import Manifest, Outcome

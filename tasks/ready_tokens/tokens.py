@@ -11,7 +11,8 @@ from gpt2train.config.data import split_weights
 from gpt2train.data.document_split import PARTS
 from gpt2train.data.identity import tokens_identity
 from gpt2train.data.sharded_dataset import open_tokens
-from gpt2train.data.tokenizer import has_tokenizer, load_tokenizer, tokenizer_hash, vocab_size
+from gpt2train.data.tokenizer import load_tokenizer, tokenizer_hash, vocab_size
+from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError
 from gpt2train.settings import build
 
@@ -59,7 +60,8 @@ def open_ready_tokens(
         tokens: prefixes; see `parse_corpora`.
         split: weights of train, valid and test documents; None: all documents are for training.
         tokenizer: folder or file of the tokenizer; by default `tokenizer/` beside the files.
-        vocab: vocabulary size, for files without a tokenizer.
+        vocab: vocabulary size, for files without a tokenizer; above that of a tokenizer, the model has rows that stand
+            for no token.
         valid: prefix of the validation tokens, in place of `split`.
 
     Raises:
@@ -85,9 +87,9 @@ def open_ready_tokens(
         raise UserError(str(error)) from error
     found_tokenizer = _find_tokenizer((*corpora, *([validation] if validation else [])), tokenizer)
     size = None if found_tokenizer is None else vocab_size(load_tokenizer(found_tokenizer))
-    if size is not None and vocab not in (None, size):
+    if size is not None and vocab is not None and vocab < size:
         raise UserError(f"vocab is {vocab:,}, but the tokenizer {found_tokenizer} has {size:,} tokens; leave vocab out")
-    if (size := size or vocab) is None:
+    if (size := vocab or size) is None:
         raise UserError(
             f"{corpora[0].prefix} has no {TOKENIZER}/ beside it; give --tokenizer DIR, or the number of its tokens, "
             "--vocab N"

@@ -10,12 +10,13 @@ import numpy as np
 INK, TRAIN, VALID, SOFT = "#1f2430", "#3b6fb6", "#d1495b", "#c3c9d4"
 
 
-def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None) -> str:
+def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None, unit: str = "token") -> str:
     """Plot training and validation loss over the steps.
 
     Args:
         records: rows of `metrics.jsonl` with `step`, `loss` and optionally `valid_loss`.
         steps: last step of the run; fixes the axis during the run.
+        unit: what the loss is a mean over.
     """
     axes = _axes(3.4)
     trained = [(r["step"], r["loss"]) for r in records if r.get("loss") is not None]
@@ -28,9 +29,33 @@ def loss_curve(records: Sequence[dict[str, Any]], steps: int | None = None) -> s
     if steps:
         axes.set_xlim(0, steps)
     axes.set_xlabel("step", color=INK)
-    axes.set_ylabel("loss, nats per token", color=INK)
+    axes.set_ylabel(f"loss, nats per {unit}", color=INK)
     if trained or valid:
         axes.legend(frameon=False)
+    return _data_url(axes)
+
+
+def score_curve(validations: Sequence[dict[str, Any]], majority: float | None) -> str:
+    """Plot accuracy and F1 over the validations of a classification; the selected one is marked.
+
+    Args:
+        validations: rows with `step`, `accuracy`, `f1` and `selected`.
+        majority: accuracy of always predicting the most frequent class, drawn as a line.
+    """
+    axes = _axes(2.9)
+    for name, color in (("accuracy", TRAIN), ("f1", VALID)):
+        points = [(row["step"], row[name]) for row in validations if name in row]
+        if points:
+            label = name.capitalize()
+            axes.plot(*zip(*points, strict=True), color=color, marker="o", markersize=4, linewidth=1.6, label=label)
+    if majority is not None:
+        axes.axhline(majority, color=INK, linestyle="--", linewidth=1.0, label="majority class, accuracy")
+    for row in validations:
+        if row["selected"]:
+            axes.axvline(row["step"], color=SOFT, linewidth=6, alpha=0.5, zorder=0, label="merged model")
+    axes.set_xlabel("step", color=INK)
+    axes.set_ylabel("score on the validation set", color=INK)
+    axes.legend(frameon=False)
     return _data_url(axes)
 
 

@@ -13,7 +13,9 @@ import jinja2
 
 from gpt2train.evaluate.registry import BUILT_IN, EVALUATIONS
 from gpt2train.io.files import format_bytes
-from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.monitoring.metrics import gpu_kwh, read_metrics
+from gpt2train.monitoring.run_record import read_record
+from gpt2train.monitoring.samples import read_samples
 from tasks.cloze.step import no_passages_message
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
@@ -24,8 +26,10 @@ from tasks.evaluate.step import OF_THE_RUN
 from tasks.report.findings import findings
 from tasks.report.pictures import loss_curve
 from tasks.report.settings import ReportSettings
+from tasks.report.task_findings import task_findings
 
 REPORT = "report.html"
+MAX_SAMPLES = 5  # sample texts on the page, evenly over the validations
 
 
 def report(
@@ -42,7 +46,7 @@ def report(
     """
     inputs = {manifest.step: manifest for manifest in manifests}
     packages = ("jinja2", "matplotlib")
-    step = Step(root, "report", version=3, parameters=settings, inputs=inputs, folder=folder, packages=packages)
+    step = Step(root, "report", version=5, parameters=settings, inputs=inputs, folder=folder, packages=packages)
     if done := runner.finished(step):
         return done
     facts = {**gather(root, manifests), "data": findings(root, inputs, settings.samples)}
@@ -56,12 +60,16 @@ def gather(root: Folder, manifests: Sequence[Manifest]) -> dict[str, Any]:
     timings = read_timings(root)
     training = by_step.get("train")
     metrics = read_metrics((root / training.folder).path()) if training else []
+    unit = "sample" if training and training.parameters.get("model", {}).get("labels") else "token"
     evaluation = by_step.get("evaluate")
     results = _evaluation(root, evaluation) if evaluation else {}
     return {
         "funnel": funnel(manifests, timings),
-        "training": _training(training, metrics, timings) if training else None,
-        "curve": loss_curve(metrics) if metrics else None,
+        "training": _training(root, training, metrics, timings) if training else None,
+        "unit": unit,
+        "curve": loss_curve(metrics, unit=unit) if metrics else None,
+        "samples": _spread(read_samples((root / training.folder).path())) if training else [],
+        "task": task_findings(root, by_step, metrics),
         "evaluation": results,
         "other_scores": _other_scores(results),
         "unscored": _unscored(by_step.get("cloze"), evaluation) if evaluation else [],
@@ -97,9 +105,15 @@ def funnel(manifests: Sequence[Manifest], timings: Mapping[str, Mapping[str, Any
     return rows
 
 
-def _training(manifest: Manifest, metrics: list[dict[str, Any]], timings: Mapping[str, Any]) -> dict[str, Any]:
+def _training(
+    root: Folder, manifest: Manifest, metrics: list[dict[str, Any]], timings: Mapping[str, Any]
+) -> dict[str, Any]:
+    record = read_record((root / manifest.folder).path())
     speeds = sorted(r["tokens_per_second"] for r in metrics if r.get("tokens_per_second"))
     valid = [r["valid_loss"] for r in metrics if r.get("valid_loss") is not None]
+    selected = manifest.outcome.facts.get("selected_step")
+    of_model = [r["valid_loss"] for r in metrics if r["step"] == selected and "valid_loss" in r]
+    bits = [r["valid_bits_per_byte"] for r in metrics if r.get("valid_bits_per_byte") is not None]
     return {
         "folder": manifest.folder,
         "settings": manifest.parameters,
@@ -107,10 +121,21 @@ def _training(manifest: Manifest, metrics: list[dict[str, Any]], timings: Mappin
         "first_loss": metrics[0]["loss"] if metrics else None,
         "last_loss": metrics[-1]["loss"] if metrics else None,
         "valid_loss": valid[-1] if valid else None,
+        "model_valid_loss": next(iter(of_model or valid[-1:]), None),
         "best_valid_loss": min(valid) if valid else None,
+        "bits_per_byte": bits[-1] if bits else None,
+        "best_bits_per_byte": min(bits) if bits else None,
         "tokens_per_second": speeds[len(speeds) // 2] if speeds else None,
         "seconds": timings.get("train", {}).get("seconds"),
+        "gpu_kwh": gpu_kwh(metrics, record.repeated_joules if record else 0.0),
     }
+
+
+def _spread(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most `MAX_SAMPLES` samples, evenly over the run, the first and the last among them."""
+    if len(samples) <= MAX_SAMPLES:
+        return samples
+    return [samples[number * (len(samples) - 1) // (MAX_SAMPLES - 1)] for number in range(MAX_SAMPLES)]
 
 
 def _evaluation(root: Folder, manifest: Manifest) -> dict[str, Any]:

@@ -16,7 +16,7 @@ MAX_CHUNKS = 2**16  # of one body; servers that flush at each line send some tho
 _HTTP = StatusAndHeadersParser([], verify=False)
 
 
-def page_of(record: Record, source: str, max_bytes: int, max_ratio: float) -> Page:
+def page_of(record: Record, source: str, max_bytes: int, max_ratio: float, *, may_be_empty: bool = False) -> Page:
     """Return the HTML page of a response record of the archive `source`, with the limits of `unpack`.
 
     Raises:
@@ -36,7 +36,7 @@ def page_of(record: Record, source: str, max_bytes: int, max_ratio: float) -> Pa
     if "chunked" in (head.get_header("Transfer-Encoding") or "").lower():
         body = unchunk(body)
     body = unpack(body, head.get_header("Content-Encoding") or "", max_bytes, max_ratio)
-    if not body:
+    if not (body or may_be_empty):
         raise FetchRejectedError("empty", "a page of no bytes")
     if unknown and not (content_type := sniff_html(body)):
         raise FetchRejectedError("content_type", "none given, and the page does not begin as HTML does")
@@ -49,6 +49,7 @@ def page_of(record: Record, source: str, max_bytes: int, max_ratio: float) -> Pa
         fetched_at=record.date,
         sha256=hashlib.sha256(body).hexdigest(),
         source=record.head.get_header("X-List-Source") or source,
+        ip=record.head.get_header("WARC-IP-Address") or "",
         content_language=checked_language(head.get_header("Content-Language")),
     )
 

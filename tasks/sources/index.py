@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -24,10 +25,9 @@ from tasks.core.storage import Folder
 from tasks.download.mime import HTML_TYPES
 from tasks.download.response_body import FetchRejectedError
 from tasks.download.warc import Page
-from tasks.download.warc import read_pages as read_fetched
-from tasks.sources.archive_stream import StreamPosition, open_archive
+from tasks.sources.archive_stream import ArchiveStream, StreamPosition, open_archive
 from tasks.sources.http_payload import page_of
-from tasks.sources.warc_records import Record, read_records
+from tasks.sources.warc_records import MAX_HEAD, BrokenRecord, Record, read_records
 
 INDEX = pa.schema(
     [
@@ -46,6 +46,8 @@ INDEX = pa.schema(
     ]
 )
 PLACES = "_places"
+MAX_BYTES = 64 * 2**20  # of a page of the download, which has a limit of its own
+NO_PAGE = ("http_status", "content_type")  # reasons of records that hold no HTML page
 FIELDS = ("url", "final_url", "content_type", "charset", "fetched_at", "source", "sha256")
 
 
@@ -75,10 +77,38 @@ def read_pages(folder: Folder, shard: str) -> Iterator[Page]:
 
     One page is in memory at a time. The name of a shard begins with its step if the folder is the output.
 
+    A broken record of the download, or one whose page does not have its digest, gives a page with a `fault`, and
+    reading continues at the next record.
+
     Raises:
-        RunError: The archive is damaged, or a user's file is missing or has changed; the message names it.
+        RunError: A user's file is missing or has changed; the message names it.
     """
-    return _read_indexed(folder, shard) if shard.endswith(".parquet") else read_fetched(folder, shard)
+    return _read_indexed(folder, shard) if shard.endswith(".parquet") else _read_fetched(folder, shard)
+
+
+def _read_fetched(folder: Folder, name: str) -> Iterator[Page]:
+    with folder.open(name) as file:
+        for record in read_records(ArchiveStream(file, gzipped=True), ("response",), MAX_BYTES + MAX_HEAD):
+            fault = "the page does not have the digest it was written with"
+            try:
+                if isinstance(record, BrokenRecord):
+                    raise FetchRejectedError(record.reason, record.detail)
+                page = page_of(record, name, MAX_BYTES, math.inf, may_be_empty=True)
+                if _has_digest(record, page):
+                    yield page
+                    continue
+            except FetchRejectedError as error:
+                if error.reason in NO_PAGE:
+                    continue
+                fault = error.detail
+            at = f"{name}, byte {record.position.offset:,}"  # without the folder: it is written into an output
+            yield replace(whole_page(record.url, name, b""), fault=f"{at}: {fault}")
+
+
+def _has_digest(record: Record, page: Page) -> bool:
+    """Return True if a page has the digest of its record, if that is one of the download's."""
+    declared = record.head.get_header("WARC-Payload-Digest") or ""
+    return not declared.startswith("sha256:") or declared == f"sha256:{page.sha256}"
 
 
 def _read_indexed(folder: Folder, shard: str) -> Iterator[Page]:

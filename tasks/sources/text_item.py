@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from tasks.core.document import strip_unstorable
 
 KEYS = ("url", "id", "title", "date")  # further keys that are read if present
-MAX_SHOWN = 12  # keys that an error names
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -49,9 +48,3 @@ def checked(location: str, text: str, fields: Mapping[str, str], max_bytes: int)
     elif len(text) > max_bytes:
         reason, detail = "too_large", f"a text of {len(text):,} characters, at most {max_bytes:,} bytes expected"
     return Item(location, "" if reason else text, fields, reason, detail)
-
-
-def list_names(names: list[str]) -> str:
-    """Format keys or columns for an error message."""
-    shown = ", ".join(repr(strip_unstorable(name)[:40]) for name in names[:MAX_SHOWN])
-    return shown + (f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")

@@ -10,12 +10,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from gpt2train.data.parquet_column import list_names
 from gpt2train.errors import UserError
 from tasks.core.document import strip_unstorable
 from tasks.core.input_files import InputFile, kind_of, open_input, read_lines
 from tasks.sources.archive_stream import open_archive
 from tasks.sources.parquet_texts import parquet_items
-from tasks.sources.text_item import Item, checked, list_names, make_item
+from tasks.sources.text_item import Item, checked, make_item
 from tasks.sources.warc_records import BrokenRecord, read_records
 
 JSON = (".jsonl", ".json", ".ndjson")

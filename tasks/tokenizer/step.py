@@ -21,13 +21,12 @@ from gpt2train.data.tokenizer import (
     PADDING_TOKENS,
     VOCAB,
     canonical_files,
-    collect_files,
     open_tokenizer,
     parse_tables,
-    read_files,
     tokenizer_files,
     vocab_size,
 )
+from gpt2train.data.tokenizer_reader import collect_files, read_files
 from gpt2train.errors import UserError
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner

@@ -21,9 +21,9 @@ from gpt2train.data.tokenizer import (
     encode_ordinary,
     load_tokenizer,
     open_tokenizer,
-    read_files,
     tokenizer_hash,
 )
+from gpt2train.data.tokenizer_reader import read_files
 from gpt2train.errors import UserError
 from tasks.tokenizer.sentencepiece_training import train_sentencepiece
 from tests.gpt2train.data.test_tokenizer_kinds import CORPUS

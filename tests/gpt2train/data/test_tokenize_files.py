@@ -185,7 +185,7 @@ def test_an_interrupted_run_continues(bpe: Path, tmp_path: Path, monkeypatch: py
     before, at = calls.copy(), None
     calls.clear()
     assert tokenize(bpe, tmp_path / "cut", source, "--workers", 1) == 0
-    whole = list(tokenize_files.blocks_of([source]))
+    whole = list(tokenize_files.blocks_of([source], "text"))
     assert [*before[: len(whole) - len(calls)], *calls] == whole and len(calls) < len(whole)  # none is encoded again
     for suffix in ("bin", "idx", "rejected.jsonl"):
         assert (tmp_path / f"cut.{suffix}").read_bytes() == (tmp_path / f"whole.{suffix}").read_bytes()
@@ -224,13 +224,13 @@ def test_no_line_ends_a_run(line: bytes) -> None:
 def test_a_document_that_is_too_large_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "MAX_DOCUMENT", 20)
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "x"}\n' + b"{" * 100 + b'\n{"text": "y"}')
-    assert [(row.number, row.kind) for row in read_rows(tmp_path / "a.jsonl")] == [
+    assert [(row.number, row.kind) for row in read_rows(tmp_path / "a.jsonl", "text")] == [
         (1, "json"),
         (2, "too_large"),
         (3, "json"),
     ]
     (tmp_path / "a.txt").write_bytes(b"x" * 21)
-    assert [row.kind for row in read_rows(tmp_path / "a.txt")] == ["too_large"]
+    assert [row.kind for row in read_rows(tmp_path / "a.txt", "text")] == ["too_large"]
 
 
 @pytest.mark.parametrize(

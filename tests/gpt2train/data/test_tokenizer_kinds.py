@@ -20,12 +20,12 @@ from gpt2train.data.tokenizer import (
     encode_ordinary,
     end_of_text_id,
     end_token,
-    has_tokenizer,
+    kind_of,
     load_tokenizer,
-    read_files,
     tokenizer_hash,
     vocab_size,
 )
+from gpt2train.data.tokenizer_reader import has_tokenizer, read_files
 from gpt2train.errors import UserError
 from tasks.tokenizer.sentencepiece_training import sentences, train_sentencepiece
 
@@ -264,3 +264,23 @@ def test_ten_megabytes_in_many_scripts_have_the_ids_of_the_library(real_data: Pa
     except ValueError:
         return
     assert disagreement(fast, plain, Texts.of(list(islice(texts, 2000)))) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("bpe", "byte-level BPE"),
+        ("eval/tokenizers/t5/spiece.model", "SentencePiece unigram"),
+        ("eval/tokenizers/bert-base-uncased", "WordPiece"),
+        ("eval/tokenizers/smollm2", "byte-level BPE"),
+    ],
+)
+def test_the_kind_of_published_tokenizers_is_named(real_data: Path, path: str, kind: str) -> None:
+    if not (real_data / path).exists():
+        pytest.skip(f"no {path} in {real_data}")
+    assert kind_of(load_tokenizer(real_data / path)) == kind
+
+
+@pytest.mark.parametrize(("name", "kind"), [("unigram", "unigram"), ("bpe", "BPE"), ("default", "unigram")])
+def test_the_kind_of_a_sentencepiece_model_is_that_of_its_training(models_folder: Path, name: str, kind: str) -> None:
+    assert kind_of(load_tokenizer(models_folder / f"{name}.model")) == f"SentencePiece {kind}"

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.cloze.passages import passages
 from tasks.cloze.settings import ClozeSettings
-from tasks.cloze.step import cloze, cloze_file, no_passages_message, passages, prose_runs
+from tasks.cloze.spaced import prose_runs
+from tasks.cloze.step import cloze, cloze_file, no_passages_message
 from tasks.core.manifest import Manifest, Outcome
 from tasks.core.runner import Runner
 from tasks.core.shards import CLEAN, read_rows, write_rows

@@ -20,7 +20,7 @@ from tasks.core.storage import Folder
 from tasks.download.host_stats import tally_hosts
 from tasks.download.ledger import ledgers_of
 from tasks.download.step import download
-from tasks.download.warc import read_pages
+from tasks.sources.index import read_pages
 from tests.tasks.download.fetch_helpers import make_settings, make_urls, run
 from tests.tasks.web_server import Site
 

@@ -11,7 +11,7 @@ import pytest
 from tasks.core.storage import Folder
 from tasks.download.fetch import Fetcher
 from tasks.download.ledger import Fetched
-from tasks.download.warc import read_pages
+from tasks.sources.index import read_pages
 from tests.tasks.download.fetch_helpers import fetch, make_settings, run
 from tests.tasks.web_server import Site, ok
 

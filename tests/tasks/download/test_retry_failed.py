@@ -14,7 +14,7 @@ from tasks.core.shards import read_rows
 from tasks.core.storage import Folder
 from tasks.download.ledger import ledgers_of
 from tasks.download.step import download
-from tasks.download.warc import read_pages
+from tasks.sources.index import read_pages
 from tests.tasks.corpus import Inline
 from tests.tasks.download.fetch_helpers import make_settings, run
 from tests.tasks.web_server import Site, ok

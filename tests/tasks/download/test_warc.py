@@ -14,9 +14,10 @@ from warcio.archiveiterator import ArchiveIterator
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
-from gpt2train.errors import RunError
 from tasks.core.storage import Folder
-from tasks.download.warc import Page, encode_head, encode_record, parse_content_type, read_pages
+from tasks.download.mime import parse_content_type
+from tasks.download.warc import Page, encode_head, encode_record
+from tasks.sources.index import read_pages
 from tests.tasks.warc_pages import write_pages
 
 
@@ -101,26 +102,6 @@ def test_an_archive_of_another_program_is_read(tmp_path: Path) -> None:
     (page,) = read_pages(Folder(tmp_path), "cc.warc.gz")
     assert (page.url, page.final_url, page.source) == ("http://c.example/0", "http://c.example/0", "cc.warc.gz")
     assert (page.body, page.content_type, page.charset) == (b"<p>\xe9", "text/html", "iso-8859-1")
-
-
-def test_a_body_over_the_cap_is_cut(tmp_path: Path) -> None:
-    write_pages(tmp_path / "p.warc.gz", [make_page(b"x" * 1000)])
-    (page,) = read_pages(Folder(tmp_path), "p.warc.gz", max_bytes=10)
-    assert page.body == b"x" * 10
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped"])
-def test_damage_is_named(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "p.warc.gz"
-    write_pages(path, [make_page(bytes(range(256)) * 40)])
-    data = bytearray(path.read_bytes())
-    if damage == "cut":
-        del data[-len(data) // 3 :]
-    else:
-        data[len(data) // 2] ^= 0xFF
-    path.write_bytes(bytes(data))
-    with pytest.raises(RunError, match=r"p\.warc\.gz"):
-        list(read_pages(Folder(tmp_path), "p.warc.gz"))
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,10 @@ def test_the_tokenizer_or_its_size_must_be_known(tmp_path: Path) -> None:
     assert (sized.vocab, sized.tokenizer, sized.tokenizer_hash) == (300, None, None)
     given = open_ready_tokens(prefix, None, str(other), None)
     assert (given.vocab, given.tokenizer, given.tokenizer_hash) == (262, other, tokenizer_hash(other))
-    with pytest.raises(UserError, match=r"vocab is 300, but the tokenizer .* has 262 tokens; leave vocab out"):
-        open_ready_tokens(prefix, None, str(other), 300)
+    padded = open_ready_tokens(prefix, None, str(other), 300)  # rows that stand for no token
+    assert (padded.vocab, padded.tokenizer_hash) == (300, tokenizer_hash(other))
+    with pytest.raises(UserError, match=r"vocab is 261, but the tokenizer .* has 262 tokens; leave vocab out"):
+        open_ready_tokens(prefix, None, str(other), 261)
     with pytest.raises(UserError, match=r"there is no folder .*/none"):
         open_ready_tokens(prefix, None, str(tmp_path / "none"), None)
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.sources.parquet_texts import ROWS
+from gpt2train.data.parquet_column import ROWS
 
 # VmHWM, not ru_maxrss: that of a new process begins with the memory of the process that started it.
 MEMORY = """
