@@ -28,6 +28,7 @@ from tasks.finetune.settings import TaskSettings, read_task
 from tasks.finetune.step import TaskFiles, samples
 from tasks.merge.step import merge, write_card
 from tasks.ready_tokens.tokens import ReadyTokens
+from tasks.report.step import report
 from tasks.train.launch.launchers import check_launcher
 from tasks.train.step import train
 
@@ -51,7 +52,7 @@ def check(run: PlannedRun[FinetuneFlowSettings]) -> None:
 
 
 def recipe(run: PlannedRun[FinetuneFlowSettings], runner: Runner) -> list[Manifest]:
-    """Run all steps of the flow. Returns their manifests; that of the scores is the last."""
+    """Run all steps of the flow. Returns their manifests; that of the report is the last."""
     settings, root = run.settings, run.root
     task, base = read_task(settings.task), open_base_model(settings.model, settings.tokenizer)
     files, length = TaskFiles(task), settings.train.model.context
@@ -67,7 +68,8 @@ def recipe(run: PlannedRun[FinetuneFlowSettings], runner: Runner) -> list[Manife
         manifests.append(runner.run_step(task_scores, root, model, prepared, task, length))
     if not runner.is_dry_run:
         write_card(root, training, settings.merge, manifests[-1] if len(manifests) > 3 else None)
-    return manifests
+    # In the run folder, since an output can hold several fine-tunings.
+    return [*manifests, runner.run_step(report, root, manifests, settings.report, f"{training.folder}/report")]
 
 
 @settings_flow("finetune", FinetuneFlowSettings, recipe, check)
@@ -75,7 +77,7 @@ def finetune(run: PlannedRun[FinetuneFlowSettings]) -> str:
     """Fine-tune a model on a task: classification, answers to prompts, or texts. Returns the folder of the model."""
     with run_context(run.settings) as (root, runner):
         manifests = recipe(run, runner)
-        scores = read_scores(root, manifests[-1]) if manifests[-1].step == "task_scores" else {}
+        scores = next((read_scores(root, found) for found in manifests if found.step == "task_scores"), {})
         for part, found in scores.items():
             log.info("%s: %s", part, ", ".join(f"{name} {value:,.4g}" for name, value in found.items()))
         page = [result(root, manifests)]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from flows.settings import OutputSettings
 from gpt2train.config import ScheduleSettings, TrainSettings
@@ -12,6 +12,7 @@ from gpt2train.settings import NaturalNumber, build, layer
 from tasks.finetune.base_model import open_base_model
 from tasks.finetune.settings import read_task
 from tasks.merge.step import MergeSettings
+from tasks.report.settings import ReportSettings
 from tasks.train.launch.settings import LaunchSettings
 
 CLASSIFICATION_LENGTH, MAX_LENGTH = 128, 1024  # default tokens of a sample
@@ -22,11 +23,11 @@ DEFAULTS: dict[str, Any] = {
     "batch": {"global_batch": 32},
     "optimizer": {"lr": 2.4e-5, "beta2": 0.999, "weight_decay": 0.01},
     "schedule": {"kind": "linear", "warmup": 0, "warmup_fraction": 0.1, "min_lr": 0.0},
-    "checkpoints": {"restore": "weights"},
+    "checkpoints": {"restore": "weights", "select": "best"},
     "precision": "fp32",
 }
 OF_KINDS: dict[str, dict[str, Any]] = {
-    "classification": {},
+    "classification": {"checkpoints": {"best_metric": "accuracy"}},
     "answers": {"optimizer": {"lr": 5e-5}},
     "text": {"optimizer": {"lr": 5e-5}, "epochs": 1.0},
 }
@@ -47,6 +48,11 @@ class TuningSettings(TrainSettings):
     schedule: TuningSchedule = TuningSchedule()
     """Learning rate schedule."""
 
+    @model_validator(mode="after")
+    def _metric_fits(self) -> "TuningSettings":
+        """Leave the check to `flows.finetune`, which derives the objective from the kind of the task."""
+        return self
+
 
 class FinetuneFlowSettings(OutputSettings):
     """Settings of fine-tuning: from a model and a task file to a tuned, merged and scored model."""
@@ -66,6 +72,8 @@ class FinetuneFlowSettings(OutputSettings):
     """Launcher, processes and restarts of the torchrun job."""
     merge: MergeSettings = MergeSettings()
     """Hugging Face folder of the tuned model."""
+    report: ReportSettings = ReportSettings()
+    """Self-contained HTML report of the fine-tuning."""
 
     @classmethod
     def base_layer(cls, given: Mapping[str, Any]) -> dict[str, Any]:

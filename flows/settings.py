@@ -6,7 +6,6 @@ source the embedded demo runs, with the settings of `deployments/demo.toml` as i
 
 import importlib.resources
 import ipaddress
-import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -15,7 +14,10 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from gpt2train.config import TrainSettings, preset, presets
 from gpt2train.config.data import Split
+from gpt2train.config.recipe import MAX_DEPTH, SMALL_DEPTH
 from gpt2train.errors import UserError
+from gpt2train.plan.budget import Rate, Recipe, given_recipe, machine_rate
+from gpt2train.plan.devices import find_gpus, usable_cores
 from gpt2train.settings import MAX_COUNT, Settings, build, layer, nearest, read_toml
 from tasks.blacklist.settings import BlacklistSettings
 from tasks.clean.settings import CleanSettings
@@ -48,16 +50,13 @@ SOURCES = ("urls", "warcs", "documents")
 # Tokenizer of a preset, where it is not the published one of GPT-2, whose vocabulary is part of the model's size.
 PRESET_TOKENIZERS: dict[str, dict[str, Any]] = {
     "tiny": {},
+    "modern-tiny": {},
+    **{f"modern-{depth}": {} for depth in range(1, SMALL_DEPTH)},
     "cpm-gpt2": {"vocab_size": 30_000},
     "t5-cpm": {"vocab_size": 30_191, "sentinels": 190},
 }
 ONLY_OF_PRETRAINING = "score"  # in the files of pretraining's deployments; the pipeline always scores
 TRAINED = ("vocab_size", "min_frequency", "sample_characters")  # settings that only a trained tokenizer has
-
-
-def usable_cores() -> int:
-    """Number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class OutputSettings(Settings):
@@ -158,8 +157,15 @@ class PretrainSettings(OutputSettings):
     """Output folder of a finished dataprep; tokens in an object store are first copied to `output`. None uses `output`
     itself."""
     preset: str = Field("tiny", json_schema_extra={"enum": [*presets()]})
-    """Model size and training settings: tiny, 117m, 345m, 762m, 1542m, or those of a tutorial (megatron-345m, …).
-    `train` overrides single values."""
+    """Model size and training settings: tiny, 117m, 345m, 762m, 1542m, modern-12, modern-24, or those of a tutorial
+    (megatron-345m, …). `train` overrides single values."""
+    recipe: Literal["modern"] | None = None
+    """Rules that give model size and training settings from `depth` or `budget`, in place of a preset
+    (docs/train/modern.md)."""
+    depth: int | None = Field(None, ge=1, le=MAX_DEPTH)
+    """Blocks of the recipe's model."""
+    budget: str | None = None
+    """Budget of the recipe, in place of `depth`: time on the machines of `launch` (90m, 8h, 2d), or FLOPs (1e18)."""
     train: TrainSettings = TrainSettings()
     """Training run: model, data, optimizer, parallelism, checkpoints."""
     launch: LaunchSettings = LaunchSettings()
@@ -201,7 +207,8 @@ class PretrainFlowSettings(PretrainSettings, MergeAndScoreSettings):
     tokenizer: str | None = None
     """Tokenizer of `tokens`, a folder or a file; None takes `tokenizer/` beside them."""
     vocab: int | None = Field(None, ge=2, le=MAX_COUNT)
-    """Number of tokens of the tokenizer of `tokens`, if the tokenizer itself is not at hand."""
+    """Size of the vocabulary: number of tokens of the tokenizer of `tokens`, if that is not at hand. A larger one gives
+    the model rows that stand for no token, as Megatron-LM's 50,304 for GPT-2's 50,257."""
     score: bool = False
     """Merge the trained model and score it, as the flow of evaluation does."""
     lambada: str | None = None
@@ -302,7 +309,11 @@ def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] 
     presets_layer: dict[str, Any] = {}
     if issubclass(model, DataprepSettings) and not any(map(given.get, SOURCES)):
         presets_layer = _fields_of(model, demo_layer())
-    if issubclass(model, PretrainSettings):
+    recipe = _recipe_of(given) if issubclass(model, PretrainSettings) else None
+    if recipe is not None:
+        chosen = recipe.name
+        presets_layer = layer({"train": recipe.settings}, presets_layer, {"preset": chosen})
+    elif issubclass(model, PretrainSettings):
         chosen = layer(presets_layer, given).get("preset", PretrainSettings.model_fields["preset"].default)
         presets_layer = layer({"train": preset(str(chosen))}, presets_layer)
     elif base_layer := getattr(model, "base_layer", None):
@@ -312,6 +323,27 @@ def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] 
     if issubclass(model, DataprepSettings) and chosen is not None:
         presets_layer = layer({"tokenizer": _tokenizer_of(str(chosen), given)}, presets_layer)
     return build(model, presets_layer, given, source=source)
+
+
+def _recipe_of(given: Mapping[str, Any]) -> Recipe | None:
+    """Recipe that the user chose, if any.
+
+    Raises:
+        UserError: its options contradict each other, or one is out of bounds.
+    """
+
+    def rate() -> Rate:
+        launch = build(LaunchSettings, given.get("launch", {}))
+        return machine_rate(
+            find_gpus(),
+            processes=launch.processes,
+            nodes=launch.machines,
+            threads=launch.threads,
+            cores=usable_cores(),
+        )
+
+    name, preset_name, depth, budget = (given.get(key) for key in ("recipe", "preset", "depth", "budget"))
+    return given_recipe(name, preset_name, None if depth is None else int(depth), budget, rate)
 
 
 def _tokenizer_of(preset_name: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import contextvars
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -170,8 +170,10 @@ class PrefectRunner(Runner):
         with prefect_slot(devices, max_jobs, run, self.publisher):
             yield
 
-    def report_metrics(self, records: Sequence[dict[str, Any]], steps: int) -> None:
-        """Publish the progress, loss curve and last metrics of the training."""
+    def report_metrics(
+        self, records: Sequence[dict[str, Any]], steps: int, sample: Mapping[str, Any] | None = None
+    ) -> None:
+        """Publish the progress, loss curve, last metrics and last sample text of the training."""
         if not records:
             return
         if warning := self._loss_scale.check(records):
@@ -180,7 +182,8 @@ class PrefectRunner(Runner):
         text = f"training: {artifacts.training_summary(so_far, steps)}"
         self.publisher.publish("training-progress", lambda: 100.0 * step / steps, text, kind="progress")
         if len(so_far) > 1:  # one point is no curve
-            self.publisher.publish("training", lambda: artifacts.training(so_far, steps), text, seconds=CURVE_SECONDS)
+            page = functools.partial(artifacts.training, so_far, steps, sample)
+            self.publisher.publish("training", page, text, seconds=CURVE_SECONDS)
 
     def _publish_steps(self) -> None:
         rows = self._steps

@@ -1,11 +1,11 @@
 """Markdown of the run page's artifacts: overview of the steps, counts of a step, training."""
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpt2train.io.progress import format_duration
+from gpt2train.monitoring.time_left import TimeLeft
 from tasks.core.manifest import Manifest
 from tasks.report.pictures import loss_curve
 
@@ -13,6 +13,7 @@ COLUMNS = {
     "step": "step",
     "loss": "loss",
     "valid_loss": "validation",
+    "valid_bits_per_byte": "bits/byte",
     "grad_norm": "gradient norm",
     "lr": "learning rate",
     "tokens_per_second": "tokens/s",
@@ -23,6 +24,7 @@ COLUMNS = {
 }
 MAX_METRIC_ROWS = 10
 MAX_FILES = 20  # listed per step
+ESTIMATE_ROWS = 5_000  # last rows from which the time left is estimated, in 3 ms; a run may have 100,000
 
 
 @dataclass
@@ -98,8 +100,8 @@ def counts(manifest: Manifest) -> str:
     return "\n\n".join([*filter(None, sections), f"fingerprint `{manifest.fingerprint}`"]) + "\n"
 
 
-def training(records: Sequence[dict[str, Any]], steps: int) -> str:
-    """Format the loss curve, the progress and the last metrics of a training."""
+def training(records: Sequence[dict[str, Any]], steps: int, sample: Mapping[str, Any] | None = None) -> str:
+    """Format the loss curve, the progress, the last metrics and the last sample text of a training."""
     last = records[-MAX_METRIC_ROWS:]
     columns = {key: name for key, name in COLUMNS.items() if any(record.get(key) is not None for record in last)}
     rows = [{name: short(record.get(key)) for key, name in columns.items()} for record in last]
@@ -110,20 +112,27 @@ def training(records: Sequence[dict[str, Any]], steps: int) -> str:
         facts.append(f"validation loss {valid[-1][0]:.4f} at step {valid[-1][1]:,}")
         if min(valid) != valid[-1]:
             facts.append(f"the best was {min(valid)[0]:.4f} at step {min(valid)[1]:,}")
+    if bits := [r["valid_bits_per_byte"] for r in records if r.get("valid_bits_per_byte") is not None]:
+        facts.append(f"{bits[-1]:.4f} bits per byte")
     if records[-1].get("tokens"):
         facts.append(f"{records[-1]['tokens']:,} tokens seen")
-    return f"![loss curve]({picture})\n\n{'; '.join(facts)}\n\n{as_table(rows)}\n"
+    written = "" if sample is None else f"\nSample text at step {sample['step']:,}:\n\n{_as_code(sample)}\n"
+    return f"![loss curve]({picture})\n\n{'; '.join(facts)}\n\n{as_table(rows)}\n{written}"
+
+
+def _as_code(sample: Mapping[str, Any]) -> str:
+    """Format a sample text as a Markdown code block, in which nothing is markup."""
+    return "\n".join(f"    {line}" for line in f"{sample['prompt']}{sample['text']}".splitlines())
 
 
 def training_summary(records: Sequence[dict[str, Any]], steps: int) -> str:
     """Summarize steps done, speed and time left in one line."""
     last = records[-1]
     facts = [f"step {last['step']:,} of {steps:,}"]
-    recent = [record["seconds"] for record in records[-10:] if record.get("seconds")]
     if last.get("tokens_per_second"):
         facts.append(f"{last['tokens_per_second']:,.0f} tokens/s")
-    if recent and last["step"] < steps:
-        facts.append(f"{format_duration(statistics.median(recent) * (steps - last['step']))} left")
+    if left := TimeLeft(records[-ESTIMATE_ROWS:]).seconds(steps):
+        facts.append(f"{format_duration(left)} left")
     return ", ".join(facts)
 
 

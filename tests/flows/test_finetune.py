@@ -18,6 +18,7 @@ from flows.recipe import PlannedRun
 from flows.settings import resolve
 from gpt2train.config import CONFIG_FILE, ModelSettings, read_run_config
 from gpt2train.convert.huggingface import write_model
+from gpt2train.convert.merge import find_source
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
 from gpt2train.errors import UserError
 from gpt2train.model.causal_lm import build_model
@@ -90,7 +91,7 @@ def predictions(run: PlannedRun[FinetuneFlowSettings], scores: Manifest) -> list
 def test_a_classification_is_trained_validated_merged_and_scored(made: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     run = planned(made, tmp_path / "out", "classification", train=LONG)
-    prepared, training, model, scores = tuned(run)
+    prepared, training, model, scores, page = tuned(run)
     folder = run.root / training.folder
     config = read_run_config(folder.path(CONFIG_FILE))
     assert (config.steps, config.model.labels, config.model.context, config.model.max_positions) == (32, 2, 24, 64)
@@ -98,11 +99,13 @@ def test_a_classification_is_trained_validated_merged_and_scored(made: Path, tmp
     assert (config.optimizer.weight_decay, config.optimizer.beta2, config.batch.global_batch) == (0.01, 0.999, 8)
     validated = [row for row in read_metrics(folder.path()) if "valid_loss" in row]
     assert [row["step"] for row in validated] == [8, 16, 24, 32]
-    last = validated[-1]
+    # The model is that of the best epoch: with the highest accuracy, of several the lowest loss.
+    best = min(validated, key=lambda row: (-row["valid_accuracy"], row["valid_loss"], row["step"]))
+    assert training.outcome.facts["selected_step"] == best["step"]
 
     found = read_scores(run.root, scores)
-    assert found["valid"]["accuracy"] == last["valid_accuracy"] and found["valid"]["f1"] == last["valid_f1"]
-    assert found["valid"]["loss"] == pytest.approx(last["valid_loss"], rel=1e-5)
+    assert found["valid"]["accuracy"] == best["valid_accuracy"] and found["valid"]["f1"] == best["valid_f1"]
+    assert found["valid"]["loss"] == pytest.approx(best["valid_loss"], rel=1e-5)
     assert found["valid"]["accuracy"] > found["valid"]["majority"] == 0.5  # the last word says it
 
     # transformers loads the folder, and predicts the same.
@@ -126,9 +129,14 @@ def test_a_classification_is_trained_validated_merged_and_scored(made: Path, tmp
 
     # Nothing is repeated; another learning rate is another run on the same samples.
     again = planned(made, tmp_path / "out", "classification", train=LONG)
-    assert [manifest for _, manifest in again.cached_steps()] == [prepared, training, model, scores]
+    assert [manifest for _, manifest in again.cached_steps()] == [prepared, training, model, scores, page]
     other = planned(made, tmp_path / "out", "classification", train=LONG | {"optimizer": {"lr": 1e-3}})
-    assert [name for name, manifest in other.cached_steps() if manifest is None] == ["train", "merge", "task_scores"]
+    assert [name for name, manifest in other.cached_steps() if manifest is None] == [
+        "train",
+        "merge",
+        "task_scores",
+        "report",
+    ]
 
     # The tuned model is the start of another tuning, and no language model.
     more = planned(made, tmp_path / "more", "classification", model=merged, train={"epochs": 1.0})
@@ -137,17 +145,39 @@ def test_a_classification_is_trained_validated_merged_and_scored(made: Path, tmp
         planned(made, tmp_path / "more", "text", model=merged)
 
 
+@pytest.mark.parametrize(("select", "step"), [("best", 8), ("last", 24)])
+def test_the_model_is_that_of_the_best_epoch(made: Path, tmp_path: Path, select: str, step: int) -> None:
+    """Validation rows with the opposite labels, so that each epoch makes them worse."""
+    lines = (made / "train.tsv").read_text().splitlines()
+    opposite = [
+        line[: -len(name)] + {"no": "yes", "yes": "no"}[name] for line in lines[1:] for name in [line.split("\t")[2]]
+    ]
+    (made / "opposite.tsv").write_text("\n".join([lines[0], *opposite]) + "\n")
+    (made / "opposite.toml").write_text(CLASSIFICATION.replace("valid.tsv", "opposite.tsv"))
+    train = LONG | {"epochs": 3.0, "checkpoints": {"select": select, "keep": 1, "best_metric": "loss"}}
+    run = planned(made, tmp_path, "opposite", train=train)
+    _, training, _, scores, _ = tuned(run)
+    folder = (run.root / training.folder).path()
+    losses = {row["step"]: row["valid_loss"] for row in read_metrics(folder) if "valid_loss" in row}
+    assert min(losses, key=lambda one: losses[one]) == 8 and len(losses) == 3
+    assert read_scores(run.root, scores)["valid"]["loss"] == pytest.approx(losses[step], rel=1e-5)
+    assert (
+        find_source(Path(folder)).checkpoint.name == f"step-{step:08d}"
+    )  # as `gpt2train merge RUN` and the next tuning
+
+
 @pytest.mark.parametrize("kind", ["answers", "text"])
 def test_answers_and_texts_are_trained_and_scored(made: Path, tmp_path: Path, kind: str) -> None:
     run = planned(made, tmp_path / "out", kind)
-    _, training, model, scores = tuned(run)
+    _, training, model, scores, _ = tuned(run)
     folder = (run.root / training.folder).path()
     losses = [row["loss"] for row in read_metrics(folder)]
     assert losses[-1] < losses[0]
-    [*_, last] = [row for row in read_metrics(folder) if "valid_loss" in row]
+    best = min((row for row in read_metrics(folder) if "valid_loss" in row), key=lambda row: row["valid_loss"])
     found = read_scores(run.root, scores)
-    assert found["valid"]["loss"] == pytest.approx(last["valid_loss"], rel=1e-5)
+    assert found["valid"]["loss"] == pytest.approx(best["valid_loss"], rel=1e-5)
     assert Path((run.root / model.folder).path(), "generation_config.json").exists()
+    assert training.outcome.facts["selected_step"] == best["step"]
     if kind == "answers":
         rows = predictions(run, scores)
         assert len(rows) == 40 and rows[0]["answer"] == "00" and 0 <= found["test"]["exact_match"] <= 1
@@ -228,7 +258,7 @@ def test_the_plan_lists_the_steps(made: Path, tmp_path: Path, capsys: pytest.Cap
     flags = ["--model", str(made / "lm"), "--task", str(made / "classification.toml"), "--output", str(tmp_path / "o")]
     assert run_command("finetune", *flags, "--dry-run") == 0
     plan = capsys.readouterr().out
-    assert all(step in plan for step in ("samples", "train", "merge", "task_scores"))
+    assert all(step in plan for step in ("samples", "train", "merge", "task_scores", "report"))
     assert not (tmp_path / "o").exists()
 
 

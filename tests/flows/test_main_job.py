@@ -45,7 +45,7 @@ def test_the_demo_runs_from_an_empty_folder(tmp_path: Path) -> None:
     for step, reasons in DIRT.items():
         (line,) = re.findall(rf"^{step} .*$", text, re.M)
         assert {reason for reason in reasons if reason in line} == reasons, line
-    first, last = re.search(r"^step 1/.*loss (\S+)", text, re.M), re.findall(r"valid (\S+)$", text, re.M)
+    first, last = re.search(r"^step 1/.*loss (\S+)", text, re.M), re.findall(r"\| valid (\S+)", text)
     assert first and float(last[-1]) < float(first[1]) - 2.5
     mini.wait_for_the_end()
 

@@ -26,7 +26,11 @@ def test_the_demo_preset_applies_to_the_demo_only() -> None:
 def test_the_demo_preset_serves_every_flow() -> None:
     demo = demo_layer()
     assert resolve(DataprepSettings).blacklist.shard_rows == demo["blacklist"]["shard_rows"]
-    assert resolve(PretrainSettings).preset == demo["preset"]
+    whole = resolve(PipelineSettings)
+    assert whole.preset == demo["preset"]
+    # `flows.pretrain --preset` of the demo's trains the same on the tokens of `flows.dataprep`.
+    assert whole.tokenizer == resolve(DataprepSettings).tokenizer
+    assert whole.train == resolve(PretrainSettings, flags={"preset": demo["preset"]}).train
 
 
 def test_one_file_serves_all_flows_and_mistakes_in_it_are_found(tmp_path: Path) -> None:
@@ -69,6 +73,19 @@ def test_the_data_flow_takes_the_vocabulary_of_the_preset_in_its_file(tmp_path: 
     assert resolve(DataprepSettings, flags={"documents": ["a.txt"]}).tokenizer.name == "train"
     (tmp_path / "mine.toml").write_text('documents = ["a.txt"]\npreset = "117m"\n')
     assert resolve(DataprepSettings, str(tmp_path / "mine.toml")).tokenizer.name == "gpt2"
+
+
+def test_a_recipe_takes_the_place_of_a_preset() -> None:
+    flags = {"recipe": "modern", "depth": 12, "train": {"seed": 7}}
+    settings = resolve(PretrainSettings, flags=flags)
+    assert settings.preset == "modern-12"
+    assert settings.train == resolve(PretrainSettings, flags={"preset": "modern-12", "train": {"seed": 7}}).train
+    small = resolve(PipelineSettings, flags={"documents": ["a.txt"], "recipe": "modern", "budget": "1e15"})
+    assert (small.preset, small.train.model.layers, small.tokenizer.name) == ("modern-2", 2, "train")
+    hours = resolve(PretrainSettings, flags={"recipe": "modern", "budget": "8h", "launch": {"processes": 1}})
+    assert hours.train.model.family == "llama" and hours.train.steps > 1000
+    with pytest.raises(UserError, match="leave one out"):
+        resolve(PretrainSettings, flags={"preset": "345m", **flags})
 
 
 def test_an_unknown_key_is_refused_with_its_full_path() -> None:
