@@ -1,7 +1,9 @@
 """The launch script for containers: its printed command lines, and what the engine is started with."""
 
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,3 +83,14 @@ def test_a_mistake_is_one_line(tmp_path: Path, words: list[str], said: str) -> N
     done = launch(*words, folder=tmp_path, path=str(tmp_path / "bin"))
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and said in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("engine", ["podman", "docker"])
+def test_the_engine_knows_every_option(engine: str, tmp_path: Path) -> None:
+    if shutil.which(engine) is None:
+        pytest.skip(f"no {engine} on the PATH")
+    words = ["--engine", engine, "--src", str(ROOT), "--gpus", "0,1", "--env", "A=b", "--volume", "/scratch:/scratch"]
+    line = line_of(*words, folder=tmp_path)
+    given = {word for word in line[: line.index("gpt2train")] if word.startswith("--")}
+    listed = subprocess.run([engine, "run", "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert len(given) > 8 and given <= set(re.findall(r"--[a-z-]+", listed))

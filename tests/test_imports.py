@@ -32,6 +32,7 @@ ORDER = {
         "checkpoint",
         "monitoring",
         "convert",
+        "simulate",
         "plan",
         "runs",
         "inference",

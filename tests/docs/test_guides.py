@@ -187,13 +187,15 @@ def test_share(trained: Path, folder: Path) -> None:
     datasets, transformers = pytest.importorskip("datasets"), pytest.importorskip("transformers")
     copy_to(trained, folder / "out")
     uploads: list[str] = []
+    without_gguf = {} if importlib.util.find_spec("gguf") else {"gpt2train export": lambda: None}
     follow(
         "guides/share.md",
         folder,
         small={"python -m flows.dataprep": VOCABULARY},
-        stand_ins={"hf upload": lambda: uploads.append("uploaded")},
+        stand_ins={"hf upload": lambda: uploads.append("uploaded")} | without_gguf,
     )
     assert len(uploads) == 2
+    assert without_gguf or list((folder / "model").glob("*.gguf"))
     for place in ("model", "dataset"):
         assert (folder / place / "README.md").read_text().startswith("---\nlicense: ")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
@@ -203,3 +205,11 @@ def test_share(trained: Path, folder: Path) -> None:
     assert loaded[0]["text"] and len(loaded) > 50
     columns = re.findall(r"`(\w+)`", (DOCS / "guides/share.md").read_text().partition("The columns are")[2])[:7]
     assert columns == loaded.column_names
+
+
+@pytest.mark.slow
+def test_export(trained: Path, folder: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the extra gguf")
+    copy_to(trained, folder / "out")
+    outputs = follow("train/export.md", folder, small={})
+    assert any(output.startswith("gguf: model-q8.gguf") for output in outputs.values())
