@@ -109,6 +109,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, start in enumerate(LONGEST_FIRST) if group(item).startswith(start)), len(LONGEST_FIRST))
 
     for item in items:
+        if item.get_closest_marker("exhaustive"):  # a further example of a slow test, which is not to run with it
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
         if is_long(item) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
         if is_unit(item):

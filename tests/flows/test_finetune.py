@@ -145,7 +145,7 @@ def test_a_classification_is_trained_validated_merged_and_scored(made: Path, tmp
         planned(made, tmp_path / "more", "text", model=merged)
 
 
-@pytest.mark.parametrize(("select", "step"), [("best", 8), ("last", 24)])
+@pytest.mark.parametrize(("select", "step"), [("best", 8), pytest.param("last", 24, marks=pytest.mark.slow)])
 def test_the_model_is_that_of_the_best_epoch(made: Path, tmp_path: Path, select: str, step: int) -> None:
     """Validation rows with the opposite labels, so that each epoch makes them worse."""
     lines = (made / "train.tsv").read_text().splitlines()

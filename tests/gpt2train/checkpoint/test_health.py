@@ -56,7 +56,12 @@ def break_in_step(monkeypatch: pytest.MonkeyPatch, step: int, harm: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("lr", "async_save"), [(1e30, True), pytest.param(1e5, True, marks=pytest.mark.slow), (float("inf"), False)]
+    ("lr", "async_save"),
+    [
+        (1e30, True),
+        pytest.param(1e5, True, marks=pytest.mark.slow),
+        pytest.param(float("inf"), False, marks=pytest.mark.slow),
+    ],
 )
 def test_lost_weights_are_not_saved_and_the_run_resumes_from_an_earlier_step(
     tokens: Path, tmp_path: Path, alone: DistContext, lr: float, async_save: bool

@@ -32,9 +32,12 @@ from tests.gpt2train.convert.megatron_core_peer import (
 
 ROOT = Path(__file__).parents[3]
 SHAPE = Shape(VOCAB, LAYERS, HEADS, HIDDEN, CONTEXT)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="the package megatron-core is missing"),
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("megatron") is None, reason="the package megatron-core is missing"
+)
+SAVED = [
+    pytest.param((1, 1), marks=pytest.mark.exhaustive, id="tp1-pp1"),
+    pytest.param((2, 2), marks=pytest.mark.slow, id="tp2-pp2"),
 ]
 KINDS = ("fp32", "bf16", "distributed")
 FORMS: tuple[Literal["torch", "torch_dist"], ...] = ("torch", "torch_dist")
@@ -110,7 +113,7 @@ def saves(root: Path) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture(scope="module", params=[(1, 1), (2, 2)], ids=["tp1-pp1", "tp2-pp2"])
+@pytest.fixture(scope="module", params=SAVED)
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int, Any]:
     """All that megatron-core saves on a layout: tp, pp, and the jobs."""
     folder = tmp_path_factory.mktemp("saved")

@@ -67,8 +67,9 @@ def test_difficult_texts_have_equal_ids_with_the_published_vocabulary(published:
     assert end_of_text_id(published) not in encoded.ids
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize(
+    "name", [pytest.param("one word", marks=pytest.mark.exhaustive), pytest.param("no words", marks=pytest.mark.slow)]
+)
 def test_ten_megabytes_without_a_space_have_equal_ids(published: Tokenizer, name: str) -> None:
     assert differing(published, [LONG[name]]) == []
 

@@ -237,8 +237,15 @@ def script_texts(data: Path) -> Iterator[str]:
         yield from ("\n".join(lines[start : start + 20]) for start in range(0, len(lines), 20))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["t5", "bert-base-uncased", "bert-base-chinese", "smollm2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("t5", marks=pytest.mark.slow),
+        pytest.param("bert-base-uncased", marks=pytest.mark.exhaustive),
+        pytest.param("bert-base-chinese", marks=pytest.mark.exhaustive),
+        pytest.param("smollm2", marks=pytest.mark.slow),
+    ],
+)
 def test_ten_megabytes_in_many_scripts_have_the_ids_of_the_library(real_data: Path, name: str) -> None:
     folder = real_data / "eval/tokenizers" / name
     texts = list(script_texts(real_data))

@@ -28,6 +28,7 @@ def srun(rank: int, world: int, nodes: str, per_node: str, local: int, node: int
     }
 
 
+@pytest.mark.slow
 def test_processes_of_srun_train_like_one(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     config = make(tokens, tmp_path / "run", batch={"micro_batch": 2, "global_batch": 12}, steps=8)
     command = [sys.executable, "-m", "gpt2train.train", "--config", write(config)]

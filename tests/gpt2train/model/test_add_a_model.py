@@ -128,7 +128,11 @@ def model(reference: Path, installed: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize(
     "job",
-    ["model", pytest.param("two", marks=pytest.mark.slow), pytest.param("four", marks=pytest.mark.exhaustive)],
+    [
+        pytest.param("model", marks=pytest.mark.slow),
+        pytest.param("two", marks=pytest.mark.exhaustive),
+        pytest.param("four", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_all_layouts_have_the_losses_of_one_process(job: str, tokens: Path, reference: Path, tmp_path: Path) -> None:
     processes, layouts = LAYOUTS[job]

@@ -239,7 +239,7 @@ def reference(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     "job",
     [
         pytest.param("tp and pp", marks=pytest.mark.slow),
-        pytest.param("two", marks=pytest.mark.slow),
+        pytest.param("two", marks=pytest.mark.exhaustive),
         pytest.param("four", marks=pytest.mark.exhaustive),
     ],
 )

@@ -93,9 +93,15 @@ def test_generated_and_served_tokens_are_the_most_likely_ones(
         assert found.json()["choices"][0]["text"] == answer["text"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("flags", [("--tp", "2"), ("--pp", "2")], ids=["tp", "pp"])
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        pytest.param("qwen3", ("--tp", "2"), marks=pytest.mark.slow),
+        pytest.param("own", ("--pp", "2"), marks=pytest.mark.slow),
+        pytest.param("own", ("--tp", "2"), marks=pytest.mark.exhaustive),
+        pytest.param("qwen3", ("--pp", "2"), marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_model_over_two_processes_generates_the_same(name: str, flags: tuple[str, str], folders: Path) -> None:
     # In processes of their own, since with --tp or --pp the command replaces its process by the launcher.
     generate = [sys.executable, "-m", "gpt2train", "generate", "--model", str(folders / name), "--prompt", "the tin"]

@@ -106,9 +106,12 @@ def test_gradients_equal_those_of_one_process(case: str, plain: dict[str, Any], 
     assert difference(first["fewer"] | last["fewer"], plain["fewer"]) < 1e-6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "line"), [("raise", "error: rank 1: ValueError: broken on purpose"), ("die", "error: rank 1 on ")]
+    ("how", "line"),
+    [
+        pytest.param("raise", "error: rank 1: ValueError: broken on purpose", marks=pytest.mark.exhaustive),
+        pytest.param("die", "error: rank 1 on ", marks=pytest.mark.slow),
+    ],
 )
 def test_a_failing_stage_ends_the_job_in_one_line(how: str, line: str) -> None:
     code, _, err = finish(start(str(HERE / "failing_stage.py"), how))

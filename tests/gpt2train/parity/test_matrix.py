@@ -81,34 +81,14 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "tp 2 pp 2 dp 2 zero 3": {"tp": 2, "pp": 2, "zero": 3},
     },
 }
-# Tensor parallelism on a CPU waits for many collectives: four such processes on two cores take 25 to 100 s a
-# row, where others take 4 to 9. One of each kind is among the slow tests, the others are there for who has the time,
-# with those that lie between two others.
-RARE = (
-    "dp 4",
-    "dp 4 zero 2 hybrid offload",
-    "dp 4 zero 3 recomputed",
-    "pp 2 dp 2",
-    "pp 2 dp 2 zero 2",
-    "dp 8 hybrid 2 x 4",
-    "pp 2 dp 4 hybrid 2 x 2",
-    "dp 4 zero 1",
-    "dp 4 zero 2",
-    "pp 2 dp 2 zero 1",
-    "tp 4",
-    "tp 2 dp 2",
-    "tp 2 dp 2 zero 1",
-    "tp 2 dp 2 zero 3 offload",
-    "tp 2 dp 2 recomputed",
-    "tp 2 dp 2 partly recomputed",
-    "tp 2 pp 2 whole sequences, partly recomputed",
-    "tp 2 pp 2 interleaved",
-    "tp 2 pp 2 whole sequences",
-    "tp 2 pp 2 dp 2 zero 1",
-    "tp 2 pp 2 dp 2 zero 3",
-)
-MORE = {n: [name for name in LAYOUTS[n] if name not in RARE] for n in (4, 8)}
-REST = {n: [name for name in LAYOUTS[n] if name in RARE] for n in (4, 8)}
+# One layout of each kind is among the slow tests. Tensor parallelism on a CPU waits for many collectives: four such
+# processes on two cores take 25 to 100 s a row, where others take 4 to 9.
+SLOW = {
+    2: ("dp 2 zero 3 offload", "dp 2 zero 1 offload of the optimizer", "tp 2", "pp 2 gpipe", "pp 2 interleaved"),
+    4: ("dp 4 hybrid 2 x 2", "tp 2 dp 2 zero 3", "pp 2 dp 2 zero 3 interleaved offload"),
+    8: ("tp 2 pp 2 dp 2",),
+}
+REST = {n: [name for name in LAYOUTS[n] if name not in SLOW[n]] for n in LAYOUTS}
 SECONDS = {2: 300.0, 4: 800.0, 8: 800.0}
 
 
@@ -130,10 +110,10 @@ def reference(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(config.output)
 
 
-def finished(tokens: Path, folder: Path, processes: int, names: Iterable[str] = ()) -> dict[str, Path]:
-    """The run folders of some layouts, all where none are named, after one job."""
+def finished(tokens: Path, folder: Path, processes: int, names: Iterable[str]) -> dict[str, Path]:
+    """The run folders of some layouts, after one job."""
     table = LAYOUTS[processes]
-    runs = {name: run(tokens, folder / name.replace(" ", "-"), table[name]) for name in names or table}
+    runs = {name: run(tokens, folder / name.replace(" ", "-"), table[name]) for name in names}
     job = start(str(HERE / "train_runs.py"), *map(write, runs.values()), processes=processes)
     code, _, err = finish(job, SECONDS[processes])
     assert code == 0, err
@@ -141,20 +121,15 @@ def finished(tokens: Path, folder: Path, processes: int, names: Iterable[str] = 
 
 
 @pytest.fixture(scope="module")
-def two(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return finished(tokens, tmp_path_factory.mktemp("two"), 2)
+def slow(request: pytest.FixtureRequest, tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One layout of each kind of a number of processes."""
+    return finished(tokens, tmp_path_factory.mktemp("slow"), request.param, SLOW[request.param])
 
 
 @pytest.fixture(scope="module")
-def more(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("more")
-    return finished(tokens, folder, 4, MORE[4]) | finished(tokens, folder, 8, MORE[8])
-
-
-@pytest.fixture(scope="module")
-def rest(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("rest")
-    return finished(tokens, folder, 4, REST[4]) | finished(tokens, folder, 8, REST[8])
+def rest(request: pytest.FixtureRequest, tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The rest of the layouts of a number of processes."""
+    return finished(tokens, tmp_path_factory.mktemp("rest"), request.param, REST[request.param])
 
 
 def worst(ours: Path, reference: Path) -> dict[str, float]:
@@ -181,27 +156,19 @@ def test_the_reference_learns_and_clips(reference: Path) -> None:
     assert min(curve(reference, "grad_norm")) > 0.5  # the limit: every step is clipped
 
 
-@pytest.mark.slow  # the fast suite has test_train.py (ZeRO 0 to 3) and parallel/ (gradients, the norm and one update)
-@pytest.mark.parametrize("name", LAYOUTS[2])
-def test_layouts_of_two_processes_train_like_one(name: str, two: dict[str, Path], reference: Path) -> None:
-    found = worst(two[name], reference)
+def check(ours: Path, reference: Path) -> None:
+    found = worst(ours, reference)
     assert found["loss"] <= 1e-5 and found["grad_norm"] <= 1e-5 and found["valid_loss"] <= 1e-5, found
     assert found["weight"] <= 1e-3, found  # single elements whose gradient is almost 0 are blown up by AdamW
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MORE[4] + MORE[8])
-def test_layouts_of_four_and_eight_processes_train_like_one(name: str, more: dict[str, Path], reference: Path) -> None:
-    found = worst(more[name], reference)
-    assert found["loss"] <= 1e-5 and found["grad_norm"] <= 1e-5 and found["valid_loss"] <= 1e-5, found
-    assert found["weight"] <= 1e-3, found
+@pytest.mark.slow  # the fast suite has test_train.py (ZeRO 0 to 3) and parallel/ (gradients, the norm and one update)
+@pytest.mark.parametrize(("slow", "name"), [(n, name) for n in SLOW for name in SLOW[n]], indirect=["slow"])
+def test_layouts_train_like_one_process(name: str, slow: dict[str, Path], reference: Path) -> None:
+    check(slow[name], reference)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", REST[4] + REST[8])
-def test_further_layouts_of_four_and_eight_processes_train_like_one(
-    name: str, rest: dict[str, Path], reference: Path
-) -> None:
-    found = worst(rest[name], reference)
-    assert found["loss"] <= 1e-5 and found["grad_norm"] <= 1e-5 and found["valid_loss"] <= 1e-5, found
-    assert found["weight"] <= 1e-3, found
+@pytest.mark.parametrize(("rest", "name"), [(n, name) for n in REST for name in REST[n]], indirect=["rest"])
+def test_further_layouts_train_like_one_process(name: str, rest: dict[str, Path], reference: Path) -> None:
+    check(rest[name], reference)

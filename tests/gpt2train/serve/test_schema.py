@@ -144,9 +144,10 @@ def test_integers_may_be_written_with_a_point(server: Running) -> None:
         assert sent.status_code == 400
 
 
-@pytest.mark.slow  # about 700 requests, half a minute on an idle machine
 @pytest.mark.skipif(SCHEMATHESIS is None, reason="schemathesis is not installed: pip install 'gpt2train[peers]'")
-@pytest.mark.parametrize("with_key", [False, True])
+@pytest.mark.parametrize(  # about 700 requests each, half a minute on an idle machine
+    "with_key", [pytest.param(False, marks=pytest.mark.exhaustive), pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_schemathesis_finds_no_difference(with_key: bool, tmp_path: Path) -> None:
     """All checks of schemathesis; schemathesis_hooks.py leaves out requests that rules between fields refuse."""
     (tmp_path / "key").write_text(KEY)

@@ -69,6 +69,7 @@ def test_data_and_loss_are_those_of_plain_loops(installed: Path, tmp_path: Path)
     assert json.loads(done.stdout) > 0
 
 
+@pytest.mark.slow
 def test_the_objective_trains_on_two_layouts(tmp_path: Path) -> None:
     runs = [tmp_path / "dp", tmp_path / "tp"]
     files = [write(runs[0]), write(runs[1], parallel={"tp": 2})]

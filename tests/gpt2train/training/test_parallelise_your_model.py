@@ -53,8 +53,9 @@ def column(run: Path, key: str) -> np.ndarray:
     return np.array([row[key] for row in read_metrics(run) if key in row])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("job", LAYOUTS)
+@pytest.mark.parametrize(
+    "job", [pytest.param(job, marks=pytest.mark.exhaustive if job == "four" else pytest.mark.slow) for job in LAYOUTS]
+)
 def test_layouts_have_the_losses_of_one_process(job: str, reference: Path, tmp_path: Path) -> None:
     processes, layouts = LAYOUTS[job]
     runs = [tmp_path / name for name in layouts]

@@ -52,11 +52,17 @@ def opened(path: Path, packing: str) -> Any:
 
 FAST_BOMBS = [("gz", "jsonl"), ("zst", "txt")]  # each kind and each library once
 
-SLOW_BOMBS = [("gz", "txt"), ("zst", "jsonl"), ("bz2", "jsonl"), ("bz2", "txt"), ("xz", "jsonl"), ("xz", "txt")]
+SLOW_BOMBS = [("zst", "jsonl"), ("xz", "txt")]
+REST = [("gz", "txt"), ("bz2", "jsonl"), ("bz2", "txt"), ("xz", "jsonl")]
 
 
 @pytest.mark.parametrize(
-    ("packing", "kind"), [*FAST_BOMBS, *(pytest.param(*bomb, marks=pytest.mark.slow) for bomb in SLOW_BOMBS)]
+    ("packing", "kind"),
+    [
+        *FAST_BOMBS,
+        *(pytest.param(*bomb, marks=pytest.mark.slow) for bomb in SLOW_BOMBS),
+        *(pytest.param(*bomb, marks=pytest.mark.exhaustive) for bomb in REST),
+    ],
 )
 def test_a_decompression_bomb_is_a_rejected_row(tmp_path: Path, packing: str, kind: str) -> None:
     """One line of 300 MB without an end, packed to less than 2 MB."""
