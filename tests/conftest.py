@@ -97,7 +97,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def group(item: pytest.Item) -> str:
         file = item.nodeid.partition("::")[0]
-        if "finished" in getattr(item, "fixturenames", ()) and not is_long(item):
+        if "finished" in getattr(item, "fixturenames", ()):
             return "the main job"
         if is_long(item) and file == "tests/tasks/test_kills.py":  # nine minutes: too long for one worker
             return item.nodeid

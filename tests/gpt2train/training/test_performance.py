@@ -37,10 +37,9 @@ def tokens() -> torch.Tensor:
     return torch.randint(SHAPE.vocab, (2, SHAPE.context + 1), generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.exhaustive  # minutes of C++ compiler; a sharded block compiles in tests/gpt2train/parallel
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "whole", [pytest.param(True, marks=pytest.mark.exhaustive), pytest.param(False, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("whole", [True, False])
 def test_a_compiled_model_gives_the_same_numbers(whole: bool) -> None:
     torch._dynamo.utils.counters.clear()
     plain, compiled = (initialise(GPT2(SHAPE), 1) for _ in range(2))

@@ -115,7 +115,13 @@ def test_samples_after_the_checkpoint_are_replaced(tokens: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    "layout", ["tp2", pytest.param("pp2"), *(pytest.param(n, marks=pytest.mark.slow) for n in ("zero3", "interleaved"))]
+    "layout",
+    [
+        "tp2",
+        "pp2",
+        pytest.param("zero3", marks=pytest.mark.slow),
+        pytest.param("interleaved", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_layouts_agree(layout: str, tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     one = run(tokens, tmp_path / "one", model={"layers": 4, "dropout": 0.0})
