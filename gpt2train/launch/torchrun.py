@@ -38,6 +38,7 @@ from gpt2train.launch.parent_death import LAUNCHER, USER_ERROR, die_with_parent
 from gpt2train.launch.process_env import read_process_env
 from gpt2train.launch.rank_logs import quietly
 
+CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h: try again
 ORPHANED = signal.SIGUSR1  # sent when the parent is gone; also a common warning signal of Slurm's --signal
 # Several signals within this time count as one, since a scheduler may signal the whole process group.
@@ -62,12 +63,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.parent is not None:
         die_with_parent(options.parent, signal.SIGKILL if options.grace is None else ORPHANED)
 
+    # Where the machine that hosts the store ends first, the launchers of the others would print C++ stacks of 40 lines.
+    # Read when torch is imported; the ranks, whose native output has a log of its own, keep their level.
+    level = os.environ.get(CPP_LOG_LEVEL)
+    os.environ.setdefault(CPP_LOG_LEVEL, "ERROR")
+
     from torch.distributed import DistError, run  # takes 1.5 s, so only after die_with_parent
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     from gpt2train.launch import elastic_agent
 
+    if level is None:
+        del os.environ[CPP_LOG_LEVEL]
     os.environ[LAUNCHER] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(_threads(run.parse_args(arguments).nproc_per_node)))
     # torchrun must not handle SIGTERM and SIGINT: it would kill the ranks 30 s into a save.
