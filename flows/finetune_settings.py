@@ -87,7 +87,7 @@ class FinetuneFlowSettings(OutputSettings):
         task, base = read_task(given["task"]), open_base_model(given["model"], given.get("tokenizer"))
         own = given.get("train") if isinstance(given.get("train"), Mapping) else {}
         chosen = layer(task.train, own or {})
-        if task.kind != "classification" and base.model.get("labels"):
+        if task.kind != "classification" and base.classes:
             raise UserError(f"{given['model']} is a classifier, which a task of the kind {task.kind} cannot start from")
         context = int(base.model["max_positions"])
         length = task.max_length or min(context, CLASSIFICATION_LENGTH if task.kind == "classification" else MAX_LENGTH)

@@ -143,6 +143,14 @@ def test_a_classification_is_trained_validated_merged_and_scored(made: Path, tmp
     check(more)
     with pytest.raises(UserError, match="is a classifier, which a task of the kind text cannot start from"):
         planned(made, tmp_path / "more", "text", model=merged)
+    # With another number of labels than it has classes, named or found in the rows, it is refused before anything runs.
+    for name, change in {
+        "named": ("[data]", '[data]\nlabels = ["no", "yes", "or"]'),
+        "found": ('"class"', '"one"'),
+    }.items():
+        (made / f"{name}.toml").write_text(CLASSIFICATION.replace(*change))
+        with pytest.raises(UserError, match=r"is a classifier of 2 classes, but the task has \d+ labels \(.*; correct"):
+            check(planned(made, tmp_path / "more", name, model=merged))
 
 
 @pytest.mark.parametrize(("select", "step"), [("best", 8), ("last", 24)])
