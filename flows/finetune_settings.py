@@ -1,7 +1,7 @@
 """Settings of the fine-tuning flow, and its defaults: those of fine-tuning, never those of a preset's pretraining."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -74,6 +74,8 @@ class FinetuneFlowSettings(OutputSettings):
     """Hugging Face folder of the tuned model."""
     report: ReportSettings = ReportSettings()
     """Self-contained HTML report of the fine-tuning."""
+
+    base_source: ClassVar[str] = "task"  # the setting that names the file of the base layer
 
     @classmethod
     def base_layer(cls, given: Mapping[str, Any]) -> dict[str, Any]:
