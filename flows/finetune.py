@@ -22,10 +22,10 @@ from gpt2train.settings import build, layer
 from tasks.core.manifest import Manifest
 from tasks.core.runner import Retries, Runner
 from tasks.core.storage import Folder
-from tasks.finetune.base_model import BaseModel, open_base_model
+from tasks.finetune.base_model import BaseModel, check_classes, open_base_model
 from tasks.finetune.scores import read_scores, task_scores
 from tasks.finetune.settings import TaskSettings, read_task
-from tasks.finetune.step import TaskFiles, samples
+from tasks.finetune.step import TaskFiles, found_labels, samples
 from tasks.merge.step import merge, write_card
 from tasks.ready_tokens.tokens import ReadyTokens
 from tasks.report.step import report
@@ -43,8 +43,11 @@ def check(run: PlannedRun[FinetuneFlowSettings]) -> None:
     """
     settings = run.settings
     check_local(settings.output)
-    task, _ = read_task(settings.task), open_base_model(settings.model, settings.tokenizer)
-    TaskFiles(task).check(task)
+    task, base = read_task(settings.task), open_base_model(settings.model, settings.tokenizer)
+    files = TaskFiles(task)
+    files.check(task)
+    if base.classes and task.kind == "classification":
+        check_classes(settings.model, base, task.data.labels or found_labels(files.of["train"], task))
     tuned = tuned_settings(settings, task, None)
     Layout.of(tuned, settings.launch.world)
     check_launcher(settings.launch, Folder(settings.output).path())

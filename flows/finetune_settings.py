@@ -1,7 +1,7 @@
 """Settings of the fine-tuning flow, and its defaults: those of fine-tuning, never those of a preset's pretraining."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -75,6 +75,8 @@ class FinetuneFlowSettings(OutputSettings):
     report: ReportSettings = ReportSettings()
     """Self-contained HTML report of the fine-tuning."""
 
+    base_source: ClassVar[str] = "task"  # the setting that names the file of the base layer
+
     @classmethod
     def base_layer(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """Settings below the given ones: those of fine-tuning, of the model, and of the task file.
@@ -87,7 +89,7 @@ class FinetuneFlowSettings(OutputSettings):
         task, base = read_task(given["task"]), open_base_model(given["model"], given.get("tokenizer"))
         own = given.get("train") if isinstance(given.get("train"), Mapping) else {}
         chosen = layer(task.train, own or {})
-        if task.kind != "classification" and base.model.get("labels"):
+        if task.kind != "classification" and base.classes:
             raise UserError(f"{given['model']} is a classifier, which a task of the kind {task.kind} cannot start from")
         context = int(base.model["max_positions"])
         length = task.max_length or min(context, CLASSIFICATION_LENGTH if task.kind == "classification" else MAX_LENGTH)

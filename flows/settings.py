@@ -303,6 +303,9 @@ def resolve(model: type[S], config: str | None = None, flags: Mapping[str, Any] 
     def source(location: tuple[int | str, ...]) -> str:
         if not location and not config:  # a check of several settings: the message names them
             return ""
+        base_file = given.get(getattr(model, "base_source", ""))
+        if base_file and not _has_value(given, location) and _has_value(presets_layer, location):
+            return str(base_file)
         in_file = config and _has_value(from_file, location) and not _has_value(flags or {}, location)
         return config if config and (in_file or not flags) else "settings"
 

@@ -88,7 +88,7 @@ def _special(tokenizer: Tokenizer, shape: Shape) -> dict[str, Value]:
 def _byte_level(plain: dict[str, Any], folder: Path, rows: int) -> tuple[dict[str, Value], tuple[str, ...]]:
     """Byte-level BPE of a `tokenizer.json`."""
     model, notes = plain["model"], []
-    name, whole_words = PATTERNS.get(_pattern(plain["pre_tokenizer"]) or "", ("", False))
+    name, whole_words = PATTERNS.get(pattern_of(plain["pre_tokenizer"]) or "", ("", False))
     if model["type"] != "BPE" or not name:
         raise UserError(
             f"the tokenizer {folder} is of a kind that llama.cpp does not have; it has SentencePiece, and byte-level "
@@ -122,7 +122,7 @@ def _byte_level(plain: dict[str, Any], folder: Path, rows: int) -> tuple[dict[st
     }, tuple(notes)
 
 
-def _pattern(pre: dict[str, Any] | None) -> str | None:
+def pattern_of(pre: dict[str, Any] | None) -> str | None:
     """Pattern by which a pre-tokenizer splits a text before it is spelt in bytes; None for another kind."""
     pre = pre or {}
     steps = pre.get("pretokenizers", ()) if pre.get("type") == "Sequence" else (pre,)

@@ -36,7 +36,7 @@ def write_config(folder: Path, shape: Shape, tokenizer: Tokenizer, dtype: Dtype,
     layout = layout_of(shape.family)
     tokens = layout.token_fields(shape, tokenizer)
     config = {
-        **layout.config(shape),
+        **layout.config(shape, tokenizer),
         "bos_token_id": first,
         "eos_token_id": end,
         **tokens,

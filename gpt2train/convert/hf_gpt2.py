@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gpt2train.convert.hf_layout import MAX_LAYERS, HFLayout, size_of
+from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import UserError
 from gpt2train.model.families import EMBEDDING, HEAD, SCORE, sizes
 from gpt2train.model.gpt2_family import drop_published, options_of
@@ -78,10 +79,10 @@ class GPT2Layout(HFLayout):
             return "bias = false"
         return f"head_dim = {shape.head_dim}" if shape.heads * shape.head_dim != shape.hidden else None
 
-    def config(self, shape: Shape) -> dict[str, Any]:
+    def config(self, shape: Shape, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
         """Return the fields of `config.json` that describe the architecture."""
         if not self.in_transformers(shape):
-            return {**super().config(shape), "model_type": OWN}
+            return {**super().config(shape, tokenizer), "model_type": OWN}
         chosen = options_of(shape)
         return {
             **{key: values[0] for key, values in FIXED.items()},

@@ -51,8 +51,13 @@ class HFLayout:
         """Return the option for which `convert --to huggingface` refuses a model; by default it writes every one."""
         return None
 
-    def config(self, shape: Shape) -> dict[str, Any]:
-        """Return the fields of `config.json` that describe the architecture."""
+    def config(self, shape: Shape, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+        """Return the fields of `config.json` that describe the architecture.
+
+        Args:
+            shape: shape of the model.
+            tokenizer: tokenizer that is saved with the model, if any.
+        """
         return {
             "model_type": self.family,
             "architectures": [load(MODELS[self.family].model).__name__],
@@ -91,6 +96,15 @@ class HFLayout:
     def sizes(self, shape: Shape) -> dict[str, tuple[int, ...]]:
         """Map our name of every parameter to its size in the weights file."""
         return {name: (shape.vocab, *size[1:]) if name in PADDED else size for name, size in sizes(shape).items()}
+
+    def zeros(self, shape: Shape, tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
+        """Map names to sizes of further tensors of the weights file: parameters of zero that our model does not have.
+
+        Args:
+            shape: shape of the model.
+            tokenizer: tokenizer that is saved with the model.
+        """
+        return {}
 
     def exported(self, name: str, tensor: Tensor, shape: Shape) -> Tensor:
         """Convert one of our tensors to the layout of the weights file, without the padding of the vocabulary.

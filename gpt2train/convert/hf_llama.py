@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from gpt2train.convert.hf_layout import MAX_LAYERS, HFLayout, checked_shape, size_of
+from gpt2train.convert.hf_qwen2 import AS_LLAMA, FIELD, drop_zero_biases, is_written_as_llama, zero_biases
+from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import UserError
 from gpt2train.model.families import EMBEDDING, HEAD, SCORE, sizes
 from gpt2train.model.lazy_weights import LazyTensor
@@ -123,11 +125,11 @@ class LlamaLayout(HFLayout):
             del odd["head_dim"]
         return ", ".join(f"{name} = {str(value).lower()}" for name, value in odd.items())
 
-    def config(self, shape: Shape) -> dict[str, Any]:
+    def config(self, shape: Shape, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
         """Return the fields of `config.json` that describe the architecture."""
         model_type, chosen = model_type_of(shape), options_of(shape)
         if model_type is None:
-            return {**super().config(shape), "model_type": OWN}
+            return {**super().config(shape, tokenizer), "model_type": OWN}
         variant = VARIANTS[model_type]
         scaling = json.loads(chosen.rope_scaling or "{}")
         if scaling.get("rope_type") == "dynamic":  # transformers has it in `max_position_embeddings`
@@ -155,7 +157,7 @@ class LlamaLayout(HFLayout):
             config["attention_bias"] = chosen.attention_bias == "all"
         if variant.mlp_bias:
             config["mlp_bias"] = chosen.mlp_bias
-        return config
+        return config | (AS_LLAMA if model_type == "qwen2" and is_written_as_llama(shape, tokenizer) else {})
 
     def shape(self, config: dict[str, Any], file: Path) -> Shape:
         """Read the shape from the fields of `config.json`.
@@ -176,6 +178,9 @@ class LlamaLayout(HFLayout):
         if variant.divides and hidden % heads:
             raise UserError(f"{file}: hidden_size {hidden} is not divisible by num_attention_heads {heads}")
         bias = variant.attention_bias[config.get("attention_bias", False) is True and len(variant.attention_bias) > 1]
+        if bias == "all" and FIELD in config:
+            _check(file, FIELD, config[FIELD], ("qkv",))
+            bias = "qkv"
         rotary, context = _rotary(config, file, size_of(file, config, "max_position_embeddings"))
         options = {
             "kv_heads": _size_or(file, config, "num_key_value_heads", heads),
@@ -205,12 +210,18 @@ class LlamaLayout(HFLayout):
             return super().names(shape)
         return {name: TOP.get(name) or _in_block(name) for name in sizes(shape)}
 
+    def zeros(self, shape: Shape, tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
+        """Map names to sizes of further tensors, zeros: biases of the attention's output of a Qwen2 saved as Llama."""
+        return zero_biases(shape) if model_type_of(shape) == "qwen2" and is_written_as_llama(shape, tokenizer) else {}
+
     def found(self, tensors: Mapping[str, LazyTensor], shape: Shape) -> dict[str, LazyTensor]:
-        """Skip what follows from the rest: stored rotary frequencies, and a head that equals a tied embedding.
+        """Skip what follows from the rest: stored rotary frequencies, zeros, and a head that equals a tied embedding.
 
         Raises:
-            UserError: the output embedding is tied by `config.json`, but differs.
+            UserError: the output embedding is tied by `config.json`, but differs; or a bias is not zero.
         """
+        if options_of(shape).attention_bias == "qkv":
+            tensors = drop_zero_biases(tensors)
         theirs = {name: stored for name, stored in tensors.items() if not FREQUENCIES.fullmatch(name)}
         if HEAD in theirs and HEAD not in sizes(shape):
             head, embedding = theirs.pop(HEAD), theirs.get(TOP[EMBEDDING])

@@ -43,7 +43,7 @@ class T5Layout(HFLayout):
         """Return True: the package `transformers` loads the folder of every model of this family."""
         return True
 
-    def config(self, shape: Shape) -> dict[str, Any]:
+    def config(self, shape: Shape, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
         """Return the fields of `config.json` that describe the architecture."""
         chosen = options_of(shape)
         return {

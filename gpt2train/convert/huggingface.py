@@ -124,13 +124,16 @@ def fill_folder(
     opened = load_model_tokenizer(tokenizer, shape.vocab)
     check_sizes({name: stored.size for name, stored in tensors.items()}, sizes(shape), "the checkpoint")
     layout = layout_of(shape.family)
-    ours, theirs = {theirs: name for name, theirs in layout.names(shape).items()}, layout.sizes(shape)
-    write_tensors(
-        folder / SAFETENSORS,
-        ((name, theirs[ours[name]]) for name in sorted(ours)),
-        target,
-        lambda name: layout.exported(ours[name], tensors[ours[name]].read(target), shape),
-    )
+    ours, zeros = {theirs: name for name, theirs in layout.names(shape).items()}, layout.zeros(shape, opened)
+    found = layout.sizes(shape)
+    theirs = {name: found[own] for name, own in ours.items()} | zeros
+
+    def stored(name: str) -> Tensor:
+        if name in zeros:
+            return torch.zeros(zeros[name], dtype=target)
+        return layout.exported(ours[name], tensors[ours[name]].read(target), shape)
+
+    write_tensors(folder / SAFETENSORS, ((name, theirs[name]) for name in sorted(theirs)), target, stored)
     write_config(folder, shape, opened, dtype, weights.labels)
     copy_tokenizer(tokenizer, folder)
     (folder / CARD).write_text(card_text(shape, dtype, opened, facts), encoding="utf-8")

@@ -6,19 +6,22 @@ rate. Embeddings, the output projection, norms and biases are left to AdamW. The
 decay fit both (Liu et al. 2025, "Muon is Scalable for LLM Training").
 
 A shard of a matrix cannot be orthogonalised alone. Each step gathers the momentum of every matrix once, over all its
-shards; every process orthogonalises the whole and keeps its own part. So the update is the same on every layout, and
-the communication that of AdamW plus one all-gather of the matrices, in bfloat16 on a GPU. The products are 5 x 3, of a
-cost that does not depend on the number of tokens: 0.5 % of a step's at 124M parameters and 524,288 tokens.
+shards; every process orthogonalises the whole and keeps its own part. Processes with the same shards (ZeRO 0, hybrid
+sharding) share the matrices out: each gathers and orthogonalises its own ones, and sends the others the result. So the
+update is the same on every layout, and the communication that of AdamW plus at most one all-gather of the matrices, in
+bfloat16 on a GPU. The products are 5 x 3, of a cost that does not depend on the number of tokens: 0.5 % of a step's at
+124M parameters and 524,288 tokens.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gpt2train.config import OptimizerSettings
-from gpt2train.parallel.grad_norm import local
+from gpt2train.parallel.grad_norm import local, shard_count
 from gpt2train.training.adamw import AdamW
 
 ITERATIONS = 5
@@ -32,14 +35,26 @@ class Muon:
     Args:
         named: pairs of name and parameter. Each parameter must have a gradient at every step.
         settings: optimizer settings.
+        replicas: group of the processes that have the same shards and gradients; None for this process alone.
     """
 
-    def __init__(self, named: Iterable[tuple[str, Tensor]], settings: OptimizerSettings) -> None:
+    def __init__(
+        self,
+        named: Iterable[tuple[str, Tensor]],
+        settings: OptimizerSettings,
+        replicas: dist.ProcessGroup | None = None,
+    ) -> None:
         self.named = list(named)
         self._settings = settings
         self._is_matrix = [is_orthogonalised(name, parameter) for name, parameter in self.named]
         pairs = list(zip(self.named, self._is_matrix, strict=True))
         self._matrices = [pair for pair, matrix in pairs if matrix]
+        self._replicas, count = replicas, 1 if replicas is None else replicas.size()
+        self._replica = 0 if replicas is None else replicas.rank()
+        parameters = [parameter for _, parameter in self._matrices]
+        self._owners = share_out([tuple(parameter.shape) for parameter in parameters], count)
+        owned = list(zip(parameters, self._owners, strict=True))
+        self._shares = [[parameter for parameter, its in owned if its == owner] for owner in range(count)]
         self._momenta = [torch.zeros_like(parameter.detach()) for _, parameter in self._matrices]
         self._adamw = AdamW([pair for pair, matrix in pairs if not matrix], settings)
         self.device = self._adamw.device
@@ -53,15 +68,34 @@ class Muon:
         matrices = [gradient for gradient, matrix in zip(given, self._is_matrix, strict=True) if matrix]
         keep = skip > 0
         beta, decay = self._settings.muon_momentum, self._settings.weight_decay
-        for (_, parameter), momentum, gradient in zip(self._matrices, self._momenta, matrices, strict=True):
-            shard, held = local(parameter.detach()), local(momentum)
+
+        def move(parameter: Tensor, direction: Tensor) -> None:
+            shard, scale = local(parameter.detach()), RMS * max(parameter.shape) ** 0.5
+            moved = shard * (1 - rate * decay) - rate * scale * direction.to(shard.dtype)
+            shard.copy_(torch.where(keep, shard, moved))
+
+        mine: list[Tensor] = []
+        for (_, parameter), owner, momentum, gradient in zip(
+            self._matrices, self._owners, self._momenta, matrices, strict=True
+        ):
+            held = local(momentum)
             gradient = gradient / divisor
             # A gradient that is not finite must not reach the state: `where`, since 0 x inf is NaN.
             held.copy_(torch.where(keep, held, held.lerp(gradient, 1 - beta)))
+            if owner != self._replica:
+                continue
             direction = orthogonalised(gradient.lerp(held, beta), parameter)  # Nesterov's look ahead
-            scale = RMS * max(parameter.shape) ** 0.5
-            moved = shard * (1 - rate * decay) - rate * scale * direction
-            shard.copy_(torch.where(keep, shard, moved))
+            if self._replicas is None:
+                move(parameter, direction)
+            else:
+                mine.append(direction)
+        if self._replicas is None:
+            return
+        for owner, parameters in enumerate(self._shares):
+            if parameters:
+                directions = broadcast(mine if owner == self._replica else None, parameters, self._replicas, owner)
+                for parameter, direction in zip(parameters, directions, strict=True):
+                    move(parameter, direction)
 
     def state(self) -> Mapping[str, Tensor]:
         """State by names that do not depend on the layout: `<name>.momentum`, and that of AdamW for the others."""
@@ -69,22 +103,66 @@ class Muon:
         return found | dict(self._adamw.state())
 
 
+def share_out(sizes: Sequence[tuple[int, ...]], processes: int) -> list[int]:
+    """Assign matrices to processes, the most expensive first, each to the process with the least work so far.
+
+    Args:
+        sizes: sizes of the matrices.
+        processes: number of processes.
+
+    Returns:
+        Process of each matrix.
+    """
+    costs = [rows * columns * min(rows, columns) for rows, columns in sizes]
+    loads, owners = [0] * processes, [0] * len(costs)
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):  # stable: equal on all processes
+        owners[index] = loads.index(min(loads))
+        loads[owners[index]] += costs[index]
+    return owners
+
+
+def broadcast(
+    directions: Sequence[Tensor] | None, parameters: Sequence[Tensor], replicas: dist.ProcessGroup, owner: int
+) -> Sequence[Tensor]:
+    """Send the orthogonalised matrices of one process to the others that have the same shards. Collective.
+
+    Args:
+        directions: parts of this process of the matrices; None if they belong to another process.
+        parameters: parameters of these matrices.
+        replicas: the processes.
+        owner: rank in `replicas` of the process that has orthogonalised the matrices.
+    """
+    shards = [local(parameter.detach()) for parameter in parameters]
+    if directions is not None:
+        flat = torch.cat([direction.flatten() for direction in directions])
+    else:
+        flat = shards[0].new_empty(sum(shard.numel() for shard in shards), dtype=precision_on(shards[0].device))
+    dist.broadcast(flat, group=replicas, group_src=owner)
+    pieces = flat.split([shard.numel() for shard in shards])
+    return [piece.view_as(shard) for piece, shard in zip(pieces, shards, strict=True)]
+
+
+def precision_on(device: torch.device) -> torch.dtype:
+    """Dtype of the iteration on a device."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
 def orthogonalised(update: Tensor, parameter: Tensor) -> Tensor:
-    """Part of this process of an orthogonalised matrix.
+    """Part of this process of an orthogonalised matrix, in the dtype of the iteration.
 
     Args:
         update: local shard of the matrix.
         parameter: parameter whose placements it has.
     """
-    precision = torch.bfloat16 if update.device.type == "cuda" else torch.float32
-    if not isinstance(parameter, DTensor):
-        return newton_schulz(update.to(precision)).to(update.dtype)
+    update = update.to(precision_on(update.device))
+    if not isinstance(parameter, DTensor) or shard_count(parameter) == 1:
+        return newton_schulz(update)
     mesh, placements = parameter.device_mesh, parameter.placements
     shard = DTensor.from_local(
-        update.to(precision), mesh, placements, shape=parameter.shape, stride=parameter.stride(), run_check=False
+        update, mesh, placements, shape=parameter.shape, stride=parameter.stride(), run_check=False
     )
     whole = newton_schulz(shard.full_tensor())
-    return distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local().to(update.dtype)
+    return distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
 
 
 def newton_schulz(matrix: Tensor) -> Tensor:

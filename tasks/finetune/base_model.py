@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,30 @@ class BaseModel:
     tokenizer: Path
     tokenizer_hash: str
     identity: str
+
+    @property
+    def classes(self) -> int:
+        """Number of classes of a classifier; 0 for a language model."""
+        return int(self.model.get("labels", 0))
+
+
+def check_classes(name: str, base: BaseModel, labels: Sequence[str]) -> None:
+    """Check that a classifier has as many classes as the task that it is tuned for.
+
+    Args:
+        name: name of the model, for the error message.
+        base: the model.
+        labels: labels of the task.
+
+    Raises:
+        UserError: it has more or fewer.
+    """
+    if base.classes and base.classes != len(labels):
+        shown = ", ".join(labels[:5]) + (", …" if len(labels) > 5 else "")
+        raise UserError(
+            f"{name} is a classifier of {base.classes:,} classes, but the task has {len(labels):,} labels ({shown}); "
+            "correct data.labels or the rows, or start from a language model"
+        )
 
 
 def open_base_model(name: str, tokenizer: str | None) -> BaseModel:

@@ -66,8 +66,17 @@ class Encoding:
         ]
 
     def text_of(self, row: Row) -> str:
-        """Texts of a row as one string, which identifies equal rows."""
-        return "\0".join(str(row.values.get(name)) for name in self.task.text_columns)
+        """Texts of a row as one string."""
+        return "\0".join(self._values(row))
+
+    def key_of(self, row: Row) -> str:
+        """Texts of a row as one string, which two rows share that must not be on two sides of a holdout."""
+        return "\0".join(sorted(self._values(row))) if self.task.both_orders else self.text_of(row)
+
+    def exchanged(self, row: Row) -> Row:
+        """Return the row of a pair with its texts exchanged."""
+        first, second = self.task.text_columns
+        return row._replace(values=row.values | {first: row.values.get(second), second: row.values.get(first)})
 
     def label_of(self, row: Row, place: str) -> int | None:
         """Number of a row's label; None for a row without one.
@@ -87,6 +96,9 @@ class Encoding:
         raise UserError(
             f"{place}, row {row.number:,}: the label {name[:40]!r} is none of {known}; correct it, or data.labels"
         )
+
+    def _values(self, row: Row) -> list[str]:
+        return [str(row.values.get(name)) for name in self.task.text_columns]
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         return encode_ordinary(self.tokenizer, texts) if texts else []

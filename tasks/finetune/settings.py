@@ -1,5 +1,6 @@
 """Settings of a task file: what a model is fine-tuned for, the files, their columns, and the training."""
 
+from operator import not_
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,6 +93,10 @@ class TaskSettings(Settings):
     the model, at most 1,024."""
     separator: str = "\n"
     """classification: text between the two texts of a pair."""
+    # Left out of the parameters where it is off, so that the fingerprints of older samples stay the same.
+    both_orders: bool = Field(False, exclude_if=not_)
+    """classification: each pair of the training rows is also a sample with its texts exchanged, for labels that do not
+    depend on their order, such as those of paraphrases."""
     prompt_end: str = "\n"
     """answers: text after each prompt."""
     train: dict[str, Any] = {}
@@ -101,6 +106,8 @@ class TaskSettings(Settings):
     def _columns_of_the_kind(self) -> "TaskSettings":
         if self.kind != "classification" and (self.data.labels or self.data.pair is not None):
             raise ValueError(f"data.labels and data.pair are for classification, not for {self.kind}; leave them out")
+        if self.both_orders and self.data.pair is None:
+            raise ValueError("both_orders exchanges the texts of pairs; name data.pair, or leave both_orders out")
         if self.kind != "answers" and self.data.messages is not None:
             raise ValueError(f"data.messages is for answers, not for {self.kind}; leave it out")
         return self

@@ -139,24 +139,26 @@ def samples_part(
     lengths: list[int] = []
     starts = [0]
     rejected: list[dict[str, Any]] = []
-    truncated = tokens = 0
+    truncated = tokens = exchanged = 0
     with (
         folder.writing(f"{part}.bin") as draft,
         folder.writing(f"{part}.rows") as places,
         draft.open("wb") as out,
         places.open("w", encoding="utf-8") as where,
     ):
-        for file, row, found in _encoded(item, task, encoding):
+        for file, row, found, turned in _encoded(item, task, encoding):
             if isinstance(found, Rejected):
                 identified = {"id": str(row.number), "source": file.name, "text": encoding.text_of(row)}
                 rejected.append(rejected_row(identified, found.reason, found.detail))
                 continue
             truncated += found.truncated
+            exchanged += turned
             tokens += sum(map(len, found.sequences))
             lengths += [_append(out, sequence, dtype) for sequence in found.sequences]
             starts.append(len(lengths))
             unknown = task.kind == "classification" and encoding.label_of(row, file.name) is None
             place = {"file": file.name, "row": row.number} | ({"labelled": False} if unknown else {})
+            place |= {"exchanged": True} if turned else {}
             where.write(json.dumps(place, ensure_ascii=False) + "\n")
     count = len(starts) - 1
     reasons = dict(sorted(Counter(row["reason"] for row in rejected).items()))
@@ -171,8 +173,8 @@ def samples_part(
         outputs=tuple(folder.record(f"{part}.{suffix}") for suffix in ("bin", "idx")),
         rejected=dropped,
         audit=(folder.record(f"{part}.rows", rows=count),),
-        seen=count + len(rejected),
-        kept=count,
+        seen=count - exchanged + len(rejected),
+        kept=count - exchanged,
         reasons=reasons,
         facts={f"{part}_samples": count, f"{part}_tokens": tokens, f"{part}_truncated": truncated},
     )
@@ -207,8 +209,11 @@ def is_held_out(text: str, share: float) -> bool:
 
 def _encoded(
     item: tuple[str, Sequence[InputFile], bool], task: TaskSettings, encoding: Encoding
-) -> Iterator[tuple[InputFile, Row, Sample | Rejected]]:
-    """Rows of a part with their samples. Rejected rows of training files belong to train."""
+) -> Iterator[tuple[InputFile, Row, Sample | Rejected, bool]]:
+    """Rows of a part with their samples, and True for one with exchanged texts, which follows that of the same row.
+
+    Rejected rows of training files belong to train.
+    """
     part, files, held_out = item
     share = task.data.holdout if part == "train" or held_out else 0.0
     for file in files:
@@ -217,11 +222,18 @@ def _encoded(
             if share:
                 chunk = [row for row in chunk if _is_of(row, encoding, share, held_out)]
             found = encoding(chunk, file.location, labelled=part != "test")
-            yield from ((file, row, one) for row, one in zip(chunk, found, strict=True))
+            if part != "train" or not task.both_orders:
+                yield from ((file, row, one, False) for row, one in zip(chunk, found, strict=True))
+                continue
+            turned = encoding([encoding.exchanged(row) for row in chunk], file.location)
+            for row, one, other in zip(chunk, found, turned, strict=True):
+                yield file, row, one, False
+                if isinstance(one, Sample):  # otherwise both are rejected, for one reason
+                    yield file, row, other, True
 
 
 def _is_of(row: Row, encoding: Encoding, share: float, held_out: bool) -> bool:
-    return (not row.reason and is_held_out(encoding.text_of(row), share)) == held_out
+    return (not row.reason and is_held_out(encoding.key_of(row), share)) == held_out
 
 
 def _append(out: IO[bytes], sequence: list[int], dtype: np.dtype[Any]) -> int:

@@ -143,6 +143,14 @@ def test_a_classification_is_trained_validated_merged_and_scored(made: Path, tmp
     check(more)
     with pytest.raises(UserError, match="is a classifier, which a task of the kind text cannot start from"):
         planned(made, tmp_path / "more", "text", model=merged)
+    # With another number of labels than it has classes, named or found in the rows, it is refused before anything runs.
+    for name, change in {
+        "named": ("[data]", '[data]\nlabels = ["no", "yes", "or"]'),
+        "found": ('"class"', '"one"'),
+    }.items():
+        (made / f"{name}.toml").write_text(CLASSIFICATION.replace(*change))
+        with pytest.raises(UserError, match=r"is a classifier of 2 classes, but the task has \d+ labels \(.*; correct"):
+            check(planned(made, tmp_path / "more", name, model=merged))
 
 
 @pytest.mark.parametrize(("select", "step"), [("best", 8), pytest.param("last", 24, marks=pytest.mark.slow)])
@@ -225,6 +233,8 @@ def test_defaults_give_way_to_what_is_chosen(made: Path, tmp_path: Path, flags: 
         (["--task", "{}/column.toml"], "has no column 'sentence'; it has 'one', 'two', 'class'; name it in data.text"),
         (["--task", "{}/empty.toml"], "empty.tsv has no rows that can be read as tsv"),
         (["--task", "{}/missing.toml"], "missing.tsv"),
+        (["--task", "{}/key.toml"], "/key.toml: unknown setting 'train.optimizer.lrr'; did you mean"),
+        (["--task", "{}/value.toml"], "/value.toml: train.optimizer.lr: input should be greater than or equal to"),
         (["--train.parallel.tp", "3"], "does not divide"),
         (["--train.steps", "0"], "train.steps"),
         (["--output", "s3://bucket/out"], "training writes to a local disk"),
@@ -244,6 +254,8 @@ def test_wrong_input_is_refused_in_one_line(
         "column": ('text = "one"', 'text = "sentence"'),
         "empty": ("train.tsv", "empty.tsv"),
         "missing": ("train.tsv", "missing.tsv"),
+        "key": ("optimizer.lr", "optimizer.lrr"),
+        "value": ("optimizer.lr = 1e-2", "optimizer.lr = -1"),
     }.items():
         (made / f"{name}.toml").write_text(CLASSIFICATION.replace(*change))
     given = {"--model": str(made / "lm"), "--task": str(made / "classification.toml"), "--output": str(tmp_path / "o")}

@@ -3,7 +3,6 @@
 import collections
 
 from gpt2train.config import TrainSettings
-from gpt2train.errors import TransientError
 from gpt2train.plan.devices import find_gpus
 from tasks.train.launch.job import LAST_LINES, Job, job_error
 from tasks.train.launch.rank_logs import tail_rank_logs
@@ -56,7 +55,7 @@ def run_job(job: Job) -> None:
 
         code = launchers()[job.settings.launcher].run(job, on_line)
         error = job_error(code, last, job) if code else None
-        if error is not None and not isinstance(error, TransientError):  # a transient one may be followed by a retry
+        if error is not None:  # logged by the caller: as a warning before a retry, or as the error of the command
             ranks.leave_to(str(error))
     if error is not None:
         raise error

@@ -18,6 +18,7 @@ from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape
 from tasks.tokenizer.sentencepiece_training import train_sentencepiece
 from tasks.tokenizer.step import train_bpe
+from tests.gpt2train.convert.small_tokenizer import split_as_qwen
 
 GQA: dict[str, Any] = {"kv_heads": 2}
 
@@ -30,10 +31,12 @@ def passages(data: Path, count: int = 60) -> list[str]:
 
 
 def write_tokenizer(folder: Path, algorithm: str, texts: list[str]) -> Path:
-    """A tokenizer trained as the flow does."""
+    """A tokenizer trained as the flow does; with the algorithm qwen2, one that normalises and splits as Qwen's."""
     folder.mkdir()
-    if algorithm == "bpe":
+    if algorithm in ("bpe", "qwen2"):
         save_tokenizer(folder, *train_bpe(iter(texts), 800))
+        if algorithm == "qwen2":
+            split_as_qwen(folder)
     else:
         pytest.importorskip("sentencepiece")
         (folder / MODEL).write_bytes(train_sentencepiece(iter(texts), 900, algorithm))  # type: ignore[arg-type]

@@ -27,7 +27,13 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], str]] = {
         GQA | {"attention_bias": "all", "mlp_bias": True, "head_dim": 24, "tied": True},
         "LlamaForCausalLM",
     ),
-    "qwen2": ("bpe", "llama", GQA | {"attention_bias": "qkv"}, "Qwen2ForCausalLM"),
+    "llama with biases of queries, keys and values": (
+        "bpe",
+        "llama",
+        GQA | {"attention_bias": "qkv"},
+        "LlamaForCausalLM",
+    ),
+    "qwen2": ("qwen2", "llama", GQA | {"attention_bias": "qkv"}, "Qwen2ForCausalLM"),
     "qwen3": ("sentencepiece_unigram", "llama", GQA | {"qk_norm": True, "head_dim": 32}, "Qwen3ForCausalLM"),
     "arcee": ("bpe", "llama", GQA | {"activation": "relu2"}, "ArceeForCausalLM"),
 }

@@ -12,12 +12,13 @@ OPERATIONS = {
     "c10d::allreduce_": "all-reduce",
     "c10d::_allgather_base_": "all-gather",
     "c10d::_reduce_scatter_base_": "reduce-scatter",
+    "c10d::broadcast_": "broadcast",
     "c10d::send": "send",
     "_c10d_functional::all_reduce": "all-reduce",
     "_c10d_functional::all_gather_into_tensor": "all-gather",
     "_c10d_functional::reduce_scatter_tensor": "reduce-scatter",
 }
-OTHER = {"c10d::recv_", "c10d::broadcast_", "c10d::barrier"}  # received bytes are sent by another process
+OTHER = {"c10d::recv_", "c10d::barrier"}  # received bytes are sent by another process
 
 
 class CollectiveBytes(TorchDispatchMode):

@@ -34,6 +34,7 @@ MORE: dict[str, dict[str, Any]] = {
     "interleaved": {"parallel": {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 2}},
     "llama": {"parallel": {"tp": 2}, "model": {"family": "llama"}, "precision": "fp32"},
     "muon": {"parallel": {"zero": 3}, "optimizer": {"name": "muon"}},
+    "muon, zero 0": {"parallel": {"zero": 0}, "optimizer": {"name": "muon"}},
     "t5, tp": {"parallel": {"tp": 2}, **T5},
     "t5, pp": {"parallel": {"pp": 2}, **T5},
 }

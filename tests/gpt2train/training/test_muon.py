@@ -1,7 +1,9 @@
 """Muon against torch's own, and against its definition by singular values."""
 
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,8 @@ from gpt2train.parallel.mesh import DistContext
 from gpt2train.settings import build
 from gpt2train.train import train
 from gpt2train.training.adamw import AdamW
-from gpt2train.training.muon import Muon, is_orthogonalised, newton_schulz
+from gpt2train.training.muon import Muon, is_orthogonalised, newton_schulz, share_out
+from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import curve, make, weights
 
 SHAPE = Shape(vocab=100, layers=2, heads=2, hidden=16, context=8)
@@ -95,6 +98,44 @@ def test_a_run_learns_and_resumes_bit_for_bit(tokens: Path, tmp_path: Path, alon
     assert all(torch.equal(tensor, weights(whole.output)[name]) for name, tensor in weights(parts[1].output).items())
     written = read_run_config(Path(whole.output) / CONFIG_FILE)
     assert (written.optimizer.name, written.optimizer.muon_momentum) == ("muon", 0.9)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=30), st.integers(1, 8))
+def test_matrices_are_shared_out_evenly(sizes: list[tuple[int, int]], processes: int) -> None:
+    owners = share_out(sizes, processes)
+    costs = [rows * columns * min(rows, columns) for rows, columns in sizes]
+    loads = [sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == p) for p in range(processes)]
+    assert sum(loads) == sum(costs) and len(owners) == len(sizes)
+    assert max(loads) - min(loads) <= max(costs, default=0)
+
+
+RANKS = Path(__file__).parents[1] / "parallel/run_cases.py"
+# Layout -> shares of a process's matrices that it gathers, and that are sent around, in an update.
+LAYOUTS: dict[int, dict[str, tuple[dict[str, Any], float, float]]] = {
+    2: {"dp": ({"zero": 0}, 0, 1), "zero 3": ({"zero": 3}, 1, 0)},
+    4: {
+        "dp 4": ({"zero": 0}, 0, 1),
+        "hybrid": ({"zero": 3, "dp_shard_degree": 2}, 0.5, 0.5),
+        "tp x dp": ({"zero": 0, "tp": 2}, 0.5, 0.5),
+        "pp x dp": ({"zero": 0, "pp": 2}, 0, 1),
+    },
+}
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_layouts_have_the_updates_of_one_process_and_send_each_matrix_once(processes: int, tmp_path: Path) -> None:
+    cases = {
+        name: f"muon_cases.updates {parallel!r}".replace(": ", ":").replace(", ", ",")
+        for name, (parallel, _, _) in LAYOUTS[processes].items()
+    }
+    run_ranks(RANKS, str(tmp_path / "found.json"), *cases.values(), processes=processes)
+    found = json.loads((tmp_path / "found.json").read_text())
+    for name, case in cases.items():
+        _, gathered, sent = LAYOUTS[processes][name]
+        for rank in found[case]:
+            assert rank["different"] == [] and rank["compared"] == (8 if "pp" in name else 16), name
+            volume = {"all-gather float32": gathered, "broadcast float32": sent}
+            assert rank["bytes"] == {key: share * rank["matrices"] for key, share in volume.items() if share}, name
 
 
 def test_settings_that_do_not_fit_are_refused() -> None:

@@ -36,7 +36,7 @@ def tokenizer(tokenizer_folder: Path) -> Tokenizer:
 
 
 def task(kind: str = "classification", **data: Any) -> TaskSettings:
-    settings = {key: data.pop(key) for key in ("separator", "prompt_end", "max_length") if key in data}
+    settings = {key: data.pop(key) for key in ("separator", "both_orders", "prompt_end", "max_length") if key in data}
     return build(TaskSettings, {"kind": kind, "data": {"train": "x", **data}, **settings})
 
 
@@ -175,6 +175,44 @@ def test_the_step_writes_token_files_labels_and_rejected_rows(tmp_path: Path, to
         root = Folder(tmp_path / "out")
         assert samples(root, again, TaskFiles(again), tokenizer_folder, "model", 12, runner) == manifest
         assert samples(root, again, TaskFiles(again), tokenizer_folder, "other", 12, runner) != manifest
+
+
+def test_training_pairs_are_also_there_with_their_texts_exchanged(tmp_path: Path, tokenizer_folder: Path) -> None:
+    rows = [{"text": f"the {n}", "pair": f"of {n * n} a", "label": n % 2} for n in range(30)]
+    rows += [{"text": row["pair"], "pair": row["text"], "label": row["label"]} for row in rows[:9]]  # already exchanged
+    train = write(tmp_path, "train.jsonl", [*rows, {"text": "the", "label": 0}])
+    plain = task(train=train, pair="pair", holdout=0.3)
+    assert "both_orders" not in plain.model_dump()  # older samples keep their fingerprint
+    both = task(train=train, pair="pair", test=train, holdout=0.3, both_orders=True)
+    outcome = prepared(tmp_path, tokenizer_folder, both, length=40).outcome
+    count = outcome.facts["train_samples"] // 2
+    assert outcome.reasons == {"no_text": 2} and outcome.facts["test_samples"] == 39
+    assert (outcome.seen, outcome.kept) == (39 + 39 + 2, 39 + 39)  # rows
+    assert count + outcome.facts["valid_samples"] == 39
+    texts = load_tokenizer(tokenizer_folder)
+    found = {}
+    for part in ("train", "valid"):
+        data = open_tokens(tmp_path / "out/task" / part)
+        pairs = [texts.decode(data[number].tolist()) for number in range(0, len(data), 2)]
+        found[part] = [tuple(pair.split("\n")) for pair in pairs]
+        labels = [int(data[number][0]) for number in range(1, len(data), 2)]
+        assert labels == [_number(pair) % 2 for pair in found[part]]
+    assert len(found["train"]) == 2 * count and found["train"][1::2] == [pair[::-1] for pair in found["train"][::2]]
+    assert not {*found["train"]} & {*found["valid"]}
+    places = [json.loads(line) for line in (tmp_path / "out/task/train.rows").read_text().splitlines()]
+    assert [place["row"] for place in places[::2]] == [place["row"] for place in places[1::2]]
+    assert [place.get("exchanged", False) for place in places] == [False, True] * count
+    assert prepared(tmp_path, tokenizer_folder, plain, length=40).outcome.facts["train_samples"] < 2 * count
+
+
+def _number(pair: tuple[str, ...]) -> int:
+    """Number of a pair, in either order."""
+    return int(next(text for text in pair if text.startswith("the")).split()[1])
+
+
+def test_both_orders_are_for_pairs() -> None:
+    with pytest.raises(UserError, match=r"both_orders exchanges the texts of pairs; name data\.pair, or"):
+        task(both_orders=True)
 
 
 def test_a_holdout_shares_no_text_with_the_training(tmp_path: Path, tokenizer_folder: Path) -> None:

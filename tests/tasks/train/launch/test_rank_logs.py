@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from gpt2train.errors import RunError, TransientError
 from gpt2train.launch.rank_logs import read_line
 from tasks.train.launch import rank_logs
+from tasks.train.launch.job import LOST, Job, LogLineSink
+from tasks.train.launch.launchers import run_job
 from tasks.train.launch.rank_logs import RankLogs, level_of, tail_rank_logs
+from tasks.train.launch.registry import Launcher
+from tasks.train.launch.settings import LaunchSettings
 
 WRITE = """
 import logging, sys
@@ -105,6 +110,22 @@ def test_an_error_that_the_launcher_reported_is_not_logged_again(tmp_path: Path,
     write(tmp_path, 1, "ERROR attempt 0: something else")
     logs.poll(True)
     assert words(seen) == ["ERROR rank 1: something else"]
+
+
+@pytest.mark.parametrize(("code", "kind"), [(LOST, TransientError), (1, RunError)])
+def test_the_error_that_ends_a_job_is_raised_and_not_logged(
+    tmp_path: Path, seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch, code: int, kind: type[RunError]
+) -> None:
+    """Also one that may pass: the flow logs it as a warning before a retry, and without retries it ends the command."""
+
+    def run(_job: Job, on_line: LogLineSink) -> int:
+        on_line("error: rank 1 on gpu02 was killed")
+        return code
+
+    monkeypatch.setattr("tasks.train.launch.launchers.launchers", lambda: {"torchrun": Launcher(run)})
+    with pytest.raises(kind, match=r"^rank 1 on gpu02 was killed .*begins at step 0$") as caught:
+        run_job(Job(str(tmp_path / "config.toml"), LaunchSettings()))
+    assert type(caught.value) is kind and words(seen) == []
 
 
 def test_an_error_that_does_not_end_the_job_is_logged(
