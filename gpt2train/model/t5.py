@@ -90,8 +90,8 @@ class Block(nn.Module):
     def __init__(self, shape: Shape, dropout: float, decoder: bool) -> None:
         super().__init__()
         chosen, width = options_of(shape), shape.hidden
-        # The fused norm of rms_norm.py saves 4 % of a step on a CPU, but its rounding moves the logits of an untied T5 to
-        # 1.1e-5 of their standard deviation from those of transformers; 1e-5 is promised.
+        # The fused norm of rms_norm.py saves 4 % of a step on a CPU, but its rounding moves the logits of an untied T5
+        # to 1.1e-5 of their standard deviation from those of transformers; 1e-5 is promised.
         self.ln_1 = nn.RMSNorm(width, eps=chosen.norm_eps)
         self.attn = Attention(shape, dropout)
         self.ln_cross = nn.RMSNorm(width, eps=chosen.norm_eps) if decoder else None
