@@ -13,6 +13,7 @@ from flows.sources import Sources, documents_of
 from flows.ui.result import show_result
 from gpt2train.evaluate.passages import read_passages
 from tasks.blacklist.blocklists import check_blocklists
+from tasks.boilerplate.step import boilerplate
 from tasks.clean.step import clean
 from tasks.cloze.step import cloze, cloze_file, no_passages_message
 from tasks.core.input_files import read_any
@@ -95,6 +96,9 @@ def prepare(root: Folder, settings: DataprepSettings, sources: Sources, runner: 
             found.append(documents)
         return documents
 
+    if settings.boilerplate.enabled:
+        documents = runner.run_step(boilerplate, root, documents, settings.boilerplate)
+        found.append(documents)
     cleaned = runner.run_step(clean, root, documents, settings.clean, tokenizer=bpe)
     filtered = with_added("clean", cleaned)
     lambada = settings.lambada

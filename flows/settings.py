@@ -20,6 +20,7 @@ from gpt2train.plan.budget import Rate, Recipe, given_recipe, machine_rate
 from gpt2train.plan.devices import find_gpus, usable_cores
 from gpt2train.settings import MAX_COUNT, Settings, build, layer, nearest, read_toml
 from tasks.blacklist.settings import BlacklistSettings
+from tasks.boilerplate.settings import BoilerplateSettings
 from tasks.clean.settings import CleanSettings
 from tasks.cloze.settings import ClozeSettings
 from tasks.core.storage import Folder
@@ -112,6 +113,8 @@ class DataprepSettings(OutputSettings, DataStepSettings):
     """Reading of texts from files."""
     extract: ExtractSettings = ExtractSettings()
     """Extraction of text from HTML."""
+    boilerplate: BoilerplateSettings = BoilerplateSettings()
+    """Removal of lines that many documents of a host share; off by default."""
     clean: CleanSettings = CleanSettings()
     """Repair, language, length, split."""
     cloze: ClozeSettings = ClozeSettings()

@@ -8,6 +8,7 @@ of its row, so that there is no cycle:
 | `blacklist`     |                                |
 | `download`      |                                |
 | `sources`       | `blacklist`, `download`        |
+| `boilerplate`   |                                |
 | `clean`         |                                |
 | `extract`       | `clean`, `download`, `sources` |
 | `decontaminate` | `clean`                        |

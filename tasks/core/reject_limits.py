@@ -34,6 +34,8 @@ class LimitSettings(Settings):
     """Records of JSON lines, Parquet and text files. They were written on purpose."""
     extract: float = Field(0.95, ge=0, le=1)
     """Pages without text, or not fit for training."""
+    boilerplate: float = Field(0.5, ge=0, le=1)
+    """Documents. Few of them have no line of their own."""
     clean: float = Field(0.95, ge=0, le=1)
     """Documents. A list in many languages, of which one is kept, loses most."""
     decontaminate: float = Field(0.5, ge=0, le=1)

@@ -45,6 +45,7 @@ def findings(root: Folder, by_step: Mapping[str, Manifest], samples: int) -> dic
         "length_picture": length_histogram(lengths) if any(len(sizes) for _, sizes in lengths) else None,
         "languages": languages(root, by_step.get("clean"), after),
         "hosts": hosts(root, download) if download else [],
+        "lines": _boilerplate_lines(root, by_step.get("boilerplate")),
         "clusters": [_cluster(found) for found in clusters],
         "rejected": {
             name: rejected_samples(root, manifest, samples)
@@ -95,6 +96,14 @@ def hosts(root: Folder, download: Manifest) -> list[dict[str, Any]]:
             table = _head(root / download.folder, record, None)
             return table.filter(pc.greater(table["failed"], 0)).slice(0, TOP).to_pylist()
     return []
+
+
+def _boilerplate_lines(root: Folder, boilerplate: Manifest | None) -> list[dict[str, Any]]:
+    """Removed lines that the most documents had."""
+    if boilerplate is None:
+        return []
+    [record] = boilerplate.outcome.audit
+    return _head(root / boilerplate.folder, record, None).slice(0, TOP).to_pylist()
 
 
 def duplicates(root: Folder, dedup: Manifest | None) -> dict[str, Any] | None:

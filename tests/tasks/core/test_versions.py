@@ -40,6 +40,7 @@ MODULES = {
     "webpages": ["tasks/sources/webpages.py"],
     "texts": ["tasks/sources/texts.py", "tasks/sources/text_records.py"],
     "extract": ["tasks/extract/*.py", "tasks/clean/language.py"],
+    "boilerplate": ["tasks/boilerplate/*.py"],
     "clean": ["tasks/clean/**/*.py"],
     "cloze": ["tasks/cloze/*.py", *(f"tasks/decontaminate/{name}.py" for name in ("ngrams", "folding", "kernel"))],
     "decontaminate": ["tasks/decontaminate/*.py", "tasks/clean/token_counts.py"],
