@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from flows.command import command
 from flows.dry_run.plan import plan_page
@@ -27,6 +28,7 @@ from tasks.decontaminate.step import decontaminate
 from tasks.dedup.step import check_previous, dedup
 from tasks.report.step import REPORT, report
 from tasks.shuffle.step import shuffle
+from tasks.substrings.step import substrings
 from tasks.tokenize.step import tokenize
 from tasks.tokenizer.step import check_tokenizer, tokenizer
 
@@ -111,7 +113,12 @@ def prepare(root: Folder, settings: DataprepSettings, sources: Sources, runner: 
     evaluation = [("lambada", lambada)] if lambada else []
     decontaminated = runner.run_step(decontaminate, root, filtered, evaluation, settings.decontaminate, tokenizer=bpe)
     unique = runner.run_step(dedup, root, with_added("decontaminate", decontaminated), settings.dedup)
-    shuffled = runner.run_step(shuffle, root, with_added("dedup", unique), settings.shuffle)
+    unique = with_added("dedup", unique)
+    if settings.substrings.enabled:
+        options: dict[str, Any] = {"tokenizer": bpe, "min_tokens": settings.clean.min_tokens}
+        unique = runner.run_step(substrings, root, unique, settings.substrings, **options)
+        found.append(unique)
+    shuffled = runner.run_step(shuffle, root, unique, settings.shuffle)
     bpe = bpe or runner.run_step(tokenizer, root, shuffled, settings.tokenizer)
     tokens = runner.run_step(tokenize, root, shuffled, bpe, settings.tokenize)
     return PreparedData([*found, shuffled, bpe, tokens], shuffled, bpe, tokens, lambada)

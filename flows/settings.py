@@ -36,6 +36,7 @@ from tasks.shuffle.settings import ShuffleSettings
 from tasks.sources.texts import TextsSettings
 from tasks.sources.warcs import WarcSettings
 from tasks.sources.webpages import WebpagesSettings
+from tasks.substrings.settings import SubstringSettings
 from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenizer.settings import TokenizerSettings
 from tasks.train.launch.settings import LaunchSettings
@@ -123,6 +124,8 @@ class DataprepSettings(OutputSettings, DataStepSettings):
     """Removal of evaluation passages from the training text."""
     dedup: DedupSettings = DedupSettings()
     """Exact and near deduplication."""
+    substrings: SubstringSettings = SubstringSettings()
+    """Removal of runs of words that repeat exactly; off by default."""
     shuffle: ShuffleSettings = ShuffleSettings()
     """Order of the documents."""
     tokenizer: TokenizerSettings = TokenizerSettings()

@@ -148,7 +148,6 @@ NOT_UNIT = (
     "tasks/blacklist/test_blacklist.py::test_order_is_kept_and_shards_are_full",
     "tasks/blacklist/test_rules.py::test_the_fast_path_equals_the_general_one",
     "tasks/blacklist/test_rules.py::test_the_real_list_gets_its_reference_decisions",
-    "tasks/boilerplate/test_step.py::test_bytes_do_not_depend_on_workers",
     "tasks/clean/filters/test_plugin.py::test_help_and_errors_name_its_settings",
     "tasks/clean/filters/test_plugin.py::test_the_filter_of_the_page_cleans_in_worker_processes",
     "tasks/clean/test_clean.py::test_a_sample_gives_the_language_of_the_whole_text",

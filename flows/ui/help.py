@@ -17,19 +17,8 @@ USUAL = (
 )
 STEPS = (
     *("limits", "blacklist", "download", "warc", "webpages", "texts", "extract", "boilerplate", "clean", "cloze"),
-    *(
-        "decontaminate",
-        "dedup",
-        *DATA_STEPS,
-        "shuffle",
-        "tokenizer",
-        "tokenize",
-        "train",
-        "launch",
-        "merge",
-        "evaluate",
-        "report",
-    ),
+    *("decontaminate", "dedup", *DATA_STEPS, "substrings", "shuffle", "tokenizer", "tokenize"),
+    *("train", "launch", "merge", "evaluate", "report"),
 )
 ALL_FLAG = "--help-all"
 

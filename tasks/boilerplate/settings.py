@@ -14,6 +14,6 @@ class BoilerplateSettings(Settings):
     """Minimum documents of a host that have a line, for the line to be removed from all of them."""
     min_share: float = Field(0.3, gt=0, le=1)
     """Minimum share of the documents of the host that have the line."""
-    min_letters: int = Field(10, ge=1)
-    """Minimum letters of such a line, counted in its first 100 characters; shorter lines stay, as brackets and short
-    statements of code repeat too."""
+    min_letters: int = Field(16, ge=1)
+    """Minimum letters of such a line, counted in its first 100 characters; shorter lines stay, as headings, brackets
+    and short statements of code repeat too."""

@@ -45,6 +45,7 @@ MODULES = {
     "cloze": ["tasks/cloze/*.py", *(f"tasks/decontaminate/{name}.py" for name in ("ngrams", "folding", "kernel"))],
     "decontaminate": ["tasks/decontaminate/*.py", "tasks/clean/token_counts.py"],
     "dedup": ["tasks/dedup/*.py"],
+    "substrings": ["tasks/substrings/*.py"],
     "shuffle": ["tasks/shuffle/*.py"],
     "tokenizer": ["tasks/tokenizer/*.py"],
     "tokenize": ["tasks/tokenize/*.py", "gpt2train/data/encoder.py"],
