@@ -82,9 +82,9 @@ def count_group(
     for shard in shards:
         for row in read_rows(source, shard, ["url", "text"]):
             if host := host_of(row["url"]):
-                number = hash_of(host)
-                hosts[number] += 1
-                lines.update({(line, number) for _, _, line in candidates(row["text"], host, settings.min_letters)})
+                key = hash_of(host)
+                hosts[key] += 1
+                lines.update({(line, key) for _, _, line in candidates(row["text"], host, settings.min_letters)})
     number = name.rpartition("-")[2]
     keys = np.array([*lines], dtype=np.int64).reshape(-1, 2)
     columns = {"line": keys[:, 0], "host": keys[:, 1], "documents": np.array([*lines.values()], dtype=np.int64)}

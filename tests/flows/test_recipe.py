@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
 
 
 STORY = (
-    "Page {0} tells of {0} ships, {0} storms and {0} islands that no other page of the site mentions at all. "
+    "Page {0} is about {0} ships, {0} storms and {0} islands that no other page of the site mentions at all. "
     "For all of these pages the editors thank their readers in every harbour.\n\nCopyright of the whole site"
 )
 

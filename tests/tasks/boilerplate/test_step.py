@@ -49,7 +49,7 @@ def site(host: str, count: int, menus: int) -> list[dict[str, Any]]:
     """Pages of a host, of which the first `menus` have the menu; page 0 has nothing else."""
     rows = []
     for number in range(count):
-        own = f"Story number {number} of {host}\n\nIt is told on one page only: {number}.\n}}\n"
+        own = f"Story number {number} of {host}\n\nIt is on one page only: {number}.\n}}\n"
         text = (f"{MENU}\n\n" if number < menus else "") + (own if number else "") + f"  {NOTICE}{number % 2 * ' '}"
         rows.append(page(f"http://{host}/{number}", text))
     return rows
@@ -67,7 +67,7 @@ def test_lines_of_many_pages_of_a_host_are_removed(tmp_path: Path) -> None:
     root, manifest = run(tmp_path, CORPUS)
     texts = {found["id"]: found["text"] for found in rows_of(root, manifest)}
     assert texts["http://a.example/5"] == (
-        "Story number 5 of a.example\n\nIt is told on one page only: 5.\n}"  # the bracket is on every page
+        "Story number 5 of a.example\n\nIt is on one page only: 5.\n}"  # the bracket is on every page
     )
     assert texts["http://b.example/5"].startswith(f"{MENU}\n\nStory") and NOTICE not in texts["http://b.example/5"]
     unchanged = {found["id"]: found["text"] for found in CORPUS}
