@@ -98,7 +98,7 @@ def measure(folder: Folder, count: int, workers: int, settings: DedupSettings) -
     spent = cpu_seconds() - spent  # the workers have ended and are counted
     print(f"deduplicated in {seconds:.0f} s ({stages}), {memory.most / GIGA:.2f} GiB over all processes")
     print(f"  {spent:,.0f} core-seconds: {1e6 * spent / count:,.0f} us a document; {manifest.outcome.reasons}")
-    for kind in ("sketch/", "pairs/", "clusters/", "dropped/"):
+    for kind in ("sketch/", "pairs/", "clusters/", "dropped/", "lost/", "sources/"):
         total = sum(record.bytes for record in manifest.outcome.audit if record.name.startswith(kind))
         print(f"  {kind:<10} {total / count:8.1f} bytes a document")
     print(f"  facts: {manifest.outcome.facts}")

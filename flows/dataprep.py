@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from flows.command import command
 from flows.dry_run.plan import plan_page
@@ -13,6 +14,7 @@ from flows.sources import Sources, documents_of
 from flows.ui.result import show_result
 from gpt2train.evaluate.passages import read_passages
 from tasks.blacklist.blocklists import check_blocklists
+from tasks.boilerplate.step import boilerplate
 from tasks.clean.step import clean
 from tasks.cloze.step import cloze, cloze_file, no_passages_message
 from tasks.core.input_files import read_any
@@ -26,6 +28,7 @@ from tasks.decontaminate.step import decontaminate
 from tasks.dedup.step import check_previous, dedup
 from tasks.report.step import REPORT, report
 from tasks.shuffle.step import shuffle
+from tasks.substrings.step import substrings
 from tasks.tokenize.step import tokenize
 from tasks.tokenizer.step import check_tokenizer, tokenizer
 
@@ -95,6 +98,9 @@ def prepare(root: Folder, settings: DataprepSettings, sources: Sources, runner: 
             found.append(documents)
         return documents
 
+    if settings.boilerplate.enabled:
+        documents = runner.run_step(boilerplate, root, documents, settings.boilerplate)
+        found.append(documents)
     cleaned = runner.run_step(clean, root, documents, settings.clean, tokenizer=bpe)
     filtered = with_added("clean", cleaned)
     lambada = settings.lambada
@@ -107,7 +113,12 @@ def prepare(root: Folder, settings: DataprepSettings, sources: Sources, runner: 
     evaluation = [("lambada", lambada)] if lambada else []
     decontaminated = runner.run_step(decontaminate, root, filtered, evaluation, settings.decontaminate, tokenizer=bpe)
     unique = runner.run_step(dedup, root, with_added("decontaminate", decontaminated), settings.dedup)
-    shuffled = runner.run_step(shuffle, root, with_added("dedup", unique), settings.shuffle)
+    unique = with_added("dedup", unique)
+    if settings.substrings.enabled:
+        options: dict[str, Any] = {"tokenizer": bpe, "min_tokens": settings.clean.min_tokens}
+        unique = runner.run_step(substrings, root, unique, settings.substrings, **options)
+        found.append(unique)
+    shuffled = runner.run_step(shuffle, root, unique, settings.shuffle)
     bpe = bpe or runner.run_step(tokenizer, root, shuffled, settings.tokenizer)
     tokens = runner.run_step(tokenize, root, shuffled, bpe, settings.tokenize)
     return PreparedData([*found, shuffled, bpe, tokens], shuffled, bpe, tokens, lambada)

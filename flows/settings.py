@@ -20,6 +20,7 @@ from gpt2train.plan.budget import Rate, Recipe, given_recipe, machine_rate
 from gpt2train.plan.devices import find_gpus, usable_cores
 from gpt2train.settings import MAX_COUNT, Settings, build, layer, nearest, read_toml
 from tasks.blacklist.settings import BlacklistSettings
+from tasks.boilerplate.settings import BoilerplateSettings
 from tasks.clean.settings import CleanSettings
 from tasks.cloze.settings import ClozeSettings
 from tasks.core.storage import Folder
@@ -35,6 +36,7 @@ from tasks.shuffle.settings import ShuffleSettings
 from tasks.sources.texts import TextsSettings
 from tasks.sources.warcs import WarcSettings
 from tasks.sources.webpages import WebpagesSettings
+from tasks.substrings.settings import SubstringSettings
 from tasks.tokenize.settings import TokenizeSettings
 from tasks.tokenizer.settings import TokenizerSettings
 from tasks.train.launch.settings import LaunchSettings
@@ -112,6 +114,8 @@ class DataprepSettings(OutputSettings, DataStepSettings):
     """Reading of texts from files."""
     extract: ExtractSettings = ExtractSettings()
     """Extraction of text from HTML."""
+    boilerplate: BoilerplateSettings = BoilerplateSettings()
+    """Removal of lines that many documents of a host share; off by default."""
     clean: CleanSettings = CleanSettings()
     """Repair, language, length, split."""
     cloze: ClozeSettings = ClozeSettings()
@@ -120,6 +124,8 @@ class DataprepSettings(OutputSettings, DataStepSettings):
     """Removal of evaluation passages from the training text."""
     dedup: DedupSettings = DedupSettings()
     """Exact and near deduplication."""
+    substrings: SubstringSettings = SubstringSettings()
+    """Removal of runs of words that repeat exactly; off by default."""
     shuffle: ShuffleSettings = ShuffleSettings()
     """Order of the documents."""
     tokenizer: TokenizerSettings = TokenizerSettings()

@@ -8,12 +8,14 @@ of its row, so that there is no cycle:
 | `blacklist`     |                                |
 | `download`      |                                |
 | `sources`       | `blacklist`, `download`        |
+| `boilerplate`   |                                |
 | `clean`         |                                |
 | `extract`       | `clean`, `download`, `sources` |
 | `decontaminate` | `clean`                        |
 | `cloze`         | `decontaminate`                |
 | `dedup`         |                                |
 | `data_steps`    | `clean`                        |
+| `substrings`    | `clean`, `dedup`               |
 | `shuffle`       |                                |
 | `tokenizer`     |                                |
 | `tokenize`      |                                |
@@ -26,6 +28,7 @@ of its row, so that there is no cycle:
 
 `sources` reads archives with the rules of `blacklist` and the page format of `download`; `extract` reads pages of any
 source, and its prefilter applies the limits of `clean`; `decontaminate` counts tokens, and `cloze` finds n-grams, with
-the code of the step before; `data_steps` rejects documents as the filters of `clean` do; `train` reads the files
-that `ready_tokens` has opened; `report` shows the results of `cloze`, `dedup` and `evaluate`.
+the code of the step before; `data_steps` rejects documents as the filters of `clean` do; `substrings` counts tokens as
+`clean` and finds words as `dedup`; `train` reads the files that `ready_tokens` has opened; `report` shows the results
+of `cloze`, `dedup` and `evaluate`.
 """

@@ -34,12 +34,16 @@ class LimitSettings(Settings):
     """Records of JSON lines, Parquet and text files. They were written on purpose."""
     extract: float = Field(0.95, ge=0, le=1)
     """Pages without text, or not fit for training."""
+    boilerplate: float = Field(0.5, ge=0, le=1)
+    """Documents. Few of them have no line of their own."""
     clean: float = Field(0.95, ge=0, le=1)
     """Documents. A list in many languages, of which one is kept, loses most."""
     decontaminate: float = Field(0.5, ge=0, le=1)
     """Documents. Few of them contain evaluation sets, unless these are in the list itself."""
     dedup: float = Field(0.95, ge=0, le=1)
     """Documents. A crawl holds each page a few times, not twenty times."""
+    substrings: float = Field(0.5, ge=0, le=1)
+    """Documents. Those that repeat as a whole are already gone."""
 
     def share(self, step: str) -> float:
         """Return the limit of a step; 1 (no limit) for a step that rejects nothing."""

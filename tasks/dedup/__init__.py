@@ -10,6 +10,8 @@ are joined to clusters: a hash collision or a chain of similar documents can nev
     dedup/pairs/part-00000.parquet      every candidate pair with its exact Jaccard, accepted or not
     dedup/clusters/part-00000.parquet   cluster, member, reason of its drop, document that was kept instead
     dedup/dropped/part-00000.parquet    dropped documents by number
+    dedup/lost/part-00000.parquet       characters of each dropped near duplicate, and those that its kept one lacks
+    dedup/sources/part-00000.parquet    documents and dropped ones of each host and source that lost any
 
 A later crawl can be compared with the kept documents (`dedup.previous`) by the sketches, `dropped` and the texts.
 

@@ -4,7 +4,7 @@ One batch processes all documents, but only those with a duplicate are in memory
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from tasks.core.manifest import Outcome
 from tasks.core.shards import read_table, write_table
 from tasks.core.storage import Folder
 from tasks.dedup.document_index import Group, Numbers, first_previous, group_of, look_up, ranks, write_numbers
+from tasks.dedup.exact import EXACT
+from tasks.dedup.settings import Policy
 
 CLUSTER = pa.schema(
     [
@@ -32,7 +34,6 @@ CLUSTER = pa.schema(
 )
 REASONS = ("exact_duplicate", "near_duplicate", "exact_duplicate_earlier", "near_duplicate_earlier")
 DROPPED = ["number", "reason", "kept_url", "jaccard"]
-Policy = Literal["greedy", "connected"]
 
 
 class Edges(NamedTuple):
@@ -55,14 +56,14 @@ class Survivors(NamedTuple):
 def choose_survivors(edges: Edges, components: Numbers, policy: Policy, fixed: int = 0) -> Survivors:
     """Choose the document that is kept instead of each document, from verified pairs and components [documents].
 
-    `greedy` visits the documents from the best rank down and drops one if it is verified against a kept one: the most
-    similar, then the best-ranked of these. `connected` keeps the best-ranked member of each component. The first
-    `fixed` documents by rank are always kept; no edge connects two of them.
+    `greedy`, and `containment` by fewer edges, visit the documents from the best rank down and drop one if it is
+    verified against a kept one: the most similar, then the best-ranked of these. `connected` keeps the best-ranked
+    member of each component. The first `fixed` documents by rank are always kept; no edge connects two of them.
     """
     count = len(components)
     order = np.lexsort((edges.better, edges.worse))
     better, worse, jaccard = (column[order] for column in edges)
-    if policy == "greedy":
+    if policy != "connected":
         from tasks.dedup import kernels
 
         return Survivors(*kernels.greedy(count, worse, better, jaccard))
@@ -90,15 +91,16 @@ def find_clusters(
 ) -> Outcome:
     """Cluster all verified duplicates.
 
-    Writes `clusters/part-00000.parquet`, a row per member in order of rank, and `dropped/part-00000.parquet`, a row per
-    dropped document in ascending order of number.
+    Writes `clusters/part-00000.parquet`, a row per member in order of rank; `dropped/part-00000.parquet`, a row per
+    dropped document in ascending order of number; and `removed/part-00000.parquet`, in the same order the number of
+    each dropped near duplicate and of the document kept instead.
     """
     copies = pa.concat_tables([read_table(folder, part) for part in exact])
     near = pa.concat_tables([_accepted(folder, part) for part in pairs])
     ends = [copies["dropped"], copies["kept"], near["first"], near["second"]]
     numbers = np.unique(np.concatenate([column.to_numpy() for column in ends]))
     if not len(numbers):
-        return _write(folder, CLUSTER.empty_table(), 0)
+        return _write(folder, CLUSTER.empty_table(), EXACT.empty_table(), 0)
     documents = look_up(folder, groups, numbers, ["id", "url", "length"])
     rank = ranks(groups, numbers, documents)
     order = np.argsort(rank)
@@ -136,14 +138,18 @@ def find_clusters(
         pa.table({"cluster": table["cluster"], "rank": np.arange(len(table))}),
         sort_keys=[("cluster", "ascending"), ("rank", "ascending")],
     )
-    return _write(folder, table.take(by_cluster), len(best))
+    near_dropped = np.flatnonzero(~is_kept & (is_near == 1))
+    near_dropped = near_dropped[np.argsort(numbers[near_dropped])]
+    removed = pa.table({"dropped": numbers[near_dropped], "kept": numbers[survivors[near_dropped]]}, schema=EXACT)
+    return _write(folder, table.take(by_cluster), removed, len(best))
 
 
-def _write(folder: Folder, table: pa.Table, clusters: int) -> Outcome:
+def _write(folder: Folder, table: pa.Table, removed: pa.Table, clusters: int) -> Outcome:
     dropped_rows = table.filter(table["reason"].is_valid()).select(DROPPED).sort_by("number")
     records = (
         write_table(folder, "clusters/part-00000.parquet", table),
         write_numbers(folder, "dropped/part-00000.parquet", dropped_rows),
+        write_numbers(folder, "removed/part-00000.parquet", removed),
     )
     return Outcome(outputs=records, facts={"clusters": clusters})
 

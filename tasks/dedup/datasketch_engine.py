@@ -3,6 +3,9 @@
 The results equal those of the compiled kernels bit for bit.
 """
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -37,13 +40,17 @@ def sketch(column: pa.Array | pa.ChunkedArray, settings: DedupSettings) -> tuple
     return texts_of(pa.array(texts, pa.large_string())), counts, total.T
 
 
+def shingle_sequences(column: pa.Array | pa.ChunkedArray, settings: DedupSettings) -> Sets:
+    """Shingles of whole texts in their order, including repeated ones."""
+    words = settings.shingle == "words"
+    hashes = [reference.shingle_hashes(text, words, settings.ngram) for text in _folded(column, settings)]
+    return _concatenated([np.array(some, dtype=np.uint64) for some in hashes])
+
+
 def shingle_sets(column: pa.Array | pa.ChunkedArray, settings: DedupSettings) -> Sets:
     """Sets of shingles of whole texts."""
-    texts, words = _folded(column, settings), settings.shingle == "words"
-    hashes = [reference.shingle_hashes(text, words, settings.ngram) for text in texts]
-    sets = [np.unique(np.array(some, dtype=np.uint64)) for some in hashes]
-    starts = np.cumsum([0, *map(len, sets)], dtype=np.int64)
-    return Sets(np.concatenate([np.zeros(0, dtype=np.uint64), *sets]), starts)
+    values, starts = shingle_sequences(column, settings)
+    return _concatenated([np.unique(values[start:end]) for start, end in itertools.pairwise(starts.tolist())])
 
 
 def buckets(keys: Hashes) -> tuple[npt.NDArray[np.int64], Numbers]:
@@ -69,6 +76,11 @@ def buckets(keys: Hashes) -> tuple[npt.NDArray[np.int64], Numbers]:
             order += members
             starts.append(len(order))
     return np.array(order, dtype=np.int64), np.array(starts, dtype=np.int64)
+
+
+def _concatenated(sets: Sequence[Hashes]) -> Sets:
+    starts = np.cumsum([0, *map(len, sets)], dtype=np.int64)
+    return Sets(np.concatenate([np.zeros(0, dtype=np.uint64), *sets]), starts)
 
 
 def _folded(column: pa.Array | pa.ChunkedArray, settings: DedupSettings) -> list[str]:

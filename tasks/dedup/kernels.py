@@ -285,6 +285,41 @@ def common(one: Any, one_starts: Any, other: Any, other_starts: Any, firsts: Any
 
 
 @compiled
+def uncovered(grams: Any, starts: Any, sets: Any, set_starts: Any, firsts: Any, seconds: Any, ngram: Any) -> Any:
+    """Share of the words of texts that are in no n-gram of a set.
+
+    Args:
+        grams: n-grams of the texts in their order, text by text.
+        starts: [texts + 1] start of each text, and the end.
+        sets: members of sorted sets, set by set.
+        set_starts: [sets + 1] start of each set, and the end.
+        firsts: [pairs] index of a text.
+        seconds: [pairs] index of a set.
+        ngram: words of an n-gram.
+
+    Returns:
+        [pairs] share of the words; 1 for a text without an n-gram.
+    """
+    shares = np.ones(len(firsts), dtype=np.float64)
+    for pair in range(len(firsts)):
+        begin, end = starts[firsts[pair]], starts[firsts[pair] + 1]
+        low, high = set_starts[seconds[pair]], set_starts[seconds[pair] + 1]
+        if begin == end:
+            continue
+        members = sets[low:high]
+        covered = reached = 0  # words before `reached` are counted
+        for position in range(begin, end):
+            at = np.searchsorted(members, grams[position])
+            if at < len(members) and members[at] == grams[position]:
+                first = position - begin
+                covered += first + ngram - max(first, reached)
+                reached = first + ngram
+        words = end - begin + ngram - 1
+        shares[pair] = (words - covered) / words
+    return shares
+
+
+@compiled
 def greedy(count: Any, worse: Any, better: Any, jaccard: Any) -> Any:
     """Policy `greedy` of `clusters.choose_survivors`.
 

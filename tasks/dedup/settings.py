@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from gpt2train.settings import Settings
 
 MAX_BANDS, MAX_ROWS = 256, 64
+Policy = Literal["greedy", "connected", "containment"]
 
 MEGATRON: dict[str, Any] = {
     # find_duplicates.py of Megatron-LM's tools/openwebtext as its README runs it. It records pairs above 0.5, but
@@ -58,8 +59,15 @@ class DedupSettings(Settings):
     bucket_pivots: int = Field(default=64, ge=1)
     """Buckets of up to `bucket_pivots + 1` documents yield all pairs; in larger ones each document is paired with the
     `bucket_pivots` best-ranked ones (fewer above 2^20 pairs)."""
-    policy: Literal["greedy", "connected"] = "greedy"
-    """`greedy`: drop a document only if it is verified against a kept one. `connected`: keep one per cluster."""
+    policy: Policy = "greedy"
+    """`greedy`: drop a document only if it is verified against a kept one. `connected`: keep one per cluster.
+    `containment`: as `greedy`, and only if the kept one holds its text (`dedup.containment`)."""
+    containment: float = Field(default=0.95, gt=0, le=1)
+    """Policy `containment`: minimum share of the 3-grams of words of a dropped near duplicate that the kept document
+    has too. A near duplicate of fewer than three words is kept."""
+    stop_on_lost_source: bool = False
+    """Stop the run after this step if a host or a source has lost more than 90 % of its documents, of which it had at
+    least 20; without it they are named in the log and in the report. It changes no fingerprint."""
     engine: Literal["compiled", "datasketch"] = "compiled"
     """Code of the sketches, shingles and buckets; the results are equal. `compiled`: numba kernels if their sketches
     equal those of datasketch on a sample of the corpus, else datasketch. `datasketch`: plain Python and datasketch,
@@ -76,5 +84,16 @@ class DedupSettings(Settings):
         return given
 
 
+WORD_NGRAM = 3
+"""Words of the n-grams by which it is measured how much of a dropped document the kept one holds."""
+
 SKETCH = ("shingle", "ngram", "normalise", "num_bands", "rows_per_band", "seed", "sketch_characters")
 """Settings that must be equal in sketches that are compared."""
+
+
+def word_shingles(settings: DedupSettings) -> DedupSettings:
+    """Return the settings with shingles of `WORD_NGRAM` words, whatever the pairs are compared by.
+
+    Three characters occur in any long text, so the containment is measured in words with shingles of characters too.
+    """
+    return settings.model_copy(update={"shingle": "words", "ngram": WORD_NGRAM})

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.manifest import Outcome
-from tasks.core.storage import Folder
+from tasks.core.storage import FileRecord, Folder
 from tasks.dedup import datasketch_engine
 from tasks.dedup.document_index import ROW_MASK, Group, Numbers, group_of, read_range, write_numbers
-from tasks.dedup.lsh import CANDIDATE, distinct_pairs
+from tasks.dedup.lsh import CANDIDATE, Pairs, distinct_pairs
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingles import Sets, shingle_sets
 
@@ -39,10 +39,11 @@ def collect_group(
     groups: Sequence[Group],
     candidates: Sequence[str],
     settings: DedupSettings,
+    prefix: str = "",
 ) -> Outcome:
     """Write the distinct pairs of one group and the shingle sets of its documents.
 
-    Writes `unique/part-NNNNN.parquet` and `sets/part-NNNNN.parquet`.
+    Writes `<prefix>unique/part-NNNNN.parquet` and `<prefix>sets/part-NNNNN.parquet`.
     """
     group = groups[index]
     pairs = np.empty((0, 2), dtype=np.int64)
@@ -52,9 +53,23 @@ def collect_group(
         pairs = distinct_pairs(np.concatenate([pairs, more]))
     own = pairs[pairs[:, 0] < pairs[:, 1]]
     unique = pa.table({"first": own[:, 0], "second": own[:, 1]}, schema=CANDIDATE)
-    records = [write_numbers(folder, f"unique/part-{index:05d}.parquet", unique)]
+    record = write_numbers(folder, f"{prefix}unique/part-{index:05d}.parquet", unique)
     wanted = distinct_pairs(np.stack([pairs[:, 0], group_of(groups, pairs.min(axis=1))], axis=1))
-    target = f"sets/part-{index:05d}.parquet"
+    return Outcome(
+        outputs=(record, write_sets(folder, f"{prefix}sets/part-{index:05d}.parquet", group, wanted, settings))
+    )
+
+
+def write_sets(folder: Folder, target: str, group: Group, wanted: Pairs, settings: DedupSettings) -> FileRecord:
+    """Write the shingle sets of documents of a group for the groups that compare them.
+
+    Args:
+        folder: folder of the step.
+        target: name of the file.
+        group: group of the documents.
+        wanted: [sets, 2] distinct document numbers in ascending order, with the index of the group that reads the set.
+        settings: kind of the shingles.
+    """
     with folder.writing(target) as draft, pq.ParquetWriter(draft, SETS, compression="none") as writer:
         for numbers, sets in _in_chunks(_sets_of(group, np.unique(wanted[:, 0]), settings)):
             some = wanted[(wanted[:, 0] >= numbers[0]) & (wanted[:, 0] <= numbers[-1])]
@@ -69,8 +84,7 @@ def collect_group(
                     schema=SETS,
                 )
                 writer.write_table(table, row_group_size=len(table))
-    records.append(folder.record(target))
-    return Outcome(outputs=tuple(records))
+    return folder.record(target)
 
 
 def read_sets(folder: Folder, name: str, group: int) -> Iterator[NumberedSets]:
@@ -83,9 +97,8 @@ def read_sets(folder: Folder, name: str, group: int) -> Iterator[NumberedSets]:
                     yield NumberedSets(batch["number"].to_numpy(), _hashes_of(batch["shingles"]))
 
 
-def _sets_of(group: Group, wanted: Numbers, settings: DedupSettings) -> Iterator[tuple[Numbers, Sets]]:
-    """Shingle sets of these documents of a group, one row group of texts at a time."""
-    sets_of = datasketch_engine.shingle_sets if settings.engine == "datasketch" else shingle_sets
+def read_texts(group: Group, wanted: Numbers) -> Iterator[tuple[Numbers, pa.ChunkedArray]]:
+    """Texts of these documents of a group, in ascending order of number, one row group of texts at a time."""
     for index, shard in enumerate(group.shards):
         low = (group.start + index) << 32
         if not len(_between(wanted, low, low + ROW_MASK)):
@@ -98,8 +111,15 @@ def _sets_of(group: Group, wanted: Numbers, settings: DedupSettings) -> Iterator
                 numbers = _between(wanted, first, first + rows)
                 if len(numbers):
                     texts = parquet.read_row_group(piece, columns=["text"])["text"].take(pa.array(numbers - first))
-                    yield numbers, sets_of(texts, settings)
+                    yield numbers, texts
                 first += rows
+
+
+def _sets_of(group: Group, wanted: Numbers, settings: DedupSettings) -> Iterator[tuple[Numbers, Sets]]:
+    """Shingle sets of these documents of a group, one row group of texts at a time."""
+    sets_of = datasketch_engine.shingle_sets if settings.engine == "datasketch" else shingle_sets
+    for numbers, texts in read_texts(group, wanted):
+        yield numbers, sets_of(texts, settings)
 
 
 def _between(ascending: Numbers, low: int, high: int) -> Numbers:

@@ -78,12 +78,19 @@ def content_hashes(texts: Texts) -> pa.Array:
     return pa.array(hashes, pa.binary(16))
 
 
+def shingle_sequences(column: pa.Array | pa.ChunkedArray, settings: DedupSettings) -> Sets:
+    """Shingles of whole texts in their order, including repeated ones."""
+    from tasks.dedup import kernels
+
+    texts = folded(column, settings)
+    return Sets(*kernels.shingle_texts(*texts, settings.shingle == "words", settings.ngram, build_tables().kinds))
+
+
 def shingle_sets(column: pa.Array | pa.ChunkedArray, settings: DedupSettings) -> Sets:
     """Sets of shingles of whole texts."""
     from tasks.dedup import kernels
 
-    texts = folded(column, settings)
-    values, starts = kernels.shingle_texts(*texts, settings.shingle == "words", settings.ngram, build_tables().kinds)
+    values, starts = shingle_sequences(column, settings)
     for start, end in itertools.pairwise(starts.tolist()):
         values[start:end].sort()  # numpy's sort of integers is vectorised, numba's is not
     return Sets(*kernels.distinct(values, starts))

@@ -19,12 +19,14 @@ from tasks.dedup.clusters import CLUSTER, find_clusters
 from tasks.dedup.document_index import ROW_MASK, Group, make_groups, read_dropped
 from tasks.dedup.engine_check import choose_engine
 from tasks.dedup.exact import find_exact
+from tasks.dedup.lost_sources import check_sources, count_sources
+from tasks.dedup.lost_text import measure_lost, share_kept
 from tasks.dedup.lsh import find_candidates
 from tasks.dedup.minhash import sketch_group
 from tasks.dedup.previous_runs import like_previous, open_previous, previous_groups
-from tasks.dedup.settings import DedupSettings
+from tasks.dedup.settings import DedupSettings, word_shingles
 from tasks.dedup.shingle_exchange import collect_group
-from tasks.dedup.verify import verify_group
+from tasks.dedup.verify import check_containment, verify_group
 
 VERSION = 4
 MAX_KEYS = 1 << 24  # hashes that are sorted in memory at a time: about 600 MB with their documents
@@ -39,13 +41,15 @@ def dedup(root: Folder, documents: Manifest, settings: DedupSettings, runner: Ru
 
     Raises:
         UserError: a previous deduplication cannot be used.
+        RunError: a source is lost, and `settings.stop_on_lost_source` is set.
     """
     settings = with_bands(like_previous(settings))
     previous = open_previous(settings, VERSION)
     if any(folder.path() == (root / "dedup").path() for folder, _ in previous):
         raise UserError(f"dedup.previous: {root.url}/dedup is the output of this run; give another --output")
     compiled = settings.engine == "compiled"
-    left_out = {"previous", "recall"} | ({"engine"} if compiled else set())
+    left_out = {"previous", "recall", "stop_on_lost_source"} | ({"engine"} if compiled else set())
+    left_out |= {"containment"} if settings.policy != "containment" else set()
     step = Step(
         root,
         "dedup",
@@ -55,9 +59,21 @@ def dedup(root: Folder, documents: Manifest, settings: DedupSettings, runner: Ru
         inputs={"documents": documents} | {f"earlier_{n}": manifest for n, (_, manifest) in enumerate(previous)},
         packages=("unicodedata",) if compiled else ("unicodedata", "datasketch"),
     )
-    if done := runner.finished(step):
-        return done
-    source, shards = root / documents.folder, [record.name for record in documents.outputs]
+    manifest = runner.finished(step) or _run(step, root / documents.folder, documents, previous, settings, runner)
+    check_sources(step.folder, manifest, settings)
+    return manifest
+
+
+def _run(
+    step: Step,
+    source: Folder,
+    documents: Manifest,
+    previous: Sequence[tuple[Folder, Manifest]],
+    settings: DedupSettings,
+    runner: Runner,
+) -> Manifest:
+    """Run all stages, and commit the step."""
+    shards = [record.name for record in documents.outputs]
     if not shards:
         return step.commit(Outcome())
     settings, checked = choose_engine(step, source, shards, settings, runner)
@@ -77,7 +93,11 @@ def dedup(root: Folder, documents: Manifest, settings: DedupSettings, runner: Ru
         record.name for outcome in compared for record in outcome.audit if record.name.startswith("dropped/")
     ]
     kept = runner.batches(step, "part", range(len(shards)), keep_shard, source, shards, dropped_files)
-    return step.commit(Outcome.total([checked, *map(_for_audit, sketched), *compared, *kept]))
+    rejected = [record.name for outcome in kept for record in outcome.rejected]
+    counted = runner.batches(step, "sources", [""], count_sources, _names(kept), rejected)
+    return step.commit(
+        Outcome.total([checked, *map(_for_audit, sketched), *compared, *kept, *map(_for_audit, counted)])
+    )
 
 
 def check_previous(settings: DedupSettings) -> None:
@@ -100,10 +120,35 @@ def _compare(step: Step, groups: Sequence[Group], own: int, settings: DedupSetti
     unique = [outcome.outputs[0].name for outcome in collected]
     sets = [outcome.outputs[1].name for outcome in collected]
     verified = runner.batches(step, "verify", range(own), verify_group, groups, unique, sets, settings)
-    clustered = runner.batches(step, "cluster", [settings.policy], find_clusters, groups, copies, _names(verified))
+    facts_only = [*banded]
+    if settings.policy == "containment":
+        facts_only += verified
+        verified = _check_containment(step, groups, own, verified, settings, runner)
+    clustered = runner.batches(step, "clusters", [settings.policy], find_clusters, groups, copies, _names(verified))
+    *for_audit, removed = clustered[0].outputs
+    shared = runner.batches(step, "kept_sets", every, share_kept, groups, removed.name, settings)
+    measured = runner.batches(step, "lost", range(own), measure_lost, groups, removed.name, _names(shared), settings)
     # Exact, candidate, unique and set files are intermediate: the manifest does not name them, so they are removed.
-    facts_only = [outcome.model_copy(update={"outputs": ()}) for outcome in banded]
-    return [*facts_only, *map(_for_audit, verified), *map(_for_audit, clustered)]
+    return [
+        *(outcome.model_copy(update={"outputs": ()}) for outcome in facts_only),
+        *map(_for_audit, verified),
+        clustered[0].model_copy(update={"audit": tuple(for_audit), "outputs": ()}),
+        *map(_for_audit, measured),
+    ]
+
+
+def _check_containment(
+    step: Step, groups: Sequence[Group], own: int, verified: Sequence[Outcome], settings: DedupSettings, runner: Runner
+) -> list[Outcome]:
+    """Run the stages of the policy `containment`, from the similar pairs to the accepted ones."""
+    similar = [outcome.outputs[0].name for outcome in verified]
+    accepted = [outcome.outputs[1].name for outcome in verified]
+    words = word_shingles(settings)
+    collected = runner.batches(
+        step, "collect_words", range(len(groups)), collect_group, groups, accepted, words, "word_"
+    )
+    sets = [outcome.outputs[1].name for outcome in collected]
+    return runner.batches(step, "contain", range(own), check_containment, groups, similar, sets, settings)
 
 
 def keep_shard(
@@ -117,8 +162,10 @@ def keep_shard(
     kept = pc.invert(pc.is_in(pa.array(range(table.num_rows), pa.int64()), rows))
     output = write_table(folder, f"{name}.parquet", table.filter(kept).combine_chunks())
     rejected: tuple[FileRecord, ...] = ()
+    characters = 0
     if len(dropped):
         removed = table.take(rows)
+        characters = pc.sum(pc.utf8_length(removed["text"])).as_py()
         columns = {
             "id": removed["id"],
             "url": removed["url"],
@@ -134,6 +181,7 @@ def keep_shard(
         seen=table.num_rows,
         kept=table.num_rows - len(dropped),
         reasons=dict(sorted(Counter(dropped["reason"].to_pylist()).items())),
+        facts={"removed_characters": characters},
     )
 
 

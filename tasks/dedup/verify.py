@@ -1,6 +1,7 @@
-"""Verification of candidate pairs: exact similarity by the shingle sets of the whole texts."""
+"""Verification of candidate pairs: exact similarity, and containment, by the shingle sets of the whole texts."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,8 @@ import pyarrow.compute as pc
 from tasks.core.manifest import Outcome
 from tasks.core.shards import read_table, write_table
 from tasks.core.storage import Folder
-from tasks.dedup.document_index import Group, Numbers, group_of, isin_sorted, look_up, ranks
+from tasks.dedup.document_index import Group, Numbers, group_of, isin_sorted, look_up, ranks, write_numbers
+from tasks.dedup.lsh import CANDIDATE, distinct_pairs
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingle_exchange import NumberedSets, read_sets
 from tasks.dedup.shingles import Sets
@@ -25,9 +27,23 @@ PAIR = pa.schema(
         ("accepted", pa.bool_()),  # jaccard >= threshold
     ]
 )
+CONTAINED_PAIR = PAIR.append(
+    pa.field("containment", pa.float64())  # of the second in the first; null below the threshold
+)
 MAX_HASHES = 1 << 25  # of the first members of pairs, in memory at a time: 256 MB
 
 Similarities = npt.NDArray[np.float64]
+
+
+class Overlap(NamedTuple):
+    """Sizes of the shingle sets of pairs of documents."""
+
+    common: Numbers
+    """[pairs] members of both sets."""
+    first: Numbers
+    """[pairs] members of the set of the first document."""
+    second: Numbers
+    """[pairs] members of the set of the second document."""
 
 
 def verify_group(
@@ -39,32 +55,95 @@ def verify_group(
     sets: Sequence[str],
     settings: DedupSettings,
 ) -> Outcome:
-    """Verify the pairs of one group into `pairs/part-NNNNN.parquet`."""
+    """Verify the pairs of one group into `pairs/part-NNNNN.parquet`.
+
+    With the policy `containment`, into `similar/part-NNNNN.parquet`, for `check_containment`; and into
+    `accepted/part-NNNNN.parquet`, with the schema of the candidates, the pairs that reach the threshold.
+    """
     table = read_table(folder, unique[index])
     first, second = table["first"].to_numpy(), table["second"].to_numpy()
-    similarity = np.zeros(len(first), dtype=np.float64)
+    similarity = similarities(overlap_of(folder, index, groups, sets, first, second), settings)
+    accepted = similarity >= settings.threshold
+    output = _by_rank(folder, groups, first, second).append_column("jaccard", pa.array(similarity))
+    output = output.append_column("accepted", pa.array(accepted)).cast(PAIR)
+    if settings.policy != "containment":
+        record = write_table(folder, f"pairs/part-{index:05d}.parquet", output)
+        return Outcome(outputs=(record,), facts={"candidate_pairs": len(first), "accepted_pairs": int(accepted.sum())})
+    one = np.stack([first, second], axis=1)[accepted]
+    both = distinct_pairs(np.concatenate([one, one[:, ::-1]]))
+    pairs = pa.table({"first": both[:, 0], "second": both[:, 1]}, schema=CANDIDATE)
+    records = (
+        write_table(folder, f"similar/part-{index:05d}.parquet", output),
+        write_numbers(folder, f"accepted/part-{index:05d}.parquet", pairs),
+    )
+    return Outcome(outputs=records, facts={"candidate_pairs": len(first), "similar_pairs": int(accepted.sum())})
+
+
+def check_containment(
+    folder: Folder,
+    name: str,
+    index: int,
+    groups: Sequence[Group],
+    similar: Sequence[str],
+    sets: Sequence[str],
+    settings: DedupSettings,
+) -> Outcome:
+    """Accept the similar pairs whose better-ranked document holds the other one, into `pairs/part-NNNNN.parquet`.
+
+    Args:
+        folder: folder of the step.
+        name: name of the batch.
+        index: index of the group of the pairs.
+        groups: all groups.
+        similar: verified pairs of each group.
+        sets: sets of 3-grams of words of each group's documents, as of `write_sets`.
+        settings: bound of the containment.
+    """
+    table = read_table(folder, similar[index])
+    first, second = table["first"].to_numpy(), table["second"].to_numpy()
+    rows = np.flatnonzero(table["accepted"].to_numpy())
+    low, high = np.minimum(first, second)[rows], np.maximum(first, second)[rows]
+    overlap = overlap_of(folder, index, groups, sets, low, high)
+    sizes = np.where(second[rows] == high, overlap.second, overlap.first)  # the second of the pair ranks worse
+    containment = np.full(len(first), np.nan)
+    containment[rows] = overlap.common / np.maximum(sizes, 1)
+    accepted = containment >= settings.containment
+    table = table.set_column(table.column_names.index("accepted"), "accepted", pa.array(accepted))
+    table = table.append_column("containment", pa.array(containment, mask=np.isnan(containment)))
+    record = write_table(folder, f"pairs/part-{index:05d}.parquet", table.cast(CONTAINED_PAIR))
+    return Outcome(outputs=(record,), facts={"accepted_pairs": int(accepted.sum())})
+
+
+def overlap_of(
+    folder: Folder, index: int, groups: Sequence[Group], sets: Sequence[str], first: Numbers, second: Numbers
+) -> Overlap:
+    """Sizes of the sets of pairs of documents: `first` of the group with this index, `second` of any other.
+
+    `sets` has the file of each group, as of `write_sets`.
+    """
+    overlap = Overlap(*np.zeros((3, len(first)), dtype=np.int64))
     for some in _first_members(folder, sets[index], index):
         here = np.flatnonzero(isin_sorted(first, some.numbers))
         for source in np.unique(group_of(groups, second[here])).tolist():
             for others in read_sets(folder, sets[source], index):
                 pairs = here[isin_sorted(second[here], others.numbers)]
-                similarity[pairs] = compare(some, others, first[pairs], second[pairs], settings)
-    accepted = similarity >= settings.threshold
-    output = _by_rank(folder, groups, first, second).append_column("jaccard", pa.array(similarity))
-    output = output.append_column("accepted", pa.array(accepted)).cast(PAIR)
-    record = write_table(folder, f"pairs/part-{index:05d}.parquet", output)
-    return Outcome(outputs=(record,), facts={"candidate_pairs": len(first), "accepted_pairs": int(accepted.sum())})
+                for total, found in zip(overlap, compare(some, others, first[pairs], second[pairs]), strict=True):
+                    total[pairs] = found
+    return overlap
 
 
-def compare(
-    one: NumberedSets, other: NumberedSets, first: Numbers, second: Numbers, settings: DedupSettings
-) -> Similarities:
-    """Similarities [pairs] of pairs of documents, given by number."""
+def compare(one: NumberedSets, other: NumberedSets, first: Numbers, second: Numbers) -> Overlap:
+    """Sizes of the sets of pairs of documents, given by number."""
     from tasks.dedup import kernels
 
     firsts, seconds = np.searchsorted(one.numbers, first), np.searchsorted(other.numbers, second)
     common = kernels.common(*one.sets, *other.sets, firsts, seconds)
-    sizes = [np.diff(one.sets.starts)[firsts], np.diff(other.sets.starts)[seconds]]
+    return Overlap(common, np.diff(one.sets.starts)[firsts], np.diff(other.sets.starts)[seconds])
+
+
+def similarities(overlap: Overlap, settings: DedupSettings) -> Similarities:
+    """Similarities [pairs] of pairs of sets."""
+    common, *sizes = overlap
     denominators = {"union": sizes[0] + sizes[1] - common, "min": np.minimum(*sizes), "max": np.maximum(*sizes)}
     return common / np.maximum(denominators[settings.jaccard], 1)
 
@@ -75,13 +154,14 @@ def _first_members(folder: Folder, name: str, group: int) -> Iterator[NumberedSe
     for piece in read_sets(folder, name, group):
         held.append(piece)
         if sum(len(some.sets.values) for some in held) >= MAX_HASHES:
-            yield _joined(held)
+            yield joined(held)
             held = []
     if held:
-        yield _joined(held)
+        yield joined(held)
 
 
-def _joined(pieces: Sequence[NumberedSets]) -> NumberedSets:
+def joined(pieces: Sequence[NumberedSets]) -> NumberedSets:
+    """Join sets of documents in ascending order of number."""
     sizes = np.concatenate([np.diff(piece.sets.starts) for piece in pieces])
     values = [p.sets.values[p.sets.starts[0] : p.sets.starts[-1]] for p in pieces]
     starts = np.append(0, np.cumsum(sizes))

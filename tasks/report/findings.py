@@ -21,6 +21,7 @@ from tasks.core.manifest import Manifest
 from tasks.core.shards import read_table
 from tasks.core.storage import FileRecord, Folder
 from tasks.dedup.cluster_report import Cluster, largest_clusters
+from tasks.dedup.lost_sources import MAX_LOST_SHARE, lost_sources
 from tasks.report.pictures import length_histogram
 
 TOP = 20  # entries of a list
@@ -44,6 +45,7 @@ def findings(root: Folder, by_step: Mapping[str, Manifest], samples: int) -> dic
         "length_picture": length_histogram(lengths) if any(len(sizes) for _, sizes in lengths) else None,
         "languages": languages(root, by_step.get("clean"), after),
         "hosts": hosts(root, download) if download else [],
+        "lines": _boilerplate_lines(root, by_step.get("boilerplate")),
         "clusters": [_cluster(found) for found in clusters],
         "rejected": {
             name: rejected_samples(root, manifest, samples)
@@ -94,6 +96,32 @@ def hosts(root: Folder, download: Manifest) -> list[dict[str, Any]]:
             table = _head(root / download.folder, record, None)
             return table.filter(pc.greater(table["failed"], 0)).slice(0, TOP).to_pylist()
     return []
+
+
+def _boilerplate_lines(root: Folder, boilerplate: Manifest | None) -> list[dict[str, Any]]:
+    """Removed lines that the most documents had."""
+    if boilerplate is None:
+        return []
+    [record] = boilerplate.outcome.audit
+    return _head(root / boilerplate.folder, record, None).slice(0, TOP).to_pylist()
+
+
+def duplicates(root: Folder, dedup: Manifest | None) -> dict[str, Any] | None:
+    """Characters that the deduplication removed and lost, and the sources that lost almost all documents.
+
+    None if the run has no deduplication, or an older one that did not count them.
+    """
+    if dedup is None or "removed_characters" not in dedup.outcome.facts:
+        return None
+    facts, lost = dedup.outcome.facts, lost_sources(root / dedup.folder, dedup)
+    return {
+        "policy": dedup.parameters["policy"],
+        "removed": facts["removed_characters"],
+        "lost": facts.get("lost_characters", 0),
+        "sources": lost[:TOP],
+        "hidden": len(lost) - len(lost[:TOP]),
+        "share": MAX_LOST_SHARE,
+    }
 
 
 def rejected_samples(root: Folder, manifest: Manifest, samples: int) -> dict[str, dict[str, Any]]:

@@ -23,7 +23,7 @@ from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.core.timings import read_timings
 from tasks.evaluate.step import OF_THE_RUN
-from tasks.report.findings import findings
+from tasks.report.findings import duplicates, findings
 from tasks.report.pictures import loss_curve
 from tasks.report.settings import ReportSettings
 from tasks.report.task_findings import task_findings
@@ -46,7 +46,7 @@ def report(
     """
     inputs = {manifest.step: manifest for manifest in manifests}
     packages = ("jinja2", "matplotlib")
-    step = Step(root, "report", version=5, parameters=settings, inputs=inputs, folder=folder, packages=packages)
+    step = Step(root, "report", version=6, parameters=settings, inputs=inputs, folder=folder, packages=packages)
     if done := runner.finished(step):
         return done
     facts = {**gather(root, manifests), "data": findings(root, inputs, settings.samples)}
@@ -65,6 +65,7 @@ def gather(root: Folder, manifests: Sequence[Manifest]) -> dict[str, Any]:
     results = _evaluation(root, evaluation) if evaluation else {}
     return {
         "funnel": funnel(manifests, timings),
+        "duplicates": duplicates(root, by_step.get("dedup")),
         "training": _training(root, training, metrics, timings) if training else None,
         "unit": unit,
         "curve": loss_curve(metrics, unit=unit) if metrics else None,

@@ -1,5 +1,6 @@
 """A flow has one recipe: a dry run shows the steps of a run, and inputs are read once."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,12 @@ SMALL: dict[str, Any] = {
     "clean": {"min_tokens": 0, "language": {"keep": ["any"]}},
     "tokenizer": {"name": "train", "vocab_size": 300},
 }
+
+
+STORY = (
+    "Page {0} is about {0} ships, {0} storms and {0} islands that no other page of the site mentions at all. "
+    "For all of these pages the editors thank their readers in every harbour.\n\nCopyright of the whole site"
+)
 
 
 class Recording(Inline):
@@ -53,6 +60,25 @@ def test_a_dry_run_shows_the_steps_of_the_run(tmp_path: Path) -> None:
     whole = pipeline.planned(resolve(PipelineSettings, flags=given)).cached_steps()
     # The report of the pipeline lies in another folder, and is about more.
     assert [name for name, done in whole if done is None] == ["train", "merge", "evaluate", "report"]
+
+
+def test_opt_in_steps_run_at_their_place(tmp_path: Path) -> None:
+    lines = [{"url": f"http://a.example/{number}", "text": STORY.format(number)} for number in range(20)]
+    (tmp_path / "pages.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    given = {"documents": [f"{tmp_path}/pages.jsonl"], "output": str(tmp_path / "out"), **SMALL}
+    off = [name for name, _ in dataprep.planned(resolve(DataprepSettings, flags=given)).cached_steps()]
+    given |= {"boilerplate": {"enabled": True}, "substrings": {"enabled": True, "min_words": 8}}
+    run = dataprep.planned(resolve(DataprepSettings, flags=given))
+    with Recording() as runner:
+        data, _ = recipe(run, runner)
+    assert [name for name in runner.names if name not in ("boilerplate", "substrings")] == off
+    assert runner.names.index("boilerplate") + 1 == runner.names.index("clean")
+    assert runner.names.index("dedup") + 1 == runner.names.index("substrings") == runner.names.index("shuffle") - 1
+    assert [name for name, _ in run.cached_steps()] == runner.names
+    done = {manifest.step: manifest.outcome for manifest in data.manifests}
+    assert done["boilerplate"].facts["lines_removed"] == 20 and done["substrings"].facts["spans_removed"] == 19
+    page = (tmp_path / "out/data-report/report.html").read_text()
+    assert "Boilerplate lines removed" in page and "Copyright of the whole site" in page
 
 
 def test_the_steps_of_a_training_without_tokens(tmp_path: Path) -> None:

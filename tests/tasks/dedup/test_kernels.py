@@ -19,7 +19,7 @@ from tasks.dedup.settings import DedupSettings
 from tasks.dedup.shingle_exchange import NumberedSets
 from tasks.dedup.shingles import Sets, Texts, content_hashes, folded, shingle_sets
 from tasks.dedup.unicode_tables import KNOWN, SINGLE, SPACE, TABLED, WORD, build_tables
-from tasks.dedup.verify import compare
+from tasks.dedup.verify import compare, similarities
 from tests.tasks.corpus import real_texts
 from tests.tasks.dedup.dedup_helpers import jaccard
 
@@ -150,10 +150,8 @@ def test_short_documents_have_no_bands() -> None:
 @settings(deadline=None)
 def test_similarities_equal_sets(ones: list[set[int]], others: list[set[int]]) -> None:
     pairs = np.array([(a, b) for a in range(len(ones)) for b in range(len(others))])
-    by_kind = {
-        kind: compare(packed(ones), packed(others), pairs[:, 0], pairs[:, 1], DedupSettings(jaccard=kind)).tolist()
-        for kind in ("union", "min", "max")
-    }
+    overlap = compare(packed(ones), packed(others), pairs[:, 0], pairs[:, 1])
+    by_kind = {kind: similarities(overlap, DedupSettings(jaccard=kind)).tolist() for kind in ("union", "min", "max")}
     for place, (a, b) in enumerate(pairs.tolist()):
         one, other = ones[a], others[b]
         assert by_kind["union"][place] == jaccard(one, other)

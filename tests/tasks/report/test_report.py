@@ -17,7 +17,7 @@ from tasks.dedup.settings import DedupSettings
 from tasks.dedup.step import dedup
 from tasks.report.findings import TOP, findings, rejected_samples, word_diff
 from tasks.report.settings import ReportSettings
-from tasks.report.step import REPORT, report
+from tasks.report.step import REPORT, gather, report, summary
 from tasks.shuffle.settings import ShuffleSettings
 from tasks.shuffle.step import shuffle
 from tests.tasks.corpus import Inline, row
@@ -121,6 +121,25 @@ def test_the_largest_cluster_is_shown_with_a_diff(made: tuple[Folder, list[Manif
     assert kinds == ["same", "gone", "new", "same"] or kinds == ["gone", "new", "same"]
     gone, new = (next(words for kind, words in first["diff"] if kind == wanted) for wanted in ("gone", "new"))
     assert f"<del>{gone}</del> <ins>{new}</ins>" in page
+
+
+def test_lost_text_and_sources_are_shown(tmp_path: Path) -> None:
+    root = Folder(tmp_path)
+    pages = [row(f"{WORDS} {number} {'x' * number}", f"http://kept.example/{number}") for number in range(9)]
+    copies = [row(f"{WORDS} Copy{EVIL} {number}", f"http://`{EVIL.replace('/', '')}/{number}") for number in range(25)]
+    clean = step_of(root, "clean", "clean", [*pages, *copies], [])
+    with Inline(workers=1) as runner:
+        manifests = [clean, dedup(root, clean, DedupSettings(policy="containment", containment=0.9), runner)]
+        page = report(root, manifests, ReportSettings(), runner=runner)
+    shown = (root / page.folder).read_bytes(REPORT).decode()
+    facts = manifests[1].outcome.facts
+    assert 0 < facts["lost_characters"] < facts["removed_characters"]
+    assert f"{facts['removed_characters']:,} characters of duplicates removed (policy <code>containment" in shown
+    assert "Sources that lost more than 90 %" in shown and "<script" not in shown
+    text = summary(gather(root, manifests))
+    assert f"{facts['lost_characters']:,} of them not in the documents kept instead." in text
+    [line] = [line for line in text.splitlines() if line.startswith("* host")]
+    assert line.count("`") == 2 and line.endswith("lost 24 of 25 documents to the deduplication")
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=12), st.lists(st.sampled_from("abcd"), max_size=12))

@@ -1,0 +1,89 @@
+"""Text of dropped near duplicates that the documents kept instead do not have.
+
+A word of a dropped document counts as lost if none of the 3-grams of words that contain it occurs in the kept document.
+Exact duplicates lose nothing: their texts are equal after normalisation. The measurement changes no document.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.core.manifest import Outcome
+from tasks.core.storage import Folder
+from tasks.dedup import datasketch_engine
+from tasks.dedup.document_index import Group, group_of, isin_sorted, look_up, read_range, write_numbers
+from tasks.dedup.lsh import distinct_pairs
+from tasks.dedup.settings import WORD_NGRAM, DedupSettings, word_shingles
+from tasks.dedup.shingle_exchange import MAX_HASHES, NumberedSets, read_sets, read_texts, write_sets
+from tasks.dedup.shingles import shingle_sequences
+from tasks.dedup.verify import joined
+
+LOST = pa.schema(
+    [
+        ("number", pa.int64()),  # of the dropped document
+        ("characters", pa.int64()),
+        ("lost", pa.int64()),  # of these, outside all 3-grams of the kept document
+    ]
+)
+
+
+def share_kept(
+    folder: Folder, name: str, index: int, groups: Sequence[Group], removed: str, settings: DedupSettings
+) -> Outcome:
+    """Write the 3-grams of the kept documents of one group for the groups of the documents dropped for them.
+
+    Reads `removed`, with the schema `EXACT`; writes `kept_sets/part-NNNNN.parquet`.
+    """
+    group = groups[index]
+    table = read_range(folder, removed, "kept", group.low, group.high)
+    kept, owners = table["kept"].to_numpy(), group_of(groups, table["dropped"].to_numpy())
+    wanted = distinct_pairs(np.stack([kept, owners], axis=1))
+    record = write_sets(folder, f"kept_sets/part-{index:05d}.parquet", group, wanted, word_shingles(settings))
+    return Outcome(outputs=(record,))
+
+
+def measure_lost(
+    folder: Folder,
+    name: str,
+    index: int,
+    groups: Sequence[Group],
+    removed: str,
+    kept_sets: Sequence[str],
+    settings: DedupSettings,
+) -> Outcome:
+    """Count the lost characters of the dropped near duplicates of one group into `lost/part-NNNNN.parquet`."""
+    from tasks.dedup import kernels
+
+    group = groups[index]
+    table = read_range(folder, removed, "dropped", group.low, group.high)
+    dropped, kept = table["dropped"].to_numpy(), table["kept"].to_numpy()
+    if not len(dropped):
+        return Outcome(facts={"lost_characters": 0})
+    share = np.ones(len(dropped), dtype=np.float64)
+    for some in _sequences(group, dropped, word_shingles(settings)):
+        here = np.flatnonzero(isin_sorted(dropped, some.numbers))
+        for source in np.unique(group_of(groups, kept[here])).tolist():
+            for others in read_sets(folder, kept_sets[source], index):
+                pairs = here[isin_sorted(kept[here], others.numbers)]
+                firsts = np.searchsorted(some.numbers, dropped[pairs])
+                seconds = np.searchsorted(others.numbers, kept[pairs])
+                share[pairs] = kernels.uncovered(*some.sets, *others.sets, firsts, seconds, WORD_NGRAM)
+    characters = look_up(folder, groups, dropped, ["length"])["length"].to_numpy()
+    lost = np.rint(characters * share).astype(np.int64)
+    output = pa.table({"number": dropped, "characters": characters, "lost": lost}, schema=LOST)
+    record = write_numbers(folder, f"lost/part-{index:05d}.parquet", output)
+    return Outcome(outputs=(record,), facts={"lost_characters": int(lost.sum())})
+
+
+def _sequences(group: Group, wanted: np.ndarray, settings: DedupSettings) -> Iterator[NumberedSets]:
+    """3-grams of these documents in the order of the text, some `MAX_HASHES` at a time."""
+    of_texts = datasketch_engine.shingle_sequences if settings.engine == "datasketch" else shingle_sequences
+    held: list[NumberedSets] = []
+    for numbers, texts in read_texts(group, wanted):
+        held.append(NumberedSets(numbers, of_texts(texts, settings)))
+        if sum(len(some.sets.values) for some in held) >= MAX_HASHES:
+            yield joined(held)
+            held = []
+    if held:
+        yield joined(held)

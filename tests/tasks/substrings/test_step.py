@@ -1,0 +1,135 @@
+"""Repeated runs of words: exactly those that plain Python finds are removed, whatever the shards and workers."""
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from tasks.core.manifest import Manifest
+from tasks.core.runner import Runner
+from tasks.core.shards import read_rows
+from tasks.core.storage import Folder
+from tasks.dedup.reference import WORD
+from tasks.substrings.grams import cut_spans, without
+from tasks.substrings.settings import SubstringSettings
+from tasks.substrings.step import substrings
+from tests.tasks.corpus import Inline, content_of, documents_of, pieces_of_novels, rejected_of, row, rows_of
+
+WORDS = [f"word{number:03d}" for number in range(400)]
+
+
+def text(*spans: tuple[int, int]) -> str:
+    return " ".join(word for start, end in spans for word in WORDS[start:end])
+
+
+def run(
+    folder: Path,
+    rows: list[dict[str, Any]],
+    per_shard: int = 3,
+    runner: Runner | None = None,
+    min_tokens: int = 0,
+    **settings: Any,
+) -> tuple[Folder, Manifest]:
+    root = Folder(folder)
+    documents = documents_of(root, rows, per_shard)
+    with runner or Inline(workers=1) as used:
+        chosen = SubstringSettings(enabled=True, **settings)
+        return root, substrings(root, documents, chosen, used, min_tokens=min_tokens)
+
+
+def expected(texts: list[str], min_words: int) -> list[str]:
+    """The same by a table of all n-grams."""
+    seen: set[str] = set()
+    found = []
+    for one in texts:
+        spans = [match.span() for match in WORD.finditer(one)]
+        cut = set()
+        for first in range(len(spans) - min_words + 1):
+            start, end = spans[first][0], spans[first + min_words - 1][1]
+            gram = " ".join(one[start:end].split())
+            if gram in seen:
+                cut.update(range(start, end))
+            seen.add(gram)
+        # Characters that no word touches between two cuts that meet are cut as well.
+        marked = "".join("\0" if at in cut else letter for at, letter in enumerate(one))
+        pieces = [piece.strip() for piece in re.split("\0+", marked)]
+        found.append("\n\n".join(piece for piece in pieces if WORD.search(piece)) if cut else one)
+    return found
+
+
+def test_a_planted_run_stays_once(tmp_path: Path) -> None:
+    rows = [
+        row(text((0, 100)), document_id="first"),
+        row(f"Own words. {text((20, 70))}, and the end.", document_id="fifty"),
+        row(text((200, 230), (20, 69), (240, 260)), document_id="forty-nine"),
+        row(text((30, 90)).replace(" ", "\n "), document_id="nothing"),
+        row(text((30, 90)).upper(), document_id="case"),
+        row(text((300, 360), (200, 205), (300, 360)), document_id="twice"),
+        row(f"{text((10, 80))} few", document_id="short"),
+    ]
+    root, manifest = run(tmp_path, rows, min_tokens=5)
+    left = {found["id"]: found["text"] for found in rows_of(root, manifest)}
+    assert left["fifty"] == "Own words.\n\n, and the end."
+    assert left["twice"] == text((300, 360), (200, 205))
+    unchanged = {found["id"]: found["text"] for found in rows}
+    assert all(left[name] == unchanged[name] for name in ("first", "forty-nine", "case"))
+    assert {found["id"]: found["reason"] for found in rejected_of(root, manifest)} == {
+        "nothing": "only_repeated",
+        "short": "too_short",
+    }
+    cuts = list(read_rows(root / "substrings", "cuts/part-00000.parquet"))
+    assert [(cut["id"], unchanged[cut["id"]][cut["start"] : cut["end"]]) for cut in cuts] == [("fifty", text((20, 70)))]
+    facts = manifest.outcome.facts
+    assert (facts["documents_changed"], facts["spans_removed"]) == (2, 4)
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "b", "c!", "语", "--", "d\n"]), max_size=40), min_size=1, max_size=4))
+@hypothesis_settings(deadline=None, max_examples=25)
+def test_exactly_the_repeated_runs_are_removed(documents: list[list[str]]) -> None:
+    texts = [" ".join(words).strip() for words in documents]
+    rows = [row(one, document_id=f"{number}") for number, one in enumerate(texts)]
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        left = {found["id"]: found["text"] for found in rows_of(*run(Path(folder), rows, 2, min_words=8))}
+    assert [left.get(f"{number}", "") for number in range(len(texts))] == expected(texts, 8)
+
+
+def test_shards_groups_and_ranges_do_not_matter(
+    open_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = pieces_of_novels(open_data, 40)
+    texts = [*pieces, *(f"{one[:400]} {other[700:]}" for one, other in zip(pieces, pieces[7:], strict=False))]
+    rows = [row(one, document_id=f"{number:03d}") for number, one in enumerate(texts)]
+    root, manifest = run(tmp_path / "one", rows, 100)
+    wanted = [one for one in expected(texts, 50) if one]
+    assert [found["text"] for found in rows_of(root, manifest)] == wanted and wanted != texts
+    monkeypatch.setattr("tasks.substrings.step.GROUP_ROWS", 10)
+    monkeypatch.setattr("tasks.substrings.step.MAX_HASHES", 100)
+    monkeypatch.setattr("tasks.substrings.step.BATCH_TEXTS", 3)
+    many = run(tmp_path / "many", rows, 5)
+    assert [found["text"] for found in rows_of(*many)] == wanted
+    assert {name.partition("/")[0] for name in (many[0] / "substrings").files() if "/" in name} <= {"cuts", "rejected"}
+
+
+@pytest.mark.slow
+def test_bytes_do_not_depend_on_workers(tmp_path: Path) -> None:
+    rows = [row(text((number, number + 90)), document_id=f"{number}") for number in range(0, 120, 8)]
+    done = run(tmp_path / "one", rows)
+    other = run(tmp_path / "two", rows, runner=Runner(workers=2))
+    assert content_of(*done) == content_of(*other) and done[1].fingerprint == other[1].fingerprint
+
+
+def test_an_empty_corpus_is_handled(tmp_path: Path) -> None:
+    assert run(tmp_path, [])[1].outcome.kept == 0
+
+
+def test_cuts_that_meet_are_merged() -> None:
+    one = "a b c d, e f g h. i"
+    assert cut_spans(one, np.array([0, 4]), 4) == [(0, 16)] and without(one, [(0, 16)]) == ". i"
+    assert cut_spans(one, np.array([0, 5]), 3) == [(0, 5), (11, 16)]
+    assert without(one, [(0, 5), (11, 16)]) == "d, e\n\n. i"
