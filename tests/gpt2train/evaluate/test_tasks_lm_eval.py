@@ -6,17 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from gpt2train.convert.huggingface import read_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.tasks.suite import read_work, score_work
-from gpt2train.model.gpt2 import GPT2
-from gpt2train.model.init import initialise
-from gpt2train.model.shape import Shape
 from tests.gpt2train.evaluate.eval_sets import SETS, write_set
-from tests.gpt2train.evaluate.overfitted_model import small_bpe, write
+from tests.gpt2train.evaluate.overfitted_model import write
+from tests.gpt2train.evaluate.small_models import noisy_model
 
 # Where lm-evaluation-harness has the task, below its folder of tasks.
 HARNESS = {
@@ -64,14 +61,8 @@ metric_list:
 def model(tmp_path_factory: pytest.TempPathFactory, open_data: Path) -> Path:
     """A model with random weights, large enough that its answers differ; some prompts exceed its context."""
     folder = tmp_path_factory.mktemp("model")
-    bpe = small_bpe(open_data / "bpe", folder / "bpe")
-    vocab = load_tokenizer(bpe).get_vocab_size()
-    network = initialise(GPT2(Shape(vocab=vocab, layers=2, heads=2, hidden=32, context=320)), 3)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-    return write(network.eval(), folder / "model", bpe)
+    bpe, network = noisy_model(open_data, folder, 320)
+    return write(network, folder / "model", bpe)
 
 
 def harness_samples(model: Path, names: list[str], yaml: dict[str, str], folder: Path) -> dict[str, Any]:
