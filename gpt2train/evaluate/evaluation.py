@@ -51,19 +51,17 @@ class Scorer:
 
         return score(self.model, requests, self.batch_tokens, self.report, self.group)
 
-    def score_groups(self, groups: Sequence[Sequence[ScoringRequest]]) -> list[list[Score]]:
-        """Score every request of every group exactly once; tokens that a group's requests begin with are computed once.
+    def score_shared(self, requests: Sequence[ScoringRequest]) -> list[Score]:
+        """Score every request as `score` does, up to rounding; tokens that requests begin with are computed once.
 
-        Args:
-            groups: requests of 2 to context + 1 tokens each; those of a group are likely to have a common prefix, as
-                the choices of a question.
+        Faster where requests have common prefixes, as the choices of a question.
 
         Raises:
             RunError: as `score`.
         """
-        from gpt2train.evaluate.tree_scoring import score_groups  # here, since it imports torch (1-2 s)
+        from gpt2train.evaluate.tree_scoring import score_shared  # here, since it imports torch (1-2 s)
 
-        return score_groups(self.model, groups, self.batch_tokens, self.report, self.group)
+        return score_shared(self.model, requests, self.batch_tokens, self.report, self.group)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The choices of a question follow the same context. A tree holds the context once
 attends to its ancestors, so its hidden state is the one it has in its own sequence.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -68,43 +69,55 @@ class TokenTree:
         self.requests.append(index)
 
 
-def build_trees(groups: Sequence[Sequence[ScoringRequest]], hidden: int) -> list[TokenTree]:
-    """Build the trees of all groups; a request is numbered by its place among the requests of all groups.
+def build_trees(requests: Sequence[ScoringRequest], hidden: int, max_tokens: int) -> list[TokenTree]:
+    """Build the trees of all requests, in the order of their tokens, in which those with a common prefix are neighbours.
 
     Attention over a tree is computed as over one sequence, of which most pairs are masked. A request therefore joins
-    a tree only where the shared tokens save more than the masked pairs cost: the matrices of a block have about
-    12 * hidden^2 weights, a pair of tokens takes 2 * hidden multiplications, so a token costs as much as
+    the tree of its neighbour only where the shared tokens save more than the masked pairs cost: the matrices of a block
+    have about 12 * hidden^2 weights and a pair of tokens takes 2 * hidden multiplications, so a token costs as much as
     6 * hidden pairs.
 
     Args:
-        groups: requests that are likely to have a common prefix, as the choices of a question.
+        requests: scoring requests.
         hidden: width of the model.
+        max_tokens: maximum nodes of a tree of several requests.
     """
     trees: list[TokenTree] = []
-    index = 0
-    for group in groups:
-        tree: TokenTree | None = None
-        for request in group:
-            if tree is None or not _pays(tree, request, hidden):
-                tree = TokenTree()
-                trees.append(tree)
-            tree.add(index, request)
-            index += 1
+    for index in sorted(range(len(requests)), key=lambda index: requests[index].tokens):
+        request = requests[index]
+        if not trees or not _pays(trees[-1], request, hidden, max_tokens):
+            trees.append(TokenTree())
+        trees[-1].add(index, request)
     return trees
 
 
-def _pays(tree: TokenTree, request: ScoringRequest, hidden: int) -> bool:
+def _pays(tree: TokenTree, request: ScoringRequest, hidden: int, max_tokens: int) -> bool:
     shared, length = tree.shared(request), len(request.tokens) - 1
     together = len(tree) + length - shared
-    return shared * 6 * hidden >= together**2 - len(tree) ** 2 - length**2
+    return together <= max_tokens and shared * 6 * hidden >= together**2 - len(tree) ** 2 - length**2
 
 
-def tree_batches(trees: Sequence[TokenTree], batch_tokens: int) -> list[list[int]]:
-    """Return batches as indices of trees, largest first; `batch_tokens` bounds the padded size of each."""
-    order = sorted(range(len(trees)), key=lambda i: (-len(trees[i]), i))
-    batches, start = [], 0
-    while start < len(order):
-        rows = max(1, batch_tokens // len(trees[order[start]]))
-        batches.append(order[start : start + rows])
-        start += rows
+def tree_batches(trees: Sequence[TokenTree], batch_tokens: int) -> list[list[list[int]]]:
+    """Return batches of rows of trees, each as its index; the first tree of the first row is as long as the batch.
+
+    A row begins with the largest tree that is left and is filled up with the largest ones that fit, so that little is
+    padded.
+
+    Args:
+        trees: trees of all requests.
+        batch_tokens: maximum size of a batch, including padding; a larger tree is a batch of its own.
+    """
+    order = sorted(range(len(trees)), key=lambda i: (len(trees[i]), -i))
+    sizes = [len(trees[index]) for index in order]
+    batches: list[list[list[int]]] = []
+    while order:
+        size = sizes[-1]
+        batch: list[list[int]] = []
+        while order and (not batch or (len(batch) + 1) * size <= batch_tokens):
+            row, free = [], size
+            while place := bisect_right(sizes, free):
+                row.append(order.pop(place - 1))
+                free -= sizes.pop(place - 1)
+            batch.append(row)
+        batches.append(batch)
     return batches

@@ -1,11 +1,11 @@
-"""Log-probabilities under a model in this process, for groups of requests with common prefixes.
+"""Log-probabilities under a model in this process, for requests with common prefixes.
 
 Each common prefix is computed once (`gpt2train.evaluate.token_tree`), and so are the logits of a node that several
 requests score. The results equal those of `gpt2train.evaluate.scoring.score` up to rounding.
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -15,11 +15,13 @@ from torch import Tensor
 
 from gpt2train.errors import RunError
 from gpt2train.evaluate.distributed_scoring import check_same, gather, share
-from gpt2train.evaluate.scoring import LOGIT_ROWS, NOT_FINITE, score
+from gpt2train.evaluate.scoring import NOT_FINITE, score
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS, DistributedScorer, Report, Score, ScoringRequest
 from gpt2train.evaluate.token_tree import ROOT, TokenTree, build_trees, tree_batches
 from gpt2train.model.causal_lm import CausalLM
 from gpt2train.parallel.mesh import all_or_raise
+
+LOGIT_ROWS = 256  # rows of logits in memory at a time: 51 MB in float32 at a vocabulary of 50,257
 
 
 class TreeMask:
@@ -33,19 +35,19 @@ class TreeMask:
         return key, value, self.mask
 
 
-def score_groups(
+def score_shared(
     model: CausalLM | DistributedScorer,
-    groups: Sequence[Sequence[ScoringRequest]],
+    requests: Sequence[ScoringRequest],
     batch_tokens: int = BATCH_TOKENS,
     report: Report | None = None,
     group: dist.ProcessGroup | None = None,
-) -> list[list[Score]]:
-    """Score every request of every group exactly once; the scores are in the order of the requests.
+) -> list[Score]:
+    """Score every request exactly once, common prefixes once; the scores are in the order of the requests.
 
     Args:
-        model: model in this process, in evaluation mode, or distributed over several processes, which compute common
+        model: model in this process, in evaluation mode, or distributed over several processes, which computes common
             prefixes for each request.
-        groups: requests that are likely to have a common prefix.
+        requests: requests of 2 to context + 1 tokens each.
         batch_tokens: input tokens per batch; a memory limit that changes the scores by rounding only.
         report: called after every batch with the numbers of finished and of all requests.
         group: processes that share the work, as in `gpt2train.evaluate.scoring.score`.
@@ -53,84 +55,89 @@ def score_groups(
     Raises:
         RunError: the model's outputs are not finite, or the processes have different requests.
     """
-    requests = list(chain.from_iterable(groups))
     if not isinstance(model, CausalLM):
-        return _by_group(score(model, requests, batch_tokens, report, group), groups)
-    trees = build_trees(groups, model.shape.hidden)
+        return score(model, requests, batch_tokens, report, group)
+    trees = build_trees(requests, model.shape.hidden, batch_tokens)
     batches = tree_batches(trees, batch_tokens)
     if group is None:
         found = _score_batches(model, trees, batches, report)
-        return _by_group([found[index] for index in range(len(requests))], groups)
+        return [found[index] for index in range(len(requests))]
     check_same(requests, group)
     own = share(batches, group)
-    found = all_or_raise(lambda: _score_batches(model, trees, own, report), group)
-    return _by_group(gather(requests, found, group), groups)
-
-
-def _by_group(scores: Iterable[Score], groups: Sequence[Sequence[ScoringRequest]]) -> list[list[Score]]:
-    remaining = iter(scores)
-    return [[next(remaining) for _ in group] for group in groups]
+    return gather(requests, all_or_raise(lambda: _score_batches(model, trees, own, report), group), group)
 
 
 def _score_batches(
-    model: CausalLM, trees: Sequence[TokenTree], batches: Sequence[Sequence[int]], report: Report | None
+    model: CausalLM, trees: Sequence[TokenTree], batches: Sequence[Sequence[Sequence[int]]], report: Report | None
 ) -> dict[int, Score]:
-    """Return the scores of the requests in these batches of trees, by index."""
-    total = sum(len(trees[index].requests) for batch in batches for index in batch)
+    """Return the scores of the requests in these batches of rows of trees, by index."""
+    total = sum(len(trees[index].requests) for batch in batches for row in batch for index in row)
     scores: dict[int, Score] = {}
     for batch in batches:
-        scores.update(_score_batch(model, [trees[index] for index in batch]))
+        scores.update(_score_batch(model, [[trees[index] for index in row] for row in batch]))
         if report is not None:
             report(len(scores), total)
     return scores
 
 
 @torch.inference_mode()
-def _score_batch(model: CausalLM, trees: Sequence[TokenTree]) -> dict[int, Score]:
+def _score_batch(model: CausalLM, rows: Sequence[Sequence[TokenTree]]) -> dict[int, Score]:
+    """Return the scores of the requests in a batch of rows of trees, by index."""
+    placed = [(row, start, tree) for row, trees in enumerate(rows) for start, tree in _starts(trees)]
+    size = max(start + len(tree) for _, start, tree in placed)
+    tokens, depths = torch.zeros(2, len(rows), size, dtype=torch.int64)
+    for row, start, tree in placed:
+        tokens[row, start : start + len(tree)] = torch.tensor(tree.tokens)
+        depths[row, start : start + len(tree)] = torch.tensor(tree.depths)
     device = model.wte.weight.device
-    size = max(map(len, trees))
-    tokens = torch.zeros(len(trees), size, dtype=torch.int64)
-    for row, tree in enumerate(trees):
-        tokens[row, : len(tree)] = torch.tensor(tree.tokens)
-    if all(tree.is_chain for tree in trees):
+    if len(placed) == len(rows) and all(tree.is_chain for _, _, tree in placed):
         hidden = model.hidden(tokens.to(device))
     else:
-        depths = torch.zeros(len(trees), size, dtype=torch.int64)
-        for row, tree in enumerate(trees):
-            depths[row, : len(tree)] = torch.tensor(tree.depths)
-        mask = TreeMask(torch.from_numpy(_ancestors(trees, size)).unsqueeze(1).to(device))
+        mask = TreeMask(torch.from_numpy(_ancestors(placed, (len(rows), size, size))).unsqueeze(1).to(device))
         hidden = model.hidden(tokens.to(device), [mask] * len(model.blocks), depths.to(device))  # type: ignore[list-item]
-    # Each node that a request scores gets its logits once; a pair is a row of these and a target.
-    logit_row: dict[tuple[int, int], int] = {}
-    rows = [
-        logit_row.setdefault((row, node), len(logit_row))
-        for row, tree in enumerate(trees)
+    # Each node that a request scores gets its logits once; a target is scored by the logits of its node.
+    logit_rows: dict[tuple[int, int], int] = {}
+    at = [
+        logit_rows.setdefault((row, start + node), len(logit_rows))
+        for row, start, tree in placed
         for node in chain.from_iterable(tree.nodes)
     ]
-    targets = [target for tree in trees for target in chain.from_iterable(tree.targets)]
-    chosen = hidden[[row for row, _ in logit_row], [node for _, node in logit_row]]
-    log_probs, greedy = _log_probs(model, chosen, torch.tensor(rows), torch.tensor(targets))
+    targets = [target for _, _, tree in placed for target in chain.from_iterable(tree.targets)]
+    chosen = hidden[[row for row, _ in logit_rows], [node for _, node in logit_rows]]
+    log_probs, greedy = _log_probs(model, chosen, torch.tensor(at), torch.tensor(targets))
     if not torch.isfinite(log_probs).all():
         raise RunError(NOT_FINITE)
-    values, right = log_probs.tolist(), greedy.tolist()
-    scores, start = {}, 0
+    values, right = iter(log_probs.tolist()), iter(greedy.tolist())
+    return {
+        index: Score(tuple(islice(values, len(scored))), tuple(islice(right, len(scored))))
+        for _, _, tree in placed
+        for index, scored in zip(tree.requests, tree.targets, strict=True)
+    }
+
+
+def _starts(trees: Sequence[TokenTree]) -> Iterator[tuple[int, TokenTree]]:
+    """Yield the trees of a row, each with the place of its first node."""
+    start = 0
     for tree in trees:
-        for index, request_targets in zip(tree.requests, tree.targets, strict=True):
-            part = slice(start, start + len(request_targets))
-            scores[index] = Score(tuple(values[part]), tuple(right[part]))
-            start = part.stop
-    return scores
+        yield start, tree
+        start += len(tree)
 
 
-def _ancestors(trees: Sequence[TokenTree], size: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
-    """Return the attention mask, bool [trees, size, size]: each node sees itself and its ancestors.
+def _ancestors(
+    placed: Sequence[tuple[int, int, TokenTree]], size: tuple[int, int, int]
+) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
+    """Return the attention mask, bool [rows, length, length]: each node sees itself and its ancestors.
 
     Padding sees itself alone: a row without a visible token would be NaN.
+
+    Args:
+        placed: row, place of the first node and tree.
+        size: shape of the mask.
     """
-    mask = np.zeros((len(trees), size, size), dtype=np.bool_)
-    mask[:, range(size), range(size)] = True
-    for row, tree in enumerate(trees):
-        seen = mask[row]
+    mask = np.zeros(size, dtype=np.bool_)
+    mask[:, range(size[1]), range(size[1])] = True
+    for row, start, tree in placed:
+        seen = mask[row, start : start + len(tree), start : start + len(tree)]
         for node, parent in enumerate(tree.parents):
             if parent != ROOT:
                 seen[node, : parent + 1] = seen[parent, : parent + 1]
@@ -155,6 +162,9 @@ def _log_probs(model: CausalLM, hidden: Tensor, rows: Tensor, targets: Tensor) -
         here = ((rows >= start) & (rows < start + LOGIT_ROWS)).nonzero().flatten()
         at, target = (rows[here] - start).to(hidden.device), targets[here].to(hidden.device)
         logits = model.cap(F.linear(hidden[start : start + LOGIT_ROWS], matrix)).float()
-        log_probs[here] = (logits[at, target] - logits.logsumexp(1)[at]).cpu()
-        greedy[here] = (logits.argmax(1)[at] == target).cpu()
+        chosen, (top, best) = logits[at, target], logits.max(1, keepdim=True)
+        # In place: logits are the largest tensor here, and a copy takes as long as a tenth of their product.
+        normaliser = logits.sub_(top).exp_().sum(1).log() + top[:, 0]
+        log_probs[here] = (chosen - normaliser[at]).cpu()
+        greedy[here] = (best[at, 0] == target).cpu()
     return log_probs, greedy

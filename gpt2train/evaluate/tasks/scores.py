@@ -121,11 +121,10 @@ def score_task(scorer: Scorer, task: Task, name: str, items: Sequence[Item], lim
     else:
         numbers, chosen = list(range(count)), list(items[:count])
         plans = lm_eval_rule.plan_items(task, items, count, scorer.tokenizer, scorer.context)
-    groups = [[request for request in plan.requests if request is not None] for plan in plans]
+    scores = iter(scorer.score_shared([request for plan in plans for request in plan.requests if request is not None]))
     verdicts = []
-    for item, plan, scores in zip(chosen, plans, scorer.score_groups(groups), strict=True):
-        own = iter(scores)
-        found = [None if request is None else next(own) for request in plan.requests]
+    for item, plan in zip(chosen, plans, strict=True):
+        found = [None if request is None else next(scores) for request in plan.requests]
         if task.rule == "core":
             verdicts.append(core_rule.decide(task, item, found))
         else:
