@@ -3,8 +3,7 @@
 Importing this module loads the plug-ins: each evaluation has a command.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,14 +15,15 @@ from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Evaluation, Scorer
 from gpt2train.evaluate.files import check_output, data_fields, read_input, write_result
 from gpt2train.evaluate.metrics import Result
+from gpt2train.evaluate.rank0_progress import rank0_progress
 from gpt2train.evaluate.registry import EVALUATIONS
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS, Report
 from gpt2train.evaluate.tables import curve_lines, result_lines
+from gpt2train.evaluate.task_command import TaskOptions, score_tasks
 from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.io.command_line import HELP_DEBUG
 from gpt2train.io.files import write_atomic
-from gpt2train.io.progress import progress_bar
 
 if TYPE_CHECKING:
     from gpt2train.evaluate.eval_model import EvalModel
@@ -93,6 +93,55 @@ for _name, _evaluation in EVALUATIONS.items():
     add_command(_name, _evaluation)
 
 
+@evaluate.default
+def tasks(
+    *task: str,
+    model: Models | None = None,
+    data: Path | None = None,
+    partial: Annotated[bool, Parameter(negative=())] = False,
+    limit: Positive | None = None,
+    log_samples: Annotated[bool, Parameter(negative=())] = False,
+    output: Path | None = None,
+    tokenizer: Path | None = None,
+    batch_tokens: Positive = BATCH_TOKENS,
+    layout: Layout = ONE_PROCESS,
+    device: Device = "auto",
+) -> None:
+    """Score models on tasks: multiple choice, schemas, greedy matches and perplexity.
+
+    Parameters
+    ----------
+    task
+        Names of tasks that come with the package (hellaswag, blimp, core, …), or paths of TOML files.
+    model
+        Model folder, run folder (for its latest checkpoint) or RUN/checkpoints/step-…; several are compared in a table.
+    data
+        Folder of the tasks' data files, or the data file of one task.
+    partial
+        Leave out the tasks of a suite that have no data.
+    limit
+        Score this many items of each task.
+    log_samples
+        Write log-probabilities and answer of every item to TASK.samples.jsonl beside the result.
+    output
+        Result file of all models and tasks. By default each model has its own: MODEL/eval/TASK.json or
+        RUN/scores/step-…/TASK.json.
+    tokenizer
+        Tokenizer folder of a checkpoint; by default `tokenizer` next to the training's tokens.
+    batch_tokens
+        Tokens per batch, including padding; bounds the memory.
+    device
+        auto uses a GPU if there is one.
+    """
+    if not task:
+        evaluate.help_print()
+        return
+    if not model or data is None:
+        raise UserError(f"evaluate {task[0]}: give {'--data' if model else '--model'}")
+    options = TaskOptions(data, partial, limit, log_samples, output, tokenizer, batch_tokens, layout, device)
+    score_tasks(task, model, options)
+
+
 @evaluate.command
 def curve(
     run: Path,
@@ -144,7 +193,7 @@ def curve(
 
     options = {"wikitext": WikitextSettings(stride=stride)}
     measures = [curve_measure(name, files[name], raw[name], options.get(name), batch_tokens) for name in files]
-    with _progress_bar("checkpoints") as report:
+    with rank0_progress("checkpoints") as report:
         scored = score_run(run, measures, tokenizer, device, group(), report)
     for line in curve_lines(scored):
         print_once(line)
@@ -181,7 +230,7 @@ def _evaluate(
     results: dict[str, Result] = {}
     files = {}
     for path in models:
-        with open_eval_model(path, layout, device, tokenizer) as subject, _progress_bar(kind) as report:
+        with open_eval_model(path, layout, device, tokenizer) as subject, rank0_progress(kind) as report:
             results[str(path)] = {"model": str(path), **facts, **score(subject, report)}
             files[str(path)] = subject.scores / f"{kind}.json"
     for line in result_lines(evaluation, results):
@@ -193,12 +242,3 @@ def _evaluate(
         if is_rank0():
             write_result(file, results[name])
         print_once(f"scores: {file}")
-
-
-@contextlib.contextmanager
-def _progress_bar(label: str) -> Iterator[Report | None]:
-    """Show a progress bar on rank 0."""
-    from gpt2train.evaluate.torchrun import is_rank0
-
-    with progress_bar(label) if is_rank0() else contextlib.nullcontext() as report:
-        yield report

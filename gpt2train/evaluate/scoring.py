@@ -19,6 +19,7 @@ from gpt2train.evaluate.scoring_request import BATCH_TOKENS, DistributedScorer, 
 from gpt2train.model.causal_lm import CausalLM
 from gpt2train.parallel.mesh import all_or_raise
 
+NOT_FINITE = "the model gives numbers that are not finite: its weights are damaged or its training diverged"
 LOGIT_ROWS = 1024  # rows of logits in memory at a time: 206 MB in float32 at a vocabulary of 50,257
 
 
@@ -94,7 +95,7 @@ def _score_batch(model: CausalLM | DistributedScorer, requests: Sequence[Scoring
     scorer = functools.partial(score_local, model) if isinstance(model, CausalLM) else model.score
     log_probs, greedy = scorer(sequences, rows, positions, targets)
     if not torch.isfinite(log_probs).all():
-        raise RunError("the model gives numbers that are not finite: its weights are damaged or its training diverged")
+        raise RunError(NOT_FINITE)
     answers, start = [], 0
     for request in requests:
         part = slice(start, start + request.scored)

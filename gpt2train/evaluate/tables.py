@@ -23,7 +23,7 @@ def result_lines(evaluation: Evaluation, results: Mapping[str, Mapping[str, Any]
         for metric in evaluation.metrics
     ]
     head = ["; ".join(sorted({evaluation.summary(result) for result in models}))] if evaluation.summary else []
-    return [*head, *_table(list(results), rows), *_notes(results)]
+    return [*head, *_table(list(results), rows), *notes_lines(results)]
 
 
 def curve_lines(curve: Mapping[str, Any]) -> list[str]:
@@ -61,7 +61,7 @@ def _table(names: Sequence[str], rows: Sequence[tuple[str, Sequence[str], str]])
     return lines
 
 
-def _notes(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def notes_lines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Format the notes of the results; a note of all results appears once."""
     models_by_note: dict[str, list[str]] = {}
     for name, result in results.items():

@@ -1,0 +1,104 @@
+"""Scores of models on tasks for `gpt2train evaluate TASK…`: data first, then each model once."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt2train.convert.settings import Device
+from gpt2train.errors import UserError
+from gpt2train.evaluate.evaluation import Scorer
+from gpt2train.evaluate.files import DATA_HASH_KEY, check_output, write_result
+from gpt2train.evaluate.metrics import Result
+from gpt2train.evaluate.rank0_progress import rank0_progress
+from gpt2train.evaluate.registry import RESERVED
+from gpt2train.evaluate.tasks.suite import Samples, Work, read_work, score_work
+from gpt2train.evaluate.tasks.table import task_lines
+from gpt2train.inference.settings import ServingLayout
+from gpt2train.io.files import write_atomic
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """Options of the command, as its help describes them."""
+
+    data: Path
+    partial: bool
+    limit: int | None
+    log_samples: bool
+    output: Path | None
+    tokenizer: Path | None
+    batch_tokens: int
+    layout: ServingLayout
+    device: Device
+
+
+def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptions) -> None:
+    """Score models on tasks, print a table and write the results.
+
+    Raises:
+        UserError: a task, its data, a model or the output is not usable.
+        RunError: a checkpoint is damaged, or the outputs of a model are not finite.
+    """
+    works = _read_works(names, options)
+    if len(set(models)) < len(models):
+        raise UserError(f"--model: {next(m for m in models if list(models).count(m) > 1)} is given twice")
+    if options.output is not None:
+        check_output(options.output)
+    from gpt2train.evaluate.eval_model import open_eval_model
+    from gpt2train.evaluate.torchrun import group, is_rank0, print_once
+
+    if options.layout.processes > 1 and (len(models) > 1 or group()):
+        raise UserError("--tp and --pp need one --model, in a command started without torchrun")
+    results: dict[str, dict[str, Result]] = {work.name: {} for work in works}
+    written = []
+    for path in models:
+        with open_eval_model(path, options.layout, options.device, options.tokenizer) as subject:
+            for work in works:
+                with rank0_progress(work.name) as report:
+                    scorer = Scorer(subject.model, subject.tokenizer, options.batch_tokens, report, group())
+                    result, samples = score_work(scorer, work, options.limit)
+                results[work.name][str(path)] = {"model": str(path), **result}
+                file = subject.scores / f"{work.file}.json"
+                if options.output is None:
+                    written.append(("scores", file))
+                    if is_rank0():
+                        write_result(file, results[work.name][str(path)])
+                if options.log_samples:
+                    written.append(("samples", file.with_name(f"{work.file}.samples.jsonl")))
+                    if is_rank0():
+                        write_atomic(written[-1][1], _sample_lines(samples))
+    for line in task_lines([(work, results[work.name]) for work in works]):
+        print_once(line)
+    if options.output is not None:
+        written.append(("scores", options.output))
+        if is_rank0():
+            write_result(options.output, _joined(results))
+    for kind, file in written:
+        print_once(f"{kind}: {file}")
+
+
+def _read_works(names: Sequence[str], options: TaskOptions) -> list[Work]:
+    works = [read_work(name, options.data, options.partial, options.limit) for name in names]
+    seen: set[str] = set()
+    for work in works:
+        if work.file in RESERVED:
+            raise UserError(f"task {work.name!r}: {', '.join(RESERVED)} have another meaning; rename the file")
+        if work.file in seen:
+            raise UserError(f"task {work.name} is given twice; give it once, or rename the file of one")
+        seen.add(work.file)
+    return works
+
+
+def _joined(results: Mapping[str, Mapping[str, Result]]) -> Result:
+    """Return one result of all models and tasks; that of one model on one task is as in its own file."""
+    rows = [result for models in results.values() for result in models.values()]
+    if len(rows) == 1:
+        return rows[0]
+    return {DATA_HASH_KEY: {row.get("task", row.get("suite")): row[DATA_HASH_KEY] for row in rows}, "results": rows}
+
+
+def _sample_lines(samples: Samples) -> bytes:
+    rows: list[dict[str, Any]] = [{"task": name, **row} for name, items in samples.items() for row in items]
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

@@ -1,0 +1,179 @@
+"""Items of a task, from the rows of its data files; does not import torch."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt2train.errors import UserError
+from gpt2train.evaluate.tasks.description import Task
+from gpt2train.evaluate.tasks.templates import Row, RowError, text_of, value_of
+
+MAX_DIGITS = 10  # of an index in a text
+
+
+@dataclass(frozen=True)
+class Item:
+    """Question of a task.
+
+    Attributes:
+        contexts: texts before the continuation; one, but for a schema.
+        targets: continuations; one, but for multiple choice.
+        answer: index of the right choice.
+        group: part of the data.
+    """
+
+    contexts: tuple[str, ...]
+    targets: tuple[str, ...]
+    answer: int = 0
+    group: str = ""
+
+    @property
+    def choices(self) -> int:
+        """Number of choices."""
+        return max(len(self.contexts), len(self.targets))
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """Name and content of a data file."""
+
+    name: str
+    content: bytes
+
+
+def find_data(task: Task, name: str, folder: Path) -> list[DataFile]:
+    """Read the data files of a task.
+
+    Args:
+        task: description of the task.
+        name: name of the task, for errors.
+        folder: folder with the data of several tasks, or the data file of this one.
+
+    Raises:
+        UserError: no file of the task's names exists, several do where one is meant, or it cannot be read.
+    """
+    paths = [folder] if folder.is_file() else _find(task, name, folder)
+    try:
+        return [DataFile(str(path), path.read_bytes()) for path in paths]
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}; check the path") from error
+
+
+def _find(task: Task, name: str, folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise UserError(f"--data {folder}: there is no such file or folder; give the folder of the data files")
+    for pattern in task.data:
+        try:
+            found = sorted(path for path in folder.glob(pattern) if path.is_file() and not path.name.startswith("."))
+        except (ValueError, NotImplementedError) as error:  # an absolute or empty pattern
+            raise UserError(f"task {name}: data: {pattern!r} is no name below a folder ({error}); correct it") from error
+        if len(found) > 1 and "*" not in Path(pattern).name:
+            raise UserError(f"task {name}: {found[0]} and {found[1]} both fit {pattern}; give --data the folder of one")
+        if found:
+            return found
+    origin = f" (from {task.source})" if task.source else ""
+    raise UserError(f"task {name}: {folder} has no {' or '.join(task.data)}; put the data there{origin}")
+
+
+def read_items(task: Task, name: str, data: Sequence[DataFile]) -> list[Item]:
+    """Read the items of a task.
+
+    Raises:
+        UserError: a line is no JSON object, lacks a field, or its answer is no choice; a template is malformed; there
+            are no items.
+    """
+    build = _builder(task, name)
+    items = []
+    for file in data:
+        for number, row in _rows(file):
+            try:
+                items.append(build(row))
+            except RowError as error:
+                remedy = "correct the line, or the task"
+                raise UserError(f"{file.name} line {number}: task {name}: {error}; {remedy}") from error
+    if not items:
+        raise UserError(f"{', '.join(file.name for file in data)}: no rows for the task {name}; give a file with some")
+    if task.shots >= len(items):
+        raise UserError(f"task {name}: {task.shots} shots need more than {len(items)} items; give more data")
+    return items
+
+
+def _rows(file: DataFile) -> Iterator[tuple[int, Row]]:
+    """Yield line number and JSON object of each line that is not blank."""
+    for number, line in enumerate(file.content.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            json.dumps(row, ensure_ascii=False).encode()  # a lone surrogate is valid JSON but not valid text
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{file.name} line {number}: no JSON object; correct or remove the line") from error
+        if not isinstance(row, Mapping):
+            raise UserError(f"{file.name} line {number}: no JSON object; correct or remove the line")
+        yield number, row
+
+
+def _builder(task: Task, name: str) -> Callable[[Row], Item]:
+    """Return the function from a row to its item."""
+    where = f"task {name}: "
+    group = value_of(task.group, f"{where}group") if task.group else None
+    target, choices = task.field("target"), task.field("choices")
+    texts = [text_of(task.field("context") or "", f"{where}context")] if task.kind != "schema" else None
+    targets = [text_of(target, f"{where}target")] if target is not None else None
+    answer = _answer(task.field("answer"), f"{where}answer")
+    options = _options(choices, f"{where}choices") if choices is not None else None
+
+    def build(row: Row) -> Item:
+        part = "" if group is None else str(group(row))
+        alternatives = options(row) if options is not None else ()
+        contexts = tuple(text(row) for text in texts) if texts is not None else alternatives
+        continuations = tuple(text(row) for text in targets) if targets is not None else alternatives
+        if not all(continuations):
+            raise RowError("a continuation is empty" if task.kind != "perplexity" else "the text is empty")
+        right = answer(row) if options is not None else 0
+        if options is not None and len(alternatives) < 2:
+            raise RowError(f"an item needs two choices or more, and has {len(alternatives)}")
+        if options is not None and not 0 <= right < len(alternatives):
+            raise RowError(f"the answer {right} is none of the choices 0 to {len(alternatives) - 1}")
+        return Item(contexts, continuations, right, part)
+
+    return build
+
+
+def _options(choices: str | Sequence[str], where: str) -> Callable[[Row], tuple[str, ...]]:
+    if not isinstance(choices, str):
+        texts = [text_of(template, where) for template in choices]
+        return lambda row: tuple(text(row) for text in texts)
+    value = value_of(choices, where)
+
+    def listed(row: Row) -> tuple[str, ...]:
+        found = value(row)
+        if isinstance(found, str | Mapping):
+            raise RowError(f"choices: expected a list of texts, got {type(found).__name__}")
+        try:
+            found = tuple(found)
+        except TypeError as error:
+            raise RowError(f"choices: expected a list of texts, got {type(found).__name__}") from error
+        if not all(isinstance(text, str) for text in found):
+            raise RowError("choices: expected a list of texts")
+        return found
+
+    return listed
+
+
+def _answer(answer: str | int | None, where: str) -> Callable[[Row], int]:
+    if not isinstance(answer, str):
+        return lambda row: answer or 0
+    value = value_of(answer, where)
+
+    def index(row: Row) -> int:
+        found: Any = value(row)
+        if isinstance(found, str) and found.strip().isdecimal() and len(found) < MAX_DIGITS:
+            found = int(found)
+        if not isinstance(found, int) or isinstance(found, bool):
+            raise RowError(f"answer: expected the index of a choice, got {found!r}")
+        return found
+
+    return index

@@ -1,0 +1,114 @@
+"""Scores of items as lm-evaluation-harness 0.4 computes them; does not import torch.
+
+| kind | request | verdict |
+|---|---|---|
+| multiple_choice | log p(delimiter + choice given context) | largest sum; `accuracy_norm`: largest sum / characters |
+| schema | log p(delimiter + target given each context) | largest sum |
+| greedy | log p(delimiter + target given context) | every token is the most likely one |
+| perplexity | log p(text), in disjoint windows, the last one with full context | none |
+
+Context and continuation are encoded together and split after as many tokens as the context alone has; spaces at the end
+of the context belong to the continuation. An empty context is what a document follows (`start_ids`).
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from gpt2train.data.template import prefix_ids, start_ids
+from gpt2train.data.tokenizer import Tokenizer, encode_ordinary
+from gpt2train.errors import UserError
+from gpt2train.evaluate.scoring_request import Pair, Score, ScoringRequest
+from gpt2train.evaluate.tasks.description import Task
+from gpt2train.evaluate.tasks.items import Item
+from gpt2train.evaluate.tasks.shots import lm_eval_examples
+from gpt2train.evaluate.tasks.verdict import Plan, Verdict
+
+SHOT_END = "\n\n"
+
+
+def plan_items(task: Task, items: Sequence[Item], count: int, tokenizer: Tokenizer, context: int) -> list[Plan]:
+    """Return the requests of the first `count` items.
+
+    Args:
+        task: description of the task.
+        items: all items, from which examples are drawn.
+        count: number of items to score.
+        tokenizer: tokenizer of the model.
+        context: maximum inputs of the model, in tokens.
+
+    Raises:
+        UserError: the tokenizer has no token for a continuation.
+    """
+    if task.kind == "perplexity":
+        return _plan_texts([item.targets[0] for item in items[:count]], tokenizer, context)
+    pairs: list[tuple[str, str]] = []
+    for item, examples in zip(items[:count], lm_eval_examples(items, task.shots, count), strict=True):
+        shown = "".join(_example(example, task) for example in examples)
+        pairs += [
+            (shown + before, task.delimiter + after) for before in item.contexts for after in item.targets
+        ]
+    encoded = iter(encode_pairs(tokenizer, pairs))
+    plans = []
+    for number, item in enumerate(items[:count], 1):
+        own = [next(encoded) for _ in range(item.choices)]
+        if any(not pair.target for pair in own):
+            raise UserError(f"item {number}: the tokenizer has no token for a continuation; remove the item")
+        truncated = any(len(pair.context) + len(pair.target) > context + 1 for pair in own)
+        plans.append(Plan(tuple(pair.request(context) for pair in own), truncated))
+    return plans
+
+
+def _example(item: Item, task: Task) -> str:
+    before = item.contexts[item.answer if len(item.contexts) > 1 else 0]
+    after = item.targets[item.answer if len(item.targets) > 1 else 0]
+    return before + task.delimiter + after + SHOT_END
+
+
+def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Pair]:
+    """Encode contexts and continuations; each distinct text is encoded once."""
+    heads = [before.rstrip() for before, _ in pairs]
+    wholes = [before + after for before, after in pairs]
+    texts = list(dict.fromkeys([*heads, *wholes]))
+    ids = dict(zip(texts, encode_ordinary(tokenizer, texts), strict=True))
+    prefix, start = tuple(prefix_ids(tokenizer)), tuple(start_ids(tokenizer))
+    return [
+        Pair((*prefix, *ids[whole][: len(ids[head])]) or start, tuple(ids[whole][len(ids[head]) :]))
+        for head, whole in zip(heads, wholes, strict=True)
+    ]
+
+
+def _plan_texts(texts: Sequence[str], tokenizer: Tokenizer, context: int) -> list[Plan]:
+    start = start_ids(tokenizer)
+    encoded = encode_ordinary(tokenizer, texts)
+    return [Plan(tuple(rolling_windows([*start[-1:], *ids], context))) for ids in encoded]
+
+
+def rolling_windows(tokens: Sequence[int], context: int) -> Iterator[ScoringRequest]:
+    """Split a sequence into windows that score every token but the first one once.
+
+    All windows are disjoint but for the last one, which begins earlier so that it has full context.
+    """
+    targets, scored = len(tokens) - 1, 0
+    while scored < targets:
+        new = min(context, targets - scored)
+        end = scored + new
+        yield ScoringRequest(tuple(tokens[max(0, end - context) : end + 1]), new)
+        scored = end
+
+
+def decide(task: Task, item: Item, scores: Sequence[Score]) -> Verdict:
+    """Return the verdict on an item from the scores of its requests."""
+    log_probs = tuple(score.log_prob for score in scores)
+    if task.kind == "perplexity":
+        text, total = item.targets[0], math.fsum(log_probs)
+        words, size = len(re.split(r"\s+", text)), len(text.encode())
+        return Verdict((total,), {"log_prob": total, "words": words, "bytes": size})
+    if task.kind == "greedy":
+        return Verdict(log_probs, {"correct": float(all(scores[0].greedy)), "log_prob": log_probs[0]})
+    best = log_probs.index(max(log_probs))
+    values = {"correct": float(best == item.answer)}
+    if task.kind == "multiple_choice":
+        by_length = [value / len(text) for value, text in zip(log_probs, item.targets, strict=True)]
+        values["correct_norm"] = float(by_length.index(max(by_length)) == item.answer)
+    return Verdict(log_probs, values, best)

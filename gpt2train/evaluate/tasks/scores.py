@@ -1,0 +1,202 @@
+"""Result of a model on a task: metrics with intervals, random baseline, parts of the data, and a row for each item."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpt2train.evaluate.evaluation import Scorer
+from gpt2train.evaluate.metrics import Metric, Result, significant
+from gpt2train.evaluate.tasks import core_rule, lm_eval_rule
+from gpt2train.evaluate.tasks.bootstrap import interval, resampled_sums
+from gpt2train.evaluate.tasks.description import Task
+from gpt2train.evaluate.tasks.items import Item
+from gpt2train.evaluate.tasks.shots import core_order
+from gpt2train.evaluate.tasks.verdict import Verdict
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_EXPONENT = 700.0  # so that JSON can represent the result
+Sums = Any  # of a column: a number, or numpy numbers of all resamples
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Metric as a function of sums over the items: of its columns, and of the items themselves."""
+
+    metric: Metric
+    columns: tuple[str, ...]
+    value: Callable[[Sequence[Sums], int], Sums]
+
+
+def _exp(nats: Sums) -> Sums:
+    import numpy as np
+
+    return np.exp(np.minimum(nats, MAX_EXPONENT))
+
+
+ACCURACY = Measure(
+    Metric("accuracy", "share of the items whose right choice has the highest log p", scale="share", main=True),
+    ("correct",),
+    lambda sums, count: sums[0] / count,
+)
+ACCURACY_NORM = Measure(
+    Metric("accuracy_norm", "the same by log p / characters of the choice", scale="share", main=True),
+    ("correct_norm",),
+    lambda sums, count: sums[0] / count,
+)
+CORE_ACCURACY = Measure(
+    Metric("accuracy", "share of the items whose right choice has the highest mean log p", scale="share", main=True),
+    ("correct",),
+    lambda sums, count: sums[0] / count,
+)
+MATCHES = Measure(
+    Metric("accuracy", "share of the items of which every token is the most likely one", scale="share", main=True),
+    ("correct",),
+    lambda sums, count: sums[0] / count,
+)
+TARGET_PERPLEXITY = Measure(
+    Metric("perplexity", "exp(-mean log p(target)), per target", scale="log", main=True),
+    ("log_prob",),
+    lambda sums, count: _exp(-sums[0] / count),
+)
+BITS_PER_BYTE = Measure(
+    Metric("bits_per_byte", "-log2 p / bytes of the texts", main=True),
+    ("log_prob", "bytes"),
+    lambda sums, count: -sums[0] / sums[1] / math.log(2),
+)
+WORD_PERPLEXITY = Measure(
+    Metric("word_perplexity", "exp(-log p / words), words split at white space", scale="log"),
+    ("log_prob", "words"),
+    lambda sums, count: _exp(-sums[0] / sums[1]),
+)
+
+
+def measures(task: Task) -> tuple[Measure, ...]:
+    """Return the measures of a task, the first one for suites and curves."""
+    if task.kind == "perplexity":
+        return (BITS_PER_BYTE, WORD_PERPLEXITY)
+    if task.kind == "greedy":
+        return (MATCHES,) if task.rule == "core" else (MATCHES, TARGET_PERPLEXITY)
+    if task.rule == "core":
+        return (CORE_ACCURACY,)
+    return (ACCURACY, ACCURACY_NORM) if task.kind == "multiple_choice" else (ACCURACY,)
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """Scores of a model on a task.
+
+    Attributes:
+        result: JSON-serialisable result.
+        samples: JSON-serialisable row for each scored item.
+        resampled: accuracy of each bootstrap resample, float64 [resamples]; None for a perplexity.
+    """
+
+    result: Result
+    samples: list[dict[str, Any]]
+    resampled: "np.ndarray[Any, Any] | None"
+
+
+def score_task(scorer: Scorer, task: Task, name: str, items: Sequence[Item], limit: int | None = None) -> TaskScores:
+    """Score a model on a task.
+
+    Args:
+        scorer: model and tokenizer.
+        task: description of the task.
+        name: name of the task, seed of the bootstrap.
+        items: items in the order of the data.
+        limit: number of items to score; by default all. By the rule core the examples are drawn from these too.
+
+    Raises:
+        UserError: the tokenizer has no token for a continuation.
+        RunError: the model's outputs are not finite.
+    """
+    count = len(items) if limit is None else min(limit, len(items))
+    if task.rule == "core":
+        numbers = core_order(len(items))[:count]
+        chosen = [items[number] for number in numbers]
+        plans = core_rule.plan_items(task, chosen, scorer.tokenizer, scorer.context)
+    else:
+        numbers, chosen = list(range(count)), list(items[:count])
+        plans = lm_eval_rule.plan_items(task, items, count, scorer.tokenizer, scorer.context)
+    scores = iter(scorer.score_shared([request for plan in plans for request in plan.requests if request is not None]))
+    verdicts = []
+    for item, plan in zip(chosen, plans, strict=True):
+        found = [None if request is None else next(scores) for request in plan.requests]
+        if task.rule == "core":
+            verdicts.append(core_rule.decide(task, item, found))
+        else:
+            verdicts.append(lm_eval_rule.decide(task, item, [score for score in found if score is not None]))
+    truncated = sum(plan.truncated for plan in plans)
+    result: Result = {"task": name, "items": count, "truncated": truncated, "shots": task.shots, "rule": task.rule}
+    values, resampled = _intervals(task, name, verdicts)
+    result |= values
+    if resampled is not None:
+        random = task.random if task.random is not None else _random(task, chosen)
+        result |= {"random": significant(random), "centred": centred(result["accuracy"], random)}
+    if task.group:
+        result["groups"] = _groups(task, chosen, verdicts)
+    result |= {"published": task.published, "notes": _notes(result)}
+    rows = zip(numbers, chosen, verdicts, strict=True)
+    return TaskScores(result, [_sample(task, *row) for row in rows], resampled)
+
+
+def centred(accuracy: Any, random: float) -> Any:
+    """Return (accuracy - random) / (1 - random): 0 for guessing, 1 for no mistake."""
+    found = (accuracy - random) / (1 - random)
+    return significant(found) if isinstance(found, float) else found
+
+
+def _intervals(task: Task, name: str, verdicts: Sequence[Verdict]) -> tuple[Result, "np.ndarray[Any, Any] | None"]:
+    """Return each metric with its interval, and the resampled accuracy."""
+    columns = sorted({column for measure in measures(task) for column in measure.columns})
+    values = [[verdict.values[column] for verdict in verdicts] for column in columns]
+    resampled = dict(zip(columns, resampled_sums(values, name), strict=True))
+    found: Result = _values(task, verdicts)
+    accuracy = None
+    for measure in measures(task):
+        drawn = measure.value([resampled[column] for column in measure.columns], len(verdicts))
+        found[f"{measure.metric.name}_interval"] = interval(drawn)
+        accuracy = drawn if measure.metric.name == "accuracy" else accuracy
+    return found, accuracy
+
+
+def _values(task: Task, verdicts: Sequence[Verdict]) -> Result:
+    found = {}
+    for measure in measures(task):
+        sums = [math.fsum(verdict.values[column] for verdict in verdicts) for column in measure.columns]
+        found[measure.metric.name] = significant(float(measure.value(sums, len(verdicts))))
+    return found
+
+
+def _groups(task: Task, items: Sequence[Item], verdicts: Sequence[Verdict]) -> dict[str, Result]:
+    parts: dict[str, list[Verdict]] = {}
+    for item, verdict in zip(items, verdicts, strict=True):
+        parts.setdefault(item.group, []).append(verdict)
+    return {name: {"items": len(parts[name]), **_values(task, parts[name])} for name in sorted(parts)}
+
+
+def _random(task: Task, items: Sequence[Item]) -> float:
+    return 0.0 if task.kind == "greedy" else math.fsum(1 / item.choices for item in items) / len(items)
+
+
+def _notes(result: Mapping[str, Any]) -> list[str]:
+    notes = []
+    if result["truncated"]:
+        share = f"{result['truncated']:,} of {result['items']:,} prompts"
+        notes.append(f"{result['task']}: {share} are longer than the model's context and lose tokens at their start")
+    return notes
+
+
+def _sample(task: Task, number: int, item: Item, verdict: Verdict) -> dict[str, Any]:
+    row: dict[str, Any] = {"item": number}
+    if item.group:
+        row["group"] = item.group
+    row["log_probs"] = list(verdict.log_probs)
+    if verdict.prediction is not None:
+        row |= {"prediction": verdict.prediction, "answer": item.answer}
+    if "correct" in verdict.values:
+        row["correct"] = bool(verdict.values["correct"])
+    return row

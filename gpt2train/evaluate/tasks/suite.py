@@ -1,0 +1,137 @@
+"""Scores of a task or of a suite of tasks, from the data files to the results; does not import torch at start-up."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt2train.errors import UserError
+from gpt2train.evaluate.evaluation import Scorer
+from gpt2train.evaluate.files import DATA_HASH_KEY, data_fields
+from gpt2train.evaluate.metrics import Result, significant
+from gpt2train.evaluate.tasks.bootstrap import interval
+from gpt2train.evaluate.tasks.description import Suite, Task, read_description
+from gpt2train.evaluate.tasks.items import Item, find_data, read_items
+from gpt2train.evaluate.tasks.scores import centred, score_task
+
+Samples = dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Task with its items, and the fields of a result that identify its data."""
+
+    name: str
+    task: Task
+    items: list[Item]
+    facts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Task or suite that was asked for, with its data.
+
+    Attributes:
+        name: name for tables and result files.
+        description: task or suite.
+        parts: tasks that are scored; one, but for a suite.
+        missing: tasks of a suite without data.
+    """
+
+    name: str
+    description: Task | Suite
+    parts: list[Part]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> str:
+        """Name of the result file, without suffix."""
+        return self.name.replace("/", "-")
+
+
+def read_work(name: str, folder: Path, partial: bool = False, limit: int | None = None) -> Work:
+    """Read a task or suite and its data.
+
+    Args:
+        name: as `read_description`.
+        folder: folder with the data, or the data file of a task.
+        partial: leave out the tasks of a suite that have no data.
+        limit: number of items of each task that will be scored.
+
+    Raises:
+        UserError: there is no such task, its description or data are malformed or missing, or there are too few items
+            for its examples.
+    """
+    label, description = read_description(name)
+    if isinstance(description, Task):
+        return Work(label, description, [_part(label, description, folder, limit)])
+    if folder.is_file():
+        raise UserError(f"--data {folder}: the suite {label} needs the folder of the data files of its tasks")
+    parts, missing = [], []
+    for part, task in description.tasks.items():
+        try:
+            find_data(task, part, folder)
+        except UserError as error:
+            if not partial:
+                raise UserError(f"{error}, or score the other tasks with --partial") from error
+            missing.append(part)
+            continue
+        parts.append(_part(f"{label}/{part}", task, folder, limit))
+    if not parts:
+        raise UserError(f"{folder} has data of no task of {label}; give another --data")
+    return Work(label, description, parts, tuple(missing))
+
+
+def _part(name: str, task: Task, folder: Path, limit: int | None) -> Part:
+    data = find_data(task, name, folder)
+    items = read_items(task, name, data)
+    if limit is not None and task.rule == "core" and task.shots >= limit:
+        raise UserError(f"task {name}: its {task.shots} shots are drawn from the items of --limit {limit}; give more")
+    content = b"".join(file.content if file.content.endswith(b"\n") else file.content + b"\n" for file in data)
+    raw = data[0].content if len(data) == 1 else content
+    label = Path(data[0].name).name if len(data) == 1 else f"{len(data)} files"
+    return Part(name, task, items, data_fields(label, raw))
+
+
+def score_work(scorer: Scorer, work: Work, limit: int | None = None) -> tuple[Result, Samples]:
+    """Score a model on a task or on the tasks of a suite.
+
+    Args:
+        scorer: model and tokenizer.
+        work: task or suite with its data.
+        limit: number of items of each task to score.
+
+    Returns:
+        JSON-serialisable result, and the scored items of each task.
+    """
+    scored = {part.name: score_task(scorer, part.task, part.name, part.items, limit) for part in work.parts}
+    results = {part.name: {**part.facts, **scored[part.name].result} for part in work.parts}
+    samples = {name: found.samples for name, found in scored.items()}
+    limited = any(results[part.name]["items"] < len(part.items) for part in work.parts)
+    notes = [f"{work.name}: scored on {limit} items of each task, not on all"] if limited else []
+    if isinstance(work.description, Task):
+        [result] = results.values()
+        return {**result, "notes": [*notes, *result["notes"]]}, samples
+    drawn, values = 0.0, []
+    for name, found in scored.items():
+        random = results[name]["random"]
+        if found.resampled is None:
+            raise UserError(f"suite {work.name}: {name} is a perplexity, which has no accuracy; leave it out")
+        values.append(results[name]["centred"])
+        drawn = drawn + centred(found.resampled, random)
+    notes += [note for result in results.values() for note in result["notes"]]
+    if work.missing:
+        notes.append(f"{work.name}: mean of {len(values)} tasks, without {', '.join(work.missing)}: no {work.name} score")
+    hashes = "".join(part.facts[DATA_HASH_KEY] for part in work.parts).encode()
+    result = {
+        **data_fields(f"{len(work.parts)} tasks", hashes),
+        "suite": work.name,
+        "items": sum(found["items"] for found in results.values()),
+        "centred": significant(sum(values) / len(values)),
+        "centred_interval": interval(drawn / len(values)),  # type: ignore[arg-type]
+        "missing": list(work.missing),
+        "published": work.description.published,
+        "tasks": results,
+        "notes": notes,
+    }
+    return result, samples

@@ -1,0 +1,138 @@
+"""CORE as nanochat computes it, against a plain computation: whole prompts, one at a time, all logits."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id, load_tokenizer
+from gpt2train.evaluate.evaluation import Scorer
+from gpt2train.evaluate.tasks.description import parse_description, Task
+from gpt2train.evaluate.tasks.items import DataFile, read_items
+from gpt2train.evaluate.tasks.scores import score_task
+from gpt2train.model.gpt2 import GPT2
+from tests.gpt2train.evaluate.eval_sets import rows_of
+from tests.gpt2train.evaluate.small_models import noisy_model
+
+CONTEXT = 160
+
+
+def prompts(kind: str, row: dict[str, Any], delimiter: str, shown: str) -> list[str]:
+    """The prompts of a row after its examples."""
+    if kind == "multiple_choice":
+        return [shown + row["query"] + delimiter + choice for choice in row["choices"]]
+    if kind == "schema":
+        return [shown + context + delimiter + row["continuation"] for context in row["context_options"]]
+    begin = shown + row["context"].strip() + delimiter
+    return [begin.strip(), begin + row["continuation"]]
+
+
+def example(kind: str, row: dict[str, Any], delimiter: str) -> str:
+    """A row with its answer."""
+    if kind == "multiple_choice":
+        return f"{row['query']}{delimiter}{row['choices'][row['gold']]}\n\n"
+    if kind == "schema":
+        return f"{row['context_options'][row['gold']]}{delimiter}{row['continuation']}\n\n"
+    return f"{row['context'].strip()}{delimiter}{row['continuation']}\n\n"
+
+
+def same_at_start(sequences: list[list[int]]) -> int:
+    """Length of the common prefix."""
+    length = 0
+    while all(length < len(ids) and ids[length] == sequences[0][length] for ids in sequences):
+        length += 1
+    return length
+
+
+@torch.inference_mode()
+def plain_core(model: GPT2, tokenizer: Any, kind: str, rows: list[dict[str, Any]], shots: int, delimiter: str) -> Any:
+    """Mean losses of the choices and verdict of every row, in nanochat's order."""
+    rows = list(rows)
+    random.Random(1337).shuffle(rows)
+    found = []
+    for number, row in enumerate(rows):
+        others = [other for other in range(len(rows)) if other != number]
+        drawn = random.Random(1234 + number).sample(others, shots)
+        shown = "".join(example(kind, rows[other], delimiter) for other in drawn)
+        texts = encode_ordinary(tokenizer, prompts(kind, row, delimiter, shown))
+        ids = [[end_of_text_id(tokenizer), *text] for text in texts]
+        if kind == "schema":
+            suffix = same_at_start([sequence[::-1] for sequence in ids])
+            starts = [len(sequence) - suffix for sequence in ids]
+        elif kind == "multiple_choice":
+            starts = [same_at_start(ids)] * len(ids)
+        else:
+            assert ids[1][: len(ids[0])] == ids[0]
+            starts, ids = [len(ids[0])], ids[1:]
+        losses, greedy = [], []
+        for sequence, start in zip(ids, starts, strict=True):
+            cut = max(0, len(sequence) - CONTEXT)
+            tokens = torch.tensor([sequence[cut:]])
+            logits = torch.nn.functional.linear(model.hidden(tokens)[0], model.wte.weight[: model.shape.vocab])
+            scored = slice(start - cut - 1, len(sequence) - cut - 1)
+            targets = tokens[0, 1:][scored]
+            losses.append(torch.nn.functional.cross_entropy(logits[:-1][scored], targets).item())
+            greedy.append(bool((logits[:-1][scored].argmax(1) == targets).all()))
+        right = greedy[0] if kind == "greedy" else losses.index(min(losses)) == row["gold"]
+        found.append((losses, right))
+    return found
+
+
+def check(model: GPT2, bpe: Path, kind: str, rows: list[dict[str, Any]], shots: int, delimiter: str) -> int:
+    """Hold the scores of all rows against the plain ones; the number of rows that are longer than the context."""
+    tokenizer = load_tokenizer(bpe)
+    content = {"kind": kind, "data": ["x.jsonl"], "rule": "core", "shots": shots, "delimiter": delimiter}
+    task = parse_description(content, "task")
+    assert isinstance(task, Task)
+    raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    scores = score_task(Scorer(model, tokenizer), task, "task", read_items(task, "task", [DataFile("x", raw)]))
+    expected = plain_core(model, tokenizer, kind, rows, shots, delimiter)
+    for own, (losses, right) in zip(scores.samples, expected, strict=True):
+        if kind != "greedy":
+            assert own["log_probs"] == pytest.approx([-loss for loss in losses], abs=1e-4)
+        assert own["correct"] == right
+    assert scores.result["accuracy"] == pytest.approx(sum(right for _, right in expected) / len(rows), abs=1e-6)
+    truncated: int = scores.result["truncated"]
+    return truncated
+
+
+@pytest.mark.parametrize(
+    ("file", "kind", "shots", "delimiter"),
+    [
+        ("commonsense_reasoning/piqa", "multiple_choice", 1, "\nAnswer: "),
+        ("commonsense_reasoning/commonsense_qa", "multiple_choice", 2, " "),
+        ("language_understanding/winograd_wsc", "schema", 0, " "),
+        ("language_understanding/winogrande", "schema", 2, " "),
+        ("symbolic_problem_solving/simple_arithmetic_nospaces", "greedy", 5, " "),
+        ("world_knowledge/jeopardy_all", "greedy", 2, "\nAnswer: "),
+    ],
+)
+@pytest.mark.slow
+def test_rows_score_as_in_nanochat(
+    real_data: Path, open_data: Path, tmp_path: Path, file: str, kind: str, shots: int, delimiter: str
+) -> None:
+    bpe, model = noisy_model(open_data, tmp_path, CONTEXT)
+    rows = list(rows_of(real_data / f"eval/core/{file}.jsonl"))[:40]
+    check(model, bpe, kind, rows, shots, delimiter)
+
+
+def test_prompts_that_are_too_long_lose_their_start(open_data: Path, tmp_path: Path) -> None:
+    bpe, model = noisy_model(open_data, tmp_path, CONTEXT)
+    words = "the of and to in a is that for it as was with be by on not he his but at are this have from".split()
+    draw = random.Random(0)
+
+    def text(count: int) -> str:
+        return " ".join(draw.choice(words) for _ in range(count))
+
+    rows = [
+        {"query": text(60), "choices": [text(3), text(5), text(4)], "gold": draw.randrange(3)} for _ in range(9)
+    ]
+    assert check(model, bpe, "multiple_choice", rows, 2, " ") == 9
+    assert check(model, bpe, "multiple_choice", rows, 0, " ") == 0
+    schemas = [
+        {"context_options": [text(9), text(8)], "continuation": text(4), "gold": draw.randrange(2)} for _ in range(9)
+    ]
+    assert check(model, bpe, "schema", schemas, 1, "\n") == 0
