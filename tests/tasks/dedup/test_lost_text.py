@@ -73,6 +73,7 @@ def test_a_longer_document_is_kept_beside_the_excerpt_of_a_previous_run(tmp_path
         assert done[1].outcome.reasons["near_duplicate_earlier"] == 2 - len(kept)
 
 
+@pytest.mark.slow
 def test_a_near_duplicate_of_two_words_is_kept_by_containment(tmp_path: Path) -> None:
     """It has no 3-gram of words, so nothing shows that the other one holds its text."""
     rows = [row("abcdefghijklm nopqrstuvwxyz1", document_id="a"), row("abcdefghijklm nopqrstuvwxyz", document_id="b")]
@@ -144,6 +145,5 @@ def test_defaults_keep_their_fingerprint(tmp_path: Path) -> None:
     other = DedupSettings(containment=0.5, stop_on_lost_source=True)
     assert run(tmp_path / "other", PLANTED, other)[1].fingerprint == default[1].fingerprint
     assert {"containment", "stop_on_lost_source"}.isdisjoint(default[1].parameters)
-    safe = [DedupSettings(policy="containment", containment=bound) for bound in (0.8, 0.9)]
-    prints = {run(tmp_path / str(number), PLANTED, one)[1].fingerprint for number, one in enumerate(safe)}
-    assert len(prints) == 2 and default[1].fingerprint not in prints
+    safe = run(tmp_path / "safe", PLANTED, DedupSettings(policy="containment", containment=0.8))
+    assert safe[1].fingerprint != default[1].fingerprint and safe[1].parameters["containment"] == 0.8

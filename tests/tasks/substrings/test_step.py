@@ -90,7 +90,7 @@ def test_a_planted_run_stays_once(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from(["a", "b", "c!", "语", "--", "d\n"]), max_size=40), min_size=1, max_size=4))
-@hypothesis_settings(deadline=None, max_examples=25)
+@hypothesis_settings(deadline=None, max_examples=15)
 def test_exactly_the_repeated_runs_are_removed(documents: list[list[str]]) -> None:
     texts = [" ".join(words).strip() for words in documents]
     rows = [row(one, document_id=f"{number}") for number, one in enumerate(texts)]
@@ -102,13 +102,13 @@ def test_exactly_the_repeated_runs_are_removed(documents: list[list[str]]) -> No
 def test_shards_groups_and_ranges_do_not_matter(
     open_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces = pieces_of_novels(open_data, 40)
+    pieces = pieces_of_novels(open_data, 14)
     texts = [*pieces, *(f"{one[:400]} {other[700:]}" for one, other in zip(pieces, pieces[7:], strict=False))]
     rows = [row(one, document_id=f"{number:03d}") for number, one in enumerate(texts)]
     root, manifest = run(tmp_path / "one", rows, 100)
     wanted = [one for one in expected(texts, 50) if one]
     assert [found["text"] for found in rows_of(root, manifest)] == wanted and wanted != texts
-    monkeypatch.setattr("tasks.substrings.step.GROUP_ROWS", 10)
+    monkeypatch.setattr("tasks.substrings.step.GROUP_ROWS", 8)
     monkeypatch.setattr("tasks.substrings.step.MAX_HASHES", 100)
     monkeypatch.setattr("tasks.substrings.step.BATCH_TEXTS", 3)
     many = run(tmp_path / "many", rows, 5)
