@@ -52,7 +52,7 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
     if options.layout.processes > 1 and (len(models) > 1 or group()):
         raise UserError("--tp and --pp need one --model, in a command started without torchrun")
     results: dict[str, dict[str, Result]] = {work.name: {} for work in works}
-    written = []
+    written: list[tuple[str, Path]] = []
     for path in models:
         with open_eval_model(path, options.layout, options.device, options.tokenizer) as subject:
             for work in works:
@@ -60,15 +60,7 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
                     scorer = Scorer(subject.model, subject.tokenizer, options.batch_tokens, report, group())
                     result, samples = score_work(scorer, work, options.limit)
                 results[work.name][str(path)] = {"model": str(path), **result}
-                file = subject.scores / f"{work.file}.json"
-                if options.output is None:
-                    written.append(("scores", file))
-                    if is_rank0():
-                        write_result(file, results[work.name][str(path)])
-                if options.log_samples:
-                    written.append(("samples", file.with_name(f"{work.file}.samples.jsonl")))
-                    if is_rank0():
-                        write_atomic(written[-1][1], _sample_lines(samples))
+                written += _write(subject.scores / work.file, results[work.name][str(path)], samples, options)
     for line in task_lines([(work, results[work.name]) for work in works]):
         print_once(line)
     if options.output is not None:
@@ -77,6 +69,29 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
             write_result(options.output, _joined(results))
     for kind, file in written:
         print_once(f"{kind}: {file}")
+
+
+def _write(path: Path, result: Result, samples: Samples, options: TaskOptions) -> list[tuple[str, Path]]:
+    """Write the files of a model and task on rank 0; the kind and path of each.
+
+    Args:
+        path: path without suffix.
+        result: result of the model.
+        samples: scored items of each task.
+        options: options of the command.
+    """
+    from gpt2train.evaluate.torchrun import is_rank0
+
+    written = []
+    if options.output is None:
+        written.append(("scores", path.with_name(f"{path.name}.json")))
+        if is_rank0():
+            write_result(written[-1][1], result)
+    if options.log_samples:
+        written.append(("samples", path.with_name(f"{path.name}.samples.jsonl")))
+        if is_rank0():
+            write_atomic(written[-1][1], _sample_lines(samples))
+    return written
 
 
 def _read_works(names: Sequence[str], options: TaskOptions) -> list[Work]:

@@ -70,7 +70,7 @@ class TokenTree:
 
 
 def build_trees(requests: Sequence[ScoringRequest], hidden: int, max_tokens: int) -> list[TokenTree]:
-    """Build the trees of all requests, in the order of their tokens, in which those with a common prefix are neighbours.
+    """Build the trees of all requests, sorted by their tokens, so that those with a common prefix are neighbours.
 
     Attention over a tree is computed as over one sequence, of which most pairs are masked. A request therefore joins
     the tree of its neighbour only where the shared tokens save more than the masked pairs cost: the matrices of a block

@@ -171,6 +171,7 @@ def test_benchmark(trained: Path, folder: Path, monkeypatch: pytest.MonkeyPatch)
     (folder / "passages.jsonl").write_text(f"{passage}\n" * 3)
     (folder / "items.jsonl").write_text(f"{item}\n" * 2)
     (folder / "held-out.txt").write_text("Some words that no one trained on.\n")
+    (folder / "mine.toml").write_text(block_of("benchmark.md", "toml"))
     (folder / "tasks").mkdir()
     (folder / "tasks/mine.yaml").write_text(block_of("benchmark.md", "yaml"))
     outputs = follow(

@@ -45,9 +45,7 @@ def plan_items(task: Task, items: Sequence[Item], count: int, tokenizer: Tokeniz
     pairs: list[tuple[str, str]] = []
     for item, examples in zip(items[:count], lm_eval_examples(items, task.shots, count), strict=True):
         shown = "".join(_example(example, task) for example in examples)
-        pairs += [
-            (shown + before, task.delimiter + after) for before in item.contexts for after in item.targets
-        ]
+        pairs += [(shown + before, task.delimiter + after) for before in item.contexts for after in item.targets]
     encoded = iter(encode_pairs(tokenizer, pairs))
     plans = []
     for number, item in enumerate(items[:count], 1):

@@ -121,7 +121,9 @@ def score_work(scorer: Scorer, work: Work, limit: int | None = None) -> tuple[Re
         drawn = drawn + centred(found.resampled, random)
     notes += [note for result in results.values() for note in result["notes"]]
     if work.missing:
-        notes.append(f"{work.name}: mean of {len(values)} tasks, without {', '.join(work.missing)}: no {work.name} score")
+        notes.append(
+            f"{work.name}: mean of {len(values)} tasks, without {', '.join(work.missing)}: no {work.name} score"
+        )
     hashes = "".join(part.facts[DATA_HASH_KEY] for part in work.parts).encode()
     result = {
         **data_fields(f"{len(work.parts)} tasks", hashes),

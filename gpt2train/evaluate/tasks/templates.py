@@ -4,7 +4,7 @@ The texts of lm-evaluation-harness's tasks (`doc_to_text`) are Jinja too, and ca
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateSyntaxError
@@ -55,7 +55,7 @@ def value_of(expression: str, where: str) -> Callable[[Row], Any]:
         found = compiled(row)
         if isinstance(found, StrictUndefined):
             str(found)  # raises UndefinedError, which names the field
-        return found
+        return list(found) if isinstance(found, Iterator) else found  # filters as `map` work only when they are read
 
     return lambda row: _checked(lambda: value(row))
 
@@ -64,5 +64,5 @@ def _checked(work: Callable[[], Any]) -> Any:
     """Return the result of Jinja's work; whatever a row makes it raise is an error of that row."""
     try:
         return work()
-    except Exception as error:  # noqa: BLE001 - an expression over any row can raise anything
+    except Exception as error:
         raise RowError(" ".join(str(error).split()) or type(error).__name__) from error

@@ -1,10 +1,9 @@
 """Evaluation sets of the whole test data in the fields that lm-evaluation-harness reads, a file for each task."""
 
 import json
-import os
 import zipfile
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +45,19 @@ def _science(name: str, field: str) -> Callable[[Path], Iterator[Row]]:
         for row in rows_of(folder / f"core/{name}.jsonl"):
             letters = list("ABCDE"[: len(row["choices"])])
             choices = {"text": row["choices"], "label": letters}
-            yield {field: row["query"].removeprefix("Question: "), "choices": choices, "answerKey": letters[row["gold"]]}
+            yield {
+                field: row["query"].removeprefix("Question: "),
+                "choices": choices,
+                "answerKey": letters[row["gold"]],
+            }
 
     return rows
 
 
 def _winogrande(folder: Path) -> Iterator[Row]:
     for row in rows_of(folder / "core/language_understanding/winogrande.jsonl"):
-        same = os.path.commonprefix(row["context_options"]).rpartition(" ")[0] + " "
+        both = zip(*row["context_options"], strict=False)
+        same = "".join(a for a, _ in takewhile(lambda letters: letters[0] == letters[1], both)).rpartition(" ")[0] + " "
         names = [option.removeprefix(same) for option in row["context_options"]]
         sentence = f"{same}_ {row['continuation']}"
         yield {"sentence": sentence, "option1": names[0], "option2": names[1], "answer": str(row["gold"] + 1)}

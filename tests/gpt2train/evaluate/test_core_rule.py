@@ -10,7 +10,7 @@ import torch
 
 from gpt2train.data.tokenizer import encode_ordinary, end_of_text_id, load_tokenizer
 from gpt2train.evaluate.evaluation import Scorer
-from gpt2train.evaluate.tasks.description import parse_description, Task
+from gpt2train.evaluate.tasks.description import Task, parse_description
 from gpt2train.evaluate.tasks.items import DataFile, read_items
 from gpt2train.evaluate.tasks.scores import score_task
 from gpt2train.model.gpt2 import GPT2
@@ -18,6 +18,7 @@ from tests.gpt2train.evaluate.eval_sets import rows_of
 from tests.gpt2train.evaluate.small_models import noisy_model
 
 CONTEXT = 160
+WORDS = "the of and to in a is that for it as was with be by on not he his but at are this have from"
 
 
 def prompts(kind: str, row: dict[str, Any], delimiter: str, shown: str) -> list[str]:
@@ -121,15 +122,13 @@ def test_rows_score_as_in_nanochat(
 
 def test_prompts_that_are_too_long_lose_their_start(open_data: Path, tmp_path: Path) -> None:
     bpe, model = noisy_model(open_data, tmp_path, CONTEXT)
-    words = "the of and to in a is that for it as was with be by on not he his but at are this have from".split()
+    words = WORDS.split()
     draw = random.Random(0)
 
     def text(count: int) -> str:
         return " ".join(draw.choice(words) for _ in range(count))
 
-    rows = [
-        {"query": text(60), "choices": [text(3), text(5), text(4)], "gold": draw.randrange(3)} for _ in range(9)
-    ]
+    rows = [{"query": text(60), "choices": [text(3), text(5), text(4)], "gold": draw.randrange(3)} for _ in range(9)]
     assert check(model, bpe, "multiple_choice", rows, 2, " ") == 9
     assert check(model, bpe, "multiple_choice", rows, 0, " ") == 0
     schemas = [

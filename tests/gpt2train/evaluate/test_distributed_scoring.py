@@ -11,6 +11,7 @@ import pytest
 
 from gpt2train.evaluate.passages import read_passages
 from tests.gpt2train.evaluate.overfitted_model import learn_last_words, small_bpe, write
+from tests.gpt2train.evaluate.small_models import noisy_model
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.jobs import finish, start
 
@@ -66,6 +67,28 @@ def test_torchrun_scores_the_whole_set(open_data: Path, tmp_path: Path) -> None:
     code, out, err = finish(start("-m", "gpt2train.evaluate", *flags[:2], str(tmp_path), *flags[3:]))
     assert code == 2
     assert err.count("error: ") == 1 and "is not a model folder" in err, err
+
+
+@pytest.mark.exhaustive
+def test_a_task_is_scored_by_several_processes(open_data: Path, tmp_path: Path) -> None:
+    rows = [{"query": f"{n} and", "choices": ["one", "two of them", f"{n}"], "gold": n % 3} for n in range(40)]
+    (tmp_path / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "task.toml").write_text('kind = "multiple_choice"\ndata = ["items.jsonl"]\nshots = 2\n')
+    bpe, network = noisy_model(open_data, tmp_path, 64)
+    flags = [str(tmp_path / "task.toml"), "--model", str(write(network, tmp_path / "model", bpe))]
+    flags += ["--data", str(tmp_path), "--log-samples", "--batch-tokens", "200"]
+    found, samples = {}, tmp_path / "model/eval/task.samples.jsonl"
+    for name, extra in {"one": [], "tp": ["--tp", "2"], "pp": ["--pp", "2"]}.items():
+        command = [sys.executable, "-m", "gpt2train", "evaluate", *flags, *extra]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        found[name] = [json.loads(line)["log_probs"] for line in samples.read_text().splitlines()]
+    code, _, err = finish(start("-m", "gpt2train.evaluate", *flags, processes=3))
+    assert code == 0, err
+    assert [json.loads(line)["log_probs"] for line in samples.read_text().splitlines()] == found["one"]
+    for name in ("tp", "pp"):
+        for own, alone in zip(found[name], found["one"], strict=True):
+            assert own == pytest.approx(alone, abs=1e-4)
 
 
 @pytest.mark.slow

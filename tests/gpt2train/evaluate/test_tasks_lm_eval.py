@@ -105,13 +105,18 @@ def check_tasks(model: Path, real_data: Path, tmp_path: Path, count: int, shots:
     for name in names:
         task = name
         if shots:
-            (tmp_path / f"{name}.toml").write_text(f"shots = {shots}\n{(READY / name).with_suffix('.toml').read_text()}")
+            (tmp_path / f"{name}.toml").write_text(
+                f"shots = {shots}\n{(READY / name).with_suffix('.toml').read_text()}"
+            )
             task = str(tmp_path / f"{name}.toml")
         result, samples = own_scores(model, task, data[name])
         expected = sorted(theirs["samples"][f"{name}_local"], key=lambda sample: sample["doc_id"])
         assert len(samples) == len(expected) > 0
         for own, other in zip(samples, expected, strict=True):
-            assert own["log_probs"] == pytest.approx([value for [(value, _)] in other["resps"]], rel=5e-7, abs=1e-4), (name, own)
+            assert own["log_probs"] == pytest.approx([value for [(value, _)] in other["resps"]], rel=5e-7, abs=1e-4), (
+                name,
+                own,
+            )
             assert own["correct"] == bool(other["acc"]), (name, own)
         summary = theirs["results"][f"{name}_local"]
         assert result["accuracy"] == pytest.approx(summary["acc,none"], abs=1e-5)

@@ -10,6 +10,7 @@ from gpt2train.errors import RunError
 from gpt2train.evaluate.distributed_scoring import gather, share
 from gpt2train.evaluate.scoring import batches, score
 from gpt2train.evaluate.scoring_request import Score, ScoringRequest
+from gpt2train.evaluate.tree_scoring import score_shared
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
@@ -33,7 +34,13 @@ def equal(count: int) -> dict[str, Any]:
     alone = score(_model(), spans, 40)
     shared = score(_model(), spans, 40, lambda done, total: progress.append((done, total)), dist.group.WORLD)
     mine = sum(map(len, share(batches(spans, 40), dist.group.WORLD)))
-    return {"same": alone == shared, "count": len(shared), "mine": mine, "progress": progress[-1:] or [(0, 0)]}
+    same_trees = score_shared(_model(), spans, 40) == score_shared(_model(), spans, 40, group=dist.group.WORLD)
+    return {
+        "same": alone == shared and same_trees,
+        "count": len(shared),
+        "mine": mine,
+        "progress": progress[-1:] or [(0, 0)],
+    }
 
 
 def wrong() -> dict[str, str]:
