@@ -182,8 +182,8 @@ class MergeAndScoreSettings(Settings):
     wikitext: str | None = None
     """WikiText in its tokenised form (wiki.test.tokens), scored in addition."""
     evals: dict[str, str] = {}
-    """Name of an evaluation of a plug-in (docs/develop/add-an-evaluation.md) or of a task (docs/train/evaluate.md) -> its
-    data file, scored in addition."""
+    """Name of an evaluation of a plug-in (docs/develop/add-an-evaluation.md) or of a task (docs/train/evaluate.md) ->
+    its data file, scored in addition."""
 
     @field_validator("evals")
     @classmethod
