@@ -1,9 +1,10 @@
-"""Time of `gpt2train evaluate TASK` beside lm-evaluation-harness: one model, the same items, in turns in one process.
+"""CPU time of `gpt2train evaluate TASK` beside lm-evaluation-harness: one model, the same items, in one process.
 
-    python benchmarks/evaluate_tasks.py MODEL DATA [--items 50] [--tasks hellaswag piqa] [--repeats 2]
+    python -m benchmarks.evaluate_tasks MODEL DATA [--items 50] [--tasks hellaswag piqa] [--shots 5] [--repeats 2]
 
-MODEL is a model folder, DATA the folder of the data files in the fields that the harness's own tasks read. Loading the
-model is not counted; reading, tokenising, scoring and the verdicts are. Needs the extra `peers`.
+MODEL is a model folder. DATA has TASK.jsonl for each task, in the fields that the harness's own tasks read;
+`write_set` of `tests/gpt2train/evaluate/eval_sets.py` makes them of the test data. Loading the model is not counted;
+reading, tokenising, scoring and the verdicts are. Needs the extra `peers`.
 """
 
 import argparse

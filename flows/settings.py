@@ -188,7 +188,8 @@ class MergeAndScoreSettings(Settings):
     wikitext: str | None = None
     """WikiText in its tokenised form (wiki.test.tokens), scored in addition."""
     evals: dict[str, str] = {}
-    """Name of an evaluation of a plug-in -> its data file, scored in addition (docs/develop/add-an-evaluation.md)."""
+    """Name of an evaluation of a plug-in (docs/develop/add-an-evaluation.md) or of a task (docs/train/evaluate.md) ->
+    its data file, scored in addition."""
 
     @field_validator("evals")
     @classmethod

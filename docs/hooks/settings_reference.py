@@ -13,6 +13,7 @@ from schema_text import describe
 from flows.finetune_settings import FinetuneFlowSettings
 from flows.settings import DataprepSettings, EvaluateFlowSettings, PretrainFlowSettings
 from gpt2train.config import RunConfig, TrainSettings, preset, presets
+from gpt2train.evaluate.tasks.description import Task
 from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.inference.settings import BeamSettings, SamplingSettings, ServingLayout
 from gpt2train.plan.hardware import Hardware
@@ -101,6 +102,13 @@ PAGES: dict[str, tuple[Part, ...]] = {
             EvaluateFlowSettings,
             "Settings of `python -m flows.evaluate`. `python -m flows.pipeline` has `merge`, `evaluate`, "
             "`wikitext` and `evals` too; `gpt2train merge` has those of `merge` as `--dtype` and `--license`.",
+        ),
+        Part(
+            "Task of an evaluation",
+            Task,
+            "Keys of the [task file](../train/evaluate.md#tasks) of `gpt2train evaluate TASK`. They have no flags.",
+            prefix="evaluation-task",
+            flags=False,
         ),
         Part("WikiText", WikitextSettings, "Options of `gpt2train evaluate wikitext`.", prefix="wikitext-options"),
         Part("Server", ServeSettings, "Options of `gpt2train serve`.", prefix="serve"),

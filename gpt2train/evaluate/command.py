@@ -20,6 +20,7 @@ from gpt2train.evaluate.registry import EVALUATIONS
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS, Report
 from gpt2train.evaluate.tables import curve_lines, result_lines
 from gpt2train.evaluate.task_command import TaskOptions, score_tasks
+from gpt2train.evaluate.tasks.description import read_description
 from gpt2train.evaluate.wikitext import WikitextSettings
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.io.command_line import HELP_DEBUG
@@ -136,6 +137,8 @@ def tasks(
     if not task:
         evaluate.help_print()
         return
+    for name in task:
+        read_description(name, [*EVALUATIONS, "curve"])
     if not model or data is None:
         raise UserError(f"evaluate {task[0]}: give {'--data' if model else '--model'}")
     options = TaskOptions(data, partial, limit, log_samples, output, tokenizer, batch_tokens, layout, device)

@@ -25,6 +25,17 @@ class EvaluationRegistry(Registry[Evaluation]):
             raise UserError(f"evaluation {name!r}: {', '.join(RESERVED)} have another meaning; rename it")
         return super().register(name, entry)
 
+    def __getitem__(self, name: str) -> Evaluation:
+        """Return an evaluation, or the task of the package that has this name.
+
+        Raises:
+            UserError: there is none of this name.
+        """
+        from gpt2train.evaluate.tasks.as_evaluation import ready_evaluation  # here, since it reads files
+
+        task = None if name in self._entries else ready_evaluation(name)
+        return task or super().__getitem__(name)
+
 
 BUILT_IN = {"lambada": LAMBADA_EVALUATION, "wikitext": WIKITEXT_EVALUATION}
 EVALUATIONS = EvaluationRegistry("evaluation")

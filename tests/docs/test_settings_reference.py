@@ -17,6 +17,7 @@ from flows.pipeline import pipeline
 from flows.pretrain import pretrain
 from gpt2train.cli import app
 from gpt2train.config import Corpus, RampUp, RunConfig
+from gpt2train.evaluate.tasks.description import Task
 from gpt2train.inference.settings import ServingLayout
 from gpt2train.plan.hardware import Hardware
 from gpt2train.plan.search import GivenLayout
@@ -57,7 +58,7 @@ NOT_SETTINGS = {
     },
 }
 # Models without "Settings" in their name that a user sets too.
-MORE = {Corpus, RampUp, RunConfig, ServingLayout, Hardware, GivenLayout, SimulatedLayout}
+MORE = {Corpus, RampUp, RunConfig, ServingLayout, Hardware, GivenLayout, SimulatedLayout, Task}
 # Base classes, of which the reference shows the models that inherit from them.
 COMPOSED = {
     "Settings",

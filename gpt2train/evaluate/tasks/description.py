@@ -5,7 +5,7 @@ Without further fields a task reads the rows of llm-foundry and CORE: `query`, `
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -91,10 +91,14 @@ class Suite(Settings):
     """Published means: model -> value."""
 
 
-def read_description(name: str) -> tuple[str, Task | Suite]:
+def read_description(name: str, commands: Sequence[str] = ()) -> tuple[str, Task | Suite]:
     """Read a task or suite, by the name of one that comes with the package or the path of a TOML file.
 
     `SUITE/TASK` is one task of a suite.
+
+    Args:
+        name: name or path.
+        commands: further names that the user may have meant, for the error.
 
     Returns:
         Name for tables and result files, and the description.
@@ -107,7 +111,9 @@ def read_description(name: str) -> tuple[str, Task | Suite]:
     suite, _, part = name.partition("/")
     ready = ready_files()
     if suite not in ready:
-        raise UserError(f"there is no task {name!r}; {nearest(name, list(ready))}, or give the path of a {SUFFIX} file")
+        raise UserError(
+            f"there is no task {name!r}; {nearest(name, [*commands, *ready])}, or give the path of a {SUFFIX} file"
+        )
     found = parse_description(tomllib.loads(ready[suite].read_text(encoding="utf-8")), f"{suite}{SUFFIX}")
     if not part:
         return suite, found

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from gpt2train.cli import app
 from gpt2train.data.tokenizer import end_of_text_id, load_tokenizer
 from gpt2train.errors import UserError
 from gpt2train.evaluate.evaluation import Scorer
+from gpt2train.evaluate.registry import EVALUATIONS
 from gpt2train.evaluate.scoring import score
 from gpt2train.evaluate.scoring_request import ScoringRequest
 from gpt2train.evaluate.tasks.bootstrap import interval, resampled_sums
@@ -27,6 +29,7 @@ from gpt2train.evaluate.tree_scoring import score_shared
 from gpt2train.io.command_line import run_command
 from tests.gpt2train.evaluate.overfitted_model import write
 from tests.gpt2train.evaluate.small_models import noisy_model
+from tests.trained_run import TrainedRun
 
 CHOICES = {"kind": "multiple_choice", "data": ["items.jsonl"]}
 Call = Callable[..., tuple[int, list[str], str]]
@@ -289,6 +292,19 @@ def test_command(call: Call, folder: Path, small: Any) -> None:
     assert [row["task"] for row in json.loads(output.read_text())["results"]] == ["choice", "documents"]
     assert any("choice: scored on 1 items of each task, not on all" in line for line in out)
     assert (results / "choice.json").read_bytes() == before
+
+
+def test_a_task_in_the_curve_of_a_run(call: Call, folder: Path, trained_run: TrainedRun, tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    shutil.copytree(trained_run.root, root)
+    flags = ["--evals.documents", folder / "data/texts.jsonl", "--tokenizer", root / "tokenizer"]
+    code, out, err = call("curve", root / "runs/small", *flags)
+    assert (code, err) == (0, "")
+    assert "documents bits_per_byte" in out[0]
+    [point] = json.loads((root / "runs/small/scores/curve.json").read_text())["points"]
+    assert point["documents"]["items"] == 2 and point["documents"]["bits_per_byte"] > 1
+    with pytest.raises(UserError, match="there is no evaluation 'core'"):
+        EVALUATIONS["core"]
 
 
 def test_without_a_task_the_help_is_shown(call: Call) -> None:
