@@ -64,7 +64,7 @@ def step(place: Path, documents: list[str]) -> None:
     tokenizer = TokenizerFile(Folder(place / "tokenizer"), "tokenizer.json", "of the benchmark")
     rows = [{"id": str(n), "url": f"http://a.example/{n}", "text": text} for n, text in enumerate(documents)]
     write_rows(Folder(place / "source"), "part.parquet", rows, DOCUMENT)
-    ours = clean_part(Folder(place / "ours"), "part", "part.parquet", Folder(place / "source"), SETTINGS, tokenizer)
+    ours = clean_part(Folder(place / "ours"), "part", "part.parquet", Folder(place / "source"), SETTINGS, tokenizer, {})
     theirs = naive(place)
     kept = [{row["id"] for row in read_rows(Folder(place / f), "part.parquet")} for f in ("ours", "naive")]
     print(f"kept: {ours.kept} by ours, {theirs} by the peer, {len(kept[0] ^ kept[1])} of them other documents")
@@ -74,7 +74,7 @@ def step(place: Path, documents: list[str]) -> None:
         len(documents),
         {
             "ours": lambda: clean_part(
-                Folder(place / "ours"), "part", "part.parquet", Folder(place / "source"), SETTINGS, tokenizer
+                Folder(place / "ours"), "part", "part.parquet", Folder(place / "source"), SETTINGS, tokenizer, {}
             ),
             "ftfy, tokenizers, langdetect": lambda: naive(place),
         },

@@ -13,15 +13,8 @@ from collections.abc import Callable
 
 from benchmarks.corpora import pages, texts
 from benchmarks.pairs import compare, machine
-from tasks.clean.language import (
-    LanguageSettings,
-    decide,
-    detect,
-    detect_by_windows,
-    detect_with_langdetect,
-    ranking,
-    sample_text,
-)
+from tasks.clean.language import LanguageSettings, decide, detect_with_langdetect, ranking, sample_text
+from tasks.clean.language_share import detect, detect_by_pieces
 
 FAST = LanguageSettings()
 WHOLE = LanguageSettings(detector="langdetect", sample=10_000)  # langdetect itself reads no more
@@ -64,8 +57,8 @@ def agreement(corpora: dict[str, list[str]], shown: int) -> None:
     for name, corpus in corpora.items():
         counts: Counter[str] = Counter()
         for text in corpus:
-            sure = detect_by_windows(text, FAST) or decide(ranking(sample_text(text, FAST)), FAST, final=True)
-            ours, theirs = detect(text, FAST), detect_with_langdetect(text, WHOLE)
+            sure = detect_by_pieces(text, FAST) or decide(ranking(sample_text(text, FAST)), FAST, final=True)
+            ours, theirs = detect(text, FAST).language, detect_with_langdetect(text, WHOLE)
             for size in ("all", "long") if len(text) >= LONG else ("all",):
                 counts[f"{size}"] += 1
                 counts[f"{size} asked"] += sure is None

@@ -21,6 +21,7 @@ from gpt2train.io.command_line import HELP_DEBUG, printable, run_command
 from gpt2train.plan.command import plan
 from gpt2train.plan.devices import usable_cores
 from gpt2train.plan.simulate_command import simulate
+from gpt2train.quality.command import label, train_quality
 from gpt2train.runs.command import runs
 from gpt2train.serve.command import serve
 
@@ -37,6 +38,8 @@ app = App(
 app.command("gpt2train.evaluate.command:evaluate", name="evaluate", help="Score models and checkpoints.")
 data = App(name="data", help="Token files and documents.")
 app.command(data)
+data.command(label)
+data.command(train_quality)
 app.command(plan)
 app.command(simulate)
 app.command(runs)

@@ -120,6 +120,7 @@ NOT_UNIT = (
     "gpt2train/parity/test_matrix.py",
     "gpt2train/plan/test_memory.py",
     "gpt2train/plan/test_plan.py::test_the_command_prints_a_plan",
+    "gpt2train/quality/test_label.py",
     "gpt2train/runs/test_page.py",
     "gpt2train/runs/test_record.py::test_a_killed_writer_leaves_a_readable_record",
     "gpt2train/runs/test_record.py::test_the_engine_records_its_start_and_trainings_without_a_flow_are_runs",

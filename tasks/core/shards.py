@@ -31,6 +31,7 @@ CLEAN = pa.schema(
     [
         *DOCUMENT,
         pa.field("language", pa.string()),
+        pa.field("language_share", pa.float32()),  # of the kept languages in the text, 0 to 1
         pa.field("tokens", pa.int32()),  # as counted by the length filter
         pa.field("split", pa.string()),  # train, valid or test: a seeded hash of the text
     ]

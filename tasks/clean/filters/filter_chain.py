@@ -2,16 +2,17 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field, create_model
 
 from gpt2train.errors import RunError
 from gpt2train.settings import Settings
-from tasks.clean.filters import c4, cleanup, fineweb, gopher, pii, repetition  # noqa: F401 (they register themselves)
+from tasks.clean.filters import c4, cleanup, fineweb, gopher, pii, quality, repetition  # noqa: F401 (they register themselves)
 from tasks.clean.filters.registry import Replacement, TextFilter, filters
 from tasks.clean.filters.verdict import Rejection
+from tasks.core.input_files import read_any
 
 ABOUT = "Opt-in quality filters; all are off by default."
 
@@ -43,15 +44,19 @@ class Filtered(NamedTuple):
     """Counts of the filters that replaced the text, by name; empty for a rejected one."""
 
 
-def apply(text: str, language: str | None, settings: FilterSettings) -> Filtered:
+def apply(
+    text: str, language: str | None, settings: FilterSettings, files: Mapping[str, bytes] | None = None
+) -> Filtered:
     """Apply the enabled filters to a repaired text in a language, up to the first that rejects it.
+
+    `files` is what `filter_files` returned for these settings.
 
     Raises:
         RunError: The function of a plug-in returned something else than a filter may.
     """
     facts: Counter[str] = Counter()
     for name, item, options in _enabled(settings):
-        result = item.run(text, language, options)
+        result = item.run(text, language, options, (files or {}).get(name))
         if isinstance(result, Rejection):
             return Filtered(text, result, {})
         if result is not None:
@@ -68,10 +73,31 @@ def need_language(settings: FilterSettings) -> bool:
     return any(item.asks_for_language(options) for _, item, options in _enabled(settings))
 
 
-def unused_plugins(settings: FilterSettings) -> set[str]:
-    """Names of the plug-in filters that are off: the outputs do not depend on their settings."""
+def filter_files(settings: FilterSettings) -> dict[str, bytes]:
+    """Contents of the files that the enabled filters need, by the filter's name.
+
+    Raises:
+        UserError: A file cannot be read, or is none of its filter.
+    """
+    found: dict[str, bytes] = {}
+    for name, item, options in _enabled(settings):
+        if item.file is not None:
+            found[name] = read_any(str(getattr(options, item.file.field)))
+            item.file.check(found[name], str(getattr(options, item.file.field)))
+    return found
+
+
+def not_in_fingerprint(settings: FilterSettings) -> dict[str, bool | set[str]]:
+    """Settings that the outputs do not depend on, for pydantic's `exclude`.
+
+    These are all settings of the plug-in filters that are off, and the names of the filters' files: the fingerprint has
+    the files' contents.
+    """
     used = {name for name, _, _ in _enabled(settings)}
-    return {name for name, item in filters().items() if item.distributions} - used
+    unused: dict[str, bool | set[str]] = {
+        name: True for name, item in filters().items() if item.distributions and name not in used
+    }
+    return unused | {name: {item.file.field} for name, item in filters().items() if item.file and name not in unused}
 
 
 def plugin_packages(settings: FilterSettings) -> list[str]:

@@ -23,6 +23,15 @@ class Replacement(NamedTuple):
     """Counts that the manifest of the step adds up over the kept documents, by name."""
 
 
+class FilterFile(NamedTuple):
+    """File that a filter needs. Its content is part of the fingerprint of the cleaning, its name is not."""
+
+    field: str
+    """Setting of the filter that has the path or URL."""
+    check: Callable[[bytes, str], object]
+    """Called with the content and the name before the cleaning begins; raises UserError for another kind of file."""
+
+
 @dataclass(frozen=True)
 class TextFilter:
     """A filter of the cleaning.
@@ -36,16 +45,21 @@ class TextFilter:
             to 600.
         uses_language: Returns True for settings with which the filter asks for the language of the text. `function`
             then has a third parameter, the ISO 639 code (None if the text has no letters).
+        file: File that the filter needs. Its content, bytes, is the last argument of `function`.
     """
 
     settings: type[Settings]
     function: Callable[..., Rejection | Replacement | None]
     order: int
     uses_language: Callable[[Any], bool] | None = None
+    file: FilterFile | None = None
 
-    def run(self, text: str, language: str | None, settings: Settings) -> Rejection | Replacement | None:
-        """Apply the filter to a text."""
-        return self.function(text, settings, language) if self.uses_language else self.function(text, settings)
+    def run(
+        self, text: str, language: str | None, settings: Settings, content: bytes | None = None
+    ) -> Rejection | Replacement | None:
+        """Apply the filter to a text, with the content of its file if it has one."""
+        more = ((language,) if self.uses_language else ()) + ((content,) if self.file else ())
+        return self.function(text, settings, *more)
 
     def asks_for_language(self, settings: Settings) -> bool:
         """Return True if the filter asks for the language of a text under these settings."""

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gpt2train.settings import build
-from tasks.clean.language import LanguageSettings, detect
+from tasks.clean.language import LanguageSettings
+from tasks.clean.language_share import detect
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
 from tasks.clean.token_counts import count_tokens, tokenizer_file
@@ -53,6 +54,7 @@ def test_each_reject_reason_is_given(tmp_path: Path, runner: Runner) -> None:
     assert [row["id"] for row in kept] == ["0-0", "1-2"]
     assert "café" in kept[1]["text"]
     assert [(row["language"], row["split"] in ("train", "valid", "test")) for row in kept] == [("en", True)] * 2
+    assert [row["language_share"] for row in kept] == [1, 1]
     assert [row["tokens"] for row in kept] == count_tokens([row["text"] for row in kept])
     assert [(row["reason"], row["detail"]) for row in rejected] == [
         ("wrong_language", "found de, expected en"),
@@ -68,6 +70,20 @@ def test_any_language_can_be_kept(tmp_path: Path, runner: Runner) -> None:
     settings = CleanSettings(language=LanguageSettings(keep=("any",)))
     manifest = clean(root, documents(root, [ENGLISH, GERMAN]), settings, runner)
     assert [row["language"] for row in rows_of(root, manifest)] == [None, None]
+
+
+def test_foreign_parts_are_cut_and_counted(tmp_path: Path, runner: Runner) -> None:
+    root = Folder(tmp_path)
+    mixed = "\n".join([ENGLISH] * 3 + [GERMAN] + [ENGLISH] * 3)
+    settings = build(CleanSettings, {"language": {"cut_foreign": True}})
+    manifest = clean(root, documents(root, [mixed, ENGLISH, "\n".join([ENGLISH, *[GERMAN] * 4])]), settings, runner)
+    cut, whole = rows_of(root, manifest)
+    assert 0.6 < cut["language_share"] < 0.95 and whole["language_share"] == 1
+    assert cut["text"].count("Bibliothek") <= 2 and cut["text"].count("library") >= 47
+    assert [cut["tokens"]] == count_tokens([cut["text"]])
+    assert abs(manifest.outcome.facts["foreign_characters"] - (len(mixed) - len(cut["text"]))) < 10  # spaces at ends
+    [row] = rows_of(root, manifest, "rejected")
+    assert row["reason"] == "wrong_language" and "found de, " in row["detail"] and "% en, expected en" in row["detail"]
 
 
 def test_filters_count_by_reason_and_tokens_are_counted_after_filtering(tmp_path: Path, runner: Runner) -> None:
@@ -130,7 +146,7 @@ def test_a_sample_gives_the_language_of_the_whole_text(open_data: Path) -> None:
         texts = [json.loads(line)["text"] for line in file][::12]
     settings = LanguageSettings(detector="langdetect")
     whole = LanguageSettings(detector="langdetect", sample=10_000)
-    assert all((detect(t, settings) == "en") == (detect(t, whole) == "en") for t in texts)
+    assert all((detect(t, settings).language == "en") == (detect(t, whole).language == "en") for t in texts)
 
 
 @pytest.mark.exhaustive

@@ -1,0 +1,112 @@
+"""Kept and rejected documents of a data flow, as a random sample.
+
+The cleaning stores the beginning of a rejected text; the whole text is looked up in the documents that it read.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt2train.errors import UserError
+from gpt2train.io.files import check_folder
+
+MANIFEST = "_manifest.json"
+MAX_FILES = 16  # read of each kind, evenly spaced
+MAX_DOCUMENTS = 1000  # of each kind
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Document:
+    """Document with the verdict of the cleaning."""
+
+    id: str
+    url: str
+    text: str
+    reason: str | None
+    """Reason code; None for a kept document."""
+    detail: str
+    """Found and expected values of the rule."""
+
+
+def sample_documents(output: Path, seed: int = 0) -> tuple[list[Document], list[Document]]:
+    """Read at most 1,000 kept and 1,000 rejected documents in a random order that depends on the seed alone.
+
+    The reasons of the rejected ones take turns, so that rare ones are seen too.
+
+    Args:
+        output: output folder of a data flow whose step `clean` is finished, local.
+        seed: seed of the order.
+
+    Raises:
+        UserError: there is no such step, or none of its rejected documents can be found.
+    """
+    check_folder(output)
+    folder = output / "clean"
+    try:
+        outcome = json.loads((folder / MANIFEST).read_bytes())["outcome"]
+        kept_files, rejected_files = (
+            [folder / str(record["name"]) for record in outcome[which]] for which in ("outputs", "rejected")
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder} holds no finished step clean; give the output folder of a data flow") from error
+    kept = _first(_rows(kept_files, ["id", "url", "text"]), seed)
+    rejected = _first(_rows(rejected_files, ["id", "url", "reason", "detail"]), seed)
+    texts = _texts(output, {row["id"] for row in rejected})
+    dropped = [
+        Document(row["id"], row["url"] or "", texts[row["id"]], row["reason"], row["detail"] or "")
+        for row in rejected
+        if row["id"] in texts
+    ]
+    if rejected and not dropped:
+        raise UserError(f"{output}/documents has none of the rejected texts; run the data flow again to restore it")
+    ranks: Counter[str | None] = Counter()
+    order = []
+    for document in dropped:
+        order.append(ranks[document.reason])
+        ranks[document.reason] += 1
+    dropped = [document for _, document in sorted(zip(order, dropped, strict=True), key=lambda pair: pair[0])]
+    return [Document(row["id"], row["url"], row["text"], None, "") for row in kept], dropped
+
+
+def _rows(files: list[Path], columns: list[str]) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for file in files[:: -(-len(files) // MAX_FILES) or 1]:
+        try:
+            yield from pq.read_table(file, columns=columns).to_pylist()
+        except (OSError, pa.ArrowInvalid, pa.ArrowKeyError) as error:
+            raise UserError(f"{file} cannot be read; run the data flow again to restore it") from error
+
+
+def _first(rows: Iterator[Row], seed: int) -> list[Row]:
+    """The rows with the smallest hashes of seed and id; a few thousand are in memory."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        if row["id"]:
+            found[hashlib.sha256(f"{seed} {row['id']}".encode(errors="replace")).hexdigest()] = row
+        if len(found) >= 4 * MAX_DOCUMENTS:
+            found = dict(sorted(found.items())[:MAX_DOCUMENTS])
+    return [row for _, row in sorted(found.items())[:MAX_DOCUMENTS]]
+
+
+def _texts(output: Path, ids: Set[str]) -> dict[str, str]:
+    """Texts of documents by id, from the folders of the steps before the cleaning."""
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+
+    found: dict[str, str] = {}
+    for manifest in sorted(output.glob(f"*/{MANIFEST}")):
+        files = sorted(manifest.parent.glob("*.parquet"))
+        if manifest.parent.name == "clean" or not files or len(found) == len(ids):
+            continue
+        source = ds.dataset([str(file) for file in files])
+        if {"id", "text"} <= set(source.schema.names) and "split" not in source.schema.names:
+            table = source.to_table(columns=["id", "text"], filter=pc.field("id").isin(sorted(ids)))
+            found.update(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
+    return found

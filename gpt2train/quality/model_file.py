@@ -1,0 +1,86 @@
+"""File of a quality model: safetensors, so that reading it runs no code."""
+
+import functools
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import safetensors
+from safetensors.numpy import load, save
+
+from gpt2train.errors import UserError
+from gpt2train.quality.features import BUCKETS, features_of
+
+FORMAT = "gpt2train quality model 1"  # raised when `features_of` changes
+MAX_BYTES = 1 << 24
+REMEDY = "give a file that gpt2train data label or train-quality wrote"
+
+
+@dataclass(frozen=True, eq=False)
+class QualityModel:
+    """Linear model of the probability that a text is good."""
+
+    weights: np.ndarray
+    """float16 [BUCKETS]."""
+    bias: float
+    threshold: float
+    """Probability from which on a text is kept."""
+    about: dict[str, Any]
+    """Votes, area under the curve, precision and recall at the threshold."""
+
+    def score(self, text: str) -> float:
+        """Probability that a text is good, rounded to 4 digits, so that it is the same on every machine."""
+        found = features_of(text)
+        logit = float(self.weights[found.buckets].astype(np.float64) @ found.values) + self.bias
+        return round(float(1 / (1 + np.exp(-logit))), 4)
+
+
+def to_bytes(model: QualityModel) -> bytes:
+    """Content of the file; equal models give equal bytes."""
+    header = {"format": FORMAT, "bias": model.bias, "threshold": model.threshold, "about": model.about}
+    # One key: safetensors writes several in an order that varies.
+    return bytes(save({"weights": model.weights}, {"quality": json.dumps(header, sort_keys=True)}))
+
+
+def from_bytes(content: bytes, name: str) -> QualityModel:
+    """Read a model from the content of its file.
+
+    Raises:
+        UserError: it is no file of a quality model, or one of another version.
+    """
+    try:
+        if len(content) > MAX_BYTES:
+            raise ValueError("it is too large")
+        header = json.loads(_metadata(content)["quality"])
+        weights = load(content)["weights"]
+        if header["format"] != FORMAT:
+            raise UserError(f"{name} is of another version ({header['format']}); train the model again")
+        if weights.dtype != np.float16 or weights.shape != (BUCKETS,) or not np.isfinite(weights).all():
+            raise ValueError("wrong weights")
+        model = QualityModel(weights, float(header["bias"]), float(header["threshold"]), dict(header["about"]))
+        if not (np.isfinite(model.bias) and 0 <= model.threshold <= 1):
+            raise ValueError("wrong threshold")
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{name} is no quality model; {REMEDY}") from error
+    return model
+
+
+@functools.lru_cache(maxsize=2)
+def cached_model(content: bytes) -> QualityModel:
+    """Read a model from a content that was checked; the last ones are kept."""
+    return from_bytes(content, "the quality model")
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """Metadata of a safetensors file; the library reads them from a path only."""
+    size = int.from_bytes(content[:8], "little")
+    found = json.loads(content[8 : 8 + size])["__metadata__"]
+    return dict(found)
+
+
+def describe(model: QualityModel) -> dict[str, Any]:
+    """Everything but the weights, as plain values."""
+    plain = asdict(model)
+    del plain["weights"]
+    return plain

@@ -1,0 +1,106 @@
+"""Votes on documents as JSON lines, one per vote, on disk before the next document is shown.
+
+A line has the document's text, so that a model can be trained from the file alone. A later vote on a document replaces
+the earlier one; the vote `null` withdraws it.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gpt2train.errors import UserError
+from gpt2train.io.files import fsync, make_folder, read_json_lines, write_error
+
+Verdict = Literal["good", "bad"]
+
+
+@dataclass(frozen=True)
+class Vote:
+    """Vote on one document."""
+
+    id: str
+    url: str
+    reason: str | None
+    """Reason code for which the document was rejected; None for a kept one."""
+    vote: Verdict | None
+    """None withdraws an earlier vote."""
+    text: str
+
+
+def read_votes(paths: Sequence[Path]) -> list[Vote]:
+    """Read the last vote on each document.
+
+    Raises:
+        UserError: a file cannot be read, or a line is no vote.
+    """
+    votes: dict[str, Vote] = {}
+    for path in paths:
+        try:
+            rows, unreadable = read_json_lines(path.read_bytes(), _is_vote)
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}; give a file of gpt2train data label") from error
+        if unreadable:
+            raise UserError(f"{path}: line {unreadable[0]} is no vote; remove the line")
+        for row in rows:
+            votes.pop(row["id"], None)
+            if row["vote"] is not None:
+                votes[row["id"]] = Vote(row["id"], row["url"], row["reason"], row["vote"], row["text"])
+    return list(votes.values())
+
+
+class VoteFile:
+    """File of votes that is open for more; one process at a time.
+
+    Raises:
+        UserError: another process has it open, a line is no vote, or it is not writable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            make_folder(path.parent)
+            self._file = path.open("ab")
+            fsync(path.parent)
+        except OSError as error:
+            raise write_error(path, error, "give another --votes") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise UserError(f"{path} is open in another gpt2train data label; end that one first") from error
+        content = path.read_bytes()
+        os.ftruncate(self._file.fileno(), content.rfind(b"\n") + 1)  # a line that a kill cut off
+        self.votes = {vote.id: vote for vote in read_votes([path])}
+
+    def add(self, vote: Vote) -> None:
+        """Append a vote and flush it to the disk.
+
+        Raises:
+            UserError, RunError: the file is not writable, or the disk is full.
+        """
+        try:
+            self._file.write(json.dumps(asdict(vote), ensure_ascii=True).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise write_error(self.path, error, "give another --votes") from error
+        self.votes.pop(vote.id, None)
+        if vote.vote is not None:
+            self.votes[vote.id] = vote
+
+    def close(self) -> None:
+        """Close the file, and let another process open it."""
+        self._file.close()
+
+
+def _is_vote(row: dict[str, Any]) -> bool:
+    texts = [row.get(name) for name in ("id", "url", "text")]
+    reason, vote = row.get("reason"), row.get("vote")
+    return all(isinstance(text, str) for text in texts) and isinstance(reason, str | None) and vote in _VERDICTS
+
+
+_VERDICTS = ("good", "bad", None)

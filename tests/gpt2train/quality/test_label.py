@@ -1,0 +1,145 @@
+"""The labelling page's server: documents, votes, and who may see them."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from gpt2train.errors import UserError
+from gpt2train.quality.documents import sample_documents
+from gpt2train.quality.label_server import LabelServer
+from gpt2train.quality.session import Session
+from gpt2train.quality.votes import VoteFile, read_votes
+from tests.gpt2train.quality.labelled_texts import cleaned, planted
+
+
+class Client:
+    """Client of a labelling server."""
+
+    def __init__(self, server: LabelServer) -> None:
+        parts = urlsplit(server.url)
+        self.port, self.path, self.server = parts.port, parts.path, server
+
+    def __call__(
+        self, name: str, body: Any = None, *, path: str | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any, dict[str, str]]:
+        """Status, content and headers of an answer; a POST if there is a body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request("GET" if body is None else "POST", (path or self.path) + name, data, headers or {})
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        kind = response.getheader("Content-Type")
+        return response.status, json.loads(content) if kind == "application/json" else content, dict(response.headers)
+
+
+@pytest.fixture(scope="module")
+def output(open_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    texts = [text for text, is_good in planted(open_data, 25) if is_good]
+    bad = [text[:400] for text, is_good in planted(open_data, 25) if not is_good]
+    texts += [("\n" if number % 2 else " ").join(text.split()) for number, text in enumerate(bad)]
+    return cleaned(tmp_path_factory.mktemp("out"), texts)
+
+
+@pytest.fixture
+def client(output: Path, tmp_path: Path) -> Iterator[Client]:
+    session = Session(*sample_documents(output), VoteFile(tmp_path / "votes.jsonl"), tmp_path / "model")
+    server = LabelServer(session)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield Client(server)
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_documents_come_whole_in_a_seeded_order(output: Path) -> None:
+    kept, rejected = sample_documents(output)
+    assert len(kept) + len(rejected) == 50 and min(len(kept), len(rejected)) >= 20
+    assert {document.reason for document in kept} == {None}
+    assert {document.reason for document in rejected} == {"too_short", "fineweb_few_ended_lines"}
+    assert rejected[0].reason != rejected[1].reason  # the reasons take turns
+    assert all(len(document.text) > 300 for document in rejected)  # clean/rejected has 300 characters
+    assert (kept, rejected) == sample_documents(output) != sample_documents(output, seed=1)
+
+
+def test_votes_are_on_disk_at_once_and_the_next_documents_come(client: Client, tmp_path: Path) -> None:
+    status, state, _ = client("state")
+    kept, rejected = state["next"]["kept"], state["next"]["rejected"]
+    assert status == 200 and (state["good"], state["bad"], state["needed"]) == (0, 0, 200)
+    assert rejected["reason"] and "expected" in rejected["detail"]
+    _, state, _ = client("vote", {"id": kept["id"], "vote": "good"})
+    assert state["next"]["kept"]["id"] != kept["id"] and state["next"]["rejected"] == rejected
+    _, state, _ = client("vote", {"id": rejected["id"], "vote": "bad"})
+    assert (state["good"], state["bad"]) == (1, 1)
+    found = read_votes([tmp_path / "votes.jsonl"])
+    assert [(vote.id, vote.vote, vote.reason) for vote in found] == [
+        (kept["id"], "good", None),
+        (rejected["id"], "bad", rejected["reason"]),
+    ]
+    assert found[1].text == rejected["text"]
+    _, state, _ = client("vote", {"id": rejected["id"], "vote": None})
+    assert state["next"]["rejected"] == rejected and state["bad"] == 0
+    _, state, _ = client("vote", {"id": rejected["id"], "vote": "skip"})
+    assert state["next"]["rejected"]["id"] != rejected["id"] and state["bad"] == 0
+    status, answer, _ = client("train", {"precision": 0.9})
+    assert (status, answer) == (400, {"error": "1 votes are too few; give at least 200"})
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("vote", {"id": "0000", "vote": "great"}),
+        ("vote", {"id": "none", "vote": "good"}),
+        ("vote", {"id": ["a"], "vote": {}}),
+        ("vote", b"no json"),
+        ("vote", b"[" * 50_000),
+        ("vote", b"[]"),
+        ("vote", b'"' + b"x" * (1 << 17) + b'"'),
+        ("train", {}),
+        ("train", {"precision": []}),
+        ("train", {"precision": 7}),
+    ],
+    ids=range(10),
+)
+def test_wrong_requests_are_refused_in_one_line(client: Client, tmp_path: Path, name: str, body: Any) -> None:
+    status, answer, _ = client(name, body)
+    assert status == 400 and "\n" not in answer["error"]
+    assert read_votes([tmp_path / "votes.jsonl"]) == []
+
+
+def test_only_who_has_the_token_sees_anything(client: Client) -> None:
+    for path in ("/", "/state", "/vote", f"{client.path[:-2]}/", "//", client.path.upper()):
+        assert client("", path=path)[0] == client("", {}, path=path)[0] == 404
+    assert client("state", headers={"Host": "evil.example"})[0] == 404  # DNS rebinding
+    assert client("state", headers={"Host": f"localhost:{client.port}"})[0] == 200
+    assert client("../../../etc/passwd")[0] == client("__init__.py")[0] == 404
+    assert client.server.server_address[0] == "127.0.0.1"
+
+
+def test_the_page_loads_its_own_files_alone(client: Client) -> None:
+    status, page, headers = client("")
+    assert status == 200 and headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'")
+    assert headers["Referrer-Policy"] == "no-referrer" and "Server" in headers and "Python" not in headers["Server"]
+    assert b"<script src=" in page and page.count(b"<script") == 1 and b"http" not in page
+    assert client("script.js")[0] == client("style.css")[0] == 200
+    assert b"innerHTML" not in client("script.js")[1]
+
+
+def test_a_folder_without_a_cleaning_is_named(tmp_path: Path, output: Path) -> None:
+    with pytest.raises(UserError, match="clean holds no finished step clean; give the output folder of a data flow"):
+        sample_documents(tmp_path)
+    with pytest.raises(UserError, match=r"cannot listen at 127\.0\.0\.1:1: .*; give another --port, 0 takes a free"):
+        server = LabelServer(None, 0)  # type: ignore[arg-type]
+        try:
+            LabelServer(None, server.server_address[1])  # type: ignore[arg-type]
+        except UserError as error:
+            raise UserError(str(error).replace(str(server.server_address[1]), "1")) from error
+        finally:
+            server.server_close()
