@@ -1,14 +1,16 @@
 """MRPC with a GPT-2 that is pretrained here: accuracy on held-out pairs beside the majority class, by seed.
 
-    python -m benchmarks.paraphrases --output FOLDER [--steps 4000] [--pairs 30000] [--seeds 3]
+    python -m benchmarks.paraphrases --output FOLDER [--steps 4000] [--share 1] [--seeds 3]
 
 Three stages, about an hour on one core; what is finished in FOLDER is not repeated:
 
 1. Pretraining on real text (news, speeches, reviews, novels) in which three of five sentences are followed by an edited
    copy of themselves. A model learns to look for what was said before only where that pays.
-2. An intermediate task, as in STILTs (Phang et al., 2018): pairs of a sentence and an edited copy, alike if their words
-   overlap (Jaccard >= 0.45) and different if they do not (< 0.35). It needs no labels.
-3. Fine-tuning on MRPC with `python -m flows.finetune`, once from the pretrained model and by seed from stage 2.
+2. Two intermediate tasks, as in STILTs (Phang et al., 2018), whose labels cost nothing. First a sentence with a light
+   copy of itself or with its successor. Then a sentence with a copy of any strength, alike if their words overlap
+   (Jaccard >= 0.45) and different if they do not (< 0.35); this one alone is not learned.
+3. Fine-tuning on MRPC with `python -m flows.finetune`, its training pairs in both orders: once from the pretrained
+   model, and by seed from stage 2.
 
 The last lines compare with the majority class and with a rule: "same" from an overlap of words that is best on the
 training rows.
@@ -44,7 +46,9 @@ VOCAB = 4096
 CONTEXT = 128
 COPIED = 0.6  # share of the sentences that an edited copy follows
 ALIKE, DIFFERENT = 0.45, 0.35  # overlap of the words of a pair of the intermediate task
+COPIES, OVERLAPS = 16_000, 30_000  # training pairs
 TEST_ROWS, VALID_ROWS = 800, 600
+MRPC = ("--train.optimizer.lr", "5e-4", "--train.epochs", "3")
 
 
 def words_of(text: str) -> frozenset[str]:
@@ -112,8 +116,19 @@ class Editor:
                 lines.append(self.edited(sentence, self.random.choice((0.05, 0.15, 0.3))))
         return "\n".join(lines)
 
-    def pairs(self, found: list[list[str]], count: int) -> list[Pair]:
-        """Pairs of the intermediate task, as many alike as different, in random order."""
+    def copies(self, found: list[list[str]], count: int) -> list[Pair]:
+        """Pairs of a sentence and a light copy of it, or its successor."""
+        made: list[Pair] = []
+        for sentences in self.random.sample(found, len(found)):
+            for first, follower in pairwise(sentences[:7]):
+                copied = self.random.random() < 0.5
+                second = self.edited(first, self.random.choice((0.05, 0.15, 0.25))) if copied else follower
+                made.append((int(copied), first, second))
+        self.random.shuffle(made)
+        return made[:count]
+
+    def overlaps(self, found: list[list[str]], count: int) -> list[Pair]:
+        """Pairs by the overlap of their words, as many alike as different."""
         same: list[Pair] = []
         other: list[Pair] = []
         for sentences in self.random.sample(found, len(found)):
@@ -162,23 +177,29 @@ class Bench:
         lines = [json.dumps({"label": str(same), "first": first, "second": second}) for same, first, second in pairs]
         write_atomic(self.folder / name, "".join(f"{line}\n" for line in lines).encode())
 
-    def write_task(self, name: str, parts: Iterable[str]) -> Path:
+    def write_task(self, name: str, parts: Iterable[str], both_orders: bool) -> None:
         """Write a task file with data files of its name."""
         files = "".join(f'{part} = "{name}-{part}.jsonl"\n' for part in parts)
         columns = 'text = "first"\npair = "second"\nlabel = "label"\nlabels = ["0", "1"]\n'
-        path = self.folder / f"{name}.toml"
-        write_atomic(path, f'kind = "classification"\nmax_length = {CONTEXT}\n\n[data]\n{files}{columns}'.encode())
-        return path
+        head = f'kind = "classification"\nmax_length = {CONTEXT}\nboth_orders = {str(both_orders).lower()}\n'
+        write_atomic(self.folder / f"{name}.toml", f"{head}\n[data]\n{files}{columns}".encode())
 
-    def prepare(self, pairs: int) -> dict[str, list[Pair]]:
-        """Write texts, pairs and MRPC, with tokens of the texts."""
+    def prepare(self, share: float) -> dict[str, list[Pair]]:
+        """Write texts, pairs and MRPC, with tokens of the texts.
+
+        Args:
+            share: share of the pairs of the intermediate tasks.
+
+        Returns:
+            MRPC's rows by part.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         found, rows = documents(), mrpc()
         editor = Editor((sentence for sentences in found for sentence in sentences[:3]), seed=5)
         editor.random.shuffle(found)
         for part, chosen in rows.items():
             self.write_pairs(f"mrpc-{part}.jsonl", chosen)
-        self.write_task("mrpc", rows)
+        self.write_task("mrpc", rows, both_orders=True)
         if not (self.folder / "tokens.idx").exists():
             whole = [editor.with_copies(sentences) for sentences in found]
             read = [*whole[::4], *(f"{first}\n{second}" for _, first, second in rows["train"])]
@@ -188,10 +209,13 @@ class Bench:
             source = self.folder / "texts.jsonl"
             write_atomic(source, "".join(json.dumps({"text": text}) + "\n" for text in whole).encode())
             tokenize_files([source], self.folder / "tokens", files, "benchmark", "text", True, 1)
-            made = Editor(editor.words, seed=6).pairs(found, pairs + 1000)
-            self.write_pairs("overlap-valid.jsonl", made[:1000])
-            self.write_pairs("overlap-train.jsonl", made[1000:])
-        self.write_task("overlap", ("train", "valid"))
+            pairs = Editor(editor.words, seed=6)
+            sizes = [VALID_ROWS + round(share * count) for count in (COPIES, OVERLAPS)]
+            made_of = {"copies": pairs.copies(found, sizes[0]), "overlaps": pairs.overlaps(found, sizes[1])}
+            for name, made in made_of.items():
+                self.write_pairs(f"{name}-valid.jsonl", made[:VALID_ROWS])
+                self.write_pairs(f"{name}-train.jsonl", made[VALID_ROWS:])
+                self.write_task(name, ("train", "valid"), both_orders=False)
         return rows
 
     def pretrain(self) -> Path:
@@ -215,13 +239,12 @@ class Bench:
             merge(Path(settings["output"]), model, self.folder / "tokenizer")
         return model
 
-    def tune(self, model: Path, task: str, name: str, seed: int, rate: float, epochs: int) -> Path:
+    def tune(self, model: Path, task: str, name: str, *settings: str) -> Path:
         """Run folder of a fine-tuning, with the model of the best epoch."""
         output = self.folder / name
         command = [sys.executable, "-m", "flows.finetune", "--model", str(model), "--output", str(output)]
         command += ["--task", str(self.folder / f"{task}.toml"), "--launch.processes", "1", "--validations", "1"]
-        command += ["--train.seed", str(seed), "--train.optimizer.lr", str(rate), "--train.epochs", str(epochs)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*command, *settings], check=True, stdout=subprocess.DEVNULL)
         [run] = (output / "runs").iterdir()
         return run
 
@@ -231,28 +254,34 @@ class Bench:
         return found
 
 
+def intermediate(rate: float) -> list[str]:
+    """Settings of an intermediate task: AdamW's loss did not fall within 400 steps."""
+    return ["--train.optimizer.name", "muon", "--train.optimizer.lr", str(rate), "--train.epochs", "1"]
+
+
 def main() -> None:
     """Run the stages, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of texts, runs and models")
     parser.add_argument("--steps", type=int, default=4000, help="steps of the pretraining, of 2,048 tokens")
-    parser.add_argument("--pairs", type=int, default=30_000, help="pairs of the intermediate task")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the intermediate pairs")
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     bench = Bench(given.output, given.steps)
-    rows = bench.prepare(given.pairs)
+    rows = bench.prepare(given.share)
     pretrained = bench.pretrain()
-    direct = bench.scores(bench.tune(pretrained, "mrpc", "direct", 1, 5e-4, 4))
-    intermediate = bench.tune(pretrained, "overlap", "intermediate", 1, 1e-3, 1) / "model"
+    direct = bench.scores(bench.tune(pretrained, "mrpc", "direct", *MRPC, "--train.seed", "1"))
+    copies = bench.tune(pretrained, "copies", "copies", *intermediate(3e-3)) / "model"
+    overlaps = bench.tune(copies, "overlaps", "overlaps", *intermediate(2e-3)) / "model"
     tuned = [
-        bench.scores(bench.tune(intermediate, "mrpc", f"tuned-{seed}", seed, 3e-4, 4))
+        bench.scores(bench.tune(overlaps, "mrpc", f"tuned-{seed}", *MRPC, "--train.seed", str(seed)))
         for seed in range(1, given.seeds + 1)
     ]
     print(f"majority of the {len(rows['test'])} test rows: {direct['majority']:.1%}")
     print(f"overlap of words: {rule_accuracy(rows['train'], rows['test']):.1%}")
     print(f"pretrained, then MRPC: {direct['accuracy']:.1%}")
     values = [scores["accuracy"] for scores in tuned]
-    print(f"pretrained, then overlap, then MRPC: {', '.join(f'{value:.1%}' for value in values)}")
+    print(f"pretrained, then copies and overlaps, then MRPC: {', '.join(f'{value:.1%}' for value in values)}")
     print(f"mean {statistics.fmean(values):.1%}")
 
 
