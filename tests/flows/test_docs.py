@@ -25,6 +25,7 @@ from flows.pretrain import pretrain
 from flows.settings import PipelineSettings
 from gpt2train.cli import app
 from gpt2train.config import RunConfig, TrainSettings
+from gpt2train.evaluate.tasks.description import Task
 from tasks.finetune.settings import TaskSettings
 from tests.flows.conftest import Finished
 
@@ -100,11 +101,11 @@ def unknown_options(line: str) -> Iterator[str]:
             word = re.split(r"\\?\|", word)[0]  # lambada\|wikitext: one of both
             if word in program and not word.startswith("-"):
                 program = program[word]
-        if program.name == ("evaluate",):
-            program = program["lambada"]  # an evaluation of a plug-in has the options that all have
         if program is app:
             return  # a word of a sentence: "gpt2train is"
         known = options(program)
+        if program.name == ("evaluate",):  # a task, or an evaluation of a plug-in, which has the options that all have
+            known |= options(program["lambada"])
     elif module.startswith("flows."):
         known = flow_options(module.removeprefix("flows."))
     else:
@@ -138,12 +139,12 @@ def test_a_wrong_option_would_be_found() -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=name_of)
 def test_settings_in_toml_blocks_exist(page: Path) -> None:
-    """Each block is of one of the settings files, a flow's or a training's, of which it may be a part."""
+    """Each block is of a flow, a training, a task of fine-tuning or of evaluation, of which it may be a part."""
     for block in blocks(page, "toml"):
         if block.startswith("[project]"):  # of a plug-in
             continue
         values, refused = tomllib.loads(block), []
-        for model in (PipelineSettings, TrainSettings, RunConfig, TaskSettings):
+        for model in (PipelineSettings, TrainSettings, RunConfig, TaskSettings, Task):
             try:
                 model.model_validate(values)
             except ValidationError as error:
