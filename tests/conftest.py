@@ -92,8 +92,11 @@ def is_long(item: pytest.Item) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the unit tests, group tests that share a costly fixture in one worker, and start the longest group first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave exhaustive tests out of the slow ones, mark the unit tests, and put the tests into groups and their order.
+
+    Tests that share a costly fixture run in one worker, and the longest group starts first.
+    """
 
     def group(item: pytest.Item) -> str:
         file = item.nodeid.partition("::")[0]
@@ -108,9 +111,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             return -1
         return next((n for n, start in enumerate(LONGEST_FIRST) if group(item).startswith(start)), len(LONGEST_FIRST))
 
+    if config.option.markexpr == "slow":  # an exhaustive test of a slow file has both marks
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
     for item in items:
-        if item.get_closest_marker("exhaustive"):  # a further example of a slow test, which is not to run with it
-            item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
         if is_long(item) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
         if is_unit(item):

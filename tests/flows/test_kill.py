@@ -134,7 +134,7 @@ def test_kills_at_random_moments_give_the_same_bytes(finished: Finished, tmp_pat
     assert hashes(output / "tokens") == hashes(finished.output / "tokens")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("workers", "seed"), [("1", "4242")])
 def test_workers_and_hash_seed_change_no_byte(finished: Finished, tmp_path: Path, workers: str, seed: str) -> None:

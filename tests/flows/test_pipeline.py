@@ -114,7 +114,7 @@ def _prefect_states(server: Server) -> list[str]:
     return [name for (name,) in rows]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_dedup_threshold_repeats_dedup_and_later_steps(finished: Finished, server: Server) -> None:
     """The data flow, which is used for this, also writes a report."""
     whole = (finished.output / "report" / "report.html").read_bytes()

@@ -223,10 +223,9 @@ def _short() -> str:
     return os.environ.get("RAY_TMPDIR", "/tmp")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "kind", [pytest.param("dask", marks=pytest.mark.slow), pytest.param("ray", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("kind", ["dask", "ray"])
 def test_ctrl_c_leaves_nothing_of_a_cluster(finished: Finished, tmp_path: Path, kind: str) -> None:
     pytest.importorskip(f"prefect_{kind}")
     mini, output = finished.mini.another(tmp_path / "mini"), tmp_path / "out"

@@ -202,7 +202,7 @@ def test_non_finite_initial_weights_are_refused(tokens: Path, tmp_path: Path, al
         train(other, alone)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_ranks_agree_to_save_nothing_on_every_layout(tokens: Path, tmp_path: Path) -> None:
     """Two ranks: an exploding rate, and a weight, a moment and a gradient that are lost on the second one alone."""
     layouts: dict[str, dict[str, Any]] = {

@@ -122,7 +122,7 @@ def test_layouts_of_two_processes_resume_each_others_checkpoints(tokens: Path, f
     assert max(found.values()) <= 1e-5, found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(2000)
 def test_layouts_of_four_processes_resume_each_others_checkpoints(tokens: Path, folder: Path) -> None:
     job(runs_of(FOUR, tokens, folder), 4)

@@ -142,8 +142,16 @@ def test_a_tokenizer_json_that_was_published_with_a_model_is_preferred(tmp_path:
     assert MODEL not in read_files(tmp_path / "tokenizer.json")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["t5", "bert-base-uncased", "bert-base-chinese", "smollm2", "trained bpe"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("t5", marks=pytest.mark.slow),
+        pytest.param("bert-base-uncased", marks=pytest.mark.exhaustive),
+        pytest.param("bert-base-chinese", marks=pytest.mark.slow),
+        pytest.param("smollm2", marks=pytest.mark.exhaustive),  # tests/gpt2train/data/test_tokenizer_kinds.py
+        pytest.param("trained bpe", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_megabytes_of_text_have_the_same_ids_in_transformers(real_data: Path, tmp_path: Path, name: str) -> None:
     transformers = pytest.importorskip("transformers", minversion="5")
     texts = list(script_texts(real_data))[::4]

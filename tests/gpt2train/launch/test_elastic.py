@@ -46,7 +46,7 @@ def test_two_machines_resume_after_a_rank_is_lost(tokens: Path, tmp_path: Path, 
     assert store.verify(newest_checkpoint(broken.output)).position.step == 40
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # a minute of waiting; test_hang_report.py has a hang among the slow tests
 def test_a_hanging_rank_is_named_and_restarted(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run", steps=1_000_000, checkpoints={"interval": 5, "keep": 2})
     job = start(

@@ -61,7 +61,7 @@ def test_machines_with_networks_of_their_own_train_together(tmp_path: Path, netw
     assert curve(config.output, "step") == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_static_node_ranks_work_without_a_rendezvous(tmp_path: Path) -> None:
     config = make(write_tokens(tmp_path), tmp_path / "run", steps=6)
     where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc-per-node", "1"]

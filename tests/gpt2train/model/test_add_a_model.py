@@ -160,7 +160,7 @@ def test_merged_model_has_the_logits_of_qwen3(model: Path) -> None:
     assert difference <= 1e-5 * scale and scale > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_distributed_model_generates_the_same(model: Path) -> None:
     generate = ("-m", "gpt2train", "generate", "--model", model, "--prompt", "th", "--temperature", "0", "--json")
     whole = call(*generate, "--max-new-tokens", "8")

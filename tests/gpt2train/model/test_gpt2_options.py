@@ -287,7 +287,7 @@ def test_a_run_starts_from_a_folder_of_the_same_options(tokens: Path, tmp_path: 
         open_initial_weights(run_of(tokens, tmp_path / "run", {"bias": False}, {}, **start_from), tmp_path / "model")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_merged_run_generates_the_same_on_several_processes(reference: Path, tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer", VOCAB)
     merge(reference, tmp_path / "model", tmp_path / "tokenizer")

@@ -42,14 +42,14 @@ LAYOUTS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
         2,
         {
             "qwen3 tp": {"tp": 2},
-            "capped tp, whole sequences": {"tp": 2, "sequence_parallel": False},
             "capped pp": {"pp": 2},
-            "relu2 zero 3": {"zero": 3, "activation_checkpointing": "selective"},
         },
     ),
     "two": (
         2,
         {
+            "capped tp, whole sequences": {"tp": 2, "sequence_parallel": False},
+            "relu2 zero 3": {"zero": 3, "activation_checkpointing": "selective"},
             "relu2 tp": {"tp": 2},
             "capped tp": {"tp": 2},
             "llama tp, whole sequences": {"tp": 2, "sequence_parallel": False, "activation_checkpointing": "selective"},
