@@ -4,7 +4,8 @@ The runs of a number of processes share one torchrun job. The bound is the promi
 step within 1e-5 of the single process in fp32.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,8 @@ SLOW = {
     8: ("tp 2 pp 2 dp 2",),
 }
 REST = {n: [name for name in LAYOUTS[n] if name not in SLOW[n]] for n in LAYOUTS}
+TABLES: dict[str, Mapping[int, Iterable[str]]] = {"slow": SLOW, "rest": REST}
+Runs = Callable[[str, int], dict[str, Path]]
 SECONDS = {2: 300.0, 4: 800.0, 8: 800.0}
 
 
@@ -121,15 +124,9 @@ def finished(tokens: Path, folder: Path, processes: int, names: Iterable[str]) -
 
 
 @pytest.fixture(scope="module")
-def slow(request: pytest.FixtureRequest, tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One layout of each kind of a number of processes."""
-    return finished(tokens, tmp_path_factory.mktemp("slow"), request.param, SLOW[request.param])
-
-
-@pytest.fixture(scope="module")
-def rest(request: pytest.FixtureRequest, tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The rest of the layouts of a number of processes."""
-    return finished(tokens, tmp_path_factory.mktemp("rest"), request.param, REST[request.param])
+def runs(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The runs of a table (SLOW or REST) on a number of processes, trained when they are first asked for."""
+    return cache(lambda kind, n: finished(tokens, tmp_path_factory.mktemp(kind), n, TABLES[kind][n]))
 
 
 def worst(ours: Path, reference: Path) -> dict[str, float]:
@@ -163,12 +160,12 @@ def check(ours: Path, reference: Path) -> None:
 
 
 @pytest.mark.slow  # the fast suite has test_train.py (ZeRO 0 to 3) and parallel/ (gradients, the norm and one update)
-@pytest.mark.parametrize(("slow", "name"), [(n, name) for n in SLOW for name in SLOW[n]], indirect=["slow"])
-def test_layouts_train_like_one_process(name: str, slow: dict[str, Path], reference: Path) -> None:
-    check(slow[name], reference)
+@pytest.mark.parametrize(("processes", "name"), [(n, name) for n in SLOW for name in SLOW[n]])
+def test_layouts_train_like_one_process(processes: int, name: str, runs: Runs, reference: Path) -> None:
+    check(runs("slow", processes)[name], reference)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("rest", "name"), [(n, name) for n in REST for name in REST[n]], indirect=["rest"])
-def test_further_layouts_train_like_one_process(name: str, rest: dict[str, Path], reference: Path) -> None:
-    check(rest[name], reference)
+@pytest.mark.parametrize(("processes", "name"), [(n, name) for n in REST for name in REST[n]])
+def test_further_layouts_train_like_one_process(processes: int, name: str, runs: Runs, reference: Path) -> None:
+    check(runs("rest", processes)[name], reference)

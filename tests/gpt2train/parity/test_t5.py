@@ -3,7 +3,8 @@
 The bound is the promise of the README: the loss of every step within 1e-5 of the single process in fp32.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 # One layout of each kind is among the slow tests; a row takes 5 to 30 s on two cores.
 SLOW = {2: ("dp 2 zero 3 offload", "tp 2", "pp 2 interleaved")}
 REST = {n: [name for name in LAYOUTS[n] if name not in SLOW.get(n, ())] for n in LAYOUTS}
+TABLES: dict[str, Mapping[int, Iterable[str]]] = {"slow": SLOW, "rest": REST}
+Runs = Callable[[str, int], dict[str, Path]]
 SECONDS = {2: 600.0, 4: 1200.0}
 # Other models and objectives, on layouts of two processes.
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -93,14 +96,9 @@ def reference(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def slow(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return finished(tokens, tmp_path_factory.mktemp("slow"), 2, SLOW[2])
-
-
-@pytest.fixture(scope="module")
-def rest(request: pytest.FixtureRequest, tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The rest of the layouts of a number of processes."""
-    return finished(tokens, tmp_path_factory.mktemp("rest"), request.param, REST[request.param])
+def runs(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The runs of a table (SLOW or REST) on a number of processes, trained when they are first asked for."""
+    return cache(lambda kind, n: finished(tokens, tmp_path_factory.mktemp(kind), n, TABLES[kind][n]))
 
 
 def check(ours: Path, reference: Path, smooth: bool = True) -> None:
@@ -126,16 +124,16 @@ def test_the_reference_learns_and_clips(reference: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for n in SLOW for name in SLOW[n]])
-def test_layouts_train_like_one_process(name: str, slow: dict[str, Path], reference: Path) -> None:
-    check(slow[name], reference)
+@pytest.mark.parametrize(("processes", "name"), [(n, name) for n in SLOW for name in SLOW[n]])
+def test_layouts_train_like_one_process(processes: int, name: str, runs: Runs, reference: Path) -> None:
+    check(runs("slow", processes)[name], reference)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(2 * SECONDS[4])
-@pytest.mark.parametrize(("rest", "name"), [(n, name) for n in REST for name in REST[n]], indirect=["rest"])
-def test_further_layouts_train_like_one_process(name: str, rest: dict[str, Path], reference: Path) -> None:
-    check(rest[name], reference)
+@pytest.mark.parametrize(("processes", "name"), [(n, name) for n in REST for name in REST[n]])
+def test_further_layouts_train_like_one_process(processes: int, name: str, runs: Runs, reference: Path) -> None:
+    check(runs("rest", processes)[name], reference)
 
 
 @pytest.mark.exhaustive
