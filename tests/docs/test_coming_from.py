@@ -55,7 +55,7 @@ def test_every_page_is_followed() -> None:
     assert all(commands_of(DOCS / "coming-from" / name) for name in PAGES)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_megatron_lm(folder: Path, crawl: str) -> None:
     (folder / "urls").mkdir()
     (folder / "urls/RS_2011-01.txt").write_text("".join(f"{url}\n" for url in mini_urls()[:50]))
@@ -81,7 +81,7 @@ def test_megatron_lm(folder: Path, crawl: str) -> None:
     assert tomllib.loads((run / "config.toml").read_text())["parallel"]["pp"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_colossalai_zero(folder: Path, crawl: str) -> None:
     (folder / "URLs").mkdir()
     (folder / "URLs/RS_2011-01.txt").write_text("".join(f"{url}\n" for url in mini_urls()[:50]))

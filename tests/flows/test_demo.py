@@ -206,7 +206,7 @@ def test_each_kind_of_bad_url_gets_its_reject_reason(tmp_path: Path) -> None:
     assert by_path["moved.html"]["final_url"] == f"http://{JOURNAL}/about.html"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_good_page_is_served_and_twice_the_same(tmp_path: Path) -> None:
     """Pages are asked for eight at a time while the server imports: none is lost, and nothing depends on the timing."""
     settings = DownloadSettings(

@@ -167,6 +167,7 @@ def test_the_documented_commands_end_in_a_finished_training(operated: tuple[Pref
     assert message in [line["message"] for line in logs]
 
 
+@pytest.mark.exhaustive
 def test_a_deployment_trains_on_ready_made_tokens_and_scores_them(operated: tuple[PrefectServer, Path]) -> None:
     """Tokens of `gpt2train data tokenize`, with a split and without; each ends with a merged model."""
     server, folder = operated

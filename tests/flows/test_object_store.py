@@ -10,7 +10,7 @@ from tests.object_stores import KEY, SECRET, store_server
 from tests.processes import wait_for
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_dataprep_on_s3_killed_and_run_again_gives_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
     s3fs = pytest.importorskip("s3fs")

@@ -126,7 +126,7 @@ def test_corpora_are_blended_and_a_vocabulary_alone_suffices(
     assert "give its folder: --tokenizer DIR" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_validation_tokens_of_their_own_take_the_place_of_a_split(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -312,7 +312,7 @@ def test_the_command_trains_on_them(made: Path, tmp_path: Path) -> None:
     assert f"run: {folder}" in done.stdout and len(losses(folder)) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_prints_the_error_of_a_rank_once(made: Path, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(to_toml(planned(tmp_path / "out").settings))
     for suffix in ("bin", "idx"):

@@ -188,6 +188,7 @@ def test_a_rank_killed_while_idle_is_named_and_ends_the_service(rank: int, folde
     assert f"rank {rank} on " in err and "SIGKILL" in err, err
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_hangs_is_named_and_ends_the_service(folder: Path) -> None:
     with served(folder, "--tp", "2", "--peer-timeout", "3") as server:
         server.ranks[1].suspend()

@@ -54,7 +54,8 @@ def column(run: Path, key: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "job", [pytest.param(job, marks=pytest.mark.exhaustive if job == "four" else pytest.mark.slow) for job in LAYOUTS]
+    "job",
+    [pytest.param(job, marks=pytest.mark.slow if job == "tp and pp" else pytest.mark.exhaustive) for job in LAYOUTS],
 )
 def test_layouts_have_the_losses_of_one_process(job: str, reference: Path, tmp_path: Path) -> None:
     processes, layouts = LAYOUTS[job]
