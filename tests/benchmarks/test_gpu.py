@@ -119,7 +119,7 @@ def test_parts_that_do_not_fit_the_time_are_left_out(
     assert capsys.readouterr().out.splitlines()[-1].startswith("0 failed of 0; ")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_rehearsal_on_a_cpu_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "verdict.json"
     monkeypatch.setattr(sys, "argv", ["gpu", "--rehearse", "--json", str(file), "--minutes", "14"])
