@@ -128,7 +128,7 @@ def test_tokens_without_sentinels_are_refused(tmp_path: Path) -> None:
         recipe(planned, runner)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_commands_of_the_page_run_and_a_killed_training_ends_alike(tmp_path: Path) -> None:
     """The commands from texts to a trained model, with small sizes in a file of their own; kill -9 of all processes."""
     (tmp_path / "texts.jsonl").write_bytes(gzip.decompress(TEXTS.read_bytes()))
