@@ -84,7 +84,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.exhaustive), "answers"])
+@pytest.mark.parametrize(
+    "kind", ["gpt2", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("llama", "answers"))]
+)
 def test_all_layouts_have_the_losses_of_one_process(kind: str, tmp_path: Path, alone: DistContext) -> None:
     changes: dict[str, Any] = {}
     if kind == "answers":
