@@ -15,32 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.gpt2train.evaluate.eval_sets import HARNESS, SPLIT
+
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
-# Where the harness has the task, below its folder of tasks.
-TASKS = {
-    "blimp": "blimp/adjunct_island.yaml",
-    "hellaswag": "hellaswag/hellaswag.yaml",
-    "piqa": "piqa/piqa.yaml",
-    "arc_easy": "arc/arc_easy.yaml",
-    "openbookqa": "openbookqa/openbookqa.yaml",
-    "winogrande": "winogrande/default.yaml",
-    "xcopa_zh": "xcopa/default_zh.yaml",
-    "boolq": "super_glue/boolq/default.yaml",
-    "commonsense_qa": "commonsense_qa/default.yaml",
-}
-YAML = """
-include: {file}
-task: {name}_local
-dataset_path: json
-dataset_name: null
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-training_split: null
-validation_split: null
-test_split: test
-fewshot_split: test
-num_fewshot: {shots}
-"""
+TASKS = [name for name in HARNESS if name not in ("arc_challenge", "copa", "lambada_openai")]
 
 
 def main() -> None:
@@ -52,7 +31,7 @@ def main() -> None:
     parser.add_argument("--shots", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", default=TASKS)
     args = parser.parse_args()
 
     import lm_eval
@@ -76,7 +55,7 @@ def main() -> None:
             data.write_text("".join(lines), encoding="utf-8")
             shots = f"shots = {args.shots}\n" if args.shots else ""
             task.write_text(shots + ready_files()[name].read_text(encoding="utf-8"), encoding="utf-8")
-            yaml = YAML.format(file=root / TASKS[name], name=name, data=data, shots=args.shots)
+            yaml = SPLIT.format(file=root / HARNESS[name], name=name, data=data, shots=args.shots)
             (Path(folder) / f"{name}.yaml").write_text(yaml)
             manager = TaskManager(include_path=folder, include_defaults=False)
             times: dict[str, list[float]] = {"own": [], "harness": []}

@@ -36,26 +36,16 @@ def _exp(nats: Sums) -> Sums:
     return np.exp(np.minimum(nats, MAX_EXPONENT))
 
 
-ACCURACY = Measure(
-    Metric("accuracy", "share of the items whose right choice has the highest log p", scale="share", main=True),
-    ("correct",),
-    lambda sums, count: sums[0] / count,
-)
-ACCURACY_NORM = Measure(
-    Metric("accuracy_norm", "the same by log p / characters of the choice", scale="share", main=True),
-    ("correct_norm",),
-    lambda sums, count: sums[0] / count,
-)
-CORE_ACCURACY = Measure(
-    Metric("accuracy", "share of the items whose right choice has the highest mean log p", scale="share", main=True),
-    ("correct",),
-    lambda sums, count: sums[0] / count,
-)
-MATCHES = Measure(
-    Metric("accuracy", "share of the items of which every token is the most likely one", scale="share", main=True),
-    ("correct",),
-    lambda sums, count: sums[0] / count,
-)
+def _accuracy(meaning: str, suffix: str = "") -> Measure:
+    """Share of the items that a column counts as correct."""
+    metric = Metric(f"accuracy{suffix}", meaning, scale="share", main=True)
+    return Measure(metric, (f"correct{suffix}",), lambda sums, count: sums[0] / count)
+
+
+ACCURACY = _accuracy("share of the items whose right choice has the highest log p")
+ACCURACY_NORM = _accuracy("the same by log p / characters of the choice", "_norm")
+CORE_ACCURACY = _accuracy("share of the items whose right choice has the highest mean log p")
+MATCHES = _accuracy("share of the items of which every token is the most likely one")
 TARGET_PERPLEXITY = Measure(
     Metric("perplexity", "exp(-mean log p(target)), per target", scale="log", main=True),
     ("log_prob",),

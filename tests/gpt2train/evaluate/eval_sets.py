@@ -8,6 +8,34 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+# Where lm-evaluation-harness has the task, below its folder of tasks.
+HARNESS = {
+    "blimp": "blimp/adjunct_island.yaml",
+    "hellaswag": "hellaswag/hellaswag.yaml",
+    "piqa": "piqa/piqa.yaml",
+    "arc_easy": "arc/arc_easy.yaml",
+    "arc_challenge": "arc/arc_challenge.yaml",
+    "openbookqa": "openbookqa/openbookqa.yaml",
+    "winogrande": "winogrande/default.yaml",
+    "copa": "super_glue/copa/default.yaml",
+    "xcopa_zh": "xcopa/default_zh.yaml",
+    "boolq": "super_glue/boolq/default.yaml",
+    "commonsense_qa": "commonsense_qa/default.yaml",
+    "lambada_openai": "lambada/lambada_openai.yaml",
+}
+# A task of the harness on a file of rows, in place of the sets that it would fetch.
+SPLIT = """
+include: {file}
+task: {name}_local
+dataset_path: json
+dataset_name: null
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+training_split: null
+validation_split: null
+test_split: test
+fewshot_split: test
+num_fewshot: {shots}
+"""
 MAX_CHARACTERS = 600  # the harness takes no continuation that is longer than the context of a small model
 
 

@@ -11,38 +11,11 @@ from gpt2train.convert.huggingface import read_model
 from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.tasks.suite import read_work, score_work
-from tests.gpt2train.evaluate.eval_sets import SETS, write_set
+from tests.gpt2train.evaluate.eval_sets import HARNESS, SETS, SPLIT, write_set
 from tests.gpt2train.evaluate.overfitted_model import write
 from tests.gpt2train.evaluate.small_models import noisy_model
 
-# Where lm-evaluation-harness has the task, below its folder of tasks.
-HARNESS = {
-    "blimp": "blimp/adjunct_island.yaml",
-    "hellaswag": "hellaswag/hellaswag.yaml",
-    "piqa": "piqa/piqa.yaml",
-    "arc_easy": "arc/arc_easy.yaml",
-    "arc_challenge": "arc/arc_challenge.yaml",
-    "openbookqa": "openbookqa/openbookqa.yaml",
-    "winogrande": "winogrande/default.yaml",
-    "copa": "super_glue/copa/default.yaml",
-    "xcopa_zh": "xcopa/default_zh.yaml",
-    "boolq": "super_glue/boolq/default.yaml",
-    "commonsense_qa": "commonsense_qa/default.yaml",
-    "lambada_openai": "lambada/lambada_openai.yaml",
-}
 READY = Path(__file__).parents[3] / "gpt2train/evaluate/tasks/ready"
-SPLIT = """
-include: {file}
-task: {name}_local
-dataset_path: json
-dataset_name: null
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-training_split: null
-validation_split: null
-test_split: test
-fewshot_split: test
-num_fewshot: {shots}
-"""
 WRITTEN = """
 task: documents_local
 dataset_path: json
