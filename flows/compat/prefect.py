@@ -9,17 +9,18 @@ inside functions.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Signature
 from typing import Any
 from uuid import UUID
 
 from httpx import HTTPStatusError
 from prefect import Flow
+from prefect.assets import Asset, AssetProperties
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
-from prefect.context import refresh_global_settings_context
+from prefect.context import AssetContext, refresh_global_settings_context
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.states import Failed, State
@@ -61,6 +62,28 @@ def set_signature(function: Callable[..., Any], signature: Signature) -> None:
     Breaks when: Prefect reads the parameters from the code object instead of `inspect.signature`.
     """
     function.__signature__ = signature  # type: ignore[attr-defined]
+
+
+def materialize(key: str, made_from: Sequence[str], name: str, facts: Mapping[str, Any]) -> None:
+    """Make the current task run one that materializes an asset from others; Prefect emits the events when it completes.
+
+    Prefect's decorator `materialize` has to know the assets before the task is called. A step knows what it was made
+    from when it is done.
+
+    Args:
+        key: Key of the asset, a URL.
+        made_from: Keys of the assets that it depends on.
+        name: Name of the asset for people.
+        facts: JSON values, the payload of the event.
+
+    Breaks when: the task engine emits the events of the assets otherwise than from the context at the end of the task.
+    """
+    context = AssetContext.get()
+    if context is None:
+        return
+    context.downstream_assets.add(Asset(key=key, properties=AssetProperties(name=name)))
+    context.direct_asset_dependencies.update(Asset(key=other) for other in made_from)
+    context.add_asset_metadata(key, dict(facts))
 
 
 def failed_state(error: Exception) -> State[Any]:

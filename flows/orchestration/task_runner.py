@@ -18,6 +18,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 from prefect.tasks import Task
 
+from flows.orchestration.assets import AssetLineage
 from flows.orchestration.gpu_slots import prefect_slot
 from flows.orchestration.retries import RetryCondition, retry_options
 from flows.ui import artifacts
@@ -29,6 +30,8 @@ from gpt2train.io.progress import ProgressBar, StageProgress
 from tasks.core.manifest import Manifest
 from tasks.core.reject_limits import LimitSettings
 from tasks.core.runner import Outcomes, Retries, Runner, Stage, Work, step_name
+from tasks.core.step import Step
+from tasks.core.storage import Folder
 
 log = logging.getLogger("gpt2train")
 
@@ -45,6 +48,7 @@ class PrefectRunner(Runner):
         self._steps: list[artifacts.StepRow] = []
         self._warnings = Warnings(self.publisher)
         self._loss_scale = LossScaleMonitor()
+        self._assets = AssetLineage()
 
     def __enter__(self) -> Self:
         log.addHandler(self._warnings)
@@ -87,8 +91,11 @@ class PrefectRunner(Runner):
                 self._publish_steps()
                 raise
             row.state, row.manifest = "cached", manifest
-            if manifest.step not in self.skipped:
+            if manifest.step in self.skipped:
+                self._assets.add(manifest)
+            else:
                 row.state, row.seconds = "done", time.monotonic() - started
+                self._assets.materialize(manifest)
             log.info(step_line(manifest, row.seconds))
             self._publish_steps()
             if row.state == "cached":
@@ -108,6 +115,17 @@ class PrefectRunner(Runner):
         )
         manifest: Manifest = state.result()
         return manifest
+
+    def input_manifest(self, folder: Folder) -> Manifest:
+        """Return the manifest of a step of an earlier flow, whose asset the steps of this flow may depend on."""
+        manifest = super().input_manifest(folder)
+        self._assets.add(manifest, folder)
+        return manifest
+
+    def finished(self, step: Step) -> Manifest | None:
+        """Return the manifest of a step that is already done; otherwise prepare the step's folder and return None."""
+        self._assets.add_folder(step.name, step.folder)
+        return super().finished(step)
 
     def dispatch(self, stage: Stage, todo: Sequence[tuple[str, Work]], at_once: int) -> None:
         """Run named work items as task runs, at most `at_once` at a time."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tasks.core.manifest import read_manifest
+from tasks.core.storage import Folder
 from tests.flows.conftest import Finished, Server
 from tests.processes import wait_for
 
@@ -65,6 +67,28 @@ def test_the_log_lines_of_rank_0_are_in_the_log_once(finished: Finished, server:
     assert [int(line.split("/")[0][5:]) for line in steps] == list(range(1, 9))
     assert all(line["task_run_id"] for line in lines if line["message"].startswith("step "))
     assert [line for line in finished.stderr.splitlines() if line.startswith("step ")] == steps
+
+
+def test_each_step_is_an_asset_made_from_those_that_it_read(finished: Finished, server: Server) -> None:
+    wanted = {"event": {"name": ["prefect.asset.materialization.succeeded"]}}
+    events = server.ask("POST", "events/filter", filter=wanted, limit=50)["events"]
+    made = {
+        event["resource"]["prefect.resource.id"]: {
+            related["prefect.resource.id"]
+            for related in event["related"]
+            if related["prefect.resource.role"] == "asset"
+        }
+        for event in events
+    }
+    out = f"file://{finished.output}"
+    run = f"file://{finished.run}"
+    assert made[f"{out}/tokens"] == {f"{out}/shuffled", f"{out}/tokenizer"}
+    assert {f"{out}/tokens", f"{out}/tokenizer"} <= made[run]
+    assert made[f"{out}/documents"] == {f"{out}/pages"}
+    [payload] = [event["payload"] for event in events if event["resource"]["prefect.resource.id"] == f"{out}/tokens"]
+    manifest = read_manifest(Folder(finished.output) / "tokens")
+    assert manifest is not None and payload["fingerprint"] == manifest.fingerprint
+    assert payload["rows"] == manifest.outcome.kept and payload["bytes"] > 0
 
 
 def first_run(server: Server) -> str:
