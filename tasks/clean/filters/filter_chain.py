@@ -100,9 +100,10 @@ def not_in_fingerprint(settings: FilterSettings) -> dict[str, bool | set[str]]:
     return unused | {name: {item.file.field} for name, item in filters().items() if item.file and name not in unused}
 
 
-def plugin_packages(settings: FilterSettings) -> list[str]:
-    """Distributions of the plug-in filters that are on: the outputs depend on their versions."""
-    return sorted({package for _, item, _ in _enabled(settings) for package in item.distributions})
+def filter_packages(settings: FilterSettings) -> list[str]:
+    """Distributions of the filters that are on, their plug-ins' and those they use: the outputs depend on them."""
+    enabled = _enabled(settings)
+    return sorted({package for _, item, own in enabled for package in (*item.distributions, *item.packages(own))})
 
 
 def _enabled(settings: FilterSettings) -> Iterator[tuple[str, TextFilter, Settings]]:

@@ -1,17 +1,24 @@
-"""Masks for personal data: e-mail addresses and public IP addresses (as in FineWeb; Penedo et al. 2024).
+"""Masks for personal data and secrets.
 
-The placeholders alternate within a text and start again with the next, so that the masks depend on the text alone.
+E-mail addresses and public IP addresses are masked as in FineWeb (Penedo et al. 2024): the placeholders alternate
+within a text and start again with the next, so that the masks depend on the text alone. Telephone numbers, IBANs,
+credit cards and secrets become the name of their kind.
 """
 
+import importlib.util
 import ipaddress
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import not_
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gpt2train.settings import Settings
+from tasks.clean.filters.identifiers import Span, credit_cards, ibans, phone_numbers, phone_regions
 from tasks.clean.filters.registry import Replacement, TextFilter, register_filter
+from tasks.clean.filters.secrets import secrets
 
 # Runs are bounded (64 characters before the @, RFC 5321), so that a megabyte of letters takes linear time.
 EMAIL = re.compile(
@@ -19,6 +26,15 @@ EMAIL = re.compile(
     r"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,10}[A-Za-z](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])"
 )
 IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d]|\.\d)")
+MODULES = {"phonenumbers": "phonenumbers", "python-stdnum": "stdnum", "bc-detect-secrets": "detect_secrets"}
+FACTS = {
+    "email": "masked_emails",
+    "IP address": "masked_ip_addresses",
+    "phone number": "masked_phone_numbers",
+    "IBAN": "masked_ibans",
+    "credit card": "masked_credit_cards",
+    "secret": "masked_secrets",
+}
 
 
 class PiiSettings(Settings):
@@ -36,20 +52,63 @@ class PiiSettings(Settings):
     )
     """Placeholders of IP addresses, used alternately; those of FineWeb, random addresses that did not respond."""
 
+    phone_numbers: bool = Field(False, exclude_if=not_)
+    """Replace each telephone number: valid ones with `+` and a country code, and the national ones of `phone_regions`
+    (needs `pip install 'gpt2train[privacy]'`, as do all settings below)."""
+    phone_regions: tuple[str, ...] = Field(("US",), exclude_if=lambda regions: regions == ("US",))
+    """Regions whose national telephone numbers are found, as two letters; empty: only numbers with a country code."""
+    ibans: bool = Field(False, exclude_if=not_)
+    """Replace each valid international bank account number."""
+    credit_cards: bool = Field(False, exclude_if=not_)
+    """Replace each number of a credit card: the digits of an issuer, with Luhn's check digit."""
+    secrets: bool = Field(False, exclude_if=not_)
+    """Replace each private key, API key, access token and password in a URL."""
+    placeholder: str = Field("[{kind}]", exclude_if=lambda placeholder: placeholder == "[{kind}]")
+    """Placeholder of what is neither an e-mail nor an IP address; `{kind}` becomes `phone number`, `IBAN`,
+    `credit card` or `secret`."""
+
     @property
     def enabled(self) -> bool:
         """True if anything is to be masked."""
-        return self.emails or self.public_ips
+        return self.emails or self.public_ips or bool(self.packages)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Distributions whose rules decide what is masked."""
+        needed = {"phonenumbers": self.phone_numbers, "python-stdnum": self.ibans or self.credit_cards}
+        needed["bc-detect-secrets"] = self.secrets
+        return tuple(sorted(name for name, is_needed in needed.items() if is_needed))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for package in self.packages:
+            if importlib.util.find_spec(MODULES[package]) is None:
+                raise ValueError(f"{package} is not installed; pip install 'gpt2train[privacy]'")
+        if self.phone_numbers and (unknown := sorted(set(self.phone_regions) - phone_regions())):
+            raise ValueError(f"no telephone numbers of region {unknown[0]!r} are known; give letters such as US")
+        return self
 
 
 def mask(text: str, settings: PiiSettings) -> Replacement:
-    """Text with placeholders, and their number as the fact `masked`."""
-    emails = addresses = 0
+    """Text with placeholders, their number as the fact `masked`, and the number of each kind (`masked_emails`, …)."""
+    counts: dict[str, int] = {}
+    # Secrets first: a key may contain what looks like a number or an address.
+    for kind, wanted, find in (
+        ("secret", settings.secrets, secrets),
+        ("IBAN", settings.ibans, ibans),
+        ("credit card", settings.credit_cards, credit_cards),
+    ):
+        if wanted:
+            text, counts[kind] = _cut(text, find(text), settings.placeholder.replace("{kind}", kind))
     if settings.emails and "@" in text:
-        text, emails = _replace(EMAIL, text, settings.email_placeholders, lambda address: True)
+        text, counts["email"] = _replace(EMAIL, text, settings.email_placeholders, lambda address: True)
+    if settings.phone_numbers:
+        found = phone_numbers(text, settings.phone_regions)
+        text, counts["phone number"] = _cut(text, found, settings.placeholder.replace("{kind}", "phone number"))
     if settings.public_ips:
-        text, addresses = _replace(IPV4, text, settings.ip_placeholders, is_public)
-    return Replacement(text, {"masked": emails + addresses} if emails + addresses else {})
+        text, counts["IP address"] = _replace(IPV4, text, settings.ip_placeholders, is_public)
+    facts = {FACTS[kind]: count for kind, count in counts.items() if count}
+    return Replacement(text, {"masked": sum(facts.values()), **facts} if facts else {})
 
 
 def is_public(address: str) -> bool:
@@ -77,4 +136,16 @@ def _replace(
     return pattern.sub(placeholder, text), count
 
 
-register_filter("pii", TextFilter(PiiSettings, mask, order=600))
+def _cut(text: str, spans: Iterable[Span], placeholder: str) -> tuple[str, int]:
+    """Text with a placeholder for each group of overlapping spans, and their number."""
+    pieces: list[str] = []
+    count = done = 0
+    for start, end in sorted(spans):
+        if start >= done or not count:
+            pieces += [text[done:start], placeholder]
+            count += 1
+        done = max(done, end)
+    return "".join([*pieces, text[done:]]), count
+
+
+register_filter("pii", TextFilter(PiiSettings, mask, order=600, packages=lambda settings: settings.packages))

@@ -5,7 +5,7 @@ that a plug-in can be imported first.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ class TextFilter:
         uses_language: Returns True for settings with which the filter asks for the language of the text. `function`
             then has a third parameter, the ISO 639 code (None if the text has no letters).
         file: File that the filter needs. Its content, bytes, is the last argument of `function`.
+        packages: Returns the distributions whose rules the filter applies under its settings.
     """
 
     settings: type[Settings]
@@ -53,6 +54,7 @@ class TextFilter:
     order: int
     uses_language: Callable[[Any], bool] | None = None
     file: FilterFile | None = None
+    packages: Callable[[Any], Sequence[str]] = lambda settings: ()
 
     def run(
         self, text: str, language: str | None, settings: Settings, content: bytes | None = None

@@ -1,11 +1,15 @@
-"""Masking of personal data: matches, non-matches, and linear time on long texts."""
+"""Masking of personal data and secrets: matches, non-matches, and linear time on long texts."""
 
+import re
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpt2train.errors import UserError
+from gpt2train.settings import build
+from tasks.clean.filters.filter_chain import FilterSettings, filter_packages
 from tasks.clean.filters.pii import PiiSettings, is_public, mask
 
 BOTH = PiiSettings(emails=True, public_ips=True)
@@ -37,8 +41,9 @@ def test_personal_data_is_masked(text: str, masked: str | None) -> None:
 
 def test_each_kind_can_be_switched_off() -> None:
     text = "tom@there.org 8.8.8.8"
-    assert mask(text, PiiSettings(emails=True)) == ("email@example.com 8.8.8.8", {"masked": 1})
-    assert mask(text, PiiSettings(public_ips=True)) == ("tom@there.org 22.214.171.124", {"masked": 1})
+    assert mask(text, PiiSettings(emails=True)) == ("email@example.com 8.8.8.8", {"masked": 1, "masked_emails": 1})
+    left = "tom@there.org 22.214.171.124"
+    assert mask(text, PiiSettings(public_ips=True)) == (left, {"masked": 1, "masked_ip_addresses": 1})
 
 
 @given(st.text(st.sampled_from("a.b@-1 é"), max_size=60))
@@ -58,3 +63,81 @@ def test_a_long_text_takes_linear_time(unit: str) -> None:
 @pytest.mark.parametrize(("address", "public"), [("8.8.8.8", True), ("192.0.2.1", False), ("999.1.1.1", False)])
 def test_public_ip_addresses_are_recognised(address: str, public: bool) -> None:
     assert is_public(address) == public
+
+
+def private(**wanted: object) -> PiiSettings:
+    """Settings with masks of the extra `privacy`."""
+    for module in ("detect_secrets", "phonenumbers", "stdnum"):
+        pytest.importorskip(module, reason="needs the extra privacy")
+    return build(PiiSettings, wanted)
+
+
+ALL = dict.fromkeys(("emails", "public_ips", "phone_numbers", "ibans", "credit_cards", "secrets"), True)
+
+
+@pytest.mark.parametrize("kind", ["phone number", "IBAN", "credit card", "secret"])
+def test_labelled_values_are_found_and_nothing_else(kind: str) -> None:
+    private(**ALL)
+    from benchmarks.personal_data import agreement
+
+    labelled, found, wrong = agreement(kind)
+    assert labelled >= 12 and found == labelled and wrong == 0
+
+
+def test_kinds_are_masked_by_name_and_counted() -> None:
+    text = (
+        "Call +1 202-555-0143 or +44 20 7946 0958, mail tom@there.org, pay to DE89 3704 0044 0532 0130 00 or by "
+        "4111 1111 1111 1111; https://me:hunter22@there.org/x at 8.8.8.8"
+    )
+    left, facts = mask(text, private(**ALL))
+    assert left == (
+        "Call [phone number] or [phone number], mail email@example.com, pay to [IBAN] or by [credit card]; "
+        "https://me:[secret]@there.org/x at 22.214.171.124"
+    )
+    assert facts == {
+        "masked": 7,
+        "masked_secrets": 1,
+        "masked_ibans": 1,
+        "masked_credit_cards": 1,
+        "masked_emails": 1,
+        "masked_phone_numbers": 2,
+        "masked_ip_addresses": 1,
+    }
+    assert mask(left, private(**(ALL | {"emails": False, "public_ips": False}))) == (left, {})
+    assert mask("1-800-555-0199", private(phone_numbers=True, phone_regions=()))[0] == "1-800-555-0199"
+    assert mask("4111111111111111", private(credit_cards=True, placeholder="<{kind}>"))[0] == "<credit card>"
+
+
+def test_a_fingerprint_depends_on_the_masks_that_are_on() -> None:
+    assert PiiSettings().model_dump().keys() == {"emails", "public_ips", "email_placeholders", "ip_placeholders"}
+    assert "ibans" in private(ibans=True).model_dump()
+    chosen = FilterSettings(pii=private(phone_numbers=True, secrets=True))
+    assert filter_packages(chosen) == ["bc-detect-secrets", "phonenumbers"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"phone_numbers": True, "phone_regions": ["ZZ"]}, "no telephone numbers of region 'ZZ'"),
+        ({"secrets": True}, "bc-detect-secrets is not installed; pip install 'gpt2train[privacy]'"),
+    ],
+)
+def test_wrong_masks_are_one_line(wanted: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    private()
+    if "secrets" in wanted:
+        monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        build(PiiSettings, wanted)
+    assert "\n" not in str(caught.value)
+
+
+KEY = "-----BEGIN PRIVATE KEY-----"
+UNITS = ["1 ", "1234567890123456 ", "DE89 ", "eyJ", "eyJa.", "sk-", "://a:", KEY, f"{KEY}\n{20 * 'A'}", "aws key "]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_long_hostile_text_takes_linear_time(unit: str) -> None:
+    settings = private(**ALL)
+    started = time.process_time()
+    mask(unit * (60_000 // len(unit)), settings)
+    assert time.process_time() - started < 10

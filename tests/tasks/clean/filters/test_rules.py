@@ -287,4 +287,4 @@ def test_rules_run_in_order_and_the_first_one_ends() -> None:
     )
     assert reason(apply(good, "en", build(FilterSettings, {"c4": {"enabled": True}})).found) is None
     left = apply(good + " Ask me@there.example.", "en", build(FilterSettings, {"pii": {"emails": True}}))
-    assert left == (good + " Ask email@example.com.", None, {"masked": 1})
+    assert left == (good + " Ask email@example.com.", None, {"masked": 1, "masked_emails": 1})

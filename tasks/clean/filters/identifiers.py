@@ -1,0 +1,84 @@
+"""Spans of numbers that identify a person or an account: telephone numbers, IBANs, credit cards.
+
+The rules of countries and issuers are those of kept libraries: phonenumbers (Google's libphonenumber) and python-stdnum
+(registry of IBANs, Luhn's digit). This module adds what tells such a number from any other in the text of a page.
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+
+Span = tuple[int, int]
+
+# A candidate does not continue a number, a decimal fraction or an identifier.
+BEFORE, AFTER = r"(?<![A-Za-z0-9_.,/-])", r"(?![A-Za-z0-9_/-]|[.,]\d)"
+CARD = re.compile(
+    rf"{BEFORE}(?:\d{{13,19}}|\d{{4}}([ -])\d{{4}}\1\d{{4}}\1\d{{4}}|\d{{4}}([ -])\d{{6}}\2\d{{4,5}}){AFTER}"
+)
+# First digits and lengths of the issuers (ISO/IEC 7812): Visa, Mastercard, American Express, Discover, JCB, Diners
+# Club, UnionPay. Without them every tenth number of 16 digits would pass Luhn's test.
+ISSUER = re.compile(
+    r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}|3[47]\d{13}"
+    r"|6(?:011|4[4-9]\d|5\d\d)\d{12}|35(?:2[89]|[3-8]\d)\d{12}|3(?:0[0-5]|[68]\d)\d{11}|62\d{14,17}"
+)
+IBAN = re.compile(rf"{BEFORE}[A-Z]{{2}}\d{{2}}(?: ?[A-Z0-9]){{11,30}}")
+PHONE = re.compile(r"[+(]?\d[\d\s().–/-]{5,}\d")  # where a telephone number may be: seven characters or more
+SEPARATED = re.compile(r"\d[\s().–-]+\d|\)\d")
+MANY = 100_000  # candidates of a text that libphonenumber tests at most
+
+
+def credit_cards(text: str) -> Iterator[Span]:
+    """Spans of numbers with the first digits and the length of an issuer, and Luhn's check digit."""
+    from stdnum import luhn
+
+    for found in CARD.finditer(text):
+        digits = re.sub(r"\D", "", found[0])
+        if ISSUER.fullmatch(digits) and luhn.is_valid(digits):
+            yield found.span()
+
+
+def ibans(text: str) -> Iterator[Span]:
+    """Spans of international bank account numbers with the form of their country and valid check digits."""
+    from stdnum import iban
+
+    for found in IBAN.finditer(text):
+        # A capitalised word after the number may look like its end.
+        for end in range(found.end(), found.start() + 14, -1):
+            if not text[end : end + 1].isalnum() and iban.is_valid(text[found.start() : end], check_country=False):
+                yield found.start(), end
+                break
+
+
+def phone_numbers(text: str, regions: Sequence[str]) -> Iterator[Span]:
+    """Spans of valid telephone numbers: `+` and a country code anywhere, and national forms of the regions.
+
+    A national number must have its digits in groups, as people write them: ten digits in a row are more often an
+    amount, a fraction or a process number.
+    """
+    if not PHONE.search(text):
+        return
+    from phonenumbers import Leniency, PhoneNumberMatcher
+
+    covered: set[int] = set()
+    for region in regions or (None,):
+        for found in PhoneNumberMatcher(text, region, leniency=Leniency.STRICT_GROUPING, max_tries=MANY):
+            if found.start in covered or not _is_written_out(text, found.start, found.raw_string):
+                continue
+            covered.add(found.start)
+            yield found.start, found.end
+
+
+def _is_written_out(text: str, start: int, number: str) -> bool:
+    """True for an international number and for a national one in groups that are not those of an IP address."""
+    if number.startswith("+"):
+        return True
+    dotted = re.fullmatch(r"(?:\d{1,3}\.){3}\d{1,3}", number)
+    return bool(SEPARATED.search(number)) and not dotted and not re.search(r"[\w.,-]$", text[max(0, start - 1) : start])
+
+
+@functools.cache
+def phone_regions() -> frozenset[str]:
+    """Two-letter codes of all regions with rules for telephone numbers."""
+    from phonenumbers import SUPPORTED_REGIONS
+
+    return frozenset(SUPPORTED_REGIONS)
