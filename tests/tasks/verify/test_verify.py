@@ -88,7 +88,7 @@ def test_a_sound_output_is_equal_and_not_written(out: Path, capsys: pytest.Captu
     assert all(finding["problems"] == [] for finding in found.values())
     assert [found[name]["redone"] for name in ("clean", "shuffle", "tokenizer")] == ["1 of 1 batches", "whole", "whole"]
     assert found["tokenize"]["redone"] == "1 documents, whole"
-    assert "version 1 of the step" in found["extract"]["notes"][0]  # the test's own, so it is said and not wrong
+    assert "its input 'download' is not in this output" in found["extract"]["notes"][0]  # said, and no difference
 
 
 def flip(path: Path, at: int) -> None:
