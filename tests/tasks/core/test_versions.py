@@ -299,3 +299,16 @@ def test_a_worker_with_another_library_version_is_refused(tmp_path: Path, monkey
     upgrade(monkeypatch, "ftfy", "6.0")
     with pytest.raises(RunError, match=r"s: a worker has ftfy 6\.0, the flow has .* install the same"):
         step.check_versions()
+
+
+def test_a_distribution_before_the_installed_one_is_the_version_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pip install --target` puts it on the path: the real look-up, nothing replaced."""
+    before = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy",))
+    folder = tmp_path / "site/ftfy-99.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: ftfy\nVersion: 99.0\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    after = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy",))
+    assert after.versions == {"ftfy": "99.0"} and after.fingerprint != before.fingerprint
