@@ -44,7 +44,8 @@ def recipe(run: PlannedRun[EvaluateFlowSettings], runner: Runner) -> tuple[Manif
 def evaluate(run: PlannedRun[EvaluateFlowSettings]) -> str:
     """Merge the last checkpoint of a run and score the model. Returns the folder of the scores."""
     settings = run.settings
-    output = OutputSettings(output=settings.output, workers=settings.workers, verify=settings.verify)
+    shared = {name: getattr(settings, name) for name in ("output", "workers", "verify", "environment")}
+    output = OutputSettings(**shared)
     with run_context(output) as (root, runner):
         *earlier, scores = recipe(run, runner)
         show_result(runner.publisher, root, [*earlier, scores])

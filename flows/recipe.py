@@ -15,6 +15,7 @@ from gpt2train.settings import Settings
 from tasks.core.dry_runner import DryRunner
 from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
+from tasks.core.step import Environment
 from tasks.core.storage import Folder
 from tasks.ready_tokens.tokens import ReadyTokens, open_ready_tokens
 
@@ -53,11 +54,13 @@ class PlannedRun(Generic[S]):
         assert isinstance(self.settings, OutputSettings | EvaluateFlowSettings)
         return Folder(self.settings.output)
 
-    def cached_steps(self, *, verify: bool = False) -> list[tuple[str, Manifest | None]]:
+    def cached_steps(
+        self, *, verify: bool = False, environment: Environment = "redo"
+    ) -> list[tuple[str, Manifest | None]]:
         """Return name and manifest of each step in order; the manifest is None for a step that has to run.
 
         With `verify` the hashes of finished outputs are compared too.
         """
-        runner = DryRunner(verify=verify)
+        runner = DryRunner(verify=verify, environment=environment)
         self.recipe(self, runner)
         return runner.steps

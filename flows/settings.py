@@ -23,6 +23,7 @@ from tasks.blacklist.settings import BlacklistSettings
 from tasks.boilerplate.settings import BoilerplateSettings
 from tasks.clean.settings import CleanSettings
 from tasks.cloze.settings import ClozeSettings
+from tasks.core.step import Environment
 from tasks.core.storage import Folder
 from tasks.data_steps.registry import DATA_STEPS, limit_settings, settings_groups
 from tasks.decontaminate.settings import DecontaminateSettings
@@ -77,6 +78,9 @@ class OutputSettings(Settings):
     """The output's local path is the same disk on every machine of the cluster."""
     verify: bool = False
     """Compare the hashes of finished outputs too, not only their names and sizes."""
+    environment: Environment = "redo"
+    """Finished outputs that were made with other versions of the packages that shape them: redo them and what follows,
+    refuse to run, or accept them as they are. Batches of an unfinished step are redone unless it is refuse."""
     dry_run: bool = False
     """Show the steps that would run and the resources they need; run nothing."""
 
@@ -244,6 +248,9 @@ class EvaluateFlowSettings(MergeAndScoreSettings):
     """Worker processes."""
     verify: bool = False
     """Compare the hashes of finished outputs too."""
+    environment: Environment = "redo"
+    """Finished outputs that were made with other versions of the packages that shape them: redo them and what follows,
+    refuse to run, or accept them as they are. Batches of an unfinished step are redone unless it is refuse."""
     dry_run: bool = False
     """Show the steps that would run; run nothing."""
 

@@ -3,32 +3,37 @@
 Every package may import `core`, which imports no step, and `gpt2train`. Of the other steps a package imports only those
 of its row, so that there is no cycle:
 
-| package         | imports                        |
-| --------------- | ------------------------------ |
-| `blacklist`     |                                |
-| `download`      |                                |
-| `sources`       | `blacklist`, `download`        |
-| `boilerplate`   |                                |
-| `clean`         |                                |
-| `extract`       | `clean`, `download`, `sources` |
-| `decontaminate` | `clean`                        |
-| `cloze`         | `decontaminate`                |
-| `dedup`         |                                |
-| `data_steps`    | `clean`                        |
-| `substrings`    | `clean`, `dedup`               |
-| `shuffle`       |                                |
-| `tokenizer`     |                                |
-| `tokenize`      |                                |
-| `ready_tokens`  |                                |
-| `train`         | `ready_tokens`                 |
-| `merge`         |                                |
-| `evaluate`      |                                |
-| `finetune`      |                                |
-| `report`        | `cloze`, `dedup`, `evaluate`   |
+| package         | imports                                  |
+| --------------- | ---------------------------------------- |
+| `blacklist`     |                                          |
+| `download`      |                                          |
+| `sources`       | `blacklist`, `download`                  |
+| `boilerplate`   |                                          |
+| `clean`         |                                          |
+| `extract`       | `clean`, `download`, `sources`           |
+| `decontaminate` | `clean`                                  |
+| `cloze`         | `decontaminate`                          |
+| `dedup`         |                                          |
+| `data_steps`    | `clean`                                  |
+| `substrings`    | `clean`, `dedup`                         |
+| `shuffle`       |                                          |
+| `tokenizer`     |                                          |
+| `tokenize`      |                                          |
+| `ready_tokens`  |                                          |
+| `train`         | `ready_tokens`                           |
+| `merge`         |                                          |
+| `evaluate`      |                                          |
+| `finetune`      |                                          |
+| `report`        | `cloze`, `dedup`, `evaluate`             |
+| `verify`        | `boilerplate`, `clean`, `cloze`          |
+| `verify`        | `data_steps`, `decontaminate`, `dedup`   |
+| `verify`        | `download`, `extract`, `shuffle`         |
+| `verify`        | `sources`, `substrings`, `tokenize`      |
+| `verify`        | `tokenizer`                              |
 
 `sources` reads archives with the rules of `blacklist` and the page format of `download`; `extract` reads pages of any
 source, and its prefilter applies the limits of `clean`; `decontaminate` counts tokens, and `cloze` finds n-grams, with
 the code of the step before; `data_steps` rejects documents as the filters of `clean` do; `substrings` counts tokens as
 `clean` and finds words as `dedup`; `train` reads the files that `ready_tokens` has opened; `report` shows the results
-of `cloze`, `dedup` and `evaluate`.
+of `cloze`, `dedup` and `evaluate`; `verify` does the steps of a corpus again.
 """

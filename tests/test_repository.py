@@ -17,7 +17,8 @@ DOCS = ROOT / "docs"
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *sorted(DOCS.rglob("*.md"))]
 SITE_PAGES = {ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}  # docs/hooks/mkdocs_hooks.py
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-LOCKS = [ROOT / "requirements.lock", ROOT / "requirements-torch.lock"]
+ALL_EXTRAS = ROOT / "requirements-all.lock"
+LOCKS = [ROOT / "requirements.lock", ROOT / "requirements-torch.lock", ALL_EXTRAS]
 LOCKED_EXTRAS = ("dev", "test")
 
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.S | re.M)
@@ -191,10 +192,10 @@ def test_the_citation_has_the_version_of_the_package() -> None:
 
 
 @cache
-def pins() -> dict[str, list[str]]:
-    """Versions of each package in the lock files; there may be one for each range of Python releases."""
+def pins(*locks: Path) -> dict[str, list[str]]:
+    """Versions of each package in lock files; there may be one for each range of Python releases."""
     found: dict[str, list[str]] = {}
-    for name, version in re.findall(r"^([\w.-]+)==([^\s;\\]+)", "".join(file.read_text() for file in LOCKS), re.M):
+    for name, version in re.findall(r"^([\w.-]+)==([^\s;\\]+)", "".join(file.read_text() for file in locks), re.M):
         found.setdefault(canonicalize_name(name), []).append(version)
     return found
 
@@ -202,12 +203,20 @@ def pins() -> dict[str, list[str]]:
 def test_the_lock_files_agree_with_the_project() -> None:
     """Every dependency is pinned, to versions that pyproject.toml admits; otherwise `make lock` is due."""
     extras = project()["optional-dependencies"]
-    wanted = [*project()["dependencies"], *(one for extra in LOCKED_EXTRAS for one in extras[extra])]
-    for requirement in map(Requirement, wanted):
-        versions = pins().get(canonicalize_name(requirement.name))
-        assert versions, f"{requirement} is in no lock file; run make lock"
-        wrong = [version for version in versions if not requirement.specifier.contains(version)]
-        assert not wrong, f"{requirement}, but {wrong} is locked; run make lock"
+    for locks, names in ((LOCKS[:2], LOCKED_EXTRAS), (LOCKS[1:], extras)):
+        wanted = [*project()["dependencies"], *(one for extra in names for one in extras[extra])]
+        locked = pins(*locks)
+        for requirement in map(Requirement, wanted):
+            versions = locked.get(canonicalize_name(requirement.name))
+            assert versions, f"{requirement} is in none of {[lock.name for lock in locks]}; run make lock"
+            wrong = [version for version in versions if not requirement.specifier.contains(version)]
+            assert not wrong, f"{requirement}, but {wrong} is locked; run make lock"
+
+
+def test_the_lock_files_agree_with_each_other() -> None:
+    few, every = pins(LOCKS[0]), pins(ALL_EXTRAS)
+    differing = {name: (versions, every.get(name)) for name, versions in few.items() if every.get(name) != versions}
+    assert not differing, f"{differing}; run make lock"
 
 
 @pytest.mark.parametrize("file", LOCKS, ids=lambda path: path.name)

@@ -96,7 +96,8 @@ def _step_rows(run: PlannedRun[Settings]) -> Rows:
     settings = run.settings
     rows: Rows = []
     any_pending = False
-    for name, done in run.cached_steps(verify=getattr(settings, "verify", False)):
+    options = {name: getattr(settings, name) for name in ("verify", "environment") if hasattr(settings, name)}
+    for name, done in run.cached_steps(**options):
         text = "to run"
         if done is not None:
             outcome = done.outcome

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from prefect.context import FlowRunContext
 
@@ -52,9 +53,10 @@ def run_context(
 def runner_of(settings: OutputSettings) -> PrefectRunner:
     """Create the runner of these settings; a cluster is joined only when its first batch runs."""
     limits = settings.limits if isinstance(settings, DataprepSettings) else None
+    options: dict[str, Any] = {"verify": settings.verify, "limits": limits, "environment": settings.environment}
     if settings.runner == "local":
-        return PrefectRunner(settings.workers, verify=settings.verify, limits=limits)
-    return ClusterRunner(settings.runner, settings.cluster, settings.workers, verify=settings.verify, limits=limits)
+        return PrefectRunner(settings.workers, **options)
+    return ClusterRunner(settings.runner, settings.cluster, settings.workers, **options)
 
 
 def check_output(settings: OutputSettings) -> None:

@@ -28,7 +28,6 @@ from flows.ui.warnings import LossScaleMonitor, Warnings, near_limit
 from gpt2train.errors import redacted_errors
 from gpt2train.io.progress import ProgressBar, StageProgress
 from tasks.core.manifest import Manifest
-from tasks.core.reject_limits import LimitSettings
 from tasks.core.runner import Outcomes, Retries, Runner, Stage, Work, step_name
 from tasks.core.step import Step
 from tasks.core.storage import Folder
@@ -42,8 +41,8 @@ UNITS = {"blacklist": "URLs", "download": "pages", "extract": "pages"}  # all ot
 class PrefectRunner(Runner):
     """Runner that executes each batch as a task run of the surrounding flow."""
 
-    def __init__(self, workers: int = 2, *, verify: bool = False, limits: LimitSettings | None = None) -> None:
-        super().__init__(workers, verify=verify, limits=limits)
+    def __init__(self, workers: int = 2, **options: Any) -> None:
+        super().__init__(workers, **options)
         self.publisher = ArtifactPublisher()  # of the flow run's page
         self._steps: list[artifacts.StepRow] = []
         self._warnings = Warnings(self.publisher)

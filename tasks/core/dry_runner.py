@@ -6,7 +6,7 @@ from typing import Any
 from gpt2train.errors import RunError, UserError
 from tasks.core.manifest import Manifest, Outcome, read_manifest
 from tasks.core.runner import Retries, Runner, step_name
-from tasks.core.step import Step
+from tasks.core.step import Environment, Step
 from tasks.core.storage import Folder
 
 PENDING = "to come"  # fingerprint of a step that has not run yet
@@ -30,8 +30,8 @@ class DryRunner(Runner):
 
     is_dry_run = True
 
-    def __init__(self, *, verify: bool = False) -> None:
-        super().__init__(1, verify=verify)
+    def __init__(self, *, verify: bool = False, environment: Environment = "redo") -> None:
+        super().__init__(1, verify=verify, environment=environment)
         self.steps: list[tuple[str, Manifest | None]] = []
         self._lacks_inputs = False  # a step that is not done has been handed on as a placeholder
 
@@ -41,7 +41,7 @@ class DryRunner(Runner):
 
     def finished(self, step: Step) -> Manifest | None:
         """End the step's function before it does any work."""
-        step.verify = self.verify
+        self.prepare(step)
         raise _FinishedCalledError(step, step.finished())
 
     def run_step(

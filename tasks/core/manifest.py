@@ -136,6 +136,12 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
     return {package: _version(package) for package in sorted(packages)}
 
 
+def version_differences(made: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """Return the packages that differ, for a message: `ftfy 6.0 (here 6.3.1)`."""
+    names = sorted(name for name in {*made, *here} if made.get(name) != here.get(name))
+    return ", ".join(f"{name} {made.get(name, 'unknown')} (here {here.get(name, 'not used')})" for name in names)
+
+
 def _version(package: str) -> str:
     if package == "unicodedata":
         return unicodedata.unidata_version

@@ -18,7 +18,7 @@ from gpt2train.io.files import DISK_FULL_ERRNOS, write_error
 from tasks.core.gpu_queue import gpu_slot
 from tasks.core.manifest import Manifest, Outcome, need_manifest
 from tasks.core.reject_limits import LimitSettings, Tally
-from tasks.core.step import Step
+from tasks.core.step import Environment, Step
 from tasks.core.storage import Folder
 from tasks.core.worker_pool import WorkerPool, adopt
 
@@ -126,6 +126,7 @@ class Runner:
         workers: Number of worker processes, and of batches in flight.
         verify: Also compare the hashes of finished outputs.
         limits: Maximum share of rejected rows for each step; None disables the check.
+        environment: Treatment of outputs that were made with other versions of the packages that shape them.
 
     Attributes:
         is_dry_run: True for a runner that runs no step and writes nothing.
@@ -135,10 +136,18 @@ class Runner:
 
     is_dry_run = False
 
-    def __init__(self, workers: int = 2, *, verify: bool = False, limits: LimitSettings | None = None) -> None:
+    def __init__(
+        self,
+        workers: int = 2,
+        *,
+        verify: bool = False,
+        limits: LimitSettings | None = None,
+        environment: Environment = "redo",
+    ) -> None:
         self.workers = workers
         self.verify = verify
         self.limits = limits
+        self.environment = environment
         self.skipped: set[str] = set()
         self.stopping = threading.Event()
         self._stopped = False
@@ -177,10 +186,16 @@ class Runner:
         """
         return need_manifest(folder)
 
+    def prepare(self, step: Step) -> None:
+        """Hand the settings of the run on to a step."""
+        step.verify, step.limits, step.environment = self.verify, self.limits, self.environment
+
     def finished(self, step: Step) -> Manifest | None:
         """Return the manifest of a step that is already done; otherwise prepare the step's folder and return None."""
-        step.verify, step.limits = self.verify, self.limits
+        self.prepare(step)
         manifest = step.finished()
+        if step.notice:
+            log.warning(step.notice)
         if manifest is None:
             step.begin()
         else:

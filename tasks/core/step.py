@@ -17,9 +17,9 @@ folder beside it (`runs/<name>/merge/`).
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from gpt2train.errors import RunError
+from gpt2train.errors import RunError, UserError
 from gpt2train.settings import Settings
 from tasks.core.manifest import (
     MANIFEST,
@@ -29,6 +29,7 @@ from tasks.core.manifest import (
     digest,
     fingerprint,
     read_manifest,
+    version_differences,
     versions_of,
 )
 from tasks.core.reject_limits import LimitSettings, check_reject_rate
@@ -36,6 +37,7 @@ from tasks.core.storage import TEMPORARY, Folder
 from tasks.core.timings import append_timing, cpu_seconds
 
 BATCHES = "_batches"
+Environment = Literal["redo", "refuse", "accept"]
 SWEEP = "sweep"  # name of the batch record that marks a commit with stale files still to be removed
 
 
@@ -46,6 +48,8 @@ class BatchRecord(Settings):
     """Fingerprint of its step."""
     outcome: Outcome
     """Files and counts of the batch."""
+    versions: dict[str, str] = {}
+    """Library versions of its step; empty in the records of older releases."""
 
 
 class Step:
@@ -86,14 +90,47 @@ class Step:
         self.records = root / (records or self.folder_name)
         self.verify = False  # set by the runner, as are the limits
         self.limits: LimitSettings | None = None
+        self.environment: Environment = "redo"
+        self.notice: str | None = None  # of `finished`, on the packages that the outputs were made with
         self._started, self._cpu = time.monotonic(), 0.0
 
     def finished(self) -> Manifest | None:
-        """Return the manifest if a step with this fingerprint is done and its files exist, else None."""
+        """Return the manifest if a step with this fingerprint is done and its files exist, else None.
+
+        The outputs may have been made with other packages: `environment` says what becomes of them, and `notice` what
+        was found. Those of a release that did not record the packages are accepted unless it is `refuse`.
+
+        Raises:
+            UserError: The outputs were made with other packages, and `environment` is `refuse`.
+        """
         manifest = read_manifest(self.records)
-        if manifest is None or manifest.fingerprint != self.fingerprint:
+        if manifest is None or not self._is_accepted(manifest.fingerprint, manifest.versions):
             return None
         return manifest if self._intact(manifest.outcome, self.folder.sizes()) else None
+
+    def _is_accepted(self, found: str, versions: Mapping[str, str]) -> bool:
+        """Return True if outputs with this fingerprint, made with these library versions, are those of the step."""
+        self.notice = None
+        if found == self.fingerprint:
+            return True
+        is_unknown = found == self._fingerprint_with({})
+        if not is_unknown and found != self._fingerprint_with(versions):
+            return False  # other settings or inputs
+        made = "made by a release that did not record its packages" if is_unknown else self._difference(versions)
+        if self.environment == "refuse":
+            raise UserError(
+                f"{self.folder.url} was {made}, and environment is 'refuse'; install those packages, or set "
+                "environment = 'redo' or 'accept'"
+            )
+        keep = is_unknown or self.environment == "accept"
+        self.notice = f"{self.name}: {made}; {'kept' if keep else 'running again'}"
+        return keep
+
+    def _fingerprint_with(self, versions: Mapping[str, str]) -> str:
+        return fingerprint(self.name, self.version, self.parameters, self.inputs, versions)
+
+    def _difference(self, versions: Mapping[str, str]) -> str:
+        return "made with " + version_differences(versions, self.versions)
 
     def check_versions(self) -> None:
         """Check that this process, possibly a worker on another machine, has the library versions of the fingerprint.
@@ -132,11 +169,16 @@ class Step:
 
     def _committed(self, text: bytes) -> Outcome | None:
         record = _read_record(text)
-        return record.outcome if record and record.fingerprint == self.fingerprint else None
+        if record is None or record.fingerprint == self.fingerprint:
+            return record.outcome if record else None
+        # Batches of two environments never make one step: the manifest could not say what made its files.
+        if self.environment == "refuse" and record.versions:
+            self._is_accepted(record.fingerprint, record.versions)
+        return None
 
     def commit_batch(self, batch: str, outcome: Outcome) -> None:
         """Write the record of a batch whose files are already written."""
-        record = BatchRecord(fingerprint=self.fingerprint, outcome=outcome)
+        record = BatchRecord(fingerprint=self.fingerprint, outcome=outcome, versions=self.versions)
         self.records.write_bytes(_record_name(batch), canonical(record.model_dump(mode="json")) + b"\n")
 
     def commit(self, outcome: Outcome, content: str | None = None, sweep: bool = True) -> Manifest:

@@ -12,11 +12,12 @@ ROOT = Path(tasks.__file__).parent
 
 def table(text: str) -> dict[str, set[str]]:
     """Read the table of the package's docstring: each package with those that it imports besides core."""
-    found = {}
+    found: dict[str, set[str]] = {}
     for line in text.splitlines():
         if line.startswith("| `"):
             package, others = (cell.strip() for cell in line.strip("|").split("|"))
-            found[package.strip("`")] = {name.strip(" `") for name in others.split(",") if name.strip()}
+            names = {name.strip(" `") for name in others.split(",") if name.strip()}
+            found.setdefault(package.strip("`"), set()).update(names)  # a package may have several rows
     return found
 
 

@@ -1,7 +1,7 @@
 """Spans of numbers that identify a person or an account: telephone numbers, IBANs, credit cards.
 
 The rules of countries and issuers are those of kept libraries: phonenumbers (Google's libphonenumber) and python-stdnum
-(registry of IBANs, Luhn's digit). This module adds what tells such a number from any other in the text of a page.
+(registry of IBANs, Luhn's digit). This module adds the rules that separate such a number from others in a text.
 """
 
 import functools

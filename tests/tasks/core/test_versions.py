@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gpt2train.errors import RunError
+from gpt2train.errors import RunError, UserError
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
-from tasks.core.manifest import Manifest, Outcome, versions_of
+from tasks.core.manifest import Manifest, Outcome, fingerprint, read_manifest, versions_of
 from tasks.core.runner import Runner
 from tasks.core.shards import DOCUMENT, commit_rows
 from tasks.core.step import Step
@@ -61,7 +61,7 @@ MODULES = {
     "report": ["tasks/report/*.py"],
 }
 # Folders of modules that run or store steps.
-RUNS_AND_STORES = ("core", "data_steps", "launch", "slurm", "sources", "train")
+RUNS_AND_STORES = ("core", "data_steps", "launch", "slurm", "sources", "train", "verify")
 # Module -> why its version shapes no byte of any step.
 NOT_SHAPING = {
     "awkward": "carries the token ids of gigatoken",
@@ -83,7 +83,11 @@ NOTHING_DECLARED = {
     "train": "a run goes on from its checkpoints; run.json has the releases of every start",
 }
 # The same of one step alone.
-NOT_SHAPING_THERE = {("extract", "langdetect"): "the early language test asks the fast model alone"}
+NOT_SHAPING_THERE = {
+    ("extract", "langdetect"): "the early language test asks the fast model alone",
+    ("clean", "phonenumbers"): "declared by the mask that is on (PiiSettings.packages)",
+    ("clean", "stdnum"): "declared by the mask that is on",
+}
 # Module -> distributions, where the names differ.
 DISTRIBUTIONS = {
     "charset_normalizer": {"charset-normalizer"},
@@ -228,6 +232,70 @@ def test_a_batch_of_an_older_version_is_not_reused(tmp_path: Path, monkeypatch: 
     assert step.commit(Outcome()).versions == {"ftfy": importlib.metadata.version("ftfy")}
 
 
+def test_outputs_of_another_environment_are_redone_refused_or_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = Folder(tmp_path)
+    with Inline(workers=1) as runner:
+        before = recipe(root, runner)
+    upgrade(monkeypatch, "ftfy")
+    true = before[0].versions["ftfy"]
+    with Inline(workers=1, environment="refuse") as runner, pytest.raises(UserError, match=r"clean was made with ftfy"):
+        recipe(root, runner)
+    with Inline(workers=1, environment="accept") as runner:
+        assert recipe(root, runner) == before
+        assert runner.skipped == {"clean", "decontaminate", "dedup"}
+    assert f"clean: made with ftfy {true} (here 99.0); kept" in caplog.text
+    assert [read_manifest(root / one.folder) for one in before] == before  # not a byte was written
+    caplog.clear()
+    with Inline(workers=1) as runner:
+        assert recipe(root, runner)[0].versions["ftfy"] == "99.0"
+        assert runner.skipped == set()
+    assert f"clean: made with ftfy {true} (here 99.0); running again" in caplog.text
+
+
+def test_outputs_of_a_release_that_recorded_no_packages_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their fingerprint knows no packages, and what their manifest says of them may be false."""
+    root, settings = Folder(tmp_path), CleanSettings(min_tokens=0)
+    with Inline(workers=1) as runner:
+        made = clean(root, documents(root), settings, runner)
+        old = fingerprint(made.step, made.version, made.parameters, made.inputs)
+        made = made.model_copy(update={"fingerprint": old})
+        (root / "clean").write_bytes("_manifest.json", made.model_dump_json().encode())
+        assert clean(root, documents(root), settings, runner) == made
+        assert "clean: made by a release that did not record its packages; kept" in caplog.text
+        changed_settings = CleanSettings(min_tokens=1)
+        assert clean(root, documents(root), changed_settings, runner).fingerprint != old  # other settings: run again
+        (root / "clean").write_bytes("_manifest.json", made.model_dump_json().encode())
+    with Inline(workers=1, environment="refuse") as runner, pytest.raises(UserError, match="did not record its"):
+        clean(root, documents(root), settings, runner)
+
+
+@pytest.mark.parametrize("environment", ["redo", "accept", "refuse"])
+def test_batches_of_two_environments_never_make_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: Any
+) -> None:
+    def work() -> Outcome | None:
+        step = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy",))
+        step.environment = environment
+        found = step.batch("part-00000")
+        assert [*step.batches(["part-00000"]).values()] == ([] if found is None else [found])
+        return found
+
+    with monkeypatch.context() as patch:
+        upgrade(patch, "ftfy", "6.0")
+        step = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy",))
+        step.commit_batch("part-00000", Outcome(seen=1))
+        assert work() == Outcome(seen=1)
+    if environment == "refuse":
+        with pytest.raises(UserError, match=r"made with ftfy 6\.0 \(here "):
+            work()
+    else:
+        assert work() is None
+
+
 def test_a_worker_with_another_library_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster's worker gets the step as the flow made it."""
     step = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy", "unicodedata"))
@@ -235,3 +303,16 @@ def test_a_worker_with_another_library_version_is_refused(tmp_path: Path, monkey
     upgrade(monkeypatch, "ftfy", "6.0")
     with pytest.raises(RunError, match=r"s: a worker has ftfy 6\.0, the flow has .* install the same"):
         step.check_versions()
+
+
+def test_a_distribution_before_the_installed_one_is_the_version_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pip install --target` puts it on the path: the real look-up, nothing replaced."""
+    before = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy",))
+    folder = tmp_path / "site/ftfy-99.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: ftfy\nVersion: 99.0\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    after = Step(Folder(tmp_path), "s", version=1, parameters={}, inputs={}, packages=("ftfy",))
+    assert after.versions == {"ftfy": "99.0"} and after.fingerprint != before.fingerprint
