@@ -163,7 +163,7 @@ def test_every_step_and_every_module_is_checked() -> None:
     assert [str(path) for path in shared] == []
     # What only runs, reads or stores needs no library that shapes bytes.
     for path in set(others) - {ROOT / "tasks" / "core" / "manifest.py"}:
-        assert imports_of(path) <= {*NOT_SHAPING, "aiohttp", "filelock", "psutil", "warcio"}, path
+        assert imports_of(path) <= {*NOT_SHAPING, "aiohttp", "cyclopts", "filelock", "psutil", "warcio"}, path
 
 
 def test_declared_packages_are_installed() -> None:
