@@ -1,6 +1,8 @@
 """Deduplicate a million synthetic documents of 300 words: seconds a stage, memory, and what was found.
 
-`python -m benchmarks.dedup [--documents N] [--workers N] [--folder DIR]`
+`python -m benchmarks.dedup [--documents N] [--workers N] [--folder DIR] [--policy POLICY | --substrings]`
+
+With `--substrings` the documents go through the step that removes repeated runs of words instead.
 """
 
 import argparse
@@ -8,7 +10,8 @@ import resource
 import tempfile
 import threading
 import time
-from typing import Any, NamedTuple
+from collections import Counter
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import psutil
@@ -21,8 +24,10 @@ from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.dedup.bands import with_bands
-from tasks.dedup.settings import DedupSettings
+from tasks.dedup.settings import DedupSettings, Policy
 from tasks.dedup.step import dedup
+from tasks.substrings.settings import SubstringSettings
+from tasks.substrings.step import substrings
 
 GIGA = 2**30
 
@@ -78,7 +83,7 @@ class Measured(NamedTuple):
     """Memory of all processes together, at most."""
 
 
-def measure(folder: Folder, count: int, workers: int, settings: DedupSettings) -> Measured:
+def measure(folder: Folder, count: int, workers: int, settings: DedupSettings | SubstringSettings) -> Measured:
     """Generate, deduplicate, print."""
     with Timed(workers) as runner:
         started = time.perf_counter()
@@ -91,15 +96,20 @@ def measure(folder: Folder, count: int, workers: int, settings: DedupSettings) -
         memory = Memory()
         memory.start()
         started, spent = time.perf_counter(), cpu_seconds()
-        manifest = dedup(folder, source, settings, runner)
+        if isinstance(settings, SubstringSettings):
+            manifest = substrings(folder, source, settings, runner)
+        else:
+            manifest = dedup(folder, source, settings, runner)
         seconds = time.perf_counter() - started
         memory.over.set()
         stages = ", ".join(f"{stage} {taken:.0f}" for stage, taken in runner.seconds.items())
     spent = cpu_seconds() - spent  # the workers have ended and are counted
-    print(f"deduplicated in {seconds:.0f} s ({stages}), {memory.most / GIGA:.2f} GiB over all processes")
+    print(f"{manifest.step} in {seconds:.0f} s ({stages}), {memory.most / GIGA:.2f} GiB over all processes")
     print(f"  {spent:,.0f} core-seconds: {1e6 * spent / count:,.0f} us a document; {manifest.outcome.reasons}")
-    for kind in ("sketch/", "pairs/", "clusters/", "dropped/", "lost/", "sources/"):
-        total = sum(record.bytes for record in manifest.outcome.audit if record.name.startswith(kind))
+    sizes: Counter[str] = Counter()
+    for record in manifest.outcome.audit:
+        sizes[record.name.partition("/")[0] + "/"] += record.bytes
+    for kind, total in sizes.items():
         print(f"  {kind:<10} {total / count:8.1f} bytes a document")
     print(f"  facts: {manifest.outcome.facts}")
     return Measured(manifest, seconds, spent, memory.most)
@@ -158,11 +168,17 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", help="keep the files here")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--policy", choices=get_args(Policy), default="greedy")
+    chosen.add_argument("--substrings", action="store_true", help="run the step `substrings` instead")
     given = parser.parse_args()
     print(machine())
-    settings = with_bands(DedupSettings())
+    settings = with_bands(DedupSettings(policy=given.policy))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Folder(given.folder or temporary)
+        if given.substrings:
+            measure(folder, given.documents, given.workers, SubstringSettings(enabled=True))
+            return
         measured = measure(folder, given.documents, given.workers, settings)
         recall(folder, measured.manifest, given.documents, settings)
 
