@@ -13,6 +13,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from gpt2train import __version__
+from gpt2train.compare.command import compare_data
 from gpt2train.convert.command import convert
 from gpt2train.convert.export_command import export
 from gpt2train.convert.settings import MergeSettings
@@ -45,6 +46,7 @@ data.command(train_quality)
 app.command(plan)
 app.command(simulate)
 app.command(runs)
+app.command(compare_data)
 app.command(generate)
 app.command(convert)
 app.command(export)

@@ -40,6 +40,7 @@ ORDER = {
         "serve",
         "quality",
         "train",
+        "compare",
         "cli",
     ],
     "flows": [

@@ -10,6 +10,7 @@ import torch
 
 from gpt2train.config.model import ModelSettings
 from gpt2train.convert.huggingface import save_model
+from gpt2train.data.bpe_training import train_bpe
 from gpt2train.data.sentencepiece_model import MODEL
 from gpt2train.data.tokenizer import load_tokenizer, save_tokenizer, vocab_size
 from gpt2train.model.causal_lm import build_model
@@ -17,7 +18,6 @@ from gpt2train.model.init import initialise
 from gpt2train.model.lazy_weights import LazyWeights, in_memory
 from gpt2train.model.shape import Shape
 from tasks.tokenizer.sentencepiece_training import train_sentencepiece
-from tasks.tokenizer.step import train_bpe
 from tests.gpt2train.convert.small_tokenizer import split_as_qwen
 
 GQA: dict[str, Any] = {"kv_heads": 2}

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from gpt2train.data.bpe_training import train_bpe
 from gpt2train.data.encoder import Encoded, FastEncoder, PlainEncoder, Texts, disagreement, pieces, with_end
 from gpt2train.data.tokenizer import (
     END_OF_TEXT,
@@ -19,7 +20,6 @@ from gpt2train.data.tokenizer import (
     parse_tokenizer,
 )
 from gpt2train.errors import UserError
-from tasks.tokenizer.step import train_bpe
 from tests.tasks.corpus import texts_of
 
 LICENSE = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")

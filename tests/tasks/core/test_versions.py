@@ -47,7 +47,7 @@ MODULES = {
     "dedup": ["tasks/dedup/*.py"],
     "substrings": ["tasks/substrings/*.py"],
     "shuffle": ["tasks/shuffle/*.py"],
-    "tokenizer": ["tasks/tokenizer/*.py"],
+    "tokenizer": ["tasks/tokenizer/*.py", "gpt2train/data/bpe_training.py"],
     "tokenize": ["tasks/tokenize/*.py", "gpt2train/data/encoder.py"],
     "ready_tokens": ["tasks/ready_tokens/*.py"],
     "samples": [f"tasks/finetune/{name}.py" for name in ("step", "rows", "encoding", "settings", "base_model")],

@@ -14,6 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from gpt2train.data import published_gpt2 as module
+from gpt2train.data.bpe_training import cut_runs, train_bpe
 from gpt2train.data.tokenizer import (
     END_OF_TEXT,
     FILES,
@@ -27,13 +28,13 @@ from gpt2train.errors import UserError
 from tasks.core.manifest import Manifest
 from tasks.core.storage import Folder
 from tasks.tokenizer.settings import TokenizerSettings
-from tasks.tokenizer.step import check_tokenizer, cut_runs, tokenizer, train_bpe
+from tasks.tokenizer.step import check_tokenizer, tokenizer
 from tests.tasks.corpus import Inline, content_of, documents_of, row, texts_of
 
 TRAIN = """
 import gzip, hashlib, json, sys
 from gpt2train.data.tokenizer import tokenizer_files
-from tasks.tokenizer.step import train_bpe
+from gpt2train.data.bpe_training import train_bpe
 texts = [json.loads(line)["text"] for line, _ in zip(gzip.open(sys.argv[1]), range(400))]
 print(hashlib.sha256(b"".join(tokenizer_files(*train_bpe(iter(texts), 1500)).values())).hexdigest())
 """

@@ -1,0 +1,169 @@
+"""Documents of a comparison: both corpora, held-out sets, and the share of a corpus that each seed trains on.
+
+Documents are assigned by a keyed hash of their text. All copies of a text therefore have the same seed, which keeps the
+share of duplicates of the corpus, and copies of a held-out document are left out of both corpora.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2train.data.indexed import IndexedDataset, idx_path
+from gpt2train.data.text_files import expand, read_rows
+from gpt2train.data.tokenizer import load_tokenizer
+from gpt2train.errors import UserError
+
+MAX_BYTES = (
+    1 << 28
+)  # of a corpus in memory; of a larger one the texts with the smallest hashes are kept, with all copies
+MAX_HELD = 200  # documents of a drawn held-out set
+HELD_SHARE = 20  # a drawn set has at most one of so many texts
+NGRAM = 13  # words that a training document may not share with a held-out file, as in GPT-3's decontamination
+TOKENS = Path("tokens", "train")  # of a data flow's output folder
+
+
+def text_key(text: str, purpose: str) -> bytes:
+    """Hash of a text that differs by purpose."""
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8, key=purpose.encode()).digest()
+
+
+@dataclass
+class Corpus:
+    """Texts of a corpus, with the number of copies of each, in the order of their hashes."""
+
+    name: str
+    copies: dict[str, int]
+    dropped: int = 0
+    """Documents left out because a held-out file shares text with them."""
+
+    @property
+    def documents(self) -> int:
+        """Number of documents, copies included."""
+        return sum(self.copies.values())
+
+    def of_seed(self, seed: int, seeds: int) -> list[str]:
+        """Documents of one seed: all copies of the texts that its hash assigns to the seed."""
+        chosen = (text for text in self.copies if int.from_bytes(text_key(text, "seed")) % seeds == seed)
+        return [text for text in chosen for _ in range(self.copies[text])]
+
+
+def read_corpus(path: Path, key: str, name: str) -> Corpus:
+    """Read a corpus.
+
+    Args:
+        path: output folder of a data flow, prefix of a token file pair, or a file or folder of documents.
+        key: key of the text in JSON lines, column in Parquet.
+        name: name of the corpus.
+
+    Raises:
+        UserError: there is no such corpus, or it has no document with a text.
+    """
+    counts: Counter[str] = Counter()
+    size = 0
+    for text in _texts(path, key):
+        if text.strip():
+            counts[text] += 1
+            size += len(text)
+            if size > 2 * MAX_BYTES:
+                size = _trim(counts)
+    if size > MAX_BYTES:
+        _trim(counts)
+    if not counts:
+        raise UserError(f"{path} has no document with a text under {key!r}; give another path or --json-key")
+    return Corpus(name, dict(sorted(counts.items(), key=lambda item: text_key(item[0], "order"))))
+
+
+def read_heldout(path: Path, key: str) -> list[str]:
+    """Read the distinct documents of a held-out file or folder, in their order.
+
+    Raises:
+        UserError: it cannot be read, or has fewer than two documents.
+    """
+    found = list(dict.fromkeys(text for text in _texts(path, key) if text.strip()))
+    if len(found) < 2:
+        raise UserError(f"--heldout {path}: {len(found)} documents; the interval needs at least two, better 100")
+    return found
+
+
+def draw_heldout(corpus: Corpus, other: Corpus) -> list[str]:
+    """Draw a held-out set from a corpus; the texts and their copies are removed from both corpora.
+
+    Raises:
+        UserError: the corpus is too small for a held-out set.
+    """
+    ordered = sorted(corpus.copies, key=lambda text: text_key(text, "heldout"))
+    drawn = ordered[: min(MAX_HELD, len(ordered) // HELD_SHARE)]
+    if len(drawn) < 2:
+        raise UserError(
+            f"{corpus.name}: {len(ordered)} distinct documents are too few to hold some out; give --heldout"
+        )
+    for text in drawn:
+        corpus.copies.pop(text)
+        other.copies.pop(text, None)
+    return drawn
+
+
+def drop_overlaps(corpus: Corpus, heldout: list[str]) -> None:
+    """Leave out the documents that are held-out ones or share 13 consecutive words with one.
+
+    Raises:
+        UserError: no document is left.
+    """
+    texts, grams = set(heldout), {gram for text in heldout for gram in _ngrams(text)}
+    for text in list(corpus.copies):
+        if text in texts or not grams.isdisjoint(_ngrams(text)):
+            corpus.dropped += corpus.copies.pop(text)
+    if not corpus.copies:
+        raise UserError(f"{corpus.name}: all of its documents are in the held-out files; give other --heldout files")
+
+
+def _ngrams(text: str) -> set[str]:
+    words = text.lower().split()
+    return {" ".join(words[at : at + NGRAM]) for at in range(len(words) - NGRAM + 1)}
+
+
+def _trim(counts: Counter[str]) -> int:
+    """Keep the texts with the smallest hashes up to `MAX_BYTES`; return their size with all copies."""
+    size = 0
+    for text in sorted(counts, key=lambda text: text_key(text, "order")):
+        size += len(text) * counts[text]
+        if size > MAX_BYTES:
+            size -= len(text) * counts.pop(text)
+    return size
+
+
+def _texts(path: Path, key: str) -> Iterator[str]:
+    """Texts of a corpus in the order of its files."""
+    folder = path / TOKENS
+    prefixes = sorted(file.with_suffix("") for file in folder.glob("*.idx")) if folder.is_dir() else []
+    if path.is_dir() and not prefixes and (path / "_manifest.json").exists():
+        raise UserError(f"{path} is one step of a data flow; give its output folder, which has {TOKENS}")
+    if idx_path(path).is_file():
+        prefixes = [path]
+    for prefix in prefixes:
+        yield from _decoded(prefix)
+    if prefixes:
+        return
+    for file in expand([path]):
+        for row in read_rows(file, key):
+            try:
+                text = json.loads(row.content)[key] if row.kind == "json" else row.content.decode()
+            except (ValueError, KeyError, TypeError):
+                continue  # `read_corpus` reports a corpus without any text
+            if isinstance(text, str) and row.kind in ("json", "text", "cell"):
+                yield text.encode("utf-8", "replace").decode()
+
+
+def _decoded(prefix: Path) -> Iterator[str]:
+    """Texts of a token file pair."""
+    places = [prefix.parent / "tokenizer", prefix.parent.parent / "tokenizer", prefix.parents[2] / "tokenizer"]
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is None:
+        raise UserError(f"{prefix} has no tokenizer beside it; put its folder at {places[0]}")
+    tokenizer, dataset = load_tokenizer(folder), IndexedDataset(prefix)
+    for first, last in zip(dataset.documents[:-1], dataset.documents[1:], strict=True):
+        ids = [int(token) for number in range(int(first), int(last)) for token in dataset[number]]
+        yield tokenizer.decode(ids)

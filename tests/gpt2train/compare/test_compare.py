@@ -1,0 +1,173 @@
+"""`gpt2train compare-data`: intervals, seeds, documents, bad input, and a small comparison that is killed once."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gpt2train.compare.comparison import Comparison, Request
+from gpt2train.compare.documents import Corpus, draw_heldout, drop_overlaps, read_corpus
+from gpt2train.compare.statistics import Difference, detectable, paired_difference, seeds_needed, sentence
+from gpt2train.errors import UserError
+
+WORDS = [
+    "the",
+    "a",
+    "film",
+    "was",
+    "good",
+    "bad",
+    "long",
+    "short",
+    "story",
+    "actor",
+    "plot",
+    "scene",
+    "music",
+    "end",
+    "time",
+    "people",
+    "house",
+    "river",
+    "light",
+    "dark",
+]
+
+
+def reviews(count: int, seed: int) -> list[str]:
+    """Random texts of 60 words."""
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=60)) for _ in range(count)]
+
+
+def write(path: Path, texts: list[str]) -> Path:
+    """Write JSON lines."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def test_the_seeds_part_is_the_paired_t_interval() -> None:
+    """With identical differences on all documents the bootstrap adds nothing."""
+    shift = np.array([0.3, 0.1, 0.2, 0.4])
+    first = np.ones((4, 50)) + shift[:, None]
+    found = paired_difference(first, np.ones((4, 50)), np.ones(50))
+    low, _ = stats.ttest_rel(shift, np.zeros(4)).confidence_interval(0.95)
+    assert found.mean == pytest.approx(0.25)
+    assert found.mean - found.half_width == pytest.approx(low)
+    assert found.better == "B"
+
+
+def test_intervals_hold_by_simulation() -> None:
+    """Equal arms differ in about 5 % of the comparisons, with noise of seeds and of documents."""
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(200):
+        noise = rng.normal(0, 0.02, (4, 1)) + rng.normal(0, 0.1, (1, 60))
+        first = rng.normal(2, 0.5, (1, 60))
+        wrong += paired_difference(first + noise, np.repeat(first, 4, 0), np.ones(60)).better is not None
+    assert wrong <= 20
+
+
+def test_planned_seeds_find_the_difference_in_four_of_five_runs() -> None:
+    """The planned number of seeds has about the stated power."""
+    seeds = seeds_needed(0.02, 0.015)
+    assert seeds is not None and detectable(seeds, 0.015) <= 0.02 < detectable(seeds - 1, 0.015)
+    drawn = np.random.default_rng(0).normal(0.02, 0.015, (4000, seeds))
+    power = float((stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05).mean())
+    assert 0.75 <= power <= 0.92
+    assert seeds_needed(1e-6, 0.015) is None
+    assert (seeds_needed(0.02, 0.015, sets=4) or 0) > seeds
+
+
+def test_the_verdict_names_winner_and_sets_without_difference() -> None:
+    """Sets with a difference come first."""
+    found = [("web", Difference(0.021, 0.006, 0, 0, ())), ("news", Difference(-0.001, 0.004, 0, 0, ()))]
+    expected = "new better by 0.0210 ± 0.0060 bits per byte on web, no difference on news (-0.0010 ± 0.0040)"
+    assert sentence(found, ("old", "new")) == expected
+
+
+def test_each_seed_has_texts_of_its_own_with_all_copies(tmp_path: Path) -> None:
+    """Copies keep together, and the seeds share no text."""
+    texts = reviews(60, 0)
+    corpus = read_corpus(write(tmp_path / "a.jsonl", [*texts, *texts[:20]]), "text", "A")
+    parts = [corpus.of_seed(seed, 3) for seed in range(3)]
+    assert sum(map(len, parts)) == corpus.documents == 80
+    assert all(set(parts[i]).isdisjoint(parts[j]) for i in range(3) for j in range(i))
+    assert all(part.count(text) == 1 + (text in texts[:20]) for part in parts for text in set(part))
+
+
+def test_held_out_texts_leave_both_corpora() -> None:
+    """A drawn set, and a file with a passage of 13 words."""
+    texts = reviews(60, 0)
+    first, second = (Corpus(name, dict.fromkeys(texts, 2)) for name in "AB")
+    drawn = draw_heldout(first, second)
+    assert len(drawn) == 3 and not set(drawn) & (set(first.copies) | set(second.copies))
+    quoting = f"before {' '.join(texts[5].split()[10:23])} after"
+    other = Corpus("A", {quoting: 3, "another text": 1})
+    drop_overlaps(other, [texts[5]])
+    assert (other.dropped, list(other.copies)) == (3, ["another text"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seeds": 1}, "one seed gives no interval"),
+        ({"tokens": 10_000_000}, "fewer than --tokens 10,000,000"),
+        ({"seeds": 50}, "give a larger corpus"),
+        ({"tasks": ("core",)}, "core"),
+        ({"json_key": "body"}, "no document with a text under 'body'"),
+    ],
+)
+def test_bad_requests_are_one_line(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    """Each names the remedy."""
+    files = [write(tmp_path / f"{name}.jsonl", reviews(200, at)) for at, name in enumerate("ab")]
+    request = {"seeds": 2, "proxy": "micro", "jobs": 1} | change
+    with pytest.raises(UserError) as caught:
+        Comparison(Request((files[0], files[1]), tmp_path / "out", **request))  # type: ignore[arg-type]
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_held_out_files_that_hold_a_whole_corpus_are_refused(tmp_path: Path) -> None:
+    """Nothing is left to train on."""
+    file = write(tmp_path / "a.jsonl", reviews(50, 0))
+    with pytest.raises(UserError, match="all of its documents are in the held-out files"):
+        Comparison(Request((file, file), tmp_path / "out", heldout=(file,), proxy="micro"))
+
+
+@pytest.mark.slow
+def test_a_killed_comparison_resumes(tmp_path: Path) -> None:
+    """The trainings that were finished are not repeated; the result has both arms and the page loads nothing."""
+    files = [str(write(tmp_path / f"{name}.jsonl", reviews(1200, at))) for at, name in enumerate("ab")]
+    options = [
+        "--proxy",
+        "micro",
+        "--seeds",
+        "2",
+        "--tokens",
+        "16384",
+        "--jobs",
+        "1",
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    command = [sys.executable, "-m", "gpt2train", "compare-data", *files, *options]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (done := list(tmp_path.glob("out/*/results/*.json"))) and process.poll() is None:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    before = {file: file.stat().st_mtime_ns for file in done}
+    assert before
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "pilot: seeds differ by" in finished.stdout and "bits per byte" in finished.stdout
+    assert all(file.stat().st_mtime_ns == when for file, when in before.items())
+    result = json.loads((tmp_path / "out/result.json").read_bytes())
+    assert set(result["sets"]) == {"held-out A", "held-out B"} and result["tokens_per_seed"] == 16384
+    page = (tmp_path / "out/page.html").read_text(encoding="utf-8")
+    assert result["verdict"] in page and "http" not in page and "<script" not in page
