@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.distributed_c10d import ProcessGroup, Work
@@ -32,6 +33,9 @@ ATTENTION_OPERATORS = frozenset(
         _aten._scaled_dot_product_fused_attention_overrideable.default,
     }
 )
+
+# Gather equal tensors of all ranks into one. The older name warns from torch 2.13 on, which has the newer one.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 # Private names in the pickled `.metadata` of a torch.distributed.checkpoint.
 # Breaks when torch pickles another class: the restricted reader refuses the checkpoint and names the class.

@@ -109,6 +109,17 @@ def make_mesh(ctx: DistContext, layout: Layout) -> DeviceMesh:
     return DeviceMesh.from_group(groups, ctx.device.type, ranks, mesh_dim_names=names)
 
 
+def shards_group(ctx: DistContext, layout: Layout) -> dist.ProcessGroup | None:
+    """Create the groups of the processes whose shards make a whole parameter, by ZeRO and tensor parallelism together.
+
+    None if not both of them split the parameters: then a dimension of the mesh is such a group. Collective.
+    """
+    if layout.shard == 1 or layout.tp == 1:
+        return None
+    rows = torch.arange(ctx.world).view(-1, layout.shard * layout.tp)
+    return own_group(rows.tolist(), ctx.timeout, "shards")
+
+
 def own_group(rows: Sequence[Sequence[int]], timeout: timedelta, description: str) -> dist.ProcessGroup | None:
     """Create groups of ranks, and return the one with this process; None if it is in none. Collective.
 

@@ -24,7 +24,7 @@ from gpt2train.parallel.activation_checkpointing import apply_activation_checkpo
 from gpt2train.parallel.fsdp import accumulate, init_weights, reshard, shard
 from gpt2train.parallel.grad_norm import align_grad_placements, local, norm_weights, norms, squared_norm
 from gpt2train.parallel.layout import Layout
-from gpt2train.parallel.mesh import REPLICATE, TENSOR, DistContext, make_mesh
+from gpt2train.parallel.mesh import REPLICATE, TENSOR, DistContext, make_mesh, shards_group
 from gpt2train.parallel.pipeline_stages import stage_layers
 from gpt2train.parallel.rng import dropout_seed
 from gpt2train.parallel.shared_parameters import SharedParameters
@@ -137,7 +137,7 @@ class Engine:
         self.optimizer: AdamW | OffloadedAdamW | Muon
         if config.optimizer.name == "muon":  # whose state is never offloaded alone
             replicas = self.mesh[REPLICATE].get_group() if layout.replicate > 1 else None
-            self.optimizer = Muon(named, config.optimizer, replicas)
+            self.optimizer = Muon(named, config.optimizer, replicas, shards_group(ctx, layout))
         else:
             self.optimizer = (OffloadedAdamW if offloaded else AdamW)(named, config.optimizer)
         copies = self.shared.copies if self.shared is not None else []

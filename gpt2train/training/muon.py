@@ -6,20 +6,22 @@ rate. Embeddings, the output projection, norms and biases are left to AdamW. The
 decay fit both (Liu et al. 2025, "Muon is Scalable for LLM Training").
 
 A shard of a matrix cannot be orthogonalised alone. Each step gathers the momentum of every matrix once, over all its
-shards; every process orthogonalises the whole and keeps its own part. Processes with the same shards (ZeRO 0, hybrid
-sharding) share the matrices out: each gathers and orthogonalises its own ones, and sends the others the result. So the
-update is the same on every layout, and the communication that of AdamW plus at most one all-gather of the matrices, in
-bfloat16 on a GPU. The products are 5 x 3, of a cost that does not depend on the number of tokens: 0.5 % of a step's at
-124M parameters and 524,288 tokens.
+shards, also those of tensor parallelism and ZeRO together; every process orthogonalises the whole and keeps its part.
+Processes with the same shards (ZeRO 0, hybrid sharding) share the matrices out: each gathers and orthogonalises its own
+ones, and sends the others the result. So the update is the same on every layout, and the communication that of AdamW
+plus at most one all-gather of the matrices, in bfloat16 on a GPU. The products are 5 x 3, of a cost that does not
+depend on the number of tokens: 0.5 % of a step's at 124M parameters and 524,288 tokens.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from gpt2train.compat.torch import all_gather_single
 from gpt2train.config import OptimizerSettings
 from gpt2train.parallel.grad_norm import local, shard_count
 from gpt2train.training.adamw import AdamW
@@ -36,6 +38,8 @@ class Muon:
         named: pairs of name and parameter. Each parameter must have a gradient at every step.
         settings: optimizer settings.
         replicas: group of the processes that have the same shards and gradients; None for this process alone.
+        shards: group of the processes whose shards make a matrix, by ZeRO's shard and then by tensor-parallel rank;
+            None if not both of them split the matrices.
     """
 
     def __init__(
@@ -43,9 +47,10 @@ class Muon:
         named: Iterable[tuple[str, Tensor]],
         settings: OptimizerSettings,
         replicas: dist.ProcessGroup | None = None,
+        shards: dist.ProcessGroup | None = None,
     ) -> None:
         self.named = list(named)
-        self._settings = settings
+        self._settings, self._shards = settings, shards
         self._is_matrix = [is_orthogonalised(name, parameter) for name, parameter in self.named]
         pairs = list(zip(self.named, self._is_matrix, strict=True))
         self._matrices = [pair for pair, matrix in pairs if matrix]
@@ -84,7 +89,7 @@ class Muon:
             held.copy_(torch.where(keep, held, held.lerp(gradient, 1 - beta)))
             if owner != self._replica:
                 continue
-            direction = orthogonalised(gradient.lerp(held, beta), parameter)  # Nesterov's look ahead
+            direction = orthogonalised(gradient.lerp(held, beta), parameter, self._shards)  # Nesterov
             if self._replicas is None:
                 move(parameter, direction)
             else:
@@ -147,22 +152,47 @@ def precision_on(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def orthogonalised(update: Tensor, parameter: Tensor) -> Tensor:
+def orthogonalised(update: Tensor, parameter: Tensor, shards: dist.ProcessGroup | None = None) -> Tensor:
     """Part of this process of an orthogonalised matrix, in the dtype of the iteration.
 
     Args:
         update: local shard of the matrix.
         parameter: parameter whose placements it has.
+        shards: as of `Muon`.
     """
     update = update.to(precision_on(update.device))
     if not isinstance(parameter, DTensor) or shard_count(parameter) == 1:
         return newton_schulz(update)
     mesh, placements = parameter.device_mesh, parameter.placements
-    shard = DTensor.from_local(
-        update, mesh, placements, shape=parameter.shape, stride=parameter.stride(), run_check=False
-    )
-    whole = newton_schulz(shard.full_tensor())
-    return distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
+    if shards is not None and shard_count(parameter) == shards.size():
+        whole = gathered(update, parameter, shards)
+    else:
+        whole = DTensor.from_local(
+            update, mesh, placements, shape=parameter.shape, stride=parameter.stride(), run_check=False
+        ).full_tensor()
+    return distribute_tensor(newton_schulz(whole), mesh, placements, src_data_rank=None).to_local()
+
+
+def gathered(shard: Tensor, parameter: DTensor, shards: dist.ProcessGroup) -> Tensor:
+    """Gather a matrix that tensor parallelism and ZeRO split, by one collective.
+
+    DTensor gathers one dimension of the mesh after the other, which sends 1 + 1 / tp of the matrix.
+
+    Args:
+        shard: local shard: ZeRO splits the rows of what tensor parallelism leaves, as `torch.chunk` does.
+        parameter: parameter whose placements it has, on a mesh whose last two dimensions are ZeRO's and tensor's.
+        shards: as of `Muon`.
+    """
+    *_, split = parameter.placements
+    dim, zero, tp = cast(Shard, split).dim, parameter.device_mesh.size(-2), parameter.device_mesh.size(-1)
+    rows, columns = (size // tp if axis == dim else size for axis, size in enumerate(parameter.shape))
+    largest = -(-rows // zero)
+    padded = shard.new_zeros(largest, columns)
+    padded[: shard.shape[0]] = shard
+    every = shard.new_empty(zero * tp * largest, columns)
+    all_gather_single(every, padded, group=shards)
+    pieces = every.view(zero, tp, largest, columns).transpose(0, 1).reshape(tp, zero * largest, columns)
+    return torch.cat(tuple(pieces[:, :rows]), dim)
 
 
 def newton_schulz(matrix: Tensor) -> Tensor:

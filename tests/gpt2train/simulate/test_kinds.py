@@ -7,6 +7,8 @@ import pytest
 
 from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
+from gpt2train.parallel.layout import Layout
+from gpt2train.plan.parameters import matrix_parameters, pieces
 from gpt2train.settings import build
 from gpt2train.simulate.kinds import all_kinds, kind_of
 from gpt2train.simulate.rank import simulate_rank
@@ -80,6 +82,29 @@ def test_a_large_model_on_4096_ranks_takes_less_than_4_gb() -> None:
     assert len(kind.blocks) in (6, 7)
     assert kind.ranks == 256
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4e6
+
+
+@pytest.mark.parametrize(
+    ("world", "parallel"),
+    [
+        (4, {"tp": 2, "zero": 1}),
+        (8, {"tp": 4, "zero": 2}),
+        (8, {"tp": 2, "zero": 3, "dp_shard_degree": 2}),
+        (16, {"tp": 2, "pp": 2, "zero": 1}),
+    ],
+    ids=str,
+)
+def test_a_step_with_muon_sends_at_most_one_all_gather_of_the_matrices_more_than_with_adamw(
+    world: int, parallel: dict[str, Any]
+) -> None:
+    changes = {"parallel": parallel, "batch": {"micro_batch": 2, "global_batch": 64}, "precision": "fp32"}
+    sent = {}
+    for name in ("adamw", "muon"):
+        config = run(Path("none"), changes | {"optimizer": {"name": name}}, world)
+        sent[name] = sum(simulate_rank(config, world, 0).counts.bytes.values())
+    layout, part = Layout.of(config, world), pieces(config, config.shape)[0]
+    matrices = 4 * matrix_parameters(part, config.shape, 1)
+    assert 0 < sent["muon"] - sent["adamw"] <= matrices, layout
 
 
 def test_a_layout_that_does_not_fit_is_one_line_as_in_a_training() -> None:

@@ -117,12 +117,23 @@ LAYOUTS: dict[int, dict[str, tuple[dict[str, Any], float, float]]] = {
         "dp 4": ({"zero": 0}, 0, 1),
         "hybrid": ({"zero": 3, "dp_shard_degree": 2}, 0.5, 0.5),
         "tp x dp": ({"zero": 0, "tp": 2}, 0.5, 0.5),
+        "tp x zero 1": ({"zero": 1, "tp": 2}, 1, 0),
+        "tp x zero 2": ({"zero": 2, "tp": 2, "sequence_parallel": False}, 1, 0),
+        "tp x zero 3": ({"zero": 3, "tp": 2}, 1, 0),
         "pp x dp": ({"zero": 0, "pp": 2}, 0, 1),
     },
+    6: {"rows that do not divide": ({"zero": 3, "tp": 2}, 65 / 64, 0)},  # with the padding
+    8: {
+        "tp x hybrid": ({"zero": 3, "dp_shard_degree": 2, "tp": 2}, 0.5, 0.25),
+        "tp x zero 3": ({"zero": 3, "tp": 2}, 1, 0),
+        "tp 4 x zero 1": ({"zero": 1, "tp": 4}, 1, 0),
+        "tp x pp x zero 2": ({"zero": 2, "tp": 2, "pp": 2}, 1, 0),
+    },
 }
+MANY = [pytest.param(4, marks=pytest.mark.slow), *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (6, 8))]
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [2, *MANY])
 def test_layouts_have_the_updates_of_one_process_and_send_each_matrix_once(processes: int, tmp_path: Path) -> None:
     cases = {
         name: f"muon_cases.updates {parallel!r}".replace(": ", ":").replace(", ", ",")
