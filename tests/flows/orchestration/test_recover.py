@@ -120,7 +120,7 @@ def test_a_run_ends_with_its_worker_and_is_reported_as_crashed(training: Deploye
     assert saved < training.saved() == training.steps()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_training_that_logs_nothing_ends_with_its_worker(prefect_server: PrefectServer, tmp_path: Path) -> None:
     """The first line after the worker's end is then the watchdog's own, into a pipe without a reader."""
     output = prepare_tokens(tmp_path / "out")

@@ -243,7 +243,7 @@ def script_texts(data: Path) -> Iterator[str]:
         pytest.param("t5", marks=pytest.mark.slow),
         pytest.param("bert-base-uncased", marks=pytest.mark.exhaustive),
         pytest.param("bert-base-chinese", marks=pytest.mark.exhaustive),
-        pytest.param("smollm2", marks=pytest.mark.slow),
+        pytest.param("smollm2", marks=pytest.mark.exhaustive),
     ],
 )
 def test_ten_megabytes_in_many_scripts_have_the_ids_of_the_library(real_data: Path, name: str) -> None:

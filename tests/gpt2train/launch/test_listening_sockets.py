@@ -40,10 +40,12 @@ LAUNCH = ["-m", "gpt2train.launch", "--", "--standalone", "--nproc-per-node"]
 @pytest.mark.parametrize(
     "launcher",
     [
-        pytest.param((), id="one process"),
-        pytest.param((*LAUNCH, "1"), id="a launcher with one rank"),
+        pytest.param((), id="one process", marks=pytest.mark.exhaustive),
+        pytest.param((*LAUNCH, "1"), id="a launcher with one rank", marks=pytest.mark.exhaustive),
         pytest.param((*LAUNCH, "2"), id="a launcher with two ranks"),
-        pytest.param((*LAUNCH, "2", "--max-restarts", "1", "--nnodes", "1"), id="by its number"),
+        pytest.param(
+            (*LAUNCH, "2", "--max-restarts", "1", "--nnodes", "1"), id="by its number", marks=pytest.mark.exhaustive
+        ),
     ],
 )
 def test_a_training_on_one_machine_listens_on_loopback_only(launcher: tuple[str, ...], tmp_path: Path) -> None:
