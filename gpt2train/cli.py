@@ -3,11 +3,9 @@
 torch is imported only by the commands that need it.
 """
 
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
@@ -18,20 +16,22 @@ from gpt2train.convert.command import convert
 from gpt2train.convert.export_command import export
 from gpt2train.convert.settings import MergeSettings
 from gpt2train.inference.command import generate
-from gpt2train.io.command_line import HELP_DEBUG, printable, run_command
+from gpt2train.io.command_line import HELP_DEBUG, run_command
 from gpt2train.plan.command import plan
 from gpt2train.plan.devices import usable_cores
 from gpt2train.plan.simulate_command import simulate
 from gpt2train.quality.command import label, train_quality
 from gpt2train.runs.command import runs
+from gpt2train.runs.corpus_command import contamination, index
+from gpt2train.runs.trace_command import trace
 from gpt2train.serve.command import serve
 
 DEFAULT_MERGE = MergeSettings()
 
 app = App(
     name="gpt2train",
-    help="Merge, convert, evaluate and serve a trained GPT-2, generate text, trace samples to their documents and "
-    "compare runs.",
+    help="Merge, convert, evaluate and serve a trained GPT-2, generate text, trace samples and texts to their "
+    "documents and compare runs.",
     help_epilogue=HELP_DEBUG,
     version=__version__,
 )
@@ -43,10 +43,13 @@ data = App(name="data", help="Token files and documents.")
 app.command(data)
 data.command(label)
 data.command(train_quality)
+data.command(index)
+data.command(contamination)
 app.command(plan)
 app.command(simulate)
 app.command(runs)
 app.command(compare_data)
+app.command(trace)
 app.command(generate)
 app.command(convert)
 app.command(export)
@@ -121,57 +124,6 @@ def config(
     name = chosen.name if chosen else preset or "tiny"
     settings, title = (chosen.settings, f"recipe {name}") if chosen else (read_preset(name), f"preset {name}")
     print(commented_run(title, settings, train, valid, vocab, output or f"out/runs/{name}"), end="")
-
-
-@app.command
-def trace(
-    *,
-    sample: int,
-    data: Path | None = None,
-    run: Path | None = None,
-    split: Literal["train", "valid", "test"] = "train",
-    seq_length: Annotated[int | None, Parameter(validator=Number(gte=2))] = None,
-    seed: int | None = None,
-    excerpt: Annotated[int, Parameter(validator=Number(gte=0))] = 300,
-    json_: Annotated[bool, Parameter(name="--json", negative=())] = False,
-) -> None:
-    """Trace a training sample back to the documents and pages that it came from.
-
-    Parameters
-    ----------
-    sample
-        Global index of the sample, from 0: step x global batch + index in the batch.
-    data
-        Output folder of the data steps, which holds tokens/; by default that of the run.
-    run
-        Run folder that provides the sequence length and the seed.
-    split
-        Split of the tokens.
-    seq_length
-        Inputs of a sample, if no run is given; 1,024 by default.
-    seed
-        Seed of the shuffles, if no run is given; a run's default seed by default.
-    excerpt
-        Characters shown of each document's text in the sample.
-    json_
-        Print JSON, with the whole text.
-    """
-    from gpt2train.runs.trace import trace as trace_sample
-
-    found = trace_sample(data, sample, split=split, run=run, context=seq_length, seed=seed)
-    if json_:
-        print(json.dumps(asdict(found), ensure_ascii=False, indent=1))
-        return
-    order = "order of the file" if found.seed is None else f"epoch {found.epoch}, seed {found.seed}"
-    print(f"{split} sample {sample:,} ({order}): {found.context} + 1 tokens of {len(found.parts)} documents")
-    for part in found.parts:
-        print(f"\n{printable(part.url, keep='')}")
-        print(f"  id {part.doc_id}, its tokens {part.start:,}-{part.end:,} of {part.tokens:,}")
-        if part.text is not None:
-            shown = printable(" ".join(part.text.split()))
-            print(f"  | {shown[:excerpt]}{'…' if len(shown) > excerpt else ''}")
-        for location in part.found:
-            print(f"  {location}")
 
 
 @app.command

@@ -104,6 +104,17 @@ class Epoch:
         low, high = (np.searchsorted(self.ends, position, side="right") for position in (first, first + self.context))
         return int((high - low).sum())
 
+    def containing(self, start: int, end: int) -> np.ndarray:
+        """Indices of the samples with any of the tokens `start` … `end` of the corpus, which one document has."""
+        begins = np.concatenate(([0], self.ends[:-1]))
+        found = np.flatnonzero((begins + self.shift <= start) & (start < self.ends + self.shift))
+        if not len(found):
+            return np.empty(0, dtype=np.int64)
+        first, last = (position - int(self.shift[found[0]]) for position in (start, end - 1))
+        # The token at a cut is the last target of one sample and the first input of the next.
+        low, high = max(0, first - 1) // self.context, last // self.context
+        return np.flatnonzero((self.order >= low) & (self.order <= high))
+
     def _first(self, slots: np.ndarray) -> np.ndarray:
         """Start of each sample in the stream."""
         return self.order[slots].astype(np.int64) * self.context

@@ -97,3 +97,13 @@ class Mixture:
         periods, slots = np.divmod(np.asarray(indices, dtype=np.int64), len(self._order))
         corpora = self._order[slots]
         return corpora, periods * self._per_period[corpora] + self._before[slots]
+
+    def drawn(self, corpus: int, samples: int) -> int:
+        """Number of samples of a corpus among the first `samples` of the mixture."""
+        periods, rest = divmod(samples, len(self._order))
+        return periods * int(self._per_period[corpus]) + int((self._order[:rest] == corpus).sum())
+
+    def global_indices(self, corpus: int, indices: np.ndarray) -> np.ndarray:
+        """Global sample indices of samples of a corpus, the inverse of `of`."""
+        periods, draws = np.divmod(np.asarray(indices, dtype=np.int64), self._per_period[corpus])
+        return periods * len(self._order) + np.flatnonzero(self._order == corpus)[draws]

@@ -17,6 +17,7 @@ from gpt2train.data.mixture import Mixture
 from gpt2train.data.sharded_dataset import open_tokens
 from gpt2train.errors import UserError
 
+CACHE = "index"  # folder in the run folder in which the sample order of large corpora is cached
 SCAN_CHUNK = 1 << 24  # tokens read at a time when a whole file is checked: 32 MB of uint16
 
 
@@ -83,6 +84,17 @@ class Samples:
     def document_ends(self, indices: Sequence[int] | np.ndarray) -> int:
         """Count the inputs of these samples that are the last token of a document, without reading tokens."""
         return sum(epoch.document_ends(slots) for _, epoch, slots in self._by_epoch(indices))
+
+    def containing(self, start: int, end: int, until: int) -> np.ndarray:
+        """Indices below `until` of the samples with any of the tokens `start` … `end` of the file, ascending.
+
+        The tokens are of one document.
+        """
+        found = [np.empty(0, dtype=np.int64)]
+        for number in range(-(-until // self.per_epoch)):
+            found.append(self._epoch(number).containing(start, end) + number * self.per_epoch)
+        indices = np.concatenate(found)
+        return indices[indices < until]
 
     def check_vocabulary(self, part: int = 0, parts: int = 1) -> None:
         """Check every token of one of `parts` equal parts of the file; `UserError` names one outside the vocabulary."""

@@ -15,10 +15,8 @@ from gpt2train.config import DocumentSettings, RunConfig
 from gpt2train.data.batch import Batch
 from gpt2train.data.dataset import Dataset
 from gpt2train.data.mixture import Mixture
-from gpt2train.data.samples import Samples, validation_corpora
+from gpt2train.data.samples import CACHE, Samples, validation_corpora
 from gpt2train.model.loss import IGNORE
-
-CACHE = "index"  # folder in the run folder in which the sample order of large corpora is cached
 
 
 class TrainingData(Dataset):

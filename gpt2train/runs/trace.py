@@ -4,15 +4,12 @@ The order of samples is a pure function of their index (`gpt2train.data.samples`
 each token to a document, which is then looked up by id and URL in the folders that still exist.
 """
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config
@@ -22,10 +19,9 @@ from gpt2train.data.tokenizer import load_tokenizer
 from gpt2train.data.tokenizer_reader import has_tokenizer
 from gpt2train.errors import RunError, UserError
 from gpt2train.monitoring.metrics import read_metrics
+from gpt2train.runs.documents import OutputFolder, document_steps, find_pages, find_rows
 
 Split = Literal["train", "valid", "test"]
-STEPS = ("shuffled", "decontaminated", "clean", "documents")  # folders of steps that keep a document's id, last first
-PAGES = "pages"
 ANY_VOCABULARY = 2**31
 TRAINING = TrainSettings()
 
@@ -116,10 +112,10 @@ def trace(
     ends = np.concatenate(([0], np.cumsum(samples.dataset.lengths, dtype=np.int64)))[samples.dataset.documents[1:]]
     numbers = np.searchsorted(ends, token_positions, side="right")
     tokenizer = load_tokenizer(data / "tokenizer") if has_tokenizer(data / "tokenizer") else None
-    tables = _document_tables(data / "tokens", split)
+    tables = document_tables(data / "tokens", split)
     parts = []
     for segment in np.split(np.arange(len(token_positions)), np.flatnonzero(np.diff(numbers)) + 1):
-        row = _document_row(tables, int(numbers[segment[0]]))
+        row = document_row(tables, int(numbers[segment[0]]))
         if row is None:
             raise RunError(f"{folder} has fewer documents in its table than in its tokens; create the tokens again")
         first, last = int(token_positions[segment[0]]), int(token_positions[segment[-1]]) + 1
@@ -133,11 +129,16 @@ def trace(
     return Trace(split, sample, index // samples.per_epoch, context, shuffle, parts)
 
 
-def _check_read(run: Path, config: RunConfig, sample: int) -> None:
-    """Raise a UserError if a run has not trained on a sample."""
+def read_samples(run: Path, config: RunConfig) -> int:
+    """Number of samples that a run has trained on so far."""
     rows = read_metrics(run)
     # A row counts the tokens of whole samples, including those before the run's start with `init_from`.
-    read = int(rows[-1].get("tokens") or 0) // config.model.context if rows else 0
+    return int(rows[-1].get("tokens") or 0) // config.model.context if rows else 0
+
+
+def _check_read(run: Path, config: RunConfig, sample: int) -> None:
+    """Raise a UserError if a run has not trained on a sample."""
+    read = read_samples(run, config)
     if sample >= read:
         numbers = f", numbered 0 to {read - 1:,}" if read else ""
         raise UserError(
@@ -146,19 +147,20 @@ def _check_read(run: Path, config: RunConfig, sample: int) -> None:
         )
 
 
-def _document_tables(tokens: Path, split: str) -> list[pq.ParquetFile]:
+def document_tables(tokens: Path, split: str) -> list[pq.ParquetFile]:
     """Open the tables of a split's documents.
 
     Raises:
         UserError: there are none.
     """
-    names = [name for name in _outputs(tokens) if name.startswith(f"{split}/documents") and name[-8:] == ".parquet"]
+    outputs = OutputFolder(tokens).names()
+    names = [name for name in outputs if name.startswith(f"{split}/documents") and name.endswith(".parquet")]
     if not names:
         raise UserError(f"{tokens} has no table of the {split} documents; only tokens made by gpt2train can be traced")
     return [pq.ParquetFile(tokens / name) for name in names]
 
 
-def _document_row(tables: Sequence[pq.ParquetFile], number: int) -> dict[str, Any] | None:
+def document_row(tables: Sequence[pq.ParquetFile], number: int) -> dict[str, Any] | None:
     """Read one row by its number over all tables, and only its row group; None if the tables have fewer rows."""
     for table in tables:
         for group in range(table.num_row_groups):
@@ -170,55 +172,16 @@ def _document_row(tables: Sequence[pq.ParquetFile], number: int) -> dict[str, An
     return None
 
 
-def _outputs(folder: Path) -> list[str]:
-    """Return the names of a finished step's output files; empty without a manifest."""
-    try:
-        manifest = json.loads((folder / "_manifest.json").read_text(encoding="utf-8"))
-        return [record["name"] for record in manifest["outcome"]["outputs"]]
-    except (FileNotFoundError, ValueError, KeyError):
-        return []
-
-
 def _locate(data: Path, parts: Sequence[TracedPart]) -> None:
     """Add the locations of the documents, file and row, and of their pages, archive and record."""
-    for step in STEPS:
-        for name, row, identity in _rows(data / step, _outputs(data / step), "id", {part.doc_id for part in parts}):
+    output = OutputFolder(data)
+    for step in reversed(document_steps(output)):
+        folder = output / step
+        for name, row, identity in find_rows(folder, folder.names(), "id", {part.doc_id for part in parts}):
             for part in parts:
                 if part.doc_id == identity:
                     part.found.append(f"{step}/{name} row {row}")
-    ledgers = {f"ledger/{name.split('.')[0]}.parquet": name for name in _outputs(data / PAGES)}
-    for ledger, row, url in _rows(data / PAGES, list(ledgers), "url", {part.url for part in parts}):
-        location = _record(data / PAGES / ledgers[ledger], url)
+    for url, location in find_pages(output, {part.url for part in parts}):
         for part in parts:
-            if part.url == url and location:
-                part.found.append(f"{PAGES}/{ledgers[ledger]} {location}; {PAGES}/{ledger} row {row}")
-
-
-def _rows(folder: Path, names: Sequence[str], column: str, wanted: set[str]) -> Iterator[tuple[str, int, str]]:
-    """Yield file, row and value of the first occurrence of each wanted value in a column."""
-    remaining = set(wanted)
-    for name in names:
-        if not remaining or not (folder / name).is_file():
-            continue
-        values = pq.read_table(folder / name, columns=[column])[column]
-        for row in np.flatnonzero(pc.is_in(values, pa.array(sorted(remaining), values.type)).to_numpy()).tolist():
-            value = values[row].as_py()
-            if value in remaining:
-                remaining.discard(value)
-                yield name, row, value
-
-
-def _record(archive: Path, url: str) -> str | None:
-    """Return the position of a page in a WARC file; None if it is not there."""
-    from warcio.archiveiterator import ArchiveIterator
-
-    if not archive.is_file():
-        return None
-    with archive.open("rb") as file:
-        records = ArchiveIterator(file)
-        for number, record in enumerate(records, 1):
-            names = [record.rec_headers.get_header(name) for name in ("X-List-URL", "WARC-Target-URI")]
-            if record.rec_type == "response" and url in names:
-                fetched = record.rec_headers.get_header("WARC-Date")
-                return f"record {number}, byte {records.get_record_offset():,}, fetched {fetched}"
-    return None
+            if part.url == url:
+                part.found.append(location)

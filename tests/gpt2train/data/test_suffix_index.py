@@ -1,0 +1,161 @@
+"""Suffix arrays of tokens: build, resume, damage, and searches against a plain scan."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2train.data.indexed import write_index
+from gpt2train.data.sharded_dataset import TokenDataset, open_tokens
+from gpt2train.data.suffix_index import MANIFEST, build_index, index_root
+from gpt2train.data.suffix_search import SuffixIndex, find_spans
+from gpt2train.errors import RunError, UserError
+
+pytest.importorskip("pydivsufsort", reason="needs the extra trace")
+
+PLANTED, LENGTHS = 1000, (8, 9, 15, 16, 17, 31, 64)
+
+
+def write_tokens(prefix: Path, documents: list[list[int]], dtype: str = "<u2") -> TokenDataset:
+    np.array([token for document in documents for token in document], dtype=dtype).tofile(f"{prefix}.bin")
+    write_index(f"{prefix}.idx", [len(document) for document in documents], dtype)
+    return open_tokens(prefix)
+
+
+def scan(documents: list[list[int]], text: list[int], least: int, end: int) -> list[tuple[int, int, int]]:
+    """Maximal spans and their counts by comparing everything with everything."""
+
+    def same(document: list[int], place: int, start: int) -> int:
+        length = 0
+        while (
+            start + length < len(text)
+            and place + length < len(document)
+            and text[start + length] == document[place + length] != end
+        ):
+            length += 1
+        return length
+
+    lengths = [
+        max((same(d, place, start) for d in documents for place in range(len(d))), default=0)
+        for start in range(len(text))
+    ]
+    found = []
+    for start, length in enumerate(lengths):
+        if length >= least and (not start or start + length > start - 1 + lengths[start - 1]):
+            span = text[start : start + length]
+            count = sum(d[place : place + length] == span for d in documents for place in range(len(d)))
+            found.append((start, start + length, count))
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_spans_and_counts_equal_a_plain_scan(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Two- to four-byte ids, empty documents, documents without an end token, blocks of any size."""
+    base = data.draw(st.sampled_from([0, 65_530, 65_534, 2**24 - 3]))
+    dtype = "<u2" if base < 65_530 else "<i4"
+    token = st.integers(base, base + data.draw(st.integers(1, 4)))
+    documents = data.draw(st.lists(st.lists(token, max_size=30), min_size=1, max_size=12))
+    text, least = data.draw(st.lists(token, max_size=40)), data.draw(st.integers(1, 4))
+    folder = tmp_path_factory.mktemp("tokens")
+    dataset = write_tokens(folder / "tokens", documents, dtype)
+    build_index(dataset, folder / "index", block_tokens=data.draw(st.sampled_from([1, 16, 10_000])))
+    index, end = SuffixIndex(dataset, folder / "index"), base + 1
+    spans = find_spans([index], text, least, breaks=frozenset((end,)), limit=1000)
+    assert [(span.start, span.end, span.count) for span in spans] == scan(documents, text, least, end)
+    flat = [token for document in documents for token in document]
+    for span in spans:
+        assert len(set(span.positions[0])) == span.count
+        assert all(flat[place : place + span.end - span.start] == text[span.start : span.end]
+                   for place in span.positions[0])  # fmt: skip
+
+
+def test_every_planted_span_is_found_and_nothing_else(tmp_path: Path) -> None:
+    """1,000 spans of the corpus between tokens that it does not contain: recall 1, and no false hit."""
+    rng = np.random.default_rng(5)
+    vocabulary = 30_000  # the corpus has the lower half of the ids
+    documents = [rng.integers(0, vocabulary, rng.integers(20, 400)).tolist() for _ in range(1500)]
+    dataset = write_tokens(tmp_path / "tokens", documents)
+    build_index(dataset, tmp_path / "index", block_tokens=200_000)
+    index = SuffixIndex(dataset, tmp_path / "index")
+    text: list[int] = []
+    planted: list[tuple[int, int]] = []
+    while len(planted) < PLANTED:
+        document, length = documents[rng.integers(len(documents))], int(rng.choice(LENGTHS))
+        if len(document) >= length:
+            place = int(rng.integers(len(document) - length + 1))
+            text += rng.integers(vocabulary, 2 * vocabulary, 3).tolist()
+            planted.append((len(text), len(text) + length))
+            text += document[place : place + length]
+            if rng.random() < 0.3:  # shorter than a span
+                text += [vocabulary, *document[:7]]
+    found = find_spans([index], text, 8)
+    assert [(span.start, span.end) for span in found] == planted
+    flat = dataset.tokens[:]
+    for span in found[::50]:
+        windows = np.lib.stride_tricks.sliding_window_view(flat, span.end - span.start)
+        places = np.flatnonzero((windows == text[span.start : span.end]).all(axis=1))
+        assert span.positions[0] == tuple(places[:3].tolist())
+
+
+def test_a_span_ends_with_its_document(tmp_path: Path) -> None:
+    """Also without an end token between documents, as in token files of other tools."""
+    dataset = write_tokens(tmp_path / "tokens", [[1, 2, 3, 4], [5, 6, 7, 8], []])
+    build_index(dataset, tmp_path / "index")
+    index = SuffixIndex(dataset, tmp_path / "index")
+    spans = find_spans([index], [1, 2, 3, 4, 5, 6, 7, 8], 2)
+    assert [(span.start, span.end) for span in spans] == [(0, 4), (4, 8)]
+
+
+def test_an_index_belongs_to_the_content_of_tokens(tmp_path: Path) -> None:
+    documents = [[1, 2, 3], [4, 5, 6, 7], [8, 9]] * 20
+    dataset = write_tokens(tmp_path / "tokens", documents)
+    folder = build_index(dataset, tmp_path / "index")
+    write_tokens(tmp_path / "moved", documents)
+    assert SuffixIndex(open_tokens(tmp_path / "moved"), tmp_path / "index").folder == folder
+    with pytest.raises(UserError, match="gpt2train data index"):
+        SuffixIndex(write_tokens(tmp_path / "other", [*documents, [1]]), tmp_path / "index")
+    part = open_tokens(tmp_path / "tokens", (2, 1, 0))
+    assert build_index(part, tmp_path / "index") != folder
+    assert SuffixIndex(part, tmp_path / "index").tokens < len(dataset.tokens)
+    assert index_root("out/tokens/train/tokens") == Path("out/token_index")
+    assert index_root("data/mine") == Path("data/token_index")
+
+
+def test_an_interrupted_build_goes_on(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    dataset = write_tokens(tmp_path / "tokens", rng.integers(0, 50, (60, 40)).tolist())
+    folder = build_index(dataset, tmp_path / "index", block_tokens=400)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    stamps = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
+    (folder / MANIFEST).unlink()  # killed after the second block, which it had not recorded
+    for name in ("block-00002.json", "block-00003.suffixes"):
+        (folder / name).unlink()
+    (folder / ".tmp-123").write_bytes(b"half")
+    with pytest.raises(UserError):
+        SuffixIndex(dataset, tmp_path / "index")
+    build_index(dataset, tmp_path / "index", block_tokens=400, workers=3)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    redone = {name for name, stamp in stamps.items() if (folder / name).stat().st_mtime_ns != stamp}
+    assert redone == {MANIFEST, *(f"block-0000{n}.{kind}" for n in (2, 3) for kind in ("json", "keys", "suffixes"))}
+    (folder / "block-00001.suffixes").write_bytes(b"short")
+    with pytest.raises(RunError, match=r"block-00001\.suffixes is missing or damaged"):
+        SuffixIndex(dataset, tmp_path / "index")
+
+
+def test_an_index_is_small(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    dataset = write_tokens(tmp_path / "tokens", rng.integers(0, 50_000, (300, 700)).tolist())
+    folder = build_index(dataset, tmp_path / "index")
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    assert size / len(dataset.tokens) < 4.1
+    [span] = find_spans([SuffixIndex(dataset, tmp_path / "index")], dataset.tokens[1000:1020].tolist(), 20)
+    assert (span.counts, span.positions) == ((1,), ((1000,),))
+
+
+def test_negative_ids_are_refused(tmp_path: Path) -> None:
+    dataset = write_tokens(tmp_path / "tokens", [[1, -2, 3]], "<i4")
+    with pytest.raises(RunError, match="token 1 of the file is negative"):
+        build_index(dataset, tmp_path / "index")
