@@ -188,7 +188,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
             measured = None
             if validation is not None and not stopping and validation.is_due(step):
                 with timer.paused():
-                    measured = validation()
+                    measured = validation(step)
                 stopping = measured is None
                 if measured is not None:
                     row |= (validated := measured.columns)

@@ -76,13 +76,18 @@ def _score_batches(
     scores: dict[int, Score] = {}
     for batch in index_batches:
         batch_requests = [requests[index] for index in batch]
-        scores.update(zip(batch, _score_batch(model, batch_requests), strict=True))
+        scores.update(zip(batch, score_batch(model, batch_requests), strict=True))
         if report is not None:
             report(len(scores), total)
     return scores
 
 
-def _score_batch(model: CausalLM | DistributedScorer, requests: Sequence[ScoringRequest]) -> list[Score]:
+def score_batch(model: CausalLM | DistributedScorer, requests: Sequence[ScoringRequest]) -> list[Score]:
+    """Score the requests of one batch.
+
+    Raises:
+        RunError: the model's outputs are not finite.
+    """
     sequences = [request.tokens[:-1] for request in requests]
     # Position p predicts token p + 1, so the last `scored` tokens are predicted by the last `scored` inputs.
     rows = [row for row, request in enumerate(requests) for _ in range(request.scored)]

@@ -126,19 +126,27 @@ class Validation:
         self._engine, self._data, self._stop = engine, data, stop
         self._count = min(engine.config.validation.samples, data.per_epoch)
         self._text = RunText.of(engine.config)
+        self._tasks = None
+        if engine.config.validation.tasks.names:
+            from gpt2train.training.task_validation import TaskValidation  # imports jinja2, unneeded without tasks
+
+            self._tasks = TaskValidation(engine, stop, self._text.tokenizer)
         self._bytes: int | None = None if len(self._text.bytes) else 0  # of the validation set; None until counted
 
     def is_due(self, step: int) -> bool:
         """Return True after a step at the interval, and after the last one."""
         return step % self._engine.config.validation.interval == 0 or step == self._engine.config.steps
 
-    def __call__(self) -> Measured | None:
-        """Measure the mean loss per target, and write a sample text. Collective.
+    def __call__(self, step: int) -> Measured | None:
+        """Measure the mean loss per target, score the tasks that are due, and write a sample text. Collective.
+
+        Args:
+            step: number of the step that led to the weights.
 
         Returns:
-            The loss as `valid_loss`, bits per byte as `valid_bits_per_byte` if the tokenizer is known, and the metrics
-            of the objective as `valid_<name>`; or None if a process received a stop request: the shutdown timeout is
-            then left for the save.
+            The loss as `valid_loss`, bits per byte as `valid_bits_per_byte` if the tokenizer is known, the metrics of
+            the objective as `valid_<name>`, and those of tasks as `valid_task_<task>_<name>`; or None if a process
+            received a stop request: the shutdown timeout is then left for the save.
         """
         started_at = time.perf_counter()
         totals = self._totals()
@@ -150,6 +158,11 @@ class Validation:
         if self._bytes:
             columns["valid_bits_per_byte"] = totals[0] / math.log(2) / self._bytes
         columns |= {f"valid_{name}": value for name, value in metrics.items()}
+        if self._tasks is not None and self._tasks.is_due(step):
+            scores = self._tasks()
+            if scores is None:
+                return None
+            columns |= scores
         sample = self._sample()
         columns["validation_seconds"] = round(time.perf_counter() - started_at, 6)
         return Measured(columns, sample)

@@ -11,7 +11,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gpt2train.errors import UserError
 from gpt2train.settings import Settings, build, layer, nearest, read_toml
@@ -89,6 +89,13 @@ class Suite(Settings):
     """Tasks by name."""
     published: dict[str, float] = {}
     """Published means: model -> value."""
+
+    @field_validator("tasks")
+    @classmethod
+    def _have_accuracies(cls, tasks: dict[str, Task]) -> dict[str, Task]:
+        if found := [name for name, task in tasks.items() if task.kind == "perplexity"]:
+            raise ValueError(f"{found[0]} is a perplexity, which has no accuracy; leave it out")
+        return tasks
 
 
 def read_description(name: str, commands: Sequence[str] = ()) -> tuple[str, Task | Suite]:

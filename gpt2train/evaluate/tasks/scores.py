@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.metrics import Metric, Result, significant
+from gpt2train.evaluate.scoring_request import Score, ScoringRequest
 from gpt2train.evaluate.tasks import core_rule, lm_eval_rule
 from gpt2train.evaluate.tasks.bootstrap import interval, resampled_sums
 from gpt2train.evaluate.tasks.description import Task
 from gpt2train.evaluate.tasks.items import Item
 from gpt2train.evaluate.tasks.shots import core_order
-from gpt2train.evaluate.tasks.verdict import Verdict
+from gpt2train.evaluate.tasks.verdict import Plan, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from gpt2train.data.tokenizer import Tokenizer
 
 MAX_EXPONENT = 700.0  # so that JSON can represent the result
 Sums = Any  # of a column: a number, or numpy numbers of all resamples
@@ -89,48 +92,91 @@ class TaskScores:
     resampled: "np.ndarray[Any, Any] | None"
 
 
-def score_task(scorer: Scorer, task: Task, name: str, items: Sequence[Item], limit: int | None = None) -> TaskScores:
-    """Score a model on a task.
+@dataclass(frozen=True)
+class PlannedTask:
+    """Task with the scoring requests of its items.
 
-    Args:
-        scorer: model and tokenizer.
+    Attributes:
         task: description of the task.
         name: name of the task, seed of the bootstrap.
+        numbers: index in the data of each item that is scored.
+        items: items that are scored.
+        plans: requests of each item.
+    """
+
+    task: Task
+    name: str
+    numbers: Sequence[int]
+    items: Sequence[Item]
+    plans: Sequence[Plan]
+
+    @property
+    def requests(self) -> list[ScoringRequest]:
+        """Requests of all items, in their order."""
+        return [request for plan in self.plans for request in plan.requests if request is not None]
+
+    def result(self, scored: Sequence[Score]) -> TaskScores:
+        """Return the scores of the task.
+
+        Args:
+            scored: score of each of `requests`.
+        """
+        task, scores = self.task, iter(scored)
+        verdicts = []
+        for item, plan in zip(self.items, self.plans, strict=True):
+            found = [None if request is None else next(scores) for request in plan.requests]
+            if task.rule == "core":
+                verdicts.append(core_rule.decide(task, item, found))
+            else:
+                verdicts.append(lm_eval_rule.decide(task, item, [score for score in found if score is not None]))
+        truncated = sum(plan.truncated for plan in self.plans)
+        result: Result = {"task": self.name, "items": len(self.items), "truncated": truncated, "shots": task.shots}
+        values, resampled = _intervals(task, self.name, verdicts)
+        result |= {"rule": task.rule, **values}
+        if resampled is not None:
+            random = task.random if task.random is not None else _random(task, self.items)
+            result |= {"random": significant(random), "centred": centred(result["accuracy"], random)}
+        if task.group:
+            result["groups"] = _groups(task, self.items, verdicts)
+        result |= {"published": task.published, "notes": _notes(result)}
+        rows = zip(self.numbers, self.items, verdicts, strict=True)
+        return TaskScores(result, [_sample(task, *row) for row in rows], resampled)
+
+
+def plan_task(
+    task: Task, name: str, items: Sequence[Item], tokenizer: "Tokenizer", context: int, limit: int | None = None
+) -> PlannedTask:
+    """Build the scoring requests of a task.
+
+    Args:
+        task: description of the task.
+        name: name of the task.
         items: items in the order of the data.
+        tokenizer: tokenizer of the model.
+        context: maximum inputs of the model, in tokens.
         limit: number of items to score; by default all. By the rule core the examples are drawn from these too.
 
     Raises:
         UserError: the tokenizer has no token for a continuation.
-        RunError: the model's outputs are not finite.
     """
     count = len(items) if limit is None else min(limit, len(items))
     if task.rule == "core":
         numbers = core_order(len(items))[:count]
         chosen = [items[number] for number in numbers]
-        plans = core_rule.plan_items(task, chosen, scorer.tokenizer, scorer.context)
-    else:
-        numbers, chosen = list(range(count)), list(items[:count])
-        plans = lm_eval_rule.plan_items(task, items, count, scorer.tokenizer, scorer.context)
-    scores = iter(scorer.score_shared([request for plan in plans for request in plan.requests if request is not None]))
-    verdicts = []
-    for item, plan in zip(chosen, plans, strict=True):
-        found = [None if request is None else next(scores) for request in plan.requests]
-        if task.rule == "core":
-            verdicts.append(core_rule.decide(task, item, found))
-        else:
-            verdicts.append(lm_eval_rule.decide(task, item, [score for score in found if score is not None]))
-    truncated = sum(plan.truncated for plan in plans)
-    result: Result = {"task": name, "items": count, "truncated": truncated, "shots": task.shots, "rule": task.rule}
-    values, resampled = _intervals(task, name, verdicts)
-    result |= values
-    if resampled is not None:
-        random = task.random if task.random is not None else _random(task, chosen)
-        result |= {"random": significant(random), "centred": centred(result["accuracy"], random)}
-    if task.group:
-        result["groups"] = _groups(task, chosen, verdicts)
-    result |= {"published": task.published, "notes": _notes(result)}
-    rows = zip(numbers, chosen, verdicts, strict=True)
-    return TaskScores(result, [_sample(task, *row) for row in rows], resampled)
+        return PlannedTask(task, name, numbers, chosen, core_rule.plan_items(task, chosen, tokenizer, context))
+    plans = lm_eval_rule.plan_items(task, items, count, tokenizer, context)
+    return PlannedTask(task, name, range(count), items[:count], plans)
+
+
+def score_task(scorer: Scorer, task: Task, name: str, items: Sequence[Item], limit: int | None = None) -> TaskScores:
+    """Score a model on a task; arguments as those of `plan_task`.
+
+    Raises:
+        UserError: the tokenizer has no token for a continuation.
+        RunError: the model's outputs are not finite.
+    """
+    planned = plan_task(task, name, items, scorer.tokenizer, scorer.context, limit)
+    return planned.result(scorer.score_shared(planned.requests))
 
 
 def centred(accuracy: Any, random: float) -> Any:

@@ -1,6 +1,6 @@
 """Scores of a task or of a suite of tasks, from the data files to the results; does not import torch at start-up."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from gpt2train.evaluate.metrics import Result, significant
 from gpt2train.evaluate.tasks.bootstrap import interval
 from gpt2train.evaluate.tasks.description import Suite, Task, read_description
 from gpt2train.evaluate.tasks.items import Item, find_data, read_items
-from gpt2train.evaluate.tasks.scores import centred, score_task
+from gpt2train.evaluate.tasks.scores import TaskScores, centred, score_task
 
 Samples = dict[str, list[dict[str, Any]]]
 
@@ -104,7 +104,18 @@ def score_work(scorer: Scorer, work: Work, limit: int | None = None) -> tuple[Re
     Returns:
         JSON-serialisable result, and the scored items of each task.
     """
-    scored = {part.name: score_task(scorer, part.task, part.name, part.items, limit) for part in work.parts}
+    return joined(work, [score_task(scorer, part.task, part.name, part.items, limit) for part in work.parts], limit)
+
+
+def joined(work: Work, parts: Sequence[TaskScores], limit: int | None = None) -> tuple[Result, Samples]:
+    """Join the scores of the tasks of a suite to its result; that of a single task is its own.
+
+    Args:
+        work: task or suite.
+        parts: scores of each of its tasks.
+        limit: number of items of each task that were scored.
+    """
+    scored = {part.name: found for part, found in zip(work.parts, parts, strict=True)}
     results = {part.name: {**part.facts, **scored[part.name].result} for part in work.parts}
     samples = {name: found.samples for name, found in scored.items()}
     limited = any(results[part.name]["items"] < len(part.items) for part in work.parts)
@@ -115,8 +126,6 @@ def score_work(scorer: Scorer, work: Work, limit: int | None = None) -> tuple[Re
     drawn, values = 0.0, []
     for name, found in scored.items():
         random = results[name]["random"]
-        if found.resampled is None:
-            raise UserError(f"suite {work.name}: {name} is a perplexity, which has no accuracy; leave it out")
         values.append(results[name]["centred"])
         drawn = drawn + centred(found.resampled, random)
     notes += [note for result in results.values() for note in result["notes"]]
