@@ -5,6 +5,7 @@ Each is held against a real run by tests/gpt2train/simulate. The range of torch 
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import _redistribute
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -106,6 +108,52 @@ def copy_in(arguments: Any) -> tuple[Tensor, Tensor]:
     """
     _, output, _, count, rank = arguments
     return output.narrow(0, count * rank, count), output
+
+
+@contextlib.contextmanager
+def on_stage_passes(context: Callable[[bool, int], AbstractContextManager[None]]) -> Iterator[None]:
+    """Run each pass of a micro-batch through a stage of a torch pipeline in a context.
+
+    Breaks when the schedules call other methods of a stage, with an error: no pass would be seen.
+
+    Args:
+        context: function of True for a forward pass, and of the number of the stage.
+    """
+
+    def inside(work: Callable[..., Any], forward: bool) -> Callable[..., Any]:
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with context(forward, self.stage_index):
+                return work(self, *args, **kwargs)
+
+        return run
+
+    methods = {"forward_one_chunk": True, "backward_one_chunk": False}
+    kind = PipelineStage.__mro__[1]  # which has both
+    with contextlib.ExitStack() as patches:
+        for name, forward in methods.items():
+            patches.enter_context(mock.patch.object(kind, name, inside(getattr(kind, name), forward)))
+        yield
+
+
+def shallow_1f1b(depth: int) -> type[Schedule1F1B]:
+    """Return the 1F1B schedule of a stage at another place of a pipeline.
+
+    Breaks when the schedule takes its place from elsewhere, with an error: it refuses fewer micro-batches than stages.
+
+    Args:
+        depth: number of stages from this one to the last.
+    """
+
+    class Shallow(Schedule1F1B):
+        def __init__(self, stage: Any, *args: Any, **kwargs: Any) -> None:
+            stages = stage.num_stages
+            stage.num_stages = stage.stage_index + depth
+            kwargs["n_microbatches"] = max(args[0], stage.num_stages)
+            super().__init__(stage, **kwargs)
+            self._n_microbatches = args[0]
+            stage.num_stages = stages
+
+    return Shallow
 
 
 @contextlib.contextmanager

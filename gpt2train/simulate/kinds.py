@@ -1,24 +1,20 @@
 """Kinds of ranks of a layout, and the steps of all of them from the simulation of a few.
 
 The ranks of a pipeline stage do the same on other data and other shards, of which the first rank's are the largest, so
-that a stage is a kind. Two more things save work, and tests/gpt2train/simulate/test_kinds.py holds both against the
-whole simulation:
-
-* From `pp` + 2 micro-batches on (interleaved: 2 x `pp`), each further one adds the same: its collectives and FLOPs, and
-  the buffers that torch's pipeline receives into, one for each micro-batch.
-* Of the stages between the first and the last one that have equally many blocks, each keeps the activations of one
-  micro-batch less than the one before it (1F1B), or of equally many (GPipe).
+that a stage is a kind. Stages with equal parts of the model differ in the order of their passes alone: one of them is
+simulated, with few micro-batches (`gpt2train.simulate.schedule`).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 
 from gpt2train.config import RunConfig
-from gpt2train.model.families import MODELS
+from gpt2train.model.families import MODELS, on_stage, sizes
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.pipeline_stages import stage_layers
-from gpt2train.simulate.rank import RankStep, simulate_rank
-from gpt2train.simulate.recorder import CATEGORIES, Counts
+from gpt2train.simulate.rank import RankStep, ShortStep, simulate_rank
+from gpt2train.simulate.schedule import SHORT, kinds, known, passes, peak
 
 
 @dataclass(frozen=True)
@@ -47,73 +43,78 @@ def all_kinds(config: RunConfig, world: int) -> list[RankKind]:
         UserError: the layout does not fit the ranks, the model or the batch.
     """
     layout = Layout.of(config, world)
-    steps: dict[int, RankStep] = {}
-    for stages in _alike(config, layout):
-        ends = sorted({stages[0], stages[-1]})
-        for stage in ends:
-            steps[stage] = _of_stage(config, layout, stage)
-        for stage in stages[1:-1]:
-            share = (stage - ends[0]) / (ends[1] - ends[0])
-            steps[stage] = _between(steps[ends[0]], steps[ends[1]], share)
-    return [_kind(config, layout, stage, steps[stage]) for stage in range(layout.pp)]
+    short: dict[Hashable, RankStep] = {}
+    kinds = []
+    for stage in range(layout.pp):
+        part = _part(config, layout, stage)
+        if part not in short:
+            settled, step = _short(config, layout, stage)
+            short[part] = simulate_rank(settled, world, _first_rank(layout, stage), step)
+        kinds.append(_kind(config, layout, stage, _whole(config, layout, stage, short[part])))
+    return kinds
 
 
 def kind_of(config: RunConfig, world: int, rank: int) -> RankKind:
     """Simulate a step of one rank; the result has its own costs, also where its shards are smaller."""
     layout = Layout.of(config, world)
     stage = layout.coordinates(rank).pp
-    step = _extrapolated(config, layout, stage, lambda changed: simulate_rank(changed, world, rank))
+    settled, short = _short(config, layout, stage)
+    step = _whole(config, layout, stage, simulate_rank(settled, world, rank, short))
     found = _kind(config, layout, stage, step)
     return RankKind(stage, rank, found.ranks, found.blocks, step)
 
 
 def _kind(config: RunConfig, layout: Layout, stage: int, step: RankStep) -> RankKind:
-    size = layout.world // layout.pp
-    virtual = config.parallel.virtual_pipeline_stages
-    ranges = stage_layers(config.shape, layout.pp * virtual)[stage :: layout.pp]
-    return RankKind(stage, stage * size, size, tuple(block for blocks in ranges for block in blocks), step)
+    blocks = tuple(block for blocks in _blocks(config, layout, stage) for block in blocks)
+    return RankKind(stage, _first_rank(layout, stage), layout.world // layout.pp, blocks, step)
 
 
-def _alike(config: RunConfig, layout: Layout) -> list[list[int]]:
-    """Group the stages: those between the first and the last one that have equally many blocks of one kind."""
-    pp, virtual = layout.pp, config.parallel.virtual_pipeline_stages
-    if pp <= 3 or virtual > 1 or len(MODELS[config.model.family].first_blocks(config.shape)) > 1:
-        return [[stage] for stage in range(pp)]
-    counts = [len(layers) for layers in stage_layers(config.shape, pp)]
-    middle = [[s for s in range(1, pp - 1) if counts[s] == count] for count in sorted({*counts[1:-1]})]
-    return [[0], *middle, [pp - 1]]
+def _first_rank(layout: Layout, stage: int) -> int:
+    return stage * (layout.world // layout.pp)
 
 
-def _of_stage(config: RunConfig, layout: Layout, stage: int) -> RankStep:
-    rank = stage * (layout.world // layout.pp)
-    return _extrapolated(config, layout, stage, lambda changed: simulate_rank(changed, layout.world, rank))
+def _blocks(config: RunConfig, layout: Layout, stage: int) -> list[range]:
+    """Blocks of each stage of a pipeline rank."""
+    return stage_layers(config.shape, layout.pp * config.parallel.virtual_pipeline_stages)[stage :: layout.pp]
 
 
-def _extrapolated(config: RunConfig, layout: Layout, stage: int, simulate: Callable[[RunConfig], RankStep]) -> RankStep:
-    """Simulate a stage with two small numbers of micro-batches, and add what each further one adds."""
-    interleaved = config.parallel.schedule == "interleaved"
-    few, more = (2 * layout.pp, layout.pp) if interleaved else (layout.pp + 2, 1)
-    if layout.pp == 1 or layout.accumulation <= few + more:
-        return simulate(_with_micro_batches(config, layout, layout.accumulation))
-    first, second = (simulate(_with_micro_batches(config, layout, number)) for number in (few, few + more))
-    times = (layout.accumulation - few) // more
-    added = second.counts.plus(first.counts, -1)
-    memory = {name: first.memory[name] + times * (second.memory[name] - first.memory[name]) for name in CATEGORIES}
-    return RankStep(memory, first.counts.plus(added, times), first.parameters)
+def _part(config: RunConfig, layout: Layout, stage: int) -> Hashable:
+    """Part of the model of a pipeline rank; equal for ranks whose passes cost the same."""
+    shape = config.shape
+    starts = MODELS[shape.family].first_blocks(shape)
+    edges = {0, shape.layers - 1, *starts, *(start - 1 for start in starts[1:])}  # where a sequence begins or ends
+    parts = []
+    for blocks in _blocks(config, layout, stage):
+        kinds = tuple(sum(start <= block for start in starts) for block in blocks)
+        outside = [name for name in sizes(shape) if not name.startswith("blocks.") and on_stage(name, shape, blocks)]
+        parts.append((kinds, tuple(outside), tuple(block - blocks.start for block in blocks if block in edges)))
+    return tuple(parts)
 
 
-def _with_micro_batches(config: RunConfig, layout: Layout, number: int) -> RunConfig:
-    """Settings with another number of micro-batches in a step, and without a ramp-up to it."""
-    sizes = {
-        "micro_batch": layout.micro_batch,
-        "global_batch": layout.micro_batch * layout.data * number,
-        "gradient_accumulation_steps": number,
-        "ramp_up": None,
-    }
-    return config.model_copy(update={"batch": config.batch.model_copy(update=sizes)})
+def _whole(config: RunConfig, layout: Layout, stage: int, step: RankStep) -> RankStep:
+    """Return a whole step from a short one."""
+    if step.profile is None or step.pass_counts is None:
+        return step
+    p, number = config.parallel, layout.accumulation
+    order = list(passes(p.schedule, layout.pp, p.virtual_pipeline_stages, number, stage))
+    made = Counter(kinds(order, number))
+    counts = step.pass_counts.outside.plus(step.pass_counts.sent, number)
+    for kind, times in made.items():
+        counts = counts.plus(known(step.pass_counts.passes, kind), times)
+    return replace(step, memory=peak(step.profile, order, number), counts=counts)
 
 
-def _between(first: RankStep, last: RankStep, share: float) -> RankStep:
-    """Interpolate the memory; the collectives and FLOPs are equal."""
-    memory = {name: round(first.memory[name] + share * (last.memory[name] - first.memory[name])) for name in CATEGORIES}
-    return RankStep(memory, Counts(first.counts.calls, first.counts.bytes, first.counts.flops), first.parameters)
+def _short(config: RunConfig, layout: Layout, stage: int) -> tuple[RunConfig, ShortStep | None]:
+    """Settings after the ramp-up of the batch, and a short step that has every kind of pass of the whole one."""
+    batch = {"micro_batch": layout.micro_batch, "global_batch": layout.global_batch, "ramp_up": None}
+    settled = config.model_copy(update={"batch": config.batch.model_copy(update=batch)})
+    p, number = config.parallel, layout.accumulation
+    if layout.pp == 1:
+        return settled, None
+    if p.schedule == "gpipe":
+        return settled, ShortStep(min(number, SHORT))
+    if p.schedule == "interleaved":
+        # Blocks that are gathered anew for each pass make passes depend on the ones before.
+        return settled, ShortStep(min(number, 2 * layout.pp) if p.zero == 3 or p.offloads_weights else SHORT)
+    depth = min(layout.pp - stage, number)
+    return settled, ShortStep(min(depth, SHORT) + min(number - depth, SHORT), min(depth, SHORT))

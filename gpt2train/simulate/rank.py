@@ -8,20 +8,37 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from gpt2train.compat.torch_simulation import join_fake_group, leave_fake_group, on_resize
+from gpt2train.compat.torch_simulation import (
+    join_fake_group,
+    leave_fake_group,
+    on_resize,
+    on_stage_passes,
+    shallow_1f1b,
+)
 from gpt2train.config import RunConfig
 from gpt2train.model import loss
 from gpt2train.model.families import shard_dim
-from gpt2train.parallel import vocab_parallel
+from gpt2train.parallel import pipeline, vocab_parallel
 from gpt2train.parallel.mesh import PIPELINE, REPLICATE, SHARD, TENSOR, DistContext
 from gpt2train.simulate.attention import GpuAttention
 from gpt2train.simulate.batches import empty_batch
-from gpt2train.simulate.recorder import Counts, Recorder, mark
+from gpt2train.simulate.recorder import Counts, PassCounts, Recorder, mark
+from gpt2train.simulate.schedule import SHORT, Profile
 from gpt2train.simulate.shape_mode import ShapeMode
-from gpt2train.training.engine import Engine
+from gpt2train.training import engine
 
-# Micro-batches that are run without a pipeline; those after the second one are alike, but for the last.
-ALIKE = 3
+
+@dataclass(frozen=True)
+class ShortStep:
+    """Step of a pipeline with few micro-batches.
+
+    Attributes:
+        micro_batches: number of micro-batches.
+        depth: of 1F1B, micro-batches that go forward before the first one goes backward.
+    """
+
+    micro_batches: int
+    depth: int = 1
 
 
 @dataclass(frozen=True)
@@ -32,11 +49,15 @@ class RankStep:
         memory: bytes of each category when the most memory is in use; `gpt2train.simulate.recorder.CATEGORIES`.
         counts: collectives and FLOPs.
         parameters: parameters of this rank, before they are sharded over data-parallel ranks.
+        profile: passes of the micro-batches of a short step of a pipeline; None of a whole step.
+        pass_counts: collectives and FLOPs of these passes.
     """
 
     memory: dict[str, int]
     counts: Counts
     parameters: int
+    profile: Profile | None = None
+    pass_counts: PassCounts | None = None
 
     @property
     def peak(self) -> int:
@@ -44,7 +65,7 @@ class RankStep:
         return sum(self.memory.values())
 
 
-def simulate_rank(config: RunConfig, world: int, rank: int) -> RankStep:
+def simulate_rank(config: RunConfig, world: int, rank: int, short: ShortStep | None = None) -> RankStep:
     """Simulate a step of a run on one rank.
 
     Without a pipeline, three micro-batches are run and the others are counted like the second one.
@@ -53,6 +74,7 @@ def simulate_rank(config: RunConfig, world: int, rank: int) -> RankStep:
         config: settings of the run; on a device other than "cpu" the memory is that of a GPU without compilation.
         world: number of ranks of the run.
         rank: rank to simulate.
+        short: with a pipeline, a step to run in place of the whole one, for `RankStep.profile`.
 
     Raises:
         UserError: the layout does not fit the ranks, the model or the batch, as in a training.
@@ -61,38 +83,45 @@ def simulate_rank(config: RunConfig, world: int, rank: int) -> RankStep:
     mode = ShapeMode(recorder.created, recorder.executed, recorder.communicated)
     context = DistContext(rank, world, torch.device("cpu"))
     plain = config.performance.model_copy(update={"compile": "off"})
-    with _fake_group(rank, world), _device_of(config), on_resize(recorder.resized), mode:
-        engine = Engine(config.model_copy(update={"performance": plain}), context)
-        engine.phases = recorder.phases
-        recorder.name_groups(_names(engine))
-        mark(recorder, engine.parameters(), "parameters")
+    passes = on_stage_passes(lambda forward, stage: recorder.stage_pass(forward, stage // config.parallel.pp))
+    empty = mock.patch.object(engine, "init_weights", lambda part, device, _: part.to_empty(device=device))
+    warm = mock.patch.dict(pipeline.SCHEDULES, {"1f1b": shallow_1f1b(short.depth)} if short else {})
+    with _fake_group(rank, world), _device_of(config), on_resize(recorder.resized), passes, empty, warm, mode:
+        built = engine.Engine(config.model_copy(update={"performance": plain}), context)
+        built.phases = recorder.phases
+        recorder.name_groups(_names(built))
+        mark(recorder, built.parameters(), "parameters")
         recorder.built()
-        layout = engine.layout
-        batches = [empty_batch(config, layout.micro_batch) for _ in range(layout.accumulation)]
-        run = batches if layout.pp > 1 else batches[:ALIKE]
+        layout = built.layout
+        number = short.micro_batches if short else layout.accumulation
+        batches = [empty_batch(config, layout.micro_batch) for _ in range(number)]
+        run = batches[:SHORT] if layout.pp == 1 else batches
         recorder.restart()
-        total = engine.accumulate(run, 1, 1)
+        total = built.accumulate(run, 1, 1)
         recorder.begin_update()
-        engine.update(engine.measure(total, 1, 1.0, stop=False), 1e-3)
+        built.update(built.measure(total, 1, 1.0, stop=False), 1e-3)
         counts = recorder.counts()
+        if short:
+            profile = recorder.profile(len(run))
+            return RankStep(recorder.peak(), counts, _parameters(built), profile, recorder.pass_counts(len(run)))
         if len(run) < len(batches):
             counts = counts.plus(recorder.between(1, 2), len(batches) - len(run))
-        return RankStep(recorder.peak(), counts, _parameters(engine))
+        return RankStep(recorder.peak(), counts, _parameters(built))
 
 
-def _parameters(engine: Engine) -> int:
+def _parameters(built: engine.Engine) -> int:
     """Parameters of a rank, of which tensor parallelism has split some."""
-    named = [pair for part in engine.model_parts for pair in part.named_parameters()]
-    tp, shape = engine.layout.tp, engine.config.shape
+    named = [pair for part in built.model_parts for pair in part.named_parameters()]
+    tp, shape = built.layout.tp, built.config.shape
     return sum(p.numel() // (1 if shard_dim(name, shape) is None else tp) for name, p in named)
 
 
-def _names(engine: Engine) -> dict[str, tuple[str, int]]:
+def _names(built: engine.Engine) -> dict[str, tuple[str, int]]:
     """Names and sizes of the process groups, by torch's own names."""
     groups = {"world": dist.group.WORLD}
     for dimension in (PIPELINE, REPLICATE, SHARD, TENSOR):
-        if engine.mesh[dimension].size() > 1:
-            groups[dimension] = engine.mesh[dimension].get_group()
+        if built.mesh[dimension].size() > 1:
+            groups[dimension] = built.mesh[dimension].get_group()
     return {group.group_name: (name, group.size()) for name, group in groups.items() if group is not None}
 
 

@@ -4,7 +4,7 @@ import bisect
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import flop_registry
 
 from gpt2train.compat.torch_simulation import group_of, tree_leaves
+from gpt2train.simulate.schedule import Kind, PassMemory, Profile, kinds
 from gpt2train.training.phases import PhaseTimer
 
 # Operators of torch's process groups, by the name under which they are reported. What is received is sent by another
@@ -70,6 +71,21 @@ class Counts:
         return Counts(+calls, +sizes, self.flops + times * other.flops)
 
 
+@dataclass(frozen=True)
+class PassCounts:
+    """Collectives and FLOPs of a pipeline's step.
+
+    Attributes:
+        outside: those before the first and after the last pass.
+        sent: what is sent to the next and the previous stage for each micro-batch.
+        passes: those of each kind of pass.
+    """
+
+    outside: Counts
+    sent: Counts
+    passes: Mapping[Kind, Counts]
+
+
 @dataclass
 class _Storage:
     """Memory of one storage.
@@ -104,6 +120,8 @@ class Recorder:
         self._flops_of: dict[Any, int] = {}
         self._groups: dict[str, tuple[str, int]] = {}
         self._update = 0  # number of the event at which the update begins
+        # Of each pass of a pipeline: whether it is forward, stage, numbers of the events and counts at its ends.
+        self._passes: list[tuple[bool, int, int, int, Counts]] = []
 
     def name_groups(self, groups: dict[str, tuple[str, int]]) -> None:
         """Give names and sizes to process groups, by torch's own names of them."""
@@ -172,7 +190,7 @@ class Recorder:
         for found in self._storages:
             found.born = -1
         self._events = [(found, found.size) for found in self._storages]
-        self._forwards, self._counts = [], []
+        self._forwards, self._counts, self._passes = [], [], []
         self.calls.clear()
         self.bytes.clear()
         self.flops = 0
@@ -190,6 +208,49 @@ class Recorder:
         yield
         self._forwards.append((start, len(self._events)))
 
+    @contextlib.contextmanager
+    def stage_pass(self, forward: bool, stage: int) -> Iterator[None]:
+        """Context of the pass of a micro-batch through one of the rank's pipeline stages."""
+        start, before = len(self._events), self.counts()
+        yield
+        self._passes.append((forward, stage, start, len(self._events), self.counts().plus(before, -1)))
+
+    def profile(self, micro_batches: int) -> Profile:
+        """Memory of each kind of pass of a pipeline's step.
+
+        What happens between two passes belongs to the following one, but after the last backward pass of a stage, where
+        its gradients are reduced.
+        """
+        moments, passes = self._moments(), {}
+        made = list(self._kinds(micro_batches))
+        start = first = made[0][1][2]
+        for number, (kind, (forward, _, _, end, _)) in enumerate(made):
+            if kind[1] == "last" and not forward and number + 1 < len(made):
+                end = made[number + 1][1][2]
+            top = max(range(start, end + 1), key=lambda moment: moments[moment][0])
+            before, peak, after = moments[start][1], moments[top][1], moments[end][1]
+            passes[kind] = PassMemory(
+                {name: peak[name] - before[name] for name in CATEGORIES},
+                {name: after[name] - before[name] for name in CATEGORIES},
+            )
+            start = end
+        _, last = max(moments[start:], key=lambda moment: moment[0])
+        kept = [one.size for one in self._storages if one.category is None and one.freed is None and one.born < first]
+        return Profile(micro_batches, moments[first][1], sum(kept) // micro_batches, passes, last)
+
+    def pass_counts(self, micro_batches: int) -> PassCounts:
+        """Collectives and FLOPs of a pipeline's step, by kind of pass."""
+        sends = [kind for kind in self.calls if kind.operation == "send"]  # of all micro-batches alike
+        calls = Counter({kind: self.calls[kind] // micro_batches for kind in sends})
+        sent = Counts(calls, Counter({kind: self.bytes[kind] // micro_batches for kind in sends}), 0)
+        outside = self.counts().plus(sent, -micro_batches)
+        for *_, counts in self._passes:
+            outside = outside.plus(counts, -1)
+        return PassCounts(outside, sent, {kind: counts for kind, (*_, counts) in self._kinds(micro_batches)})
+
+    def _kinds(self, micro_batches: int) -> Iterator[tuple[Kind, tuple[bool, int, int, int, Counts]]]:
+        return zip(kinds([one[:2] for one in self._passes], micro_batches), self._passes, strict=True)
+
     def counts(self) -> "Counts":
         """Collectives and FLOPs since the step began."""
         return Counts(Counter(self.calls), Counter(self.bytes), self.flops)
@@ -202,22 +263,21 @@ class Recorder:
         """Bytes of each category when the most memory was in use.
 
         What a forward pass leaves is an activation. Of what a backward pass allocates, gradients are what lives when
-        the next forward pass begins, or the update; the rest is temporary.
+        the next pass begins, or the update; the rest is temporary.
         """
-        top = moment = total = 0
-        for number, (_, change) in enumerate(self._events):
-            total += change
-            if total > top:
-                top, moment = total, number
-        sizes: Counter[int] = Counter()
-        for found, change in self._events[: moment + 1]:
-            sizes[id(found)] += change
+        return max(self._moments(), key=lambda moment: moment[0])[1]
+
+    def _moments(self) -> list[tuple[int, dict[str, int]]]:
+        """Bytes in use, altogether and by category, before the first event and after each one."""
         starts, ends = [start for start, _ in self._forwards], [end for _, end in self._forwards]
-        result = dict.fromkeys(CATEGORIES, 0)
-        for found in self._storages:
-            if size := sizes[id(found)]:
-                result[found.category or self._category(found, starts, ends)] += size
-        return result
+        categories = {id(found): found.category or self._category(found, starts, ends) for found in self._storages}
+        sizes, total = dict.fromkeys(CATEGORIES, 0), 0
+        moments = [(0, dict(sizes))]
+        for found, change in self._events:
+            sizes[categories[id(found)]] += change
+            total += change
+            moments.append((total, dict(sizes)))
+        return moments
 
     def _category(self, found: _Storage, starts: list[int], ends: list[int]) -> str:
         freed = len(self._events) if found.freed is None else found.freed
@@ -226,7 +286,9 @@ class Recorder:
             return "activations"
         if found.born < ends[number]:
             return "activations" if freed >= ends[number] else "temporary"
-        following = starts[number + 1] if number + 1 < len(starts) else self._update
+        passes = [start for _, _, start, _, _ in self._passes] or starts
+        index = bisect.bisect_right(passes, found.born)
+        following = passes[index] if index < len(passes) else self._update
         return "gradients" if found.born < following <= freed else "temporary"
 
     def begin_update(self) -> None:

@@ -9,7 +9,7 @@ from gpt2train.config import RunConfig
 from gpt2train.errors import UserError
 from gpt2train.parallel.layout import Layout
 from gpt2train.plan.parameters import matrix_parameters, pieces
-from gpt2train.settings import build
+from gpt2train.settings import build, layer
 from gpt2train.simulate.kinds import all_kinds, kind_of
 from gpt2train.simulate.rank import simulate_rank
 from tests.gpt2train.plan.live_bytes import LiveBytes
@@ -57,14 +57,43 @@ def test_micro_batches_beyond_the_third_are_counted() -> None:
     assert more.peak == few.peak + 4 * batch
 
 
+PIPELINES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
+    "1f1b": ({"pp": 5}, 12, {}),
+    "gpipe": ({"pp": 5, "schedule": "gpipe"}, 12, {}),
+    "as many as stages": ({"pp": 4}, 4, {}),
+    "one more than stages": ({"pp": 5, "zero": 0}, 6, {}),
+    "gpipe, few": ({"pp": 2, "schedule": "gpipe"}, 2, {}),
+    "gpipe, zero 3": ({"pp": 3, "schedule": "gpipe", "zero": 3}, 6, {}),
+    "interleaved, zero 3": (
+        {"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 3, "zero": 3},
+        8,
+        {},
+    ),
+    "interleaved": ({"pp": 3, "schedule": "interleaved", "virtual_pipeline_stages": 2}, 12, {}),
+    "interleaved, 3 stages": ({"pp": 2, "schedule": "interleaved", "virtual_pipeline_stages": 3}, 8, {}),
+    "zero 3": ({"pp": 3, "zero": 3}, 6, {}),
+    "zero 1, tp": ({"pp": 3, "zero": 1, "tp": 2}, 6, {}),
+    "offload": ({"pp": 3, "zero": 3, "cpu_offload": True}, 6, {}),
+    "checkpointing": ({"pp": 3, "activation_checkpointing": "full"}, 7, {}),
+    "llama": ({"pp": 3}, 7, {"model": {"family": "llama", "layers": 10, "hidden": 32, "context": 32}}),
+    "t5": ({"pp": 6}, 9, {"model": {"family": "t5", "layers": 10}, "objective": {"name": "span_corruption"}}),
+}
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_stages_and_micro_batches_that_are_not_run_cost_the_same(schedule: str) -> None:
-    config = many({"pp": 5, "schedule": schedule}, 12, 10)
-    for kind in all_kinds(config, 5):
-        whole = simulate_rank(config, 5, kind.rank)
-        assert kind.step.peak == pytest.approx(whole.peak, rel=0.01)
-        assert kind.step.counts == whole.counts
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_schedule_put_together_costs_what_the_whole_one_does(name: str) -> None:
+    parallel, micro_batches, changes = PIPELINES[name]
+    world = parallel["pp"] * parallel.get("tp", 1) * (2 if "zero" in parallel else 1)
+    data = world // parallel["pp"] // parallel.get("tp", 1)
+    plain = many(parallel, micro_batches * data, 10)
+    config = build(RunConfig, layer(plain.model_dump(), changes))
+    for kind in all_kinds(config, world):
+        whole = simulate_rank(config, world, kind.rank)
+        # What a pass of one stage gathers anew depends on the last passes of the others, of which a kind knows one.
+        bound = 0.05 if name == "interleaved, zero 3" else 0.02
+        assert kind.step.peak == pytest.approx(whole.peak, rel=bound), (kind.stage, kind.step.memory, whole.memory)
+        assert kind.step.counts == whole.counts, kind.stage
 
 
 @pytest.mark.exhaustive
