@@ -115,6 +115,6 @@ def _short(config: RunConfig, layout: Layout, stage: int) -> tuple[RunConfig, Sh
         return settled, ShortStep(min(number, SHORT))
     if p.schedule == "interleaved":
         # Blocks that are gathered anew for each pass make passes depend on the ones before.
-        return settled, ShortStep(min(number, 2 * layout.pp) if p.zero == 3 or p.offloads_weights else SHORT)
+        return settled, ShortStep(min(number, 3 * layout.pp) if p.zero == 3 or p.offloads_weights else SHORT)
     depth = min(layout.pp - stage, number)
     return settled, ShortStep(min(depth, SHORT) + min(number - depth, SHORT), min(depth, SHORT))

@@ -15,7 +15,9 @@ from typing import Literal, TypeVar
 T = TypeVar("T")
 Place = Literal["first", "middle", "last"]
 Pass = tuple[bool, int]  # True for a forward pass; number of the stage among those of the rank
-Kind = tuple[Pass, Place, Pass]  # a pass, place of its micro-batch, pass before it
+# A pass, place of its micro-batch, whether the pass before it through the same stage was forward, pass before it: ZeRO 3
+# leaves the blocks of a stage gathered after a backward pass.
+Kind = tuple[Pass, Place, bool, Pass]
 SHORT = 3  # micro-batches that have a first, a middle and a last one
 
 
@@ -72,21 +74,25 @@ def kinds(order: Iterable[Pass], micro_batches: int) -> Iterator[Kind]:
     """Kind of each pass of an order."""
     done: Counter[Pass] = Counter()
     before: Pass = (True, 0)
+    forward: dict[int, bool] = {}
     for one in order:
         index = done[one]
         place: Place = "first" if index == 0 else "last" if index == micro_batches - 1 else "middle"
-        yield one, place, before
+        yield one, place, forward.get(one[1], True), before
         done[one] += 1
         before = one
+        forward[one[1]] = one[0]
 
 
 def known(found: Mapping[Kind, T], kind: Kind) -> T:
     """Look up a kind of pass, or the most similar one."""
     if kind in found:
         return found[kind]
-    one, place, before = kind
+    one, place, forward, before = kind
     alike = [other for other in found if other[:2] == (one, place)]
-    return found[min(alike, key=lambda other: (other[2][0] != before[0], other[2][1] != before[1]))]
+    return found[
+        min(alike, key=lambda other: (other[2] != forward, other[3][0] != before[0], other[3][1] != before[1]))
+    ]
 
 
 def passes(schedule: str, pp: int, stages: int, micro_batches: int, rank: int) -> Iterator[Pass]:

@@ -91,7 +91,7 @@ def test_a_schedule_put_together_costs_what_the_whole_one_does(name: str) -> Non
     for kind in all_kinds(config, world):
         whole = simulate_rank(config, world, kind.rank)
         # What a pass of one stage gathers anew depends on the last passes of the others, of which a kind knows one.
-        bound = 0.05 if name == "interleaved, zero 3" else 0.02
+        bound = 0.03 if name == "interleaved, zero 3" else 0.02
         assert kind.step.peak == pytest.approx(whole.peak, rel=bound), (kind.stage, kind.step.memory, whole.memory)
         assert kind.step.counts == whole.counts, kind.stage
 
