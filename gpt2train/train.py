@@ -141,7 +141,7 @@ def train(config: RunConfig, ctx: DistContext, stop: StopRequest | None = None) 
         last_step = state.step if early else config.steps
         log_run_header(config, ctx, layout, data, schedule.warmup)
         _warn_of_missing_class(config, ctx)
-        validation = None if valid_data is None else Validation(engine, valid_data, stop)
+        validation = None if valid_data is None else _validation(engine, valid_data, stop)
         run_logger = RunLogger(config, ctx, state, layout, checkpoints.corpora)
         cleanup.callback(run_logger.close)
         profiler = Profiler(config.logging, config.output, ctx)
@@ -301,6 +301,16 @@ def _open(config: RunConfig, ctx: DistContext) -> tuple[Dataset, Dataset | None]
     if valid is None and config.data.may_validate and ctx.is_rank0:
         log.warning("warning: no validation: data.split = %s leaves no sample for it", config.data.split)
     return data, valid
+
+
+def _validation(engine: Engine, data: Dataset, stop: StopRequest) -> Validation:
+    """Return the validation of a run, with scores on its tasks."""
+    validation = Validation(engine, data, stop)
+    if engine.config.validation.tasks.names:
+        from gpt2train.evaluate.task_validation import TaskValidation  # imports jinja2, unneeded without tasks
+
+        validation.tasks = TaskValidation(engine, stop, validation.tokenizer)
+    return validation
 
 
 def _seconds(text: str) -> float:

@@ -156,5 +156,5 @@ class ValidationSettings(Settings):
     # Left out of a run's files by default, so that files and fingerprints of older runs stay the same.
     sample: SampleSettings = Field(SampleSettings(), exclude_if=lambda sample: sample == SampleSettings())
     """Sample text."""
-    tasks: TaskScoreSettings = Field(TaskScoreSettings(), exclude_if=lambda tasks: tasks == TaskScoreSettings())
+    tasks: TaskScoreSettings = Field(TaskScoreSettings(), exclude_if=lambda tasks: not tasks.names)
     """Scores on tasks."""

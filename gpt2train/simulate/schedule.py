@@ -15,8 +15,8 @@ from typing import Literal, TypeVar
 T = TypeVar("T")
 Place = Literal["first", "middle", "last"]
 Pass = tuple[bool, int]  # True for a forward pass; number of the stage among those of the rank
-# A pass, place of its micro-batch, whether the pass before it through the same stage was forward, pass before it: ZeRO 3
-# leaves the blocks of a stage gathered after a backward pass.
+# A pass, place of its micro-batch, whether the pass before it through the same stage was forward, pass before it.
+# ZeRO 3 leaves the blocks of a stage gathered after a backward pass.
 Kind = tuple[Pass, Place, bool, Pass]
 SHORT = 3  # micro-batches that have a first, a middle and a last one
 

@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -110,6 +111,16 @@ class RunText:
         return cls(byte_counts(tokenizer, config.vocab), tuple(prompt), tokenizer)
 
 
+class TaskScores(Protocol):
+    """Scores of a run's weights on tasks, as `gpt2train.evaluate.task_validation` gives them."""
+
+    def is_due(self, step: int) -> bool:
+        """Return True after a step whose validation includes them."""
+
+    def __call__(self) -> dict[str, float] | None:
+        """Return the metrics by column, or None if a process received a stop request. Collective."""
+
+
 class Validation:
     """Validation of the weights of a run on the first samples of the validation data, the same set on every layout.
 
@@ -120,17 +131,18 @@ class Validation:
 
     Raises:
         UserError: the prompt of the samples does not fit the context.
+
+    Attributes:
+        tokenizer: tokenizer of the run, on rank 0, if there is one.
+        tasks: scores on tasks to add; none by default.
     """
 
     def __init__(self, engine: Engine, data: Dataset, stop: StopRequest) -> None:
         self._engine, self._data, self._stop = engine, data, stop
         self._count = min(engine.config.validation.samples, data.per_epoch)
         self._text = RunText.of(engine.config)
-        self._tasks = None
-        if engine.config.validation.tasks.names:
-            from gpt2train.training.task_validation import TaskValidation  # imports jinja2, unneeded without tasks
-
-            self._tasks = TaskValidation(engine, stop, self._text.tokenizer)
+        self.tokenizer = self._text.tokenizer
+        self.tasks: TaskScores | None = None
         self._bytes: int | None = None if len(self._text.bytes) else 0  # of the validation set; None until counted
 
     def is_due(self, step: int) -> bool:
@@ -158,8 +170,8 @@ class Validation:
         if self._bytes:
             columns["valid_bits_per_byte"] = totals[0] / math.log(2) / self._bytes
         columns |= {f"valid_{name}": value for name, value in metrics.items()}
-        if self._tasks is not None and self._tasks.is_due(step):
-            scores = self._tasks()
+        if self.tasks is not None and self.tasks.is_due(step):
+            scores = self.tasks()
             if scores is None:
                 return None
             columns |= scores

@@ -6,6 +6,7 @@ from pathlib import Path
 from gpt2train.config import RunConfig
 from gpt2train.data.tokenizer import Tokenizer
 from gpt2train.errors import RunError, UserError
+from gpt2train.evaluate.engine_scorer import EngineScorer
 from gpt2train.evaluate.metrics import Result
 from gpt2train.evaluate.scoring import batches, score_batch
 from gpt2train.evaluate.scoring_request import Score, ScoringRequest
@@ -17,7 +18,6 @@ from gpt2train.launch.rank_process import StopRequest
 from gpt2train.model.objectives import OBJECTIVES
 from gpt2train.parallel.mesh import any_rank, broadcast_from_rank0
 from gpt2train.training.engine import Engine
-from gpt2train.training.engine_scorer import EngineScorer
 
 log = logging.getLogger("gpt2train")
 
