@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from gpt2train.data.tokenizer import Tokenizer
     from gpt2train.inference.decoder import OpenedModel
     from gpt2train.model.causal_lm import CausalLM
+    from gpt2train.runs.text_trace import TextTracer
 
+EXCERPT = 300  # characters shown around a span
 DEFAULT, DEFAULT_LAYOUT = SamplingSettings(), ServingLayout()
 BEAM_FIELDS = {"max_new_tokens", "stop_tokens"}  # the sampling settings that beam search also uses
 
@@ -35,6 +37,7 @@ def generate(
     layout: Annotated[ServingLayout, Parameter(name="*")] = DEFAULT_LAYOUT,
     device: Device = "auto",
     dtype: Dtype = "float32",
+    trace: Path | None = None,
     json_: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Continue prompts.
@@ -56,12 +59,20 @@ def generate(
         auto uses a GPU if there is one.
     dtype
         Data type of the model; bfloat16 and float16 need half the memory.
+    trace
+        Show which spans of each text occur in training tokens, and on which pages: a run folder, an output folder of
+        the data steps or the prefix of token files, with an index (gpt2train data index).
     json_
         Print one JSON line per continuation, with its tokens and log-probabilities.
     """
     beam_settings = _beam_settings(sampling, beams, length_penalty, early_stopping) if beams else None
     if layout.processes > 1 and dtype != "float32":
         raise UserError(f"--dtype {dtype} needs a model in one process; leave out --tp and --pp, or --dtype")
+    tracer = None
+    if trace is not None:
+        from gpt2train.runs.text_trace import TextTracer, find_source
+
+        tracer = TextTracer(find_source(trace))
     with open_model(model, layout, device) as opened:
         from gpt2train.convert.tensor_files import DTYPES
         from gpt2train.data.tokenizer import load_model_tokenizer
@@ -75,13 +86,17 @@ def generate(
         else:
             answers = _searched(opened, tokenizer, prompt, beam_settings)
         for answer in answers:
-            _show(answer, json_)
+            _show(answer, json_, tracer)
 
 
-def _show(answer: dict[str, Any], as_json: bool) -> None:
-    """Print one continuation."""
+def _show(answer: dict[str, Any], as_json: bool, tracer: "TextTracer | None" = None) -> None:
+    """Print one continuation, and the spans of its text in the training tokens."""
+    from gpt2train.runs.trace_command import as_values, show
+
+    found = tracer.trace_text(answer["prompt"] + answer["text"]) if tracer else None
     if as_json:
-        print(json.dumps(answer, ensure_ascii=False))
+        traced = {"trace": as_values(tracer, found)} if tracer and found else {}
+        print(json.dumps(answer | traced, ensure_ascii=False))
         return
     score = f", score {answer['score']:.4f}" if "score" in answer else ""
     print(printable(answer["prompt"] + answer["text"]))
@@ -90,6 +105,8 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
         for token in answer.get(scored, ()):
             others = "".join(f"  {other['token']!r} {other['log_prob']:.4f}" for other in token["top"])
             print(f"  {name:<9} {token['token']!r:<16} {token['log_prob']:.4f}{others and ' | ' + others.strip()}")
+    if tracer and found:
+        show(tracer, found, EXCERPT, as_json=False)
 
 
 def _beam_settings(sampling: SamplingSettings, beams: int, penalty: float, early_stopping_flag: str) -> BeamSettings:

@@ -19,6 +19,7 @@ from gpt2train.data.text_files import Row, expand, read_rows
 from gpt2train.data.tokenizer import encode_ordinary
 from gpt2train.errors import UserError
 from gpt2train.io.files import write_atomic
+from gpt2train.runs.documents import MANIFEST
 from gpt2train.runs.text_trace import TextTracer
 
 RESULT = "contamination.json"
@@ -107,24 +108,35 @@ def _example(tracer: TextTracer, row: int, span: Span, ids: Sequence[int]) -> Ex
 
 
 def write_result(folder: Path, found: Sequence[Contamination], indexed_tokens: int) -> Path:
-    """Write the result for the report of the flow; earlier results of other sets stay."""
-    path = folder / RESULT
-    sets = {one["name"]: one for one in read_result(path)} | {
-        one.name: asdict(one) | {"indexed_tokens": indexed_tokens} for one in found
-    }
+    """Write the result for the report of the flow; earlier results of other sets with the same tokens stay."""
+    path, identity = folder / RESULT, _identity(folder)
+    earlier = parse_result(path.read_bytes()) if path.is_file() else []
+    sets = {one["name"]: one for one in earlier if one["tokens_identity"] == identity}
+    about = {"indexed_tokens": indexed_tokens, "tokens_identity": identity}
+    sets |= {one.name: asdict(one) | about for one in found}
     write_atomic(
         path, (json.dumps([sets[name] for name in sorted(sets)], ensure_ascii=False, indent=1) + "\n").encode()
     )
     return path
 
 
-def read_result(path: Path) -> list[dict[str, Any]]:
-    """Read a result; empty if there is none."""
+def parse_result(content: bytes) -> list[dict[str, Any]]:
+    """Parse a result; empty if it is none."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        found = json.loads(content)
+    except ValueError:
         return []
-    return [one for one in found if isinstance(one, dict) and "name" in one] if isinstance(found, list) else []
+    keys = {"name", "tokens_identity", *Contamination.__dataclass_fields__}
+    return [one for one in found if isinstance(one, dict) and keys <= one.keys()] if isinstance(found, list) else []
+
+
+def _identity(folder: Path) -> str | None:
+    """Identity of the tokens by the manifest of the step that made them; None if there is none."""
+    try:
+        manifest = json.loads((folder / "tokens" / MANIFEST).read_bytes())
+        return f"{manifest['fingerprint']}:{manifest['content']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def as_table(found: Sequence[Contamination]) -> str:

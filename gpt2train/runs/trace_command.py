@@ -113,7 +113,7 @@ def _trace_sample(
 def show(tracer: "TextTracer", found: "TextTrace", excerpt: int, as_json: bool) -> None:
     """Print the spans of a text with the details of their places."""
     if as_json:
-        print(json.dumps(as_values(tracer, found, excerpt), ensure_ascii=False, indent=1))
+        print(json.dumps(as_values(tracer, found), ensure_ascii=False, indent=1))
         return
     spans = f"{len(found.spans)} span{'' if len(found.spans) == 1 else 's'} of at least {found.min_tokens} tokens"
     print(
@@ -127,7 +127,7 @@ def show(tracer: "TextTracer", found: "TextTrace", excerpt: int, as_json: bool) 
                 print(f"  {line}")
 
 
-def as_values(tracer: "TextTracer", found: "TextTrace", excerpt: int) -> dict[str, Any]:
+def as_values(tracer: "TextTracer", found: "TextTrace") -> dict[str, Any]:
     """Convert a trace to JSON-serialisable values, with the details of each place."""
     plain = asdict(found)
     for span, values in zip(found.spans, plain["spans"], strict=True):

@@ -13,6 +13,7 @@ from gpt2train.serve.openai import openai_routes
 from gpt2train.serve.page import add_page, render_docs
 from gpt2train.serve.schema import document
 from gpt2train.serve.service import Service
+from gpt2train.serve.trace import trace_routes
 
 
 def make_app(service: Service) -> FastAPI:
@@ -23,6 +24,8 @@ def make_app(service: Service) -> FastAPI:
     app.openapi = lambda: description  # type: ignore[method-assign] # as FastAPI documents
     app.include_router(megatron_routes(service))
     app.include_router(openai_routes(service))
+    if service.tracer is not None:
+        app.include_router(trace_routes(service.tracer))
 
     @app.get("/health", tags=["Operation"])
     async def health() -> Response:

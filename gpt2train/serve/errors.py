@@ -38,7 +38,7 @@ def error_response(path: str, refusal: ApiError) -> JSONResponse:
 def from_validation_error(error: RequestValidationError) -> ApiError:
     """Convert pydantic's first error to one line that names the field; the value sent is not repeated."""
     first = error.errors()[0]
-    location = [key for key in first["loc"] if key != "body"]
+    location = list(first["loc"][1:])  # the first is "body" or "query"
     if first["type"] == "json_invalid":
         return ApiError(
             400, f"the body is not valid JSON: {first['ctx']['error']} {_line_and_column(error.body, location[0])}"

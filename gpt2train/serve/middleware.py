@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 GUARDED = ("/api", "/v1", "/metrics")
 BODIES = {"/api": ("PUT", "POST"), "/v1/completions": ("POST",)}
 """Methods of the paths that read a body. The body of any other request is not read: the connection discards it."""
-COUNTED = ("/api", "/v1/completions", "/v1/models", "/health", "/metrics")
+COUNTED = ("/api", "/v1/completions", "/v1/models", "/v1/trace", "/health", "/metrics")
 
 
 class Guard:

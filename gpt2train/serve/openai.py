@@ -67,6 +67,7 @@ def _model(service: Service) -> dict[str, Any]:
         "owned_by": "gpt2train",
         "max_model_len": service.context,
         "parameters": parameters(Piece(shape.layers, first=True, last=True), shape, tp=1, padding=1),
+        "indexed_tokens": service.tracer and sum(index.tokens for index in service.tracer.indexes),
     }
 
 

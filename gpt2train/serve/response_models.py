@@ -1,6 +1,6 @@
 """Response models of the API, for its OpenAPI description; tests compare real responses with them."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -67,6 +67,8 @@ class Model(Answer):
     """Context length in tokens, of prompt and continuation together."""
     parameters: int
     """Number of parameters of the model."""
+    indexed_tokens: int | None
+    """Number of training tokens that /v1/trace searches; null if this server has no such path."""
 
 
 class ModelList(Answer):
@@ -93,6 +95,92 @@ class Beams(Answer):
     text: list[str]
     segments: list[list[str]]
     scores: list[float]
+
+
+class TracedPlace(Answer):
+    """Occurrence of a span; fields are null where the tokens have no table of their documents."""
+
+    corpus: int
+    position: int
+    """Token of the corpus at which the span begins."""
+    document: int
+    start: int
+    """First token, counted from the start of the document."""
+    doc_id: str | None
+    url: str | None
+
+
+class TracedText(Answer):
+    """Longest span of a text that occurs in the training tokens."""
+
+    start: int
+    """First token of the span in the text."""
+    end: int
+    text: str
+    characters: tuple[int, int] | None
+    """Start and end in the text, in Unicode characters; null if the tokenizer changes texts."""
+    count: int
+    """Occurrences in the training tokens."""
+    places: list[TracedPlace]
+    """The first occurrences."""
+
+
+class Traced(Answer):
+    """Response of /v1/trace."""
+
+    tokens: int
+    """Tokens of the text."""
+    min_tokens: int
+    covered: int
+    """Tokens of the text in at least one span."""
+    indexed_tokens: int
+    spans: list[TracedText]
+
+
+class StepRow(Answer):
+    """Row of a document after one data step."""
+
+    step: str
+    file: str
+    row: int
+    values: dict[str, Any]
+    cuts: list[dict[str, Any]]
+    """Parts that the step has cut out of the document, from its audit files."""
+
+
+class DocumentRecord(Answer):
+    """Facts about a document in the folders of the data steps that still exist; null where unknown."""
+
+    title: str | None
+    date: str | None
+    source: str | None
+    text: str | None
+    steps: list[StepRow]
+    page: str | None
+    """Positions of the crawled page in its archive and ledger."""
+    complete: bool
+    """False if the time was over before all files were searched."""
+
+
+class Reading(Answer):
+    """Training steps that have read a place, from 0; the first of them, and their number."""
+
+    steps: list[int]
+    count: int
+    samples: list[int]
+
+
+class PlaceDetails(Answer):
+    """Response of /v1/trace/place."""
+
+    place: TracedPlace
+    before: str
+    text: str
+    after: str
+    tokens: int
+    """Tokens of the document."""
+    record: DocumentRecord | None
+    reading: Reading | None
 
 
 class Health(Answer):

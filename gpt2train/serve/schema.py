@@ -13,10 +13,23 @@ from gpt2train import __version__
 from gpt2train.serve.completions import CompletionRequest
 from gpt2train.serve.errors import error_body
 from gpt2train.serve.megatron import ApiRequest
-from gpt2train.serve.response_models import Beams, Completion, Health, Message, Model, ModelList, OpenAIError, Texts
+from gpt2train.serve.response_models import (
+    Beams,
+    Completion,
+    Health,
+    Message,
+    Model,
+    ModelList,
+    OpenAIError,
+    PlaceDetails,
+    Texts,
+    Traced,
+)
 from gpt2train.serve.service import Service
+from gpt2train.serve.trace import MAX_PLACES, MAX_TEXT
 
 MODELS = (Beams, Completion, CompletionRequest, ApiRequest, Health, Message, Model, ModelList, OpenAIError, Texts)
+TRACE_MODELS = (PlaceDetails, Traced)
 ERRORS = {
     400: "The request is not valid; the message names the field and the remedy.",
     401: "The API key is missing or wrong.",
@@ -45,6 +58,8 @@ ABOUT = {
     "model": "Describe the served model.",
     "completions": "Continue prompts. With `stream`, the response is server-sent events; the last one is `[DONE]` or "
     "an error.",
+    "trace": "Find the longest spans of a text that occur verbatim in the training tokens.",
+    "place": "Describe a place of the training tokens: page, text around it, data steps and training steps.",
     "health": "200 while requests are accepted, else 503: the model failed, the server is shutting down, or a step "
     "hangs.",
     "metrics": "Metrics for Prometheus.",
@@ -56,7 +71,9 @@ WITH_BODY = (*ALWAYS, 413, 503, 504)
 def document(service: Service) -> dict[str, Any]:
     """Return the OpenAPI description of one server."""
     template = "#/components/schemas/{model}"
-    schemas = models_json_schema([(model, "validation") for model in MODELS], ref_template=template)
+    schemas = models_json_schema(
+        [(model, "validation") for model in (*MODELS, *(TRACE_MODELS if service.tracer else ()))], ref_template=template
+    )
     components: dict[str, Any] = {"schemas": schemas[1]["$defs"]}
     _set_limits(components["schemas"], service)
     if service.key is not None:
@@ -82,6 +99,10 @@ def document(service: Service) -> dict[str, Any]:
             found["security"] = [{"key": []}]
         return found
 
+    def query(name: str, kind: str, default: int | None = None, **limits: int) -> dict[str, Any]:
+        schema = {"type": kind, **limits} | ({} if default is None else {"default": default})
+        return {"name": name, "in": "query", "required": default is None, "schema": schema}
+
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": service.names}}
     model = operation("/v1", "model", _json(Model), (*ALWAYS, 404))
     event = {"type": "object", "properties": {"data": {"type": "string", "description": "A completion as JSON."}}}
@@ -89,6 +110,19 @@ def document(service: Service) -> dict[str, Any]:
     completions = _json(Completion) | stream
     text = {"text/plain": {"schema": {"type": "string"}}}
     answers = _json(Texts, Beams)
+    trace = operation("/v1/trace", "trace", _json(Traced))
+    trace["parameters"] = [
+        query("text", "string", maxLength=MAX_TEXT),
+        query("min_tokens", "integer", 8, minimum=2, maximum=MAX_TEXT),
+        query("places", "integer", 3, minimum=1, maximum=MAX_PLACES),
+    ]
+    place = operation("/v1/trace/place", "place", _json(PlaceDetails))
+    place["parameters"] = [
+        query("corpus", "integer", minimum=0),
+        query("position", "integer", minimum=0),
+        query("tokens", "integer", 1, minimum=1, maximum=MAX_TEXT),
+    ]
+    traced = {"/v1/trace": {"get": trace}, "/v1/trace/place": {"get": place}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "gpt2train", "version": __version__},
@@ -99,6 +133,7 @@ def document(service: Service) -> dict[str, Any]:
             "/v1/completions": {
                 "post": operation("/v1", "completions", completions, (*WITH_BODY, 404), CompletionRequest)
             },
+            **(traced if service.tracer else {}),
             "/health": {"get": operation("/health", "health", _json(Health))},
             "/metrics": {"get": operation("/metrics", "metrics", text)},
         },

@@ -15,7 +15,7 @@ from gpt2train.serve.app import make_app
 from gpt2train.serve.batcher import Batcher
 from gpt2train.serve.connection import LimitedConnection
 from gpt2train.serve.hosts import allowed_hosts
-from gpt2train.serve.service import Service
+from gpt2train.serve.service import Service, open_tracer
 from gpt2train.serve.settings import KEY_VARIABLE, ServeSettings
 
 BACKLOG = 2048  # uvicorn's default
@@ -55,13 +55,13 @@ def prepare(decoder: Decoder, tokenizer: Tokenizer, settings: ServeSettings, nam
     """Bind the address and create the server of a decoder without rows; `settings.name` overrides the name for clients.
 
     Raises:
-        UserError: the address cannot be bound, or the key file cannot be read.
+        UserError: the address cannot be bound, the key file cannot be read, or there is no index to trace texts in.
     """
-    key = read_key(settings)
+    key, tracer = read_key(settings), open_tracer(settings)
     listener = listen(settings.host, settings.port)
     batcher = Batcher(decoder, settings.max_queued, settings.prefill_tokens)
     hosts = allowed_hosts(listener.getsockname()[0], settings.host, settings.allowed_host)
-    service = Service(batcher, tokenizer, settings, settings.name or name, key, hosts)
+    service = Service(batcher, tokenizer, settings, settings.name or name, key, hosts, tracer=tracer)
     connection = functools.partial(LimitedConnection, settings=settings)
     http = uvicorn.Server(
         uvicorn.Config(

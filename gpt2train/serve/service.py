@@ -17,6 +17,7 @@ from gpt2train.data.tokenizer import Tokenizer, encode_ordinary, end_of_text_id
 from gpt2train.errors import UserError
 from gpt2train.inference.sequence import TokenSequence
 from gpt2train.inference.settings import SamplingSettings
+from gpt2train.runs.text_trace import TextTracer, find_source
 from gpt2train.serve.batcher import Batcher, Ticket
 from gpt2train.serve.decode_jobs import Continuation, Job, TokenDelta
 from gpt2train.serve.errors import ApiError
@@ -65,6 +66,7 @@ class Service:
     key: str | None = None  # API key that clients must send; never logged, never part of an answer
     hosts: AllowedHosts | None = None  # hosts that requests may name; None allows any
     metrics: Metrics = field(default_factory=Metrics)
+    tracer: TextTracer | None = None  # training tokens that are searched for spans of a text
     started: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -218,6 +220,19 @@ async def finish(service: Service, jobs: Sequence[Job], request: Request) -> Non
         await unless_disconnected(drain(), request.receive)
     finally:
         cancel(service, ticket)
+
+
+def open_tracer(settings: ServeSettings) -> TextTracer | None:
+    """Open the training tokens to trace texts to, if there are any.
+
+    Raises:
+        UserError: there are no such tokens, or they have no index or no tokenizer.
+    """
+    if settings.trace is None:
+        return None
+    tracer = TextTracer(find_source(settings.trace))
+    assert tracer.tokenizer is not None
+    return tracer
 
 
 def name_of(folder: Path) -> str:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpt2train.data.text_units import has_unspaced, units_of
+from gpt2train.runs.contamination import RESULT, parse_result
 from tasks.core.manifest import Manifest
 from tasks.core.shards import read_table
 from tasks.core.storage import FileRecord, Folder
@@ -58,6 +59,13 @@ def findings(root: Folder, by_step: Mapping[str, Manifest], samples: int) -> dic
             if step
         ),
     }
+
+
+def contamination(root: Folder, tokens: Manifest | None) -> list[dict[str, Any]]:
+    """Overlap of evaluation sets with the tokens, by `gpt2train data contamination`; empty if of other tokens."""
+    if tokens is None or not root.size(RESULT):
+        return []
+    return [one for one in parse_result(root.read_bytes(RESULT)) if one["tokens_identity"] == tokens.identity]
 
 
 def reasons(manifests: Sequence[Manifest], top: int = TOP) -> list[dict[str, Any]]:

@@ -17,13 +17,13 @@ from gpt2train.monitoring.metrics import gpu_kwh, read_metrics
 from gpt2train.monitoring.run_record import read_record
 from gpt2train.monitoring.samples import read_samples
 from tasks.cloze.step import no_passages_message
-from tasks.core.manifest import Manifest, Outcome
+from tasks.core.manifest import Manifest, Outcome, digest
 from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.core.timings import read_timings
 from tasks.evaluate.step import OF_THE_RUN
-from tasks.report.findings import duplicates, findings
+from tasks.report.findings import contamination, duplicates, findings
 from tasks.report.pictures import loss_curve
 from tasks.report.settings import ReportSettings
 from tasks.report.task_findings import task_findings
@@ -44,12 +44,15 @@ def report(
         folder: folder of the report.
         runner: the one that knows if the report is already finished.
     """
-    inputs = {manifest.step: manifest for manifest in manifests}
+    made = {manifest.step: manifest for manifest in manifests}
+    inputs: dict[str, Manifest | str] = {**made}
+    if overlaps := contamination(root, made.get("tokenize")):
+        inputs["contamination"] = digest(overlaps)
     packages = ("jinja2", "matplotlib")
     step = Step(root, "report", version=6, parameters=settings, inputs=inputs, folder=folder, packages=packages)
     if done := runner.finished(step):
         return done
-    facts = {**gather(root, manifests), "data": findings(root, inputs, settings.samples)}
+    facts = {**gather(root, manifests), "data": findings(root, made, settings.samples)}
     step.folder.write_bytes(REPORT, _render("report.html", facts).encode())
     return step.commit(Outcome(outputs=(step.folder.record(REPORT),)))
 
@@ -66,6 +69,7 @@ def gather(root: Folder, manifests: Sequence[Manifest]) -> dict[str, Any]:
     return {
         "funnel": funnel(manifests, timings),
         "duplicates": duplicates(root, by_step.get("dedup")),
+        "contamination": contamination(root, by_step.get("tokenize")),
         "training": _training(root, training, metrics, timings) if training else None,
         "unit": unit,
         "curve": loss_curve(metrics, unit=unit) if metrics else None,

@@ -30,7 +30,7 @@ HOOKS = ROOT / "docs/hooks"
 NOT_SETTINGS = {
     "flow": {"--config", "--help-all"},
     "serve": {"--model", "--device"},
-    "generate": {"--model", "--prompt", "--device", "--dtype", "--json"},
+    "generate": {"--model", "--prompt", "--device", "--dtype", "--trace", "--json"},
     "plan": {
         "--recipe",
         "--depth",

@@ -10,6 +10,8 @@ const spanTokens = new WeakMap(); // span -> its tokens
 let running = null; // AbortController of the running request
 let shown = null; // span that the tooltip describes
 let model = null;
+let indexed = null; // tokens that the server searches for spans of a text; null if it does not
+const nodeSpans = new WeakMap(); // node of the text -> its spans in the training tokens
 
 function element(kind, className, content) {
   const made = document.createElement(kind);
@@ -154,6 +156,7 @@ async function generate() {
     running = null;
     busy(false);
   }
+  if (indexed !== null && text.querySelector(".token")) await traceText();
 }
 
 function count(tokens) {
@@ -177,7 +180,120 @@ function busy(now) {
 
 function clear(prompt) {
   hide();
+  at("traced").hidden = at("sources").hidden = true;
   text.replaceChildren(element("span", "prompt", prompt));
+}
+
+// ---- spans of the text in the training tokens
+
+async function ask(path, query) {
+  const response = await fetch(`${path}?${new URLSearchParams(query)}`, { headers: headers() });
+  if (!response.ok) throw new Error(await refusal(response));
+  return response.json();
+}
+
+async function traceText() {
+  const nodes = [...text.querySelectorAll(".prompt, .token")], whole = nodes.map((node) => node.textContent).join("");
+  at("traced").hidden = false;
+  at("traced").textContent = "searching the training data…";
+  try {
+    const found = await ask("v1/trace", { text: whole });
+    if (running || !nodes[0].isConnected) return; // another text is shown by now
+    found.spans.forEach((span) => span.characters && markSpan(span, whole));
+    const times = found.spans.length === 1 ? "1 span" : `${found.spans.length} spans`;
+    at("traced").textContent = found.spans.length ? `${times} in ${large(found.indexed_tokens)} training tokens` : `not in ${large(found.indexed_tokens)} training tokens`;
+  } catch (error) {
+    at("traced").textContent = error instanceof TypeError ? "no response from the server" : error.message;
+  }
+}
+
+// Underlines the nodes of a span; the server counts characters, a string here counts UTF-16 units.
+function markSpan(span, whole) {
+  const letters = [...whole], units = (count) => letters.slice(0, count).join("").length;
+  const start = units(span.characters[0]), end = units(span.characters[1]);
+  let place = 0;
+  for (const node of [...text.querySelectorAll(".prompt, .token")]) {
+    const from = place, to = place + node.textContent.length;
+    place = to;
+    const low = Math.max(start, from), high = Math.min(end, to);
+    if (low >= high) continue;
+    for (const part of node.classList.contains("prompt") ? cut(node, low - from, high - from) : [node]) {
+      part.classList.add("traced");
+      part.tabIndex = part.tabIndex >= 0 || part.classList.contains("prompt") ? 0 : -1;
+      nodeSpans.set(part, [...(nodeSpans.get(part) ?? []), span]);
+    }
+  }
+}
+
+// Divides a node of the prompt so that a part of it is a node of its own, and returns that.
+function cut(node, low, high) {
+  const content = node.textContent;
+  const pieces = [content.slice(0, low), content.slice(low, high), content.slice(high)];
+  const made = pieces.map((piece) => {
+    const copy = element("span", node.className, piece);
+    if (nodeSpans.has(node)) nodeSpans.set(copy, nodeSpans.get(node));
+    return copy;
+  });
+  node.replaceWith(...made.filter((one) => one.textContent));
+  return [made[1]];
+}
+
+async function showSources(node) {
+  const spans = nodeSpans.get(node);
+  if (!spans) return;
+  hide();
+  const list = at("places");
+  at("sources").hidden = false;
+  list.replaceChildren();
+  for (const span of spans) {
+    const times = span.count === 1 ? "once" : `${span.count.toLocaleString("en")} times`;
+    const head = element("p", "span", `“${span.text.trim()}”`);
+    head.append(element("span", "soft", ` ${span.end - span.start} tokens, ${times}`));
+    list.append(head);
+    for (const place of span.places) {
+      const made = element("div", "place");
+      made.append(heading(place), element("p", "soft", "looking up…"));
+      list.append(made);
+      describe(made, place, span.end - span.start);
+    }
+  }
+  at("sources_title").focus({ preventScroll: true });
+  at("sources").scrollIntoView({ block: "nearest" });
+}
+
+function heading(place) {
+  const known = place.url ?? "";
+  if (!/^https?:\/\//i.test(known)) return element("p", "url", known || `document ${place.document}, page unknown`);
+  const link = element("a", "url", known);
+  link.href = known;
+  link.rel = "noopener noreferrer nofollow";
+  link.target = "_blank";
+  return link;
+}
+
+async function describe(made, place, tokens) {
+  try {
+    const found = await ask("v1/trace/place", { corpus: place.corpus, position: place.position, tokens });
+    const { record, reading } = found;
+    const about = [record?.title, record?.date, `tokens ${place.start} to ${place.start + tokens} of ${found.tokens}`];
+    const around = element("p", "around", found.before);
+    around.append(element("mark", "", found.text), found.after);
+    made.lastChild.replaceWith(element("p", "soft", about.filter(Boolean).join(" · ")), around);
+    const rows = element("ul", "steps");
+    for (const step of record?.steps ?? []) {
+      const values = Object.entries(step.values).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+      rows.append(element("li", "", `${step.step}: kept${values.length ? `, ${values.join(", ")}` : ""}`));
+      for (const one of step.cuts) rows.append(element("li", "", `${step.step}: cut ${JSON.stringify(one)}`));
+    }
+    if (record?.page) rows.append(element("li", "", record.page));
+    if (reading) {
+      const steps = reading.steps.slice(0, 10).join(", ");
+      rows.append(element("li", "", reading.count ? `read by ${reading.count} training step${reading.count === 1 ? "" : "s"}: ${steps}${reading.count > 10 ? ", …" : ""}` : "not read by the run so far"));
+    }
+    if (rows.childNodes.length) made.append(rows);
+  } catch (error) {
+    made.lastChild.textContent = error instanceof TypeError ? "no response from the server" : error.message;
+  }
 }
 
 // ---- tooltip: probabilities of a token
@@ -245,7 +361,8 @@ function moveFocus(event) {
 const tokenOf = (event) => event.target.closest?.(".token");
 text.addEventListener("pointerover", (event) => { if (tokenOf(event)) { hide(); show(tokenOf(event)); } });
 text.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") hide(); });
-text.addEventListener("click", (event) => tokenOf(event)?.focus());
+text.addEventListener("click", (event) => { tokenOf(event)?.focus(); showSources(event.target); });
+text.addEventListener("keydown", (event) => { if (event.key === "Enter") showSources(document.activeElement); });
 text.addEventListener("focusin", (event) => { if (tokenOf(event)) { hide(); show(tokenOf(event)); } });
 text.addEventListener("focusout", hide);
 text.addEventListener("keydown", moveFocus);
@@ -258,6 +375,7 @@ at("form").addEventListener("submit", (event) => { event.preventDefault(); if (!
 at("form").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); at("form").requestSubmit(); }
 });
+at("close_sources").addEventListener("click", () => { at("sources").hidden = true; text.querySelector(".token")?.focus(); });
 at("stop").addEventListener("click", () => running?.abort());
 at("shade").addEventListener("change", () => text.classList.toggle("shaded", at("shade").checked));
 at("adopt").addEventListener("click", () => {
@@ -277,6 +395,7 @@ async function showModel() {
     if (!response.ok) return void (at("model").textContent = await refusal(response));
     const served = (await response.json()).data[0];
     model = served.id;
+    indexed = served.indexed_tokens ?? null;
     const about = [`${large(served.parameters)} parameters`, `context ${served.max_model_len.toLocaleString("en")} tokens`];
     at("model").textContent = [model, ...about].join(" · ");
     document.title = `${model} · gpt2train`;

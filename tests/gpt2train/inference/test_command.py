@@ -1,6 +1,7 @@
 """`gpt2train generate`: its output, and refused settings."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from gpt2train.io.command_line import run_command
 from gpt2train.model.gpt2 import GPT2
 from gpt2train.model.init import initialise
 from gpt2train.model.shape import Shape
+from tests.gpt2train.runs.indexed_corpus import make_indexed
+from tests.tasks.corpus import row
 
 SHAPE = Shape(vocab=50257, layers=1, heads=2, hidden=16, context=24)
 
@@ -47,6 +50,22 @@ def test_json_output_has_tokens_and_log_probabilities(model: Path, capsys: pytes
         assert all(len(score["top"]) == 2 and score["log_prob"] < 0 for score in answer["scores"])
     assert [score["token"] for score in answers[0]["prompt_scores"]] == [" upon"]
     assert answers[2]["prompt_scores"] == []
+
+
+@pytest.mark.skipif(find_spec("pydivsufsort") is None, reason="needs the extra trace")
+def test_spans_of_the_training_tokens_are_shown(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "The old mill at the river turns all day and all night."
+    corpus = make_indexed(tmp_path, [row(text, "https://a.test/mill")])
+    capsys.readouterr()
+    flags = ["--model", str(model), "--prompt", text[:40], "--max-new-tokens", "2", "--trace", str(corpus)]
+    code, out, _ = call(capsys, *flags)
+    assert code == 0 and "https://a.test/mill" in out and repr(text[:39])[1:-1] in out
+    code, out, _ = call(capsys, *flags, "--json")
+    [span] = json.loads(out)["trace"]["spans"]
+    assert span["text"].startswith(text[:39])
+    assert span["places"][0]["record"]["steps"][-1]["step"] == "shuffled"
 
 
 def test_log_probabilities_are_shown(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,14 +19,12 @@ from gpt2train.runs.contamination import measure
 from gpt2train.runs.documents import OutputFolder, document_steps, look_up
 from gpt2train.runs.text_trace import TextTracer, find_source
 from gpt2train.settings import build
+from tasks.core.manifest import read_manifest
 from tasks.core.storage import Folder
-from tasks.shuffle.settings import ShuffleSettings
-from tasks.shuffle.step import shuffle
-from tasks.tokenize.settings import TokenizeSettings
-from tasks.tokenize.step import tokenize
-from tasks.tokenizer.settings import TokenizerSettings
-from tasks.tokenizer.step import tokenizer
-from tests.tasks.corpus import Inline, documents_of, row
+from tasks.report.settings import ReportSettings
+from tasks.report.step import REPORT, report
+from tests.gpt2train.runs.indexed_corpus import make_indexed
+from tests.tasks.corpus import Inline, row
 
 pytest.importorskip("pydivsufsort", reason="needs the extra trace")
 
@@ -39,16 +37,7 @@ ROWS = [row(text, split=("train", "train", "valid")[n % 3]) | {"date": "2020-02-
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokens made by two steps, in several shards, with their index."""
-    place = tmp_path_factory.mktemp("traced")
-    folder = Folder(place)
-    with Inline(workers=1) as runner:
-        documents = documents_of(folder, ROWS, per_shard=25)
-        shuffled = shuffle(folder, documents, ShuffleSettings(), runner)
-        words = tokenizer(folder, shuffled, TokenizerSettings(vocab_size=300), runner)
-        tokenize(folder, shuffled, words, TokenizeSettings(shard_tokens=400), runner)
-    assert run_command(app, ["data", "index", str(place)]) == 0
-    return place
+    return make_indexed(tmp_path_factory.mktemp("traced"), ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +184,21 @@ def test_documents_on_an_object_store(root: Path) -> None:
         store.rm("/corpus", recursive=True)
 
 
+def assert_report_has(root: Path, names: list[str]) -> None:
+    """The report of the tokens has a table of the sets, and that of other tokens none."""
+    folder = Folder(root)
+    manifest = read_manifest(folder / "tokens")
+    assert manifest is not None
+    with Inline(workers=1) as runner:
+        made = report(folder, [manifest], ReportSettings(), runner=runner)
+        page = (folder / made.folder).read_bytes(REPORT).decode()
+        assert "Evaluation sets in the training tokens" in page and all(
+            f"<code>{name}</code>" in page for name in names
+        )
+        other = report(folder, [manifest.model_copy(update={"content": "0" * 64})], ReportSettings(), runner=runner)
+        assert "Evaluation sets in" not in (folder / other.folder).read_bytes(REPORT).decode()
+
+
 def test_contamination_of_evaluation_sets(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows of any shape; 30 of 100 repeat a training document in one of their texts."""
     train = [one["text"] for one in ROWS if one["split"] == "train"]
@@ -212,6 +216,7 @@ def test_contamination_of_evaluation_sets(root: Path, tmp_path: Path, capsys: py
     shown = capsys.readouterr().out
     assert "| mixed.jsonl | 100 | 30 | 30.0 % |" in shown and "| lines.txt | 2 | 1 | 50.0 % |" in shown
     sets = json.loads((root / "contamination.json").read_text())
+    assert_report_has(root, [one["name"] for one in sets])
     assert [(one["name"], one["contaminated"]) for one in sets] == [("lines.txt", 1), ("mixed.jsonl", 30)]
 
 

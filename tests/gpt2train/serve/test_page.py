@@ -7,13 +7,16 @@ import shutil
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from benchmarks.serve import OURS, server
 from gpt2train.model.gpt2 import GPT2
+from tests.gpt2train.runs.indexed_corpus import make_indexed
 from tests.gpt2train.serve.fixed_text_model import SHAPE, write_reciting_model
+from tests.tasks.corpus import row
 
 webdriver = pytest.importorskip(
     "selenium.webdriver", reason="selenium is not installed: pip install 'gpt2train[peers]'"
@@ -95,7 +98,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         options.add_argument(f"--{flag}")
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
     try:
-        with server(OURS, folder / "model", ["--key-file", str(folder / "key")], threads=1) as (address, _):
+        flags = ["--key-file", str(folder / "key")]
+        if find_spec("pydivsufsort"):
+            rows = [row(f"{n}: {TEXT[:40]}{n}", f"https://a.test/{n}") for n in range(5)]
+            flags += ["--trace", str(make_indexed(folder / "corpus", rows))]
+        with server(OURS, folder / "model", flags, threads=1) as (address, _):
             yield Page(driver, address)
     finally:
         driver.quit()
@@ -131,6 +138,29 @@ def test_generated_text_is_escaped(page: Page) -> None:
     assert page.at("text").find_element(By.CSS_SELECTOR, ".prompt").text == "<i>x</i>"
     assert page.driver.find_elements(By.CSS_SELECTOR, "#text b, #text i, #text img") == []
     assert page.at("status").text.startswith("150 tokens in ")
+    assert page.complaints() == []
+
+
+@pytest.mark.skipif(find_spec("pydivsufsort") is None, reason="needs the extra trace")
+def test_spans_of_the_training_tokens_lead_to_their_page(page: Page) -> None:
+    page.open()
+    page.go(prompt="🙂 <b>bold</b><img src=x onerror=alert(1)>", temperature=0, max_tokens=60)
+    page.until(lambda: "training tokens" in page.at("traced").text, "the spans")
+    traced = page.driver.find_elements(By.CSS_SELECTOR, "#text .traced")
+    span = traced[0].get_attribute("textContent")
+    assert span.startswith(" <b>bold</b><img src=x") and span in TEXT
+    assert page.at("text").find_element(By.CSS_SELECTOR, ".prompt").text.startswith("🙂")
+    traced[0].send_keys(Keys.ENTER)
+    page.until(lambda: page.driver.find_elements(By.CSS_SELECTOR, "#places .around"), "the page")
+    links = page.driver.find_elements(By.CSS_SELECTOR, "#places a")
+    assert [link.get_attribute("href") for link in links] == [f"https://a.test/{n}" for n in (0, 1, 2)] or len(
+        links
+    ) == 3
+    assert page.driver.find_element(By.CSS_SELECTOR, "#places mark").get_attribute("textContent") == span
+    page.until(lambda: "shuffled: kept" in page.at("places").text, "the steps")
+    assert page.driver.find_elements(By.CSS_SELECTOR, "#places b, #places img, #text img") == []
+    page.at("close_sources").click()
+    assert not page.at("sources").is_displayed()
     assert page.complaints() == []
 
 
