@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 # The modules that compute a step's outputs, by the step's name. Other modules in tasks/ only run or store steps.
 MODULES = {
     "blacklist": ["tasks/blacklist/*.py", "tasks/core/url_lists.py"],
-    "download": ["tasks/download/*.py"],
+    "download": ["tasks/download/**/*.py"],
     "warcs": [
         "tasks/sources/warcs.py",
         "tasks/sources/warc_records.py",
