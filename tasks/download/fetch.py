@@ -58,14 +58,16 @@ class Fetcher:
         """Drop all connections."""
         await self._client.close()
 
-    async def fetch(self, url: str, source: str) -> Fetched:
+    async def fetch(self, url: str, source: str, headers: Mapping[str, str] | None = None) -> Fetched:
         """Fetch one page. Failures of the server are not raised: the result has their reason.
+
+        `headers` are further fields of the request. With `Range`, the answer must be that range (status 206).
 
         Raises:
             RunError: This machine failed, not the server.
             UserError: This machine or its settings failed, not the server.
         """
-        page = Fetched(url, source, final_url=url)
+        page = Fetched(url, source, final_url=url, request_headers=headers or {})
         if self.settings.consent.enabled:
             page.signals, page.licenses = (), ()
         requested: list[URL] = []
@@ -158,12 +160,13 @@ class Fetcher:
         self, url: URL, page: Fetched, budget: TimeBudget, delay: float, site: SiteSignals | None
     ) -> URL | None:
         """Send one request; fill in the page, or return the target of a redirect."""
-        async with self.hosts.slot(url, delay), budget.running(), self._client.get(url) as response:
+        get = self._client.get(url, page.request_headers)
+        async with self.hosts.slot(url, delay), budget.running(), get as response:
             page.http_status, page.ip = response.status, response.peer
             if (target := _redirect(url, response)) is not None:
                 return target
             try:
-                check_status(response)
+                check_status(response, 206 if "Range" in page.request_headers else 200)
             except RetryableFetchError as failure:
                 if failure.wait is not None and failure.wait <= self.settings.max_wait:
                     self.hosts.delay_host(url, failure.wait)  # Retry-After applies to the host, not only to the page
@@ -171,12 +174,12 @@ class Fetcher:
             page.content_type, page.charset = parse_content_type(response.headers.get("Content-Type"))
             page.content_language = checked_language(response.headers.get("Content-Language"))
             unknown = page.content_type in UNKNOWN_TYPES
-            if not unknown and page.content_type not in self.settings.content_types:
+            if not unknown and not self.settings.accepts(page.content_type):
                 raise FetchRejectedError("content_type", page.content_type[:80])
             body = await self._client.read(response, self.settings.max_wire_bytes, self.settings.max_bytes)
             if unknown:
                 page.content_type = sniff_html(body)
-                if page.content_type not in self.settings.content_types:
+                if not self.settings.accepts(page.content_type):
                     raise FetchRejectedError("content_type", "none given, and the page does not begin as HTML does")
             if site is not None:
                 await self._check_consent(url, page, site, response, body)

@@ -176,6 +176,11 @@ class HostScheduler:
             raise FetchRejectedError("robots_forbidden", f"by {url.origin()}/robots.txt")
         return min(rules.delay(self._agent), self._settings.max_crawl_delay)
 
+    async def sitemaps(self, url: URL) -> list[str]:
+        """Return the sitemaps that robots.txt of an origin names; none if it cannot be read."""
+        rules = await self._rules(self._host(url), url)
+        return rules.sitemaps if isinstance(rules, RobotsRules) else []
+
     async def site_signals(self, url: URL, delay: float) -> SiteSignals:
         """Return what the site's files say about the use of a page; tdmrep.json is read once per origin.
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,7 @@ class Fetched:
     fetched_at: str = ""
     elapsed_ms: int = 0
     attempts: int = 0
+    request_headers: Mapping[str, str] = field(default_factory=dict)  # fields beside those of every request
     signals: tuple[str, ...] | None = None  # None if the signals are not looked for
     licenses: tuple[str, ...] | None = None
 

@@ -65,7 +65,7 @@ class DownloadSettings(Settings):
     max_ratio: float = Field(100.0, ge=1)
     """Maximum ratio of decoded bytes to bytes sent, above 1 MiB. Limits compression bombs."""
     content_types: tuple[str, ...] = ("text/html", "application/xhtml+xml")
-    """Media types that are kept."""
+    """Media types that are kept; `*/*` keeps all."""
     ports: tuple[int, ...] = (80, 443)
     """Allowed ports."""
     allow_private: tuple[str, ...] = ()
@@ -80,6 +80,10 @@ class DownloadSettings(Settings):
     def parameters(self) -> dict[str, Any]:
         """Settings that the outputs depend on. Rate limits are left out: changing them must not restart a crawl."""
         return self.model_dump(mode="json", exclude=PACE if self.consent.enabled else PACE | {"consent"})
+
+    def accepts(self, content_type: str) -> bool:
+        """Return True if pages of a media type are kept."""
+        return content_type in self.content_types or "*/*" in self.content_types
 
     @property
     def agent(self) -> str:
