@@ -18,6 +18,7 @@ from tests.tasks.web_server import running_site
 TEXT = "<html><body><article>" + "<p>It was a long way to the river, and nobody spoke on the road.</p>" * 30
 
 
+@pytest.mark.slow
 def test_domains_become_documents(tmp_path: Path) -> None:
     with running_site() as site:
         serve(site, "/sitemap.xml", urlset(["/1", "/2.pdf", "/private", "http://other.example.com/3"]))

@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 from yarl import URL
@@ -201,6 +201,7 @@ def test_path_patterns_equal_regular_expressions(pattern: str, path: str) -> Non
     assert matches(pattern, path) == bool(re.match(plain + (r"\Z" if pattern.endswith("$") else ""), path))
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.text("ab: ,;*-_\t\x00é" + "noaimgeunvlbft", max_size=40)), st.binary(max_size=200))
 def test_any_header_and_any_page_give_a_decision(values: list[str], body: bytes) -> None:
     robots_directives(values, {"a"})
