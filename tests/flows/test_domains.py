@@ -12,6 +12,7 @@ from gpt2train.errors import UserError
 from tasks.core.shards import read_rows
 from tasks.core.storage import Folder
 from tests.tasks.corpus import Inline
+from tests.tasks.discover.crawl_servers import serve_crawl
 from tests.tasks.discover.site_files import serve, urlset
 from tests.tasks.web_server import running_site
 
@@ -48,6 +49,32 @@ def test_domains_become_documents(tmp_path: Path) -> None:
         again, _ = documents_of(root, settings, Sources(settings), runner)
         assert again.identity == documents.identity and {"discover", "download"} <= runner.skipped
         assert "cached" in show_dry_run(dataprep.planned(settings))
+
+
+@pytest.mark.slow
+def test_common_crawl_alone_needs_no_download(tmp_path: Path) -> None:
+    with running_site() as site:
+        urls = [f"http://wiki.example.org/{number}" for number in range(3)]
+        serve_crawl(site, {url: TEXT.replace("river", f"river {url}").encode() for url in urls})
+        flags = {
+            "output": str(tmp_path / "out"),
+            "domains": ["wiki.example.org"],
+            "connect_to": {"*.example.net": site.address},
+            "download": {"delay": 0, "allow_private": ["127.0.0.0/8"], "shared_rate_limit_dir": "off"},
+            "discover": {
+                "methods": ["commoncrawl"],
+                "index_server": "http://index.example.net",
+                "archive_server": "http://data.example.net",
+            },
+        }
+        settings = resolve(DataprepSettings, flags=flags)
+        assert "by commoncrawl" in show_dry_run(dataprep.planned(settings))
+        root = Folder(tmp_path / "out")
+        documents, steps = documents_of(root, settings, Sources(settings), Inline(1))
+        assert [step.step for step in steps] == ["discover", "commoncrawl", "extract"]
+        rows = [row for record in documents.outputs for row in read_rows(root / documents.folder, record.name)]
+        assert [(row["url"], row["source"]) for row in rows] == [(url, "commoncrawl/CC-MAIN-2024-10") for url in urls]
+        assert {host for host, _ in site.hits} == {"index.example.net", "data.example.net"}
 
 
 def test_a_wrong_domain_is_found_before_the_start(tmp_path: Path) -> None:

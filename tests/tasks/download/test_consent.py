@@ -13,10 +13,11 @@ from tasks.core.shards import read_rows
 from tasks.core.storage import Folder
 from tasks.download.consent.tally import OTHERS, tally_signals
 from tasks.download.ledger import LEDGER, ledgers_of
+from tasks.download.step import download
 from tasks.report.findings import consent_signals
 from tasks.report.settings import ReportSettings
 from tasks.report.step import REPORT, report
-from tests.tasks.download.fetch_helpers import fetch, run
+from tests.tasks.download.fetch_helpers import fetch, make_settings, make_urls, run
 from tests.tasks.web_server import PAGE, Handler, Site
 
 TDM = "/.well-known/tdmrep.json"
@@ -147,6 +148,23 @@ def test_a_corpus_without_signals_keeps_its_fingerprint_and_bytes(signalling: Si
     assert [*row] == LEDGER.names
     with pytest.raises(RunError, match=r"none of the 1 pages could be fetched \(noai 1\)"):
         run(Folder(tmp_path / "on"), signalling, [["http://a.test/noai"]], **ON)
+
+
+def test_a_retry_keeps_the_signals_of_the_other_pages(signalling: Site, tmp_path: Path) -> None:
+    signalling.handlers["/later"] = signalling.handlers["/broken"]
+    urls = ["http://a.test/noai", "http://a.test/later", "http://a.test/cc"]
+    root = Folder(tmp_path)
+    run(root, signalling, [urls], attempts=1, **ON)
+    signalling.handlers["/later"] = signalling.handlers["/header"]
+    with Runner(1) as runner:
+        settings = make_settings(attempts=1, **ON)
+        given = (root, make_urls(root, [urls]), settings, runner, {"*.test": signalling.address})
+        manifest = download(*given, retry_failed=True)
+    assert [row["signals"] for row in ledger(root, manifest)] == [["noai"], ["tdm_reservation"], []]
+    assert manifest.outcome.reasons == {"noai": 1, "tdm_reservation": 1}
+    assert {"consent.retry-1.parquet", "hosts.retry-1.parquet"} <= {record.name for record in manifest.outcome.audit}
+    shown = consent_signals(root, manifest)
+    assert shown is not None and [row["name"] for row in shown["signals"]] == ["noai", "tdm_reservation"]
 
 
 def test_the_table_is_bounded(signalling: Site, tmp_path: Path) -> None:
