@@ -126,7 +126,7 @@ def lists_of(root: Folder, found: Manifest, domains: Sequence[Domain]) -> list[I
     folder = root / found.folder
     return [
         InputFile(
-            folder.path(record.name) if folder.is_local else f"{folder.url}/{record.name}",
+            folder.location(record.name),
             f"discover/{domains[int(record.name.removesuffix('.parquet').rpartition('-')[2])].name}",
             record.bytes,
             record.sha256,

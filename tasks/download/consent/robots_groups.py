@@ -43,7 +43,8 @@ class RobotsGroups:
         self._rules: Counter[str] = Counter()  # by name as in the file
         self._reserved: dict[str, list[str]] = {}  # product token -> path patterns
         for group in self._groups(text):
-            for name in group.agents:
+            # A signal above all groups, which belongs to none by the grammar, is meant for all crawlers.
+            for name in group.agents or (["*"] if group.reserved else []):
                 token = name.partition("/")[0].replace("*", "") or "*"
                 spellings = self._spellings.setdefault(token, [])
                 if name not in spellings and len(spellings) < MAX_SPELLINGS:

@@ -121,6 +121,7 @@ def test_content_signals() -> None:
     assert names_by_robots("User-agent: *\nContent-Signal: search=yes, ai-input=no\n") == []
     assert names_by_robots("User-agent: other\nContent-Signal: ai-train=no\n") == []
     assert names_by_robots("User-agent: GPTBot\nContent-Signal: ai-train=no\n") == ["content_signal"]
+    assert names_by_robots("Content-Signal: ai-train=no\nUser-agent: *\nAllow: /\n") == ["content_signal"]
     own = "User-agent: gpt2train\nContent-Signal: ai-train=yes\n\nUser-agent: *\nContent-Signal: ai-train=no\n"
     assert names_by_robots(own) == []
     paths = "User-agent: *\nContent-Signal: /news/*?x=$ ai-train=no\nContent-Signal: /blog ai-train=no\nDisallow: /x\n"
