@@ -28,6 +28,7 @@ from tasks.core.storage import Folder
 from tasks.data_steps.registry import DATA_STEPS, limit_settings, settings_groups
 from tasks.decontaminate.settings import DecontaminateSettings
 from tasks.dedup.settings import DedupSettings
+from tasks.discover.settings import DiscoverSettings
 from tasks.download.settings import DownloadSettings
 from tasks.evaluate.settings import EvaluateSettings
 from tasks.extract.settings import ExtractSettings
@@ -49,7 +50,7 @@ else:
     DataStepSettings, LimitSettings = settings_groups(__name__), limit_settings(__name__)
 
 S = TypeVar("S", bound=Settings)
-SOURCES = ("urls", "warcs", "documents")
+SOURCES = ("urls", "domains", "warcs", "documents")
 # Tokenizer of a preset, where it is not the published one of GPT-2, whose vocabulary is part of the model's size.
 PRESET_TOKENIZERS: dict[str, dict[str, Any]] = {
     "tiny": {},
@@ -91,6 +92,8 @@ class DataprepSettings(OutputSettings, DataStepSettings):
     urls: tuple[str, ...] = ()
     """Lists of URLs, one per line: files, globs, fsspec URLs; .gz .bz2 .xz .zst too. Without any source: the embedded
     demo."""
+    domains: tuple[str, ...] = ()
+    """Domains whose pages are searched for: names (example.org), start pages, or files with one per line."""
     warcs: tuple[str, ...] = ()
     """Web archives (.warc, .warc.gz, .warc.zst), as Common Crawl publishes them: files, folders, globs, fsspec URLs."""
     documents: tuple[str, ...] = ()
@@ -106,6 +109,8 @@ class DataprepSettings(OutputSettings, DataStepSettings):
     lambada: str | None = None
     """LAMBADA test file ({"text": …} lines): removed from the training text, and scored. None: a cloze set in
     LAMBADA's format is drawn from the held-out test documents."""
+    discover: DiscoverSettings = DiscoverSettings()
+    """Search for the URLs of `domains`: sitemaps, feeds, links, Common Crawl."""
     blacklist: BlacklistSettings = BlacklistSettings()
     """Rules for URLs that are not requested."""
     download: DownloadSettings = DownloadSettings()

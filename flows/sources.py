@@ -9,11 +9,14 @@ from flows.demo import demo_site
 from flows.settings import DataprepSettings
 from gpt2train.settings import Settings
 from tasks.blacklist.step import blacklist
+from tasks.commoncrawl.step import commoncrawl
 from tasks.core.input_files import InputFile
 from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
 from tasks.core.storage import Folder
 from tasks.core.url_lists import find_url_lists, read_urls
+from tasks.discover.domains import Domain, find_domains
+from tasks.discover.step import discover, lists_of
 from tasks.download.step import download
 from tasks.extract.step import extract
 from tasks.sources.documents import Documents, find_documents
@@ -60,9 +63,14 @@ class Sources:
             return Documents((), ())
         return find_documents(settings.documents, settings.json_key, settings.texts.max_bytes)
 
+    @cached_property
+    def domains(self) -> tuple[Domain, ...]:
+        """Domains of `--domains`."""
+        return tuple(find_domains(self._settings.domains))
+
     def check(self) -> None:
         """Find all files."""
-        for _ in (self.urls, self.warcs, self.documents):
+        for _ in (self.urls, self.domains, self.warcs, self.documents):
             pass
 
 
@@ -77,13 +85,22 @@ def documents_of(
     steps: list[Manifest] = []
     pages: list[Manifest] = []
     files = sources.documents
-    if settings.urls or not settings.has_source:
+    found: list[InputFile] = []
+    if settings.domains:
+        options: dict[str, Any] = {"download": settings.download, "connect_to": settings.connect_to}
+        discovered = runner.run_step(discover, root, sources.domains, settings.discover, **options)
+        steps.append(discovered)
+        found = lists_of(root, discovered, sources.domains)
+        if "commoncrawl" in settings.discover.methods:
+            given = (discovered, settings.discover, settings.download)
+            pages.append(runner.run_step(commoncrawl, root, *given, connect_to=settings.connect_to))
+    if settings.urls or (settings.domains and settings.discover.requests_pages) or not settings.has_source:
         with url_source(settings, sources) as (lists, connect_to):
-            urls = runner.run_step(blacklist, root, lists, settings.blacklist)
-            options: dict[str, Any] = {"connect_to": connect_to, "retry_failed": settings.retry_failed}
+            urls = runner.run_step(blacklist, root, [*lists, *found], settings.blacklist)
+            options = {"connect_to": connect_to, "retry_failed": settings.retry_failed}
             fetched = runner.run_step(download, root, urls, settings.download, **options)
         steps.append(urls)
-        pages.append(fetched)
+        pages.insert(0, fetched)
     if settings.warcs:
         pages.append(runner.run_step(warcs, root, sources.warcs, settings.warc, blacklist=settings.blacklist))
     if files.pages:
@@ -103,7 +120,7 @@ def url_source(settings: DataprepSettings, sources: Sources) -> Iterator[tuple[S
 
     They are the user's, or those of the embedded demo site, which is served until the block ends.
     """
-    if settings.urls:
+    if settings.has_source:
         yield sources.urls, settings.connect_to
         return
     with demo_site() as site:

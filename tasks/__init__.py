@@ -7,6 +7,8 @@ of its row, so that there is no cycle:
 | --------------- | ---------------------------------------- |
 | `blacklist`     |                                          |
 | `download`      |                                          |
+| `discover`      | `download`                               |
+| `commoncrawl`   | `discover`, `download`, `sources`        |
 | `sources`       | `blacklist`, `download`                  |
 | `boilerplate`   |                                          |
 | `clean`         |                                          |
@@ -31,6 +33,7 @@ of its row, so that there is no cycle:
 | `verify`        | `sources`, `substrings`, `tokenize`      |
 | `verify`        | `tokenizer`                              |
 
+`discover` requests sitemaps and `commoncrawl` pages as politely as `download`, whose page format `commoncrawl` has too;
 `sources` reads archives with the rules of `blacklist` and the page format of `download`; `extract` reads pages of any
 source, and its prefilter applies the limits of `clean`; `decontaminate` counts tokens, and `cloze` finds n-grams, with
 the code of the step before; `data_steps` rejects documents as the filters of `clean` do; `substrings` counts tokens as

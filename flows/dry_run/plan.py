@@ -120,6 +120,8 @@ def _source_rows(settings: DataprepSettings, sources: Sources) -> Rows:
     if settings.urls:
         count = f", {sources.url_count:,} URLs" if sources.url_count is not None else ""
         rows.append(("sources", _files_text(sources.urls, "URL list") + count))
+    if settings.domains:
+        rows.append(("sources", f"{len(sources.domains):,} domains, by {', '.join(settings.discover.methods)}"))
     if settings.warcs:
         rows.append(("sources", _files_text(sources.warcs, "web archive")))
     if settings.documents:

@@ -35,7 +35,10 @@ from tasks.core.storage import Folder
 log = logging.getLogger("gpt2train")
 
 CURVE_SECONDS = 10.0
-UNITS = {"blacklist": "URLs", "download": "pages", "extract": "pages"}  # all other steps count documents
+UNITS = {  # all other steps count documents
+    **{"discover": "URLs", "blacklist": "URLs"},
+    **{"download": "pages", "commoncrawl": "pages", "extract": "pages"},
+}
 
 
 class PrefectRunner(Runner):

@@ -16,8 +16,8 @@ USUAL = (
     *("train.steps", "launch.processes", "score", "dry_run", "retry_failed"),
 )
 STEPS = (
-    *("limits", "blacklist", "download", "warc", "webpages", "texts", "extract", "boilerplate", "clean", "cloze"),
-    *("decontaminate", "dedup", *DATA_STEPS, "substrings", "shuffle", "tokenizer", "tokenize"),
+    *("limits", "discover", "blacklist", "download", "warc", "webpages", "texts", "extract", "boilerplate", "clean"),
+    *("cloze", "decontaminate", "dedup", *DATA_STEPS, "substrings", "shuffle", "tokenizer", "tokenize"),
     *("train", "launch", "merge", "evaluate", "report"),
 )
 ALL_FLAG = "--help-all"

@@ -13,6 +13,8 @@ from yarl import URL
 
 from gpt2train.errors import RunError, UserError
 from tasks.core.url_lists import host_of
+from tasks.download.consent.page_tags import page_tags
+from tasks.download.consent.signals import Consent, SiteSignals, consent
 from tasks.download.host_scheduler import ROBOTS_BYTES, HostScheduler
 from tasks.download.http_client import HttpClient, Response, RetryableFetchError, TimeBudget, brief, check_status
 from tasks.download.ledger import Fetched
@@ -26,6 +28,7 @@ log = logging.getLogger("gpt2train")
 
 T = TypeVar("T")
 
+MAX_INLINE_TAGS = 2**16  # bytes of a page whose tags are read in the event loop
 REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -41,7 +44,7 @@ class Fetcher:
             # A host with another target (of a test, of a mirror) is another host to other processes.
             return f"{host} at {target}" if (target := target_of(host, connect_to)) else host
 
-        self.hosts = HostScheduler(settings, self._robots, shared_name)
+        self.hosts = HostScheduler(settings, self._robots, shared_name, self._tdm)
         self._logged: set[str] = set()  # types of unexpected errors that were logged
         self._client = HttpClient(settings, connect_to, lookup)
 
@@ -55,14 +58,18 @@ class Fetcher:
         """Drop all connections."""
         await self._client.close()
 
-    async def fetch(self, url: str, source: str) -> Fetched:
+    async def fetch(self, url: str, source: str, headers: Mapping[str, str] | None = None) -> Fetched:
         """Fetch one page. Failures of the server are not raised: the result has their reason.
+
+        `headers` are further fields of the request. With `Range`, the answer must be that range (status 206).
 
         Raises:
             RunError: This machine failed, not the server.
             UserError: This machine or its settings failed, not the server.
         """
-        page = Fetched(url, source, final_url=url)
+        page = Fetched(url, source, final_url=url, request_headers=headers or {})
+        if self.settings.consent.enabled:
+            page.signals, page.licenses = (), ()
         requested: list[URL] = []
         budget = TimeBudget(self.settings.deadline, "the page")
         rejection: FetchRejectedError | None = None
@@ -122,8 +129,9 @@ class Fetcher:
             page.final_url, page.http_status = str(url), None
             self._check_url(url)
             delay = await self.hosts.check(url)
+            site = await self._site_signals(url, page, delay)
             requested.append(url)
-            target = await self._request(url, page, budget, delay)
+            target = await self._request(url, page, budget, delay, site)
             if target is None:
                 return
             if target in visited:
@@ -133,14 +141,32 @@ class Fetcher:
             visited.add(target)
             url = target
 
-    async def _request(self, url: URL, page: Fetched, budget: TimeBudget, delay: float) -> URL | None:
+    async def _site_signals(self, url: URL, page: Fetched, delay: float) -> SiteSignals | None:
+        """Read the signals of the site's files; None if they are not looked for."""
+        if not self.settings.consent.enabled:
+            return None
+        site = await self.hosts.site_signals(url, delay)
+        _decide(page, consent(self.settings.consent, self.settings.agent, str(url), site))
+        return site
+
+    async def _check_consent(self, url: URL, page: Fetched, site: SiteSignals, response: Response, body: bytes) -> None:
+        """Decide about a page whose header and body are known."""
+        small = len(body) < MAX_INLINE_TAGS
+        tags = page_tags(body, page.charset) if small else await asyncio.to_thread(page_tags, body, page.charset)
+        settings = self.settings
+        _decide(page, consent(settings.consent, settings.agent, str(url), site, response.headers, tags))
+
+    async def _request(
+        self, url: URL, page: Fetched, budget: TimeBudget, delay: float, site: SiteSignals | None
+    ) -> URL | None:
         """Send one request; fill in the page, or return the target of a redirect."""
-        async with self.hosts.slot(url, delay), budget.running(), self._client.get(url) as response:
+        get = self._client.get(url, page.request_headers)
+        async with self.hosts.slot(url, delay), budget.running(), get as response:
             page.http_status, page.ip = response.status, response.peer
             if (target := _redirect(url, response)) is not None:
                 return target
             try:
-                check_status(response)
+                check_status(response, 206 if "Range" in page.request_headers else 200)
             except RetryableFetchError as failure:
                 if failure.wait is not None and failure.wait <= self.settings.max_wait:
                     self.hosts.delay_host(url, failure.wait)  # Retry-After applies to the host, not only to the page
@@ -148,13 +174,15 @@ class Fetcher:
             page.content_type, page.charset = parse_content_type(response.headers.get("Content-Type"))
             page.content_language = checked_language(response.headers.get("Content-Language"))
             unknown = page.content_type in UNKNOWN_TYPES
-            if not unknown and page.content_type not in self.settings.content_types:
+            if not unknown and not self.settings.accepts(page.content_type):
                 raise FetchRejectedError("content_type", page.content_type[:80])
             body = await self._client.read(response, self.settings.max_wire_bytes, self.settings.max_bytes)
             if unknown:
                 page.content_type = sniff_html(body)
-                if page.content_type not in self.settings.content_types:
+                if not self.settings.accepts(page.content_type):
                     raise FetchRejectedError("content_type", "none given, and the page does not begin as HTML does")
+            if site is not None:
+                await self._check_consent(url, page, site, response, body)
             page.body, page.sha256 = body, hashlib.sha256(body).hexdigest()
             return None
 
@@ -163,10 +191,16 @@ class Fetcher:
         budget = TimeBudget(self.settings.deadline, "robots.txt")
         return await self._attempts(str(url), lambda: self._robots_once(url, budget))
 
-    async def _robots_once(self, url: URL, budget: TimeBudget) -> tuple[int, str]:
+    async def _tdm(self, url: URL, delay: float) -> str:
+        """Fetch a tdmrep.json in the same way; empty if there is none, or none that can be read."""
+        budget = TimeBudget(self.settings.deadline, "tdmrep.json")
+        status, text = await self._attempts(str(url), lambda: self._robots_once(url, budget, delay))
+        return text if status == 200 else ""
+
+    async def _robots_once(self, url: URL, budget: TimeBudget, delay: float = 0.0) -> tuple[int, str]:
         for _ in range(self.settings.max_redirects + 1):
             self._check_url(url)
-            async with self.hosts.slot(url), budget.running(), self._client.get(url) as response:
+            async with self.hosts.slot(url, delay), budget.running(), self._client.get(url) as response:
                 if (target := _redirect(url, response)) is not None:
                     url = target
                     continue
@@ -185,6 +219,14 @@ class Fetcher:
         verdict = refuse(url, self.settings.ports, self.settings.allowed)
         if verdict is not None:
             raise FetchRejectedError(*verdict)
+
+
+def _decide(page: Fetched, found: Consent) -> None:
+    """Take down the signals of a page; reject it for the first that is honoured."""
+    page.signals = tuple(dict.fromkeys(signal.name for signal in found.signals))
+    page.licenses = found.licenses
+    if found.refusal is not None:
+        raise FetchRejectedError(found.refusal.name, found.refusal.detail)
 
 
 def _redirect(url: URL, response: Response) -> URL | None:

@@ -7,17 +7,23 @@ host that fails repeatedly is given up for all of its pages. The least recently 
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from yarl import URL
 
+from tasks.download.consent.signals import SiteSignals, robots_signals
+from tasks.download.consent.tdm_file import PATH, TdmRules
 from tasks.download.response_body import FetchRejectedError
 from tasks.download.robots import RobotsRules
 from tasks.download.settings import DownloadSettings
 from tasks.download.shared_rate_limit import open_rate_limiter
+
+T = TypeVar("T")
 
 ROBOTS_BYTES = 500 * 1024  # minimum that RFC 9309 requires a crawler to read
 MAX_ROBOTS_INLINE = 16 * 1024  # characters, parsed in the event loop in up to 10 ms; longer files in a thread
@@ -26,6 +32,8 @@ FIRST_POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.2  # between two attempts to get 
 
 # Fetches a robots.txt and returns its status and text. Raises FetchRejectedError if there is no answer.
 FetchRobots = Callable[[URL], Awaitable[tuple[int, str]]]
+
+FetchTdm = Callable[[URL, float], Awaitable[str]]  # the same of a tdmrep.json, with a delay; empty if there is none
 
 # Rules of an origin: its robots.txt; None if it has none, so that every URL is allowed; the reason for which every URL
 # is forbidden if the server failed or cannot be reached.
@@ -43,6 +51,7 @@ class Host:
     failures: int = 0  # consecutive pages that failed for a temporary reason
     last_reason: str = ""  # reason of the last such failure
     rules: "dict[str, asyncio.Task[Rules]]" = field(default_factory=dict)  # by origin (scheme, host, port)
+    tdm: "dict[str, asyncio.Task[TdmRules | FetchRejectedError]]" = field(default_factory=dict)  # the same
 
 
 class HostScheduler:
@@ -52,13 +61,18 @@ class HostScheduler:
     """
 
     def __init__(
-        self, settings: DownloadSettings, fetch_robots: FetchRobots, shared_name: Callable[[str], str] = str
+        self,
+        settings: DownloadSettings,
+        fetch_robots: FetchRobots,
+        shared_name: Callable[[str], str] = str,
+        fetch_tdm: FetchTdm | None = None,
     ) -> None:
         self._settings, self._fetch_robots, self._shared_name = settings, fetch_robots, shared_name
+        self._fetch_tdm = fetch_tdm
         self._shared = open_rate_limiter(settings.shared_rate_limit_dir)
         self._hosts: OrderedDict[str, Host] = OrderedDict()
         self._total = asyncio.Semaphore(settings.concurrency)
-        self._agent = settings.user_agent.partition("/")[0].strip()
+        self._agent = settings.agent
 
     def _host(self, url: URL) -> Host:
         name = url.raw_host or ""
@@ -162,6 +176,50 @@ class HostScheduler:
             raise FetchRejectedError("robots_forbidden", f"by {url.origin()}/robots.txt")
         return min(rules.delay(self._agent), self._settings.max_crawl_delay)
 
+    async def sitemaps(self, url: URL) -> list[str]:
+        """Return the sitemaps that robots.txt of an origin names; none if it cannot be read."""
+        rules = await self._rules(self._host(url), url)
+        return rules.sitemaps if isinstance(rules, RobotsRules) else []
+
+    async def site_signals(self, url: URL, delay: float) -> SiteSignals:
+        """Return what the site's files say about the use of a page; tdmrep.json is read once per origin.
+
+        Raises:
+            FetchRejectedError: tdmrep.json cannot be fetched.
+        """
+        host, settings = self._host(url), self._settings.consent
+        rules = await self._rules(host, url)
+        found = SiteSignals()
+        if isinstance(rules, RobotsRules):
+            found = await robots_signals(rules, url, self._agent, settings)
+        refused = any(signal.name in settings.honour for signal in found.signals)
+        if self._fetch_tdm is None or refused or "tdm_reservation" not in settings.honour:
+            return found
+        origin = str(url.origin())
+        if origin not in host.tdm:
+            host.tdm[origin] = asyncio.ensure_future(self._fetch_tdm_rules(url.origin().join(URL(PATH)), delay))
+        reservations = await self._wait_for(host, host.tdm[origin])
+        if isinstance(reservations, FetchRejectedError):
+            raise FetchRejectedError(reservations.reason, f"tdmrep.json: {reservations.detail}", reservations.retryable)
+        return dataclasses.replace(found, reserved=reservations.reserves(url.raw_path_qs))
+
+    async def _fetch_tdm_rules(self, url: URL, delay: float) -> TdmRules | FetchRejectedError:
+        assert self._fetch_tdm is not None
+        try:
+            text = await self._fetch_tdm(url, delay)
+        except FetchRejectedError as rejection:
+            return rejection if rejection.retryable else TdmRules("")
+        small = len(text) < MAX_ROBOTS_INLINE
+        return TdmRules(text) if small else await asyncio.to_thread(TdmRules, text)
+
+    async def _wait_for(self, host: Host, task: "asyncio.Task[T]") -> T:
+        """Wait for a file of the host that several pages wait for."""
+        host.users += 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            host.users -= 1
+
     def _check_alive(self, host: Host) -> None:
         if host.failures >= self._settings.max_host_failures:
             detail = f"after {host.failures} pages in a row that failed, the last by {host.last_reason}"
@@ -172,11 +230,7 @@ class HostScheduler:
         origin = str(url.origin())
         if origin not in host.rules:
             host.rules[origin] = asyncio.ensure_future(self._fetch_rules(url.origin() / "robots.txt"))
-        host.users += 1
-        try:
-            return await asyncio.shield(host.rules[origin])
-        finally:
-            host.users -= 1
+        return await self._wait_for(host, host.rules[origin])
 
     async def _fetch_rules(self, url: URL) -> Rules:
         """Fetch rules by RFC 9309: a missing file allows all; a server error or an unreachable host forbids all."""

@@ -93,14 +93,14 @@ class HttpClient:
         await self._session.close()
 
     @contextlib.asynccontextmanager
-    async def get(self, url: URL) -> AsyncIterator[Response]:
-        """Send a GET request, without following redirects.
+    async def get(self, url: URL, headers: Mapping[str, str] | None = None) -> AsyncIterator[Response]:
+        """Send a GET request with further header fields, without following redirects.
 
         Raises:
             FetchRejectedError: Inside the context too, for every error of the connection but a `TimeoutError`.
         """
         try:
-            async with self._session.get(url, allow_redirects=False) as response:
+            async with self._session.get(url, headers=headers, allow_redirects=False) as response:
                 assert isinstance(response, Response)
                 try:
                     yield response
@@ -141,8 +141,8 @@ class HttpClient:
             )
 
 
-def check_status(response: Response) -> None:
-    """Accept only status 200.
+def check_status(response: Response, expected: int = 200) -> None:
+    """Accept only the expected status.
 
     Raises:
         FetchRejectedError: `not_found` or `http_error`; a `RetryableFetchError` for busy servers.
@@ -150,7 +150,7 @@ def check_status(response: Response) -> None:
     status = response.status
     if status in RETRYABLE_STATUS:
         raise RetryableFetchError("http_error", f"status {status}", retry_after(response.headers.get("Retry-After")))
-    if status != 200:
+    if status != expected:
         raise FetchRejectedError("not_found" if status in (404, 410) else "http_error", f"status {status}")
 
 

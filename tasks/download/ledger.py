@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,12 @@ LEDGER = pa.schema(
         pa.field("attempts", pa.int32()),  # requests for the page, redirects not counted
     ]
 )
+CONSENT = pa.schema(  # further columns if the signals were looked for
+    [
+        pa.field("signals", pa.list_(pa.string())),  # against the use of the page, honoured or not
+        pa.field("licenses", pa.list_(pa.string())),  # links to its licenses
+    ]
+)
 CONTENT = ["url", "final_url", "reason", "content_type", "charset", "sha256"]  # columns that later steps depend on
 
 Row = dict[str, Any]
@@ -58,6 +64,9 @@ class Fetched:
     fetched_at: str = ""
     elapsed_ms: int = 0
     attempts: int = 0
+    request_headers: Mapping[str, str] = field(default_factory=dict)  # fields beside those of every request
+    signals: tuple[str, ...] | None = None  # None if the signals are not looked for
+    licenses: tuple[str, ...] | None = None
 
     def fail(self, reason: str, detail: str, retryable: bool = False) -> None:
         """Record the reason for dropping the page."""
@@ -69,7 +78,12 @@ class Fetched:
         row = vars(self) | {"status": "failed" if self.reason else "ok", "bytes": len(self.body or b"")}
         for name in ("final_url", "detail"):
             row[name] = row[name].encode("utf-8", errors="replace").decode()
-        return {name: row[name] for name in LEDGER.names}
+        return {name: row[name] for name in (*LEDGER.names, *(CONSENT.names if self.signals is not None else []))}
+
+
+def schema_of(rows: Sequence[Row]) -> pa.Schema:
+    """Return the schema of a ledger with these rows."""
+    return pa.schema([*LEDGER, *CONSENT]) if rows and "signals" in rows[0] else LEDGER
 
 
 def ledgers_of(audit: Iterable[FileRecord]) -> list[FileRecord]:

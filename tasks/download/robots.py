@@ -9,6 +9,7 @@ import re
 
 from protego import Protego
 
+from tasks.download.consent.robots_groups import RobotsGroups
 from tasks.download.response_body import FetchRejectedError
 
 MAX_APPLIED = 500_000  # agents x rules, summed over groups: about a second of CPU time and 150 MB
@@ -22,6 +23,9 @@ _RULE = re.compile(r"[ \t]*(?:allow|d)", re.IGNORECASE)  # Protego knows six spe
 class RobotsRules:
     """The rules of one robots.txt, given as text.
 
+    Attributes:
+        groups: what the file says beside its rules.
+
     Raises:
         FetchRejectedError: `robots_unavailable`, the file has too many rules for too many agents or cannot be parsed.
     """
@@ -34,10 +38,19 @@ class RobotsRules:
             raise FetchRejectedError(
                 "robots_unavailable", f"robots.txt cannot be parsed ({type(error).__name__})"
             ) from error
+        self.groups = RobotsGroups(text)
 
-    async def allows(self, url: str, agent: str) -> bool:
-        """Return True if a URL may be fetched. Rules that would take too long to match forbid it."""
-        cost = self._rules * len(url)
+    @property
+    def sitemaps(self) -> list[str]:
+        """Sitemaps that the file names, in order."""
+        return list(self._parsed.sitemaps)
+
+    async def allows(self, url: str, agent: str, rules: int | None = None) -> bool:
+        """Return True if a URL may be fetched. Rules that would take too long to match forbid it.
+
+        `rules` bounds the number of rules for this agent; None: that of the whole file.
+        """
+        cost = (self._rules if rules is None else rules) * len(url)
         if cost > MAX_COMPARED:
             return False
         if cost > MAX_INLINE:

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 
 from gpt2train import __version__
 from gpt2train.settings import Settings
+from tasks.download.consent.settings import ConsentSettings
 
 PACE = {
     "concurrency",
@@ -30,6 +31,8 @@ class DownloadSettings(Settings):
     """User-Agent header; the name before the slash selects the rules of robots.txt. Include a contact address."""
     obey_robots: bool = True
     """Obey each host's robots.txt, including its Crawl-delay."""
+    consent: ConsentSettings = ConsentSettings()
+    """What sites say about the use of their pages for training."""
     concurrency: int = Field(64, ge=1, le=1000)
     """Requests in flight over all hosts."""
     per_host: int = Field(1, ge=1, le=100)
@@ -62,7 +65,7 @@ class DownloadSettings(Settings):
     max_ratio: float = Field(100.0, ge=1)
     """Maximum ratio of decoded bytes to bytes sent, above 1 MiB. Limits compression bombs."""
     content_types: tuple[str, ...] = ("text/html", "application/xhtml+xml")
-    """Media types that are kept."""
+    """Media types that are kept; `*/*` keeps all."""
     ports: tuple[int, ...] = (80, 443)
     """Allowed ports."""
     allow_private: tuple[str, ...] = ()
@@ -76,7 +79,16 @@ class DownloadSettings(Settings):
     @property
     def parameters(self) -> dict[str, Any]:
         """Settings that the outputs depend on. Rate limits are left out: changing them must not restart a crawl."""
-        return self.model_dump(mode="json", exclude=PACE)
+        return self.model_dump(mode="json", exclude=PACE if self.consent.enabled else PACE | {"consent"})
+
+    def accepts(self, content_type: str) -> bool:
+        """Return True if pages of a media type are kept."""
+        return content_type in self.content_types or "*/*" in self.content_types
+
+    @property
+    def agent(self) -> str:
+        """Name by which robots.txt addresses the crawler."""
+        return self.user_agent.partition("/")[0].strip()
 
     @field_validator("allow_private")
     @classmethod

@@ -7,9 +7,10 @@ from tasks.core.manifest import Manifest, Outcome
 from tasks.core.shards import REJECTED, rejected_row, write_rows, write_table
 from tasks.core.step import Step
 from tasks.core.storage import Folder
+from tasks.download.consent.tally import CONSENT_FILE, signal_counts, tally_signals
 from tasks.download.host_stats import HOSTS_FILE, tally_hosts
 from tasks.download.journal import clear_journals
-from tasks.download.ledger import LEDGER, LEDGERS, Row, content_of, counts_of, ledgers_of
+from tasks.download.ledger import LEDGERS, Row, content_of, counts_of, ledgers_of, schema_of
 from tasks.download.warc import EMPTY, encode_head
 
 
@@ -24,7 +25,7 @@ def write_shard(folder: Folder, name: str, rows: Sequence[Row], pages: Iterable[
     return counts_of(rows).model_copy(
         update={
             "outputs": (folder.record(archive, rows=len(dates)),),
-            "audit": (write_rows(folder, f"{LEDGERS}{name}.parquet", rows, LEDGER),),
+            "audit": (write_rows(folder, f"{LEDGERS}{name}.parquet", rows, schema_of(rows)),),
             "rejected": (write_rows(folder, f"rejected/{name}.parquet", rejected, REJECTED),) if rejected else (),
         }
     )
@@ -47,5 +48,10 @@ def finish(step: Step, total: Outcome, hosts_name: str = HOSTS_FILE) -> Manifest
     ledgers = ledgers_of(total.audit)
     hosts = write_table(step.folder, f"{hosts_name}.parquet", tally_hosts(step.folder, ledgers))
     total = total.model_copy(update={"audit": (*total.audit, hosts)})
+    if "consent" in step.parameters:
+        table = tally_signals(step.folder, ledgers)
+        record = write_table(step.folder, f"{hosts_name.replace(HOSTS_FILE, CONSENT_FILE, 1)}.parquet", table)
+        facts = total.facts | signal_counts(table)
+        total = total.model_copy(update={"audit": (*total.audit, record), "facts": dict(sorted(facts.items()))})
     clear_journals(step.folder)  # every shard is committed, so that a run killed from here on leaves no journal
     return step.commit(total, content=content_of(step.folder, ledgers))

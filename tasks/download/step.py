@@ -4,6 +4,7 @@
     pages/ledger/part-00000.parquet         one row per URL: request, response, reason of a failure
     pages/rejected/part-00000.parquet       the URLs without a page, with their reasons
     pages/hosts.parquet                     one row per host: pages, failures, most frequent reason, time
+    pages/consent.parquet                   one row per host and signal or license: pages, and those dropped for it
     pages/_journal/                         fetched pages of the shards in flight
 
 A batch is one URL shard. Several batches are in flight in one event loop, which enforces the limits per host exactly.
@@ -47,7 +48,7 @@ def download(
     step = Step(
         root,
         "download",
-        version=3,
+        version=4 if settings.consent.enabled else 3,
         parameters=settings.parameters,
         inputs={"blacklist": urls},
         folder="pages",  # no `packages`: another release of the HTTP client must not repeat the download

@@ -46,6 +46,7 @@ def findings(root: Folder, by_step: Mapping[str, Manifest], samples: int) -> dic
         "length_picture": length_histogram(lengths) if any(len(sizes) for _, sizes in lengths) else None,
         "languages": languages(root, by_step.get("clean"), after),
         "hosts": hosts(root, download) if download else [],
+        "consent": consent_signals(root, download) if download else None,
         "lines": _boilerplate_lines(root, by_step.get("boilerplate")),
         "clusters": [_cluster(found) for found in clusters],
         "rejected": {
@@ -104,6 +105,25 @@ def hosts(root: Folder, download: Manifest) -> list[dict[str, Any]]:
             table = _head(root / download.folder, record, None)
             return table.filter(pc.greater(table["failed"], 0)).slice(0, TOP).to_pylist()
     return []
+
+
+def consent_signals(root: Folder, download: Manifest) -> dict[str, list[dict[str, Any]]] | None:
+    """Signals against training and licenses that sites stated, and the hosts with the most; None if none was found."""
+    found = [record for record in download.outcome.audit if record.name.startswith("consent")]
+    rows = read_table(root / download.folder, found[0].name).to_pylist() if found else []
+    rows.sort(key=lambda row: (-row["pages"], row["value"], row["host"]))
+    kinds: dict[str, list[dict[str, Any]]] = {"signal": [], "license": []}
+    for (kind, value), some in groupby(sorted(rows, key=_kind_and_value), key=_kind_and_value):
+        hosts_of = [*some]
+        counts = {"urls": sum(row["pages"] for row in hosts_of), "dropped": sum(row["dropped"] for row in hosts_of)}
+        kinds[kind].append({"name": value, **counts, "hosts": len(hosts_of)})
+    worst = [{"name": row["value"], "urls": row["pages"], **row} for row in rows if row["kind"] == "signal"]
+    licenses = sorted(kinds["license"], key=lambda row: (-row["urls"], row["name"]))
+    return {"signals": kinds["signal"], "hosts": worst[:TOP], "licenses": licenses[:TOP]} if rows else None
+
+
+def _kind_and_value(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["kind"], row["value"]
 
 
 def _boilerplate_lines(root: Folder, boilerplate: Manifest | None) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ def page_of(record: Record, source: str, max_bytes: int, max_ratio: float, *, ma
     """
     if record.block is None:
         raise FetchRejectedError("too_large", "the record is longer than the bound")
-    head, body = _split(record.block)
+    head, body = split_response(record.block)
     status = (head.get_statuscode() or "")[:20]
     if status != "200":
         raise FetchRejectedError("http_status", f"{status or 'none'}, 200 expected")
@@ -142,7 +142,7 @@ def looks_decoded(body: bytes) -> bool:
     return body[:200].removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
 
 
-def _split(block: bytes) -> tuple[StatusAndHeaders, bytes]:
+def split_response(block: bytes) -> tuple[StatusAndHeaders, bytes]:
     """Split a response into HTTP head and body; reject a `broken_record`."""
     ends = [(at, len(mark)) for mark in (b"\r\n\r\n", b"\n\n") if (at := block.find(mark, 0, MAX_HEAD)) >= 0]
     if not ends or not block.startswith(b"HTTP/"):

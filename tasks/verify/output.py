@@ -9,7 +9,8 @@ from tasks.core.storage import Folder
 from tasks.sources.merge_manifests import merge_manifests
 
 IDENTITY = re.compile(r"[0-9a-f]{32}:.+")  # of a step; other inputs are hashes of files
-MERGED = (("download", "warcs", "webpages"), ("extract", "texts"))  # steps whose outputs become one input, in order
+# Steps whose outputs become one input, in order.
+MERGED = (("download", "commoncrawl", "warcs", "webpages"), ("extract", "texts"))
 COPIES = "inputs/"  # files of another output, fetched for a training: `tasks/core/stage_inputs.py`
 RUNS = ("runs/", "task/")  # steps that may read another output
 

@@ -50,6 +50,8 @@ class Redoable(NamedTuple):
 # Reason for which each other step is checked by its hashes alone.
 BY_HASHES = {
     "blacklist": "the URL lists are not kept",
+    "discover": "sites are not requested again",
+    "commoncrawl": "pages are not requested again",
     "download": "pages are not requested again",
     "texts": "the texts are not kept",
     "ready_tokens": "the token files are not kept",

@@ -96,8 +96,8 @@ class Operator:
         return [one for one in found if one.pid != self.worker.pid]
 
     def pages_asked(self) -> int:
-        """Requests for pages so far, robots.txt not counted."""
-        return sum(count for (_, path), count in self.site.hits.items() if path != "/robots.txt")
+        """Requests for pages so far, robots.txt and tdmrep.json not counted."""
+        return sum(count for (_, path), count in self.site.hits.items() if path.startswith("/page/"))
 
 
 def id_of(started: "subprocess.CompletedProcess[str]") -> str:

@@ -30,7 +30,9 @@ ROOT = Path(__file__).parents[3]
 # The modules that compute a step's outputs, by the step's name. Other modules in tasks/ only run or store steps.
 MODULES = {
     "blacklist": ["tasks/blacklist/*.py", "tasks/core/url_lists.py"],
-    "download": ["tasks/download/*.py"],
+    "download": ["tasks/download/**/*.py"],
+    "discover": ["tasks/discover/*.py"],
+    "commoncrawl": ["tasks/commoncrawl/*.py"],
     "warcs": [
         "tasks/sources/warcs.py",
         "tasks/sources/warc_records.py",
@@ -80,6 +82,8 @@ NOT_SHAPING = {
 NOTHING_DECLARED = {
     "blacklist": "a crawl goes on with the list that it was begun with",
     "download": "the network answers otherwise at each attempt; the content hash says what came",
+    "discover": "the network answers otherwise at each attempt; the hash of the lists says what was found",
+    "commoncrawl": "the archives have what the index says; a finished step is kept",
     "train": "a run goes on from its checkpoints; run.json has the releases of every start",
 }
 # The same of one step alone.

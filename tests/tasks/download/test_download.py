@@ -117,13 +117,14 @@ def test_a_stopped_download_ends_soon(site: Site, tmp_path: Path) -> None:
 
 CHILD = """
 import sys
+from tasks.download.consent.settings import ConsentSettings
 from tasks.download.settings import DownloadSettings
 from tasks.download.step import download
 from tasks.core.runner import Runner
 from tasks.core.manifest import need_manifest
 from tasks.core.storage import Folder
 root, address = Folder(sys.argv[1]), sys.argv[2]
-settings = DownloadSettings(delay=0.05, allow_private=("127.0.0.0/8",))
+settings = DownloadSettings(delay=0.05, allow_private=("127.0.0.0/8",), consent=ConsentSettings(honour=()))
 with Runner(1) as runner:
     print(download(root, need_manifest(root / "urls"), settings, runner, {"*.test": address}).identity)
 """

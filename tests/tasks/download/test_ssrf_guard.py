@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
+from tasks.download.consent.settings import ConsentSettings
 from tasks.download.fetch import Fetcher
 from tasks.download.ledger import Fetched
 from tasks.download.settings import DownloadSettings
@@ -179,6 +180,7 @@ def test_fifty_two_spellings_reach_no_internal_server() -> None:
                 attempts=1,
                 max_host_failures=1000,
                 obey_robots=False,
+                consent=ConsentSettings(enabled=False),
                 ports=(80, port),
                 allow_private=("127.0.0.2/32",),
             )

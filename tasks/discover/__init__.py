@@ -1,0 +1,1 @@
+"""Discovery: domains -> URLs by sitemaps, feeds and links, and pages of Common Crawl by its index."""

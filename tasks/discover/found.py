@@ -1,0 +1,97 @@
+"""URLs found for one domain: in order, without repeats, within the domain, with how each was found."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from yarl import URL
+
+from tasks.core.document import strip_unstorable
+from tasks.core.shards import rejected_row
+from tasks.core.url_lists import LONGEST
+from tasks.discover.domains import Domain
+from tasks.download.response_body import FetchRejectedError
+from tasks.download.urls import join, parse
+
+DISCOVERED = pa.schema(
+    [
+        pa.field("url", pa.string(), nullable=False),
+        pa.field("domain", pa.string(), nullable=False),
+        pa.field("method", pa.string(), nullable=False),  # sitemap, feed, link
+        pa.field("found_in", pa.string(), nullable=False),  # address of the sitemap, feed or page
+        pa.field("depth", pa.int32(), nullable=False),  # files between this one and the start
+        pa.field("modified", pa.string()),  # as the sitemap or feed states it
+    ]
+)
+MAX_REJECTED = 10_000  # rows of one domain; further ones are only counted
+
+
+@dataclass
+class FoundUrls:
+    """URLs of one domain.
+
+    Attributes:
+        domain: the domain.
+        subdomains: True if URLs of subdomains are taken too.
+        max_urls: number of URLs after which no more are taken.
+        rows: rows of schema `DISCOVERED` by URL, in order.
+        rejected: rows of schema `REJECTED`.
+        reasons: number of rejected URLs and files by reason code.
+    """
+
+    domain: Domain
+    subdomains: bool
+    max_urls: int
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rejected: list[dict[str, Any]] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def full(self) -> bool:
+        """True if no more URLs are taken."""
+        return len(self.rows) >= self.max_urls
+
+    def add(self, text: str, method: str, base: URL, depth: int, scope: str = "/", modified: str = "") -> URL | None:
+        """Take a URL that a file at `base` states; return it unless it is refused.
+
+        `scope` is the path below which the file may name URLs.
+        """
+        try:
+            if len(text) > LONGEST:
+                raise FetchRejectedError("too_long", f"more than {LONGEST} characters")
+            url = join(base, text.strip())
+            if not self.domain.contains(url, self.subdomains):
+                raise FetchRejectedError("other_host", f"{url.raw_host or 'no host'}, {self.domain.name} expected")
+            if not url.raw_path.startswith(scope):
+                raise FetchRejectedError("outside_scope", f"a sitemap below {scope} may not name it")
+        except FetchRejectedError as error:
+            self.reject(text, base, error.reason, error.detail)
+            return None
+        plain = str(url)
+        if plain not in self.rows:
+            if self.full:
+                self.reject(plain, base, "max_urls", f"the domain has more than {self.max_urls:,} URLs")
+                return None
+            named = {"url": plain, "domain": self.domain.name, "method": method, "found_in": str(base)}
+            self.rows[plain] = {**named, "depth": depth, "modified": modified[:40] or None}
+        return url
+
+    def add_capture(self, text: str) -> str:
+        """Check the URL of a page in an archive, and return it as the archive has it.
+
+        Raises:
+            FetchRejectedError: `other_host`, `too_long` or `malformed`.
+        """
+        if len(text) > LONGEST:
+            raise FetchRejectedError("too_long", f"more than {LONGEST} characters")
+        if not self.domain.contains(parse(text), self.subdomains):
+            raise FetchRejectedError("other_host", f"{text[:100]}, {self.domain.name} expected")
+        return text
+
+    def reject(self, url: str, base: URL | str, reason: str, detail: str) -> None:
+        """Record a URL, or a file with URLs, that is not used."""
+        self.reasons[reason] += 1
+        if len(self.rejected) < MAX_REJECTED:
+            row = {"url": strip_unstorable(url[:LONGEST]), "source": str(base)}
+            self.rejected.append(rejected_row(row, reason, strip_unstorable(detail)))

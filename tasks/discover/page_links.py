@@ -1,0 +1,127 @@
+"""Links and feeds of a page, and the search by links from the start page of a domain, breadth first."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lxml import etree
+from yarl import URL
+
+from tasks.discover.found import FoundUrls
+from tasks.discover.session import Session
+from tasks.discover.settings import DiscoverSettings
+from tasks.discover.sitemaps import SiteFile, add_entries, read_file
+from tasks.download.ledger import Fetched
+from tasks.download.mime import HTML_TYPES
+from tasks.download.response_body import FetchRejectedError
+from tasks.download.urls import join
+
+FEED_TYPES = ("application/rss+xml", "application/atom+xml", "application/rdf+xml")
+MAX_PAGE = 4 * 2**20  # bytes of a page that are read for links
+MAX_LINKS = 5000  # of one page
+
+
+@dataclass
+class PageLinks:
+    """Links of one page, as stated, in order.
+
+    Attributes:
+        base: address of the page's `base` element; empty without one.
+        links: targets of `a` without `rel="nofollow"`.
+        feeds: targets of `link rel="alternate"` with the type of a feed.
+        nofollow: True if a meta tag for robots forbids to follow links.
+    """
+
+    base: str = ""
+    links: list[str] = field(default_factory=list)
+    feeds: list[str] = field(default_factory=list)
+    nofollow: bool = False
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        """Take an element; called by the parser."""
+        target, words = (attributes.get("href") or "").strip(), (attributes.get("rel") or "").lower().split()
+        if tag == "base" and target and not self.base:
+            self.base = target
+        elif tag == "a" and target and "nofollow" not in words and len(self.links) < MAX_LINKS:
+            self.links.append(target)
+        elif tag == "link" and "alternate" in words and (attributes.get("type") or "").strip().lower() in FEED_TYPES:
+            self.feeds.append(target)
+        elif tag == "meta" and (attributes.get("name") or "").lower() == "robots":
+            content = (attributes.get("content") or "").lower()
+            self.nofollow |= "nofollow" in content or "none" in content.replace(",", " ").split()
+
+    def close(self) -> None:
+        """End of the page; called by the parser."""
+
+
+def read_links(body: bytes) -> PageLinks:
+    """Return the links of an HTML page."""
+    found = PageLinks()
+    parser = etree.HTMLParser(target=found, recover=True, huge_tree=False)
+    try:
+        parser.feed(body[:MAX_PAGE])
+        parser.close()
+    except (etree.LxmlError, ValueError):
+        pass  # the links before the fault count
+    return found
+
+
+def base_of(page: Fetched, links: PageLinks) -> URL:
+    """Return the address to which the links of a page are relative."""
+    try:
+        return join(URL(page.final_url), links.base)
+    except FetchRejectedError:
+        return URL(page.final_url)
+
+
+async def find_in_feeds(session: Session, start: Fetched, found: FoundUrls, settings: DiscoverSettings) -> None:
+    """Add the URLs of the feeds that the start page names."""
+    links = await session.read(read_links, start.body or b"")
+    base = base_of(start, links)
+    seen: set[URL] = set()
+    for text in links.feeds[: settings.max_sitemaps]:
+        try:
+            url = join(base, text)
+        except FetchRejectedError as error:
+            found.reject(text, base, error.reason, error.detail)
+            continue
+        if url in seen or found.full:
+            continue
+        seen.add(url)
+        # The site itself names its feed, which may lie on a service's host.
+        file = SiteFile(url, URL(start.final_url), is_proven=True)
+        entries = await read_file(session, file, found, ("feed",))
+        if entries is not None:
+            add_entries(file, entries, found, "feed")
+
+
+async def find_by_links(session: Session, start: Fetched, found: FoundUrls, settings: DiscoverSettings) -> None:
+    """Add the URLs that can be reached by at most `link_depth` links; pages are requested in the order of finding."""
+    first = found.add(start.final_url, "link", URL(start.final_url), 0)
+    queue = deque([(first, 0)] if first is not None else [])
+    seen, requests = {first}, 0
+    while queue and not found.full and requests < settings.max_link_pages:
+        url, depth = queue.popleft()
+        page = start if url == first else await session.fetch(str(url))
+        requests += 1
+        if page.body is None or page.content_type not in HTML_TYPES:
+            found.reject(str(url), str(url), page.reason or "content_type", page.detail or page.content_type)
+            continue
+        links = await session.read(read_links, page.body)
+        base = base_of(page, links)
+        if links.nofollow or not found.domain.contains(URL(page.final_url), found.subdomains):
+            continue
+        for text in links.links:
+            target = _target(base, text)
+            if target is None or target in seen or not found.domain.contains(target, found.subdomains):
+                continue  # links to other sites are not worth a row each
+            seen.add(target)
+            if found.add(str(target), "link", URL(page.final_url), depth + 1) and depth + 1 < settings.link_depth:
+                queue.append((target, depth + 1))
+
+
+def _target(base: URL, text: str) -> URL | None:
+    try:
+        return join(base, text)
+    except FetchRejectedError:
+        return None

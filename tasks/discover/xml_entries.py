@@ -1,0 +1,156 @@
+"""Entries of sitemaps, sitemap indexes and feeds (RSS, RDF, Atom), read without building a tree.
+
+Bounds: 50,000 entries of a file and 50 MiB of it, as the protocol of sitemaps has them (https://www.sitemaps.org/),
+libxml2's depth of 256 elements, no entity but the five of XML, no external file. A file that declares entities is
+refused before it is parsed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lxml import etree
+
+from tasks.download.response_body import RATIO_FLOOR, Decoder, FetchRejectedError
+
+MAX_ENTRIES = 50_000
+MAX_FILE = 50 * 2**20  # bytes, decompressed
+MAX_TEXT = 8192  # characters of a value
+Kind = Literal["index", "pages", "feed"]
+ROOTS: Mapping[str, Kind] = {"sitemapindex": "index", "urlset": "pages", "rss": "feed", "RDF": "feed", "feed": "feed"}
+ENTRIES = ("sitemap", "url", "item", "entry")
+LOCATIONS = ("loc", "link")
+DATES = ("lastmod", "pubDate", "updated", "date")
+
+
+@dataclass
+class Entries:
+    """Entries of one file.
+
+    Attributes:
+        kind: kind of the file.
+        entries: (URL as stated, time of its last change as stated or empty).
+        left_out: number of further entries, beyond the maximum.
+    """
+
+    kind: Kind
+    entries: list[tuple[str, str]] = field(default_factory=list)
+    left_out: int = 0
+
+
+def read_entries(body: bytes, max_ratio: float) -> Entries:
+    """Read a sitemap, index or feed, compressed by gzip or not; or a sitemap that is a text of one URL per line.
+
+    Raises:
+        FetchRejectedError: `too_large`, `compression_ratio`, `content_encoding`, `xml_entities`, `not_a_sitemap`.
+    """
+    body = _utf8(_unpacked(body, max_ratio))
+    if not body[:1000].lstrip().startswith(b"<"):
+        return _text_entries(body)
+    if b"<!ENTITY" in body:
+        raise FetchRejectedError("xml_entities", "the file declares entities, which are not expanded")
+    target = _Target()
+    parser = etree.XMLParser(
+        target=target, recover=True, resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False
+    )
+    try:
+        parser.feed(body)
+        parser.close()
+    except (etree.LxmlError, ValueError) as error:
+        if target.found is None:
+            raise FetchRejectedError("not_a_sitemap", str(error)[:100]) from error
+    if target.found is None:
+        raise FetchRejectedError("not_a_sitemap", f"the root is {target.root[:40] or 'missing'}")
+    return target.found
+
+
+def _unpacked(body: bytes, max_ratio: float) -> bytes:
+    if body.startswith(b"\x1f\x8b"):
+        decoder = Decoder("gzip")
+        limit = int(min(MAX_FILE, max(len(body) * max_ratio, RATIO_FLOOR)))
+        found = decoder.feed(body, limit)
+        if len(found) > limit:
+            reason = "too_large" if limit == MAX_FILE else "compression_ratio"
+            raise FetchRejectedError(reason, f"more than {limit:,} bytes when decompressed")
+        return found
+    if len(body) > MAX_FILE:
+        raise FetchRejectedError("too_large", f"more than {MAX_FILE:,} bytes")
+    return body
+
+
+def _utf8(body: bytes) -> bytes:
+    """Return a file in UTF-8 without a byte order mark; UTF-16 would hide a declaration of entities."""
+    has_mark = body.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if has_mark or b"\0" in body[:2]:
+        codec = "utf-16" if has_mark else "utf-16-be" if body.startswith(b"\0") else "utf-16-le"
+        text = body.decode(codec, "replace")
+        head, end, rest = text.partition("?>")
+        return (rest if end and head.lstrip("\ufeff").startswith("<?xml") else text).encode("utf-8", "replace")
+    return body.removeprefix(b"\xef\xbb\xbf")
+
+
+def _text_entries(body: bytes) -> Entries:
+    lines = [line.strip() for line in body.decode("utf-8", "replace").splitlines()]
+    urls = [line for line in lines if line]
+    if not urls or not all(line.startswith(("http://", "https://")) for line in urls[:100]):
+        raise FetchRejectedError("not_a_sitemap", "neither XML nor one URL per line")
+    return Entries("pages", [(url, "") for url in urls[:MAX_ENTRIES]], max(0, len(urls) - MAX_ENTRIES))
+
+
+class _Target:
+    """Receiver of the parser's events; namespaces are ignored."""
+
+    def __init__(self) -> None:
+        self.found: Entries | None = None
+        self.root = ""
+        self._path: list[str] = []
+        self._text: list[str] = []
+        self._size = 0
+        self._url = self._date = ""
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        """Begin an element."""
+        name = tag.rpartition("}")[2]
+        if not self._path and not self.root:
+            self.root = name
+            if name in ROOTS:
+                self.found = Entries(ROOTS[name])
+        self._path.append(name)
+        self._text, self._size = [], 0
+        if name in ENTRIES:
+            self._url = self._date = ""
+        is_link = name == "link" and attributes.get("rel", "alternate") == "alternate"
+        if is_link and self._path[-2:-1] == ["entry"] and not self._url:
+            self._url = attributes.get("href", "")[:MAX_TEXT]
+
+    def data(self, text: str) -> None:
+        """Take text of an element."""
+        if self._size <= MAX_TEXT:
+            self._text.append(text)
+            self._size += len(text)
+
+    def end(self, tag: str) -> None:
+        """End an element; an entry that states a URL is taken."""
+        name = tag.rpartition("}")[2]
+        inside = self._path[-2:-1]
+        if self._path:
+            self._path.pop()
+        if inside and inside[0] in ENTRIES:
+            text = "".join(self._text).strip()
+            if name in LOCATIONS and text and not self._url:
+                self._url = text
+            elif name in DATES and not self._date:
+                self._date = text
+        if name in ENTRIES and self.found is not None and self._url:
+            if len(self.found.entries) < MAX_ENTRIES:
+                self.found.entries.append((self._url, self._date))
+            else:
+                self.found.left_out += 1
+            self._url = ""
+        self._text, self._size = [], 0
+
+    def comment(self, text: str) -> None:
+        """Pass over a comment."""
+
+    def close(self) -> None:
+        """End the file."""

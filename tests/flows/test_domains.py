@@ -1,0 +1,84 @@
+"""Domains as a source: discovery, blacklist and download in one flow, and its dry run."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.dataprep import dataprep
+from flows.dry_run.plan import show_dry_run
+from flows.settings import DataprepSettings, resolve
+from flows.sources import Sources, documents_of
+from gpt2train.errors import UserError
+from tasks.core.shards import read_rows
+from tasks.core.storage import Folder
+from tests.tasks.corpus import Inline
+from tests.tasks.discover.crawl_servers import serve_crawl
+from tests.tasks.discover.site_files import serve, urlset
+from tests.tasks.web_server import running_site
+
+TEXT = "<html><body><article>" + "<p>It was a long way to the river, and nobody spoke on the road.</p>" * 30
+
+
+@pytest.mark.slow
+def test_domains_become_documents(tmp_path: Path) -> None:
+    with running_site() as site:
+        serve(site, "/sitemap.xml", urlset(["/1", "/2.pdf", "/private", "http://other.example.com/3"]))
+        site.robots["wiki.example.org"] = (200, "User-agent: GPTBot\nDisallow: /private\n")
+        for path in ("/", "/1", "/private"):
+            serve(site, path, TEXT.encode(), "text/html")
+        (tmp_path / "domains.txt").write_text("http://wiki.example.org\n")
+        flags = {
+            "output": str(tmp_path / "out"),
+            "domains": [f"{tmp_path}/domains.txt"],
+            "connect_to": {"*.example.org": site.address},
+            "download": {"delay": 0, "allow_private": ["127.0.0.0/8"], "shared_rate_limit_dir": "off"},
+        }
+        settings = resolve(DataprepSettings, flags=flags)
+        plan = show_dry_run(dataprep.planned(settings))
+        assert "1 domains, by sitemaps, feeds" in plan and "discover" in plan
+        root = Folder(tmp_path / "out")
+        runner = Inline(1)
+        documents, steps = documents_of(root, settings, Sources(settings), runner)
+        assert [step.step for step in steps] == ["discover", "blacklist", "download", "extract"]
+        rows = [row for record in documents.outputs for row in read_rows(root / documents.folder, record.name)]
+        assert [(row["url"], row["source"]) for row in rows] == [
+            ("http://wiki.example.org/1", "discover/wiki.example.org")
+        ]
+        assert steps[1].outcome.reasons == {"forbidden_extension": 1}
+        assert steps[2].outcome.reasons == {"robots_ai_agent": 1}
+        again, _ = documents_of(root, settings, Sources(settings), runner)
+        assert again.identity == documents.identity and {"discover", "download"} <= runner.skipped
+        assert "cached" in show_dry_run(dataprep.planned(settings))
+
+
+@pytest.mark.slow
+def test_common_crawl_alone_needs_no_download(tmp_path: Path) -> None:
+    with running_site() as site:
+        urls = [f"http://wiki.example.org/{number}" for number in range(3)]
+        serve_crawl(site, {url: TEXT.replace("river", f"river {url}").encode() for url in urls})
+        flags = {
+            "output": str(tmp_path / "out"),
+            "domains": ["wiki.example.org"],
+            "connect_to": {"*.example.net": site.address},
+            "download": {"delay": 0, "allow_private": ["127.0.0.0/8"], "shared_rate_limit_dir": "off"},
+            "discover": {
+                "methods": ["commoncrawl"],
+                "index_server": "http://index.example.net",
+                "archive_server": "http://data.example.net",
+            },
+        }
+        settings = resolve(DataprepSettings, flags=flags)
+        assert "by commoncrawl" in show_dry_run(dataprep.planned(settings))
+        root = Folder(tmp_path / "out")
+        documents, steps = documents_of(root, settings, Sources(settings), Inline(1))
+        assert [step.step for step in steps] == ["discover", "commoncrawl", "extract"]
+        rows = [row for record in documents.outputs for row in read_rows(root / documents.folder, record.name)]
+        assert [(row["url"], row["source"]) for row in rows] == [(url, "commoncrawl/CC-MAIN-2024-10") for url in urls]
+        assert {host for host, _ in site.hits} == {"index.example.net", "data.example.net"}
+
+
+def test_a_wrong_domain_is_found_before_the_start(tmp_path: Path) -> None:
+    settings = resolve(DataprepSettings, flags={"output": str(tmp_path), "domains": ["http://a.example/page"]})
+    assert settings.has_source
+    with pytest.raises(UserError, match=r"is no domain; expected a name as example\.org"):
+        Sources(settings).check()

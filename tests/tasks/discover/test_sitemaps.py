@@ -1,0 +1,180 @@
+"""Sitemaps: trees of indexes, scopes, limits, loops, bombs."""
+
+import gzip
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2train.errors import RunError, UserError
+from tasks.core.manifest import Manifest
+from tasks.core.runner import Runner
+from tasks.core.storage import Folder
+from tasks.discover.domains import find_domains
+from tasks.discover.settings import DiscoverSettings
+from tasks.discover.step import discover
+from tasks.discover.xml_entries import MAX_ENTRIES, read_entries
+from tasks.download.response_body import FetchRejectedError
+from tests.tasks.discover.site_files import index, rejected, rows, run, serve, urls, urlset
+from tests.tasks.download.fetch_helpers import make_settings
+from tests.tasks.web_server import Handler, Site
+
+A = "http://a.test"
+BOMB = b"""<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "http://a.test/1"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>
+<urlset><url><loc>&b;</loc></url></urlset>"""
+OUTSIDE = b"""<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><urlset><url><loc>&a;</loc></url></urlset>"""
+
+
+def test_a_tree_of_indexes(site: Site, tmp_path: Path) -> None:
+    site.robots["a.test"] = (200, f"User-agent: *\nDisallow: /x\nSitemap: {A}/maps/index.xml\nsitemap: /more.txt\n")
+    listed = [f"{A}/maps/1.xml", f"{A}/maps/2.xml.gz", f"{A}/maps/index.xml", "http://b.test/3.xml", f"{A}/none.xml"]
+    serve(site, "/maps/index.xml", index(listed))
+    serve(site, "/maps/1.xml", urlset([f"{A}/1", f"{A}/a?x=1&amp;y=2", "http://b.test/1", "ftp://a.test/", f"{A}/1"]))
+    serve(site, "/maps/2.xml.gz", gzip.compress(urlset(["https://www.a.test/2", "/relative"])), "application/gzip")
+    serve(site, "/more.txt", f"{A}/5\n{A}/6\n".encode(), "text/plain")
+    serve(site, "/sitemap.xml", urlset([f"{A}/7"]))
+    site.handlers["/none.xml"] = site.handlers["/gone"]
+    manifest = run(tmp_path, site, [A], methods=["sitemaps"])
+    expected = [f"{A}/5", f"{A}/6", f"{A}/7", f"{A}/1", f"{A}/a?x=1&y=2", "https://www.a.test/2", f"{A}/relative"]
+    assert urls(tmp_path, manifest) == expected
+    first = rows(tmp_path, manifest)[3]
+    found_in = {"method": "sitemap", "found_in": f"{A}/maps/1.xml", "depth": 1, "modified": "2024-01-02"}
+    assert first == {"url": f"{A}/1", "domain": "a.test", **found_in}
+    assert sorted(reason for _, reason in rejected(tmp_path, manifest)) == [
+        *("not_found", "other_host", "other_host", "other_host", "sitemap_loop")
+    ]
+    again = run(tmp_path, site, [A], methods=["sitemaps"])
+    assert again.identity == manifest.identity
+    assert site.hits["a.test", "/maps/1.xml"] == 1  # the step is cached
+
+
+def test_scopes_of_files_that_robots_txt_does_not_name(site: Site, tmp_path: Path) -> None:
+    serve(site, "/sitemap.xml", index([f"{A}/blog/map.xml"]))
+    serve(site, "/blog/map.xml", urlset([f"{A}/blog/1", f"{A}/other"]))
+    manifest = run(tmp_path / "a", site, [A])
+    assert urls(tmp_path / "a", manifest) == [f"{A}/blog/1"]
+    assert (f"{A}/other", "outside_scope") in rejected(tmp_path / "a", manifest)
+    site.robots["a.test"] = (200, "Sitemap: http://cdn.test/blog/map.xml\n")  # on another host, as robots.txt may say
+    assert urls(tmp_path / "b", run(tmp_path / "b", site, [A])) == [f"{A}/blog/1", f"{A}/other"]
+
+
+def test_depth_and_numbers_are_bounded(site: Site, tmp_path: Path) -> None:
+    for depth in range(6):
+        serve(site, f"/{depth}.xml", index([f"{A}/{depth + 1}.xml", f"{A}/leaf{depth}.xml"]))
+        serve(site, f"/leaf{depth}.xml", urlset([f"{A}/page{depth}"]))
+    site.robots["a.test"] = (200, f"Sitemap: {A}/0.xml\n")
+    manifest = run(tmp_path / "a", site, [A], sitemap_depth=2)
+    assert urls(tmp_path / "a", manifest) == [f"{A}/page0", f"{A}/page1"]
+    assert [reason for _, reason in rejected(tmp_path / "a", manifest)].count("sitemap_depth") == 2
+    manifest = run(tmp_path / "b", site, [A], max_sitemaps=4)
+    assert "max_sitemaps" in dict(rejected(tmp_path / "b", manifest)).values()
+    manifest = run(tmp_path / "c", site, [A], max_urls=1)
+    assert urls(tmp_path / "c", manifest) == [f"{A}/page0"]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (BOMB, "xml_entities"),
+        (BOMB.replace(b'<?xml version="1.0"?>', b"").decode().encode("utf-16"), "xml_entities"),
+        (OUTSIDE.decode().encode("utf-16-be"), "xml_entities"),
+        (gzip.compress(b" " * 30_000_000), "compression_ratio"),
+        (gzip.compress(gzip.compress(b"x")), "not_a_sitemap"),
+        (b"<html><body>not found", "not_a_sitemap"),
+        (b"\x89PNG", "not_a_sitemap"),
+        (b"", "not_a_sitemap"),
+        (b"\x1f\x8b\x08 damaged", "content_encoding"),
+        (b"<a>" * 200_000, "not_a_sitemap"),
+    ],
+    ids=range(10),
+)
+def test_hostile_files_are_refused(body: bytes, reason: str) -> None:
+    began = time.process_time()
+    with pytest.raises(FetchRejectedError) as error:
+        read_entries(body, 100)
+    assert error.value.reason == reason
+    assert time.process_time() - began < 5
+
+
+def test_a_file_of_too_many_entries_is_cut() -> None:
+    found = read_entries(gzip.compress(urlset(f"{A}/{number}" for number in range(MAX_ENTRIES + 3))), 100)
+    assert (len(found.entries), found.left_out) == (MAX_ENTRIES, 3)
+
+
+def test_deep_and_damaged_files_give_what_comes_before() -> None:
+    found = read_entries(b"<urlset><url><loc>http://a.test/1</loc></url>" + b"<url>" * 100_000, 100)
+    assert found.entries == [("http://a.test/1", "")]
+    assert read_entries(urlset([f"{A}/1?a=1&b=2"]), 100).entries[0][0].startswith(f"{A}/1?a=1")
+    with_image = b"<urlset><url><loc>/p</loc><i:image xmlns:i='i'><i:loc>/i.jpg</i:loc></i:image></url></urlset>"
+    assert read_entries(with_image, 100).entries == [("/p", "")]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.binary(max_size=300), st.text("<>/urlsetoc&;![CDATA]-?", max_size=200))
+def test_any_file_gives_entries_or_a_reason(head: bytes, text: str) -> None:
+    for body in (head, text.encode(), b"<urlset>" + text.encode(), gzip.compress(head)):
+        try:
+            assert len(read_entries(body, 100).entries) <= MAX_ENTRIES
+        except FetchRejectedError as error:
+            assert error.reason
+
+
+def test_domains(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("# mine\nB.example\n\nhttps://www.c.example/\nb.example\n")
+    found = find_domains(["a.example:8080", f"{tmp_path}/list.txt", "http://d.example"])
+    assert [(one.name, one.scheme, one.port) for one in found] == [
+        ("a.example", None, 8080),
+        ("b.example", None, None),
+        ("c.example", "https", None),
+        ("d.example", "http", None),
+    ]
+    for bad in ("http://a.example/page", "ftp://a.example", "a b", "http://[::1", "", "user@"):
+        with pytest.raises(UserError, match="is no domain"):
+            find_domains([bad])
+    with pytest.raises(UserError, match=r"none\.txt"):
+        find_domains([f"{tmp_path}/none.txt"])
+
+
+def test_a_discovery_without_any_url_is_an_error(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"no URL was found for 1 domains \(.*not_found 2.*discover\.methods"):
+        run(tmp_path, site, [A])
+    serve(site, "/sitemap.xml", urlset([f"{A}/1"]))
+    assert urls(tmp_path, run(tmp_path, site, ["a.test"])) == [f"{A}/1"]  # https is tried first, and refused
+
+
+def test_order_does_not_depend_on_workers(site: Site, tmp_path: Path) -> None:
+    serve(site, "/sitemap.xml", urlset(["/1", "/2"]))
+    domains = [f"http://h{number}.test" for number in range(6)]
+    one, two = (run(tmp_path / str(workers), site, domains, workers) for workers in (1, 4))
+    assert one.identity == two.identity and len(urls(tmp_path / "1", one)) == 12
+    assert site.at_once["h0.test"] == 1  # requests to a host follow one another
+
+
+def test_a_stopped_discovery_goes_on_with_the_domains_that_are_left(site: Site, tmp_path: Path) -> None:
+    domains, hold = find_domains(["http://h0.test", "http://h1.test"]), threading.Event()
+    serve(site, "/sitemap.xml", urlset(["/1"]))
+    with Runner(1) as runner:
+
+        def held(_: Handler) -> None:
+            runner.stopping.set()
+            hold.wait(10)
+
+        site.robots["h1.test"] = (200, "Sitemap: /held.xml\n")
+        site.handlers["/held.xml"] = held
+        settings = DiscoverSettings(methods=("sitemaps",))
+
+        def find() -> Manifest:
+            given = make_settings()
+            return discover(Folder(tmp_path), domains, settings, runner, given, {"*.test": site.address})
+
+        with pytest.raises(RunError, match="run again to go on"):
+            find()
+        hold.set()
+        serve(site, "/held.xml", urlset(["/2"]))
+        hits = site.hits["h0.test", "/sitemap.xml"]
+        manifest = find()
+    assert urls(tmp_path, manifest) == ["http://h0.test/1", "http://h1.test/2", "http://h1.test/1"]
+    assert hits == site.hits["h0.test", "/sitemap.xml"] == 1

@@ -1,0 +1,209 @@
+"""Consent signals one by one, well formed, malformed and hostile."""
+
+import asyncio
+import json
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+from yarl import URL
+
+from tasks.download.consent.headers import link_licenses, robots_directives
+from tasks.download.consent.page_tags import page_tags
+from tasks.download.consent.path_pattern import matches
+from tasks.download.consent.settings import AI_AGENTS, ConsentSettings
+from tasks.download.consent.signals import Consent, SiteSignals, consent, robots_signals
+from tasks.download.consent.tdm_file import TdmRules
+from tasks.download.robots import RobotsRules
+
+NOTHING = SiteSignals()
+AGENT, PAGE = "gpt2train", "http://a.example/news/1?x=2"
+
+
+def decide(*headers: tuple[str, str], body: bytes = b"", site: SiteSignals = NOTHING, **settings: object) -> Consent:
+    fields = CIMultiDict(headers)
+    return consent(ConsentSettings.model_validate(settings), AGENT, PAGE, site, fields, page_tags(body))
+
+
+def reason(*headers: tuple[str, str], body: bytes = b"", **settings: object) -> str:
+    refusal = decide(*headers, body=body, **settings).refusal
+    return refusal.name if refusal else ""
+
+
+def by_robots(text: str, url: str = PAGE, **settings: object) -> SiteSignals:
+    chosen = ConsentSettings.model_validate(settings)
+    return asyncio.run(robots_signals(RobotsRules(text), URL(url), AGENT, chosen))
+
+
+def names_by_robots(text: str, url: str = PAGE) -> list[str]:
+    return [signal.name for signal in by_robots(text, url).signals]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("noai", "noai"),
+        ("NoAI, NoImageAI", "noai"),
+        ("noindex, noimageai", "noimageai"),
+        ("gptbot: noindex, noai", "noai"),
+        ("GPT2train: noai", "noai"),
+        ("*: noai", "noai"),
+        ("otherbot: noai", ""),
+        ("otherbot: noai, claudebot: noai", "noai"),
+        ("unavailable_after: Wednesday, 25-Jun-10 15:00:00 GMT", ""),
+        ("unavailable_after: 25 Jun 2010 15:00:00 PST, noai", "noai"),
+        ("otherbot: unavailable_after: 25 Jun 2010 15:00:00 PST, noai", ""),
+        ("max-snippet: 50, noai", "noai"),
+        ("noairplanes, all", ""),
+        ("", ""),
+    ],
+)
+def test_x_robots_tag(value: str, expected: str) -> None:
+    assert reason(("X-Robots-Tag", value)) == expected
+    assert reason(("x-robots-tag", "all"), ("X-ROBOTS-TAG", value)) == expected
+
+
+@pytest.mark.parametrize(
+    ("tag", "expected"),
+    [
+        ('<meta name="robots" content="noai, noimageai">', "noai"),
+        ("<META CONTENT=NOIMAGEAI NAME=Robots>", "noimageai"),
+        ('<meta name="GPTBot" content="noai">', "noai"),
+        ('<meta name="gpt2train" content="noai">', "noai"),
+        ('<meta name="otherbot" content="noai">', ""),
+        ('<meta name="description" content="noai">', ""),
+        ('<!-- <meta name="robots" content="noai"> -->', ""),
+        ("<script>'<meta name=robots content=noai>'</script>", ""),
+        ('<meta name="tdm-reservation" content="1">', "tdm_reservation"),
+        ('<meta name="tdm-reservation" content="0">', ""),
+        ('<meta name="tdm-reservation" content="yes">', ""),
+    ],
+)
+def test_meta_tags(tag: str, expected: str) -> None:
+    page = f"<html><head><title>t</title>{tag}</head><body><p>text"
+    assert reason(body=page.encode()) == expected
+    assert reason(body=page.encode("utf-16")) == expected
+
+
+def test_the_tag_overrides_the_header_and_the_header_the_file() -> None:
+    def found(file: bool | None, header: str | None, tag: str | None) -> bool:
+        headers = [("TDM-Reservation", header)] if header else []
+        body = f'<meta name="tdm-reservation" content="{tag}">'.encode() if tag else b""
+        return decide(*headers, body=body, site=SiteSignals(reserved=file)).refusal is not None
+
+    assert [found(True, None, None), found(False, None, None), found(None, None, None)] == [True, False, False]
+    assert [found(True, "0", None), found(False, "1", None), found(True, "2", None)] == [False, True, True]
+    assert [found(True, "1", "0"), found(False, "0", "1"), found(None, "1", "x")] == [False, True, True]
+
+
+def test_robots_rules_for_ai_agents() -> None:
+    for name in AI_AGENTS:
+        assert names_by_robots(f"User-agent: {name}\nDisallow: /\n") == ["robots_ai_agent"]
+    shared = "User-agent: a\nUser-Agent: ccbot/2.0\nUSER-AGENT: Google-Extended*\nDisallow: /news/\nAllow: /news/free\n"
+    assert names_by_robots(shared) == ["robots_ai_agent"]
+    assert names_by_robots(shared, "http://a.example/news/free") == names_by_robots(shared, "http://a.example/x") == []
+    assert names_by_robots("User-agent: GPTBot\nDisallow:\n") == []
+    assert names_by_robots("User-agent: *\nDisallow: /\n") == []  # decided by robots.txt itself, not here
+    assert names_by_robots("User-agent: Google\nUser-agent: Applebot\nDisallow: /\n") == []  # other crawlers
+    own = "User-agent: GPTBot\nDisallow: /\n\nUser-agent: gpt2train\nAllow: /\n"
+    assert names_by_robots(own) == []
+    assert by_robots("User-agent: NewBot\nDisallow: /", agents=["newbot"]).signals[0].name == "robots_ai_agent"
+
+
+def test_content_signals() -> None:
+    cloudflare = "# text\nUser-Agent: *\nContent-Signal: search=yes,ai-train=no\nAllow: /\n"
+    assert names_by_robots(cloudflare) == ["content_signal"]
+    assert names_by_robots("User-agent: *\ncontent-signal: ai-train = NO , search=yes\n") == ["content_signal"]
+    assert names_by_robots("User-agent: *\nContent-Signal: search=no, ai-train=yes\n") == []
+    assert names_by_robots("User-agent: *\nContent-Signal: search=yes, ai-input=no\n") == []
+    assert names_by_robots("User-agent: other\nContent-Signal: ai-train=no\n") == []
+    assert names_by_robots("User-agent: GPTBot\nContent-Signal: ai-train=no\n") == ["content_signal"]
+    assert names_by_robots("Content-Signal: ai-train=no\nUser-agent: *\nAllow: /\n") == ["content_signal"]
+    own = "User-agent: gpt2train\nContent-Signal: ai-train=yes\n\nUser-agent: *\nContent-Signal: ai-train=no\n"
+    assert names_by_robots(own) == []
+    paths = "User-agent: *\nContent-Signal: /news/*?x=$ ai-train=no\nContent-Signal: /blog ai-train=no\nDisallow: /x\n"
+    assert names_by_robots(paths) == []
+    assert names_by_robots(paths, "http://a.example/blog/2") == ["content_signal"]
+    assert reason(("Content-Signal", "ai-train=no, search=yes")) == "content_signal"
+    assert reason(("Content-Signal", "ai-train=yes")) == ""
+
+
+def test_tdm_files() -> None:
+    rules = TdmRules(
+        json.dumps(
+            [
+                {"location": "/", "tdm-reservation": 0},
+                {"location": "/news/*.html$", "tdm-reservation": 1, "tdm-policy": "https://a.example/p.json"},
+                {"location": "/é", "tdm-reservation": "1"},
+                {"location": "/bad", "tdm-reservation": True},
+                {"location": 3, "tdm-reservation": 1},
+                "text",
+            ]
+        )
+    )
+    assert rules.reserves("/news/a.html") and rules.reserves("/%C3%A9/x")
+    assert rules.reserves("/news/a.html?q") is False and rules.reserves("/bad") is False
+    assert TdmRules('[{"location": "/a", "tdm-reservation": 1}]').reserves("/b") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "<html>", "{}", "[", '[{"location": "/", "tdm-reservation": 1}', "[" * 200_000, "[" + "9" * 400_000 + "]"],
+)
+def test_files_that_break_the_protocol_reserve_nothing(text: str) -> None:
+    assert not TdmRules(text)
+
+
+def test_licenses_are_recorded_and_drop_nothing() -> None:
+    body = b"""<link href="/license" rel="License canonical">
+      <a rel='nofollow license' href="//cc.example/by/4.0/">CC</a>
+      <link rel=stylesheet href=license.css><a rel=license href="http://[">"""
+    found = decide(("Link", '<https://l.example/1>; rel="license", </x>; rel=next, </y>; rel=license'), body=body)
+    expected = ["http://a.example/license", "http://cc.example/by/4.0/", "https://l.example/1", "http://a.example/y"]
+    assert found.licenses == (*expected,) and found.refusal is None
+    rsl = by_robots(
+        "License: https://a.example/rsl.xml\nUser-agent: *\nAllow: /\nLicense: https://a.example/2.xml # x\n"
+    )
+    assert rsl.licenses == ("https://a.example/rsl.xml", "https://a.example/2.xml") and rsl.signals == ()
+    assert decide(site=rsl).licenses == rsl.licenses
+
+
+def test_a_setting_says_which_signals_drop_a_page() -> None:
+    headers = [("X-Robots-Tag", "noai"), ("tdm-reservation", "1")]
+    found = decide(*headers, honour=["tdm_reservation"])
+    assert [signal.name for signal in found.signals] == ["noai", "tdm_reservation"]
+    assert found.refusal is not None and found.refusal.name == "tdm_reservation"
+    assert reason(*headers, honour=[]) == ""
+
+
+def test_hostile_values_take_bounded_time() -> None:
+    began = time.process_time()
+    megabyte = "noindex, a: " * 100_000
+    assert reason(("X-Robots-Tag", megabyte), ("Link", "<" * 10**6), ("Link", '<a>; rel="' * 10**5)) == ""
+    tags = b"<meta name=robots content=noindex>" * 30_000 + b"noai"
+    assert reason(body=tags) == "" and reason(body=b"<div>" * 200_000 + b"noai") == ""
+    assert reason(body=b'<meta name="tdm-reservation" content="' + b"1" * 2**20) == ""
+    assert not page_tags(b"rel=" * 250_000 + b"license").licenses
+    text = "User-agent: *\n" + "Content-Signal: /*a*a*a*b ai-train=no\n" * 10_000
+    assert names_by_robots(text, "http://a.example/" + "a" * 8000) == []
+    rules = TdmRules(json.dumps([{"location": "/*a*a*a*a*b", "tdm-reservation": 1}] * 5000))
+    assert rules.reserves("/" + "a" * 8000) is None
+    assert time.process_time() - began < 10
+    links = [("Link", f"<https://l.example/{n}>; rel=license") for n in range(1000)]
+    assert len(decide(*links).licenses) == 8 and link_licenses(["<" + "x" * 5000 + ">; rel=license"]) == []
+
+
+@given(st.text("ab*$", max_size=8), st.text("ab", max_size=12))
+def test_path_patterns_equal_regular_expressions(pattern: str, path: str) -> None:
+    plain = ".*".join(map(re.escape, pattern.removesuffix("$").split("*")))
+    assert matches(pattern, path) == bool(re.match(plain + (r"\Z" if pattern.endswith("$") else ""), path))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text("ab: ,;*-_\t\x00é" + "noaimgeunvlbft", max_size=40)), st.binary(max_size=200))
+def test_any_header_and_any_page_give_a_decision(values: list[str], body: bytes) -> None:
+    robots_directives(values, {"a"})
+    decide(*[("X-Robots-Tag", value) for value in values], *[("Link", value) for value in values], body=body + b"noai")
