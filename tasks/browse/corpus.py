@@ -121,10 +121,11 @@ def _in_order(steps: Sequence[FinishedStep]) -> list[FinishedStep]:
     return ordered
 
 
-def places(folder: Folder, names: Sequence[str], column: str, value: str) -> Place | None:
-    """Find the first row with a value in a column; files are read concurrently, and only this column."""
-    if not names:
-        return None
+def places(folder: Folder, names: Sequence[str], column: str, value: str, hint: str = "") -> Place | None:
+    """Find the first row with a value in a column; files are read concurrently, and only this column.
+
+    A file with the name of `hint` is read first: most steps write each shard under the name of the one that they read.
+    """
 
     def look(name: str) -> Place | None:
         with opened(folder, name) as file:
@@ -136,7 +137,9 @@ def places(folder: Folder, names: Sequence[str], column: str, value: str) -> Pla
                 start += file.metadata.row_group(group).num_rows
         return None
 
-    return next((found for found in _concurrently(look, names) if found), None)
+    hinted = [name for name in names if name.rpartition("/")[2] == hint.rpartition("/")[2]]
+    others = [name for name in names if name not in hinted]
+    return next((found for part in (hinted, others) for found in _concurrently(look, part) if found), None)
 
 
 def read_place(folder: Folder, place: Place) -> dict[str, Any]:

@@ -24,8 +24,8 @@ class Runs:
         self._epoch = lru_cache(maxsize=4)(self._build)
         self._bounds: dict[str, np.ndarray] = {}
 
-    def samples(self, step: FinishedStep, names: list[str], split: str, start: int, end: int) -> list[dict[str, Any]]:
-        """Samples of each run that hold the tokens from `start` to `end` of a split; a note where they are unknown."""
+    def samples(self, step: FinishedStep, names: list[str], split: str, start: int) -> list[dict[str, Any]]:
+        """Samples of each run that hold tokens of the document at `start` of a split; a note where they are unknown."""
         if not self.root.is_local:
             return []
         found: list[dict[str, Any]] = []
@@ -35,7 +35,7 @@ class Runs:
                 config = read_run_config(folder)
                 note = self._unknown(config, step, split)
                 if note is None:
-                    numbers = self._samples(config, step, tuple(names), split, start, end)
+                    numbers = self._samples(config, step, tuple(names), split, start)
                     run |= {"context": config.model.context, "count": len(numbers), "samples": numbers[:MAX_SAMPLES]}
                 else:
                     run["note"] = note
@@ -56,19 +56,25 @@ class Runs:
         return f"{rows:,} documents are too many for an answer in a second" if rows > MAX_DOCUMENTS else None
 
     def _samples(
-        self, config: RunConfig, step: FinishedStep, names: tuple[str, ...], split: str, start: int, end: int
+        self, config: RunConfig, step: FinishedStep, names: tuple[str, ...], split: str, start: int
     ) -> list[int]:
         if split not in self._bounds:
             table = column_of(step, names, ["end"])
             ends = table["end"].to_numpy() if table else np.empty(0, dtype=np.int64)
             self._bounds[split] = np.concatenate(([0], ends))
         epoch = self._epoch(split, config.model.context, config.seed if split == "train" else None)
-        lengths = np.diff(epoch.ends, prepend=0)
-        [document] = np.flatnonzero(epoch.ends - lengths + epoch.shift == start)[:1]
-        first, last = int(epoch.ends[document] - lengths[document]), int(epoch.ends[document]) - 1
-        # A sample also holds the token after its inputs, the first of the sample that follows it.
-        numbers = np.arange(max(0, first - 1) // epoch.context, last // epoch.context + 1)
-        return np.flatnonzero(np.isin(epoch.order, numbers)).tolist()
+        return samples_of(epoch, start)
 
     def _build(self, split: str, context: int, seed: int | None) -> Epoch:
         return Epoch.build(self._bounds[split], context, seed, 0)
+
+
+def samples_of(epoch: Epoch, start: int) -> list[int]:
+    """Samples of an epoch that hold tokens of the document that starts at a position in the corpus, ascending."""
+    lengths = np.diff(epoch.ends, prepend=0)
+    [document] = np.flatnonzero(epoch.ends - lengths + epoch.shift == start)[:1]
+    first, last = int(epoch.ends[document] - lengths[document]), int(epoch.ends[document]) - 1
+    # A sample also holds the token after its inputs, the first of the sample that follows it.
+    numbers = np.arange(max(0, first - 1) // epoch.context, last // epoch.context + 1)
+    found: list[int] = np.flatnonzero(np.isin(epoch.order, numbers)).tolist()
+    return found

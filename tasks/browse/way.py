@@ -28,13 +28,19 @@ def way_of(steps: list[FinishedStep], runs: Runs, identity: str, url: str) -> Ro
     tokens: list[Row] = []
     duplicates: list[Row] = []
     before: str | None = None
+    hint = ""
+    facts: Row = {}
     for step in steps:
         try:
             columns = step.columns()
-            found, row = _stage(step, columns, identity, url)
+            found, row = _stage(step, columns, identity, url, hint)
+            hint = found.get("file") or hint
             if row and (text := row.get("text")) is not None and found["result"] == "kept":
                 found |= {"characters": len(text), "changed": before is not None and text != before}
                 before = text
+            if "facts" in found:  # what an earlier step has said is not repeated
+                found["facts"] = {name: value for name, value in found["facts"].items() if facts.get(name) != value}
+                facts |= found["facts"]
             clusters += bool(step.audit("clusters"))
             duplicates += _duplicates(step, identity)
             if step.name == "tokens":
@@ -66,7 +72,7 @@ def _resolve(steps: list[FinishedStep], identity: str, url: str) -> tuple[str, s
     return identity, url
 
 
-def _stage(step: FinishedStep, columns: list[str], identity: str, url: str) -> tuple[Row, Row | None]:
+def _stage(step: FinishedStep, columns: list[str], identity: str, url: str, hint: str) -> tuple[Row, Row | None]:
     """Result of one step, and the row of the document in its files."""
     found: Row = {"step": step.name, "result": "absent"}
     if step.manifest.step == "download":
@@ -76,11 +82,11 @@ def _stage(step: FinishedStep, columns: list[str], identity: str, url: str) -> t
     key, value = ("id", identity) if "id" in columns else ("url", url)
     if key not in columns:
         return found | {"result": "other"}, None
-    if value and (place := places(step.folder, step.outputs, key, value)):
+    if value and (place := places(step.folder, step.outputs, key, value, hint)):
         row = read_place(step.folder, place)
         return found | {"result": "kept"} | _facts(row, place, SHOWN), row
     for key, value in (("id", identity), ("url", url)):
-        if value and (place := places(step.folder, step.rejected, key, value)):
+        if value and (place := places(step.folder, step.rejected, key, value, hint)):
             row = read_place(step.folder, place)
             if key == "url" and identity and row["id"]:
                 break  # another text of the same address
@@ -143,7 +149,7 @@ def _tokens(step: FinishedStep, runs: Runs, identity: str) -> list[Row]:
         names = [name for name in step.outputs if name.startswith(f"{split}/documents")]
         if identity and (place := places(step.folder, names, "doc_id", identity)):
             row = read_place(step.folder, place)
-            samples = runs.samples(step, names, split, row["start"], row["end"])
+            samples = runs.samples(step, names, split, row["start"])
             found.append({"split": split, "start": row["start"], "end": row["end"], "runs": samples})
     return found
 

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+import fsspec
+import numpy as np
 import pytest
 
+from gpt2train.data.epoch import Epoch
 from gpt2train.errors import UserError
 from tasks.browse.difference import MAX_WORDS, difference
+from tasks.browse.samples import samples_of
 from tasks.browse.server import BrowseServer
 from tasks.clean.settings import CleanSettings
 from tasks.clean.step import clean
@@ -159,3 +163,22 @@ def test_a_difference_has_both_texts() -> None:
     assert "".join(text for kind, text in pieces if kind != "added") == a
     assert "".join(text for kind, text in pieces if kind != "removed") == b
     assert difference("a " * MAX_WORDS, "a")["cut"]
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_the_samples_of_a_document_are_all_that_hold_a_token_of_it(seed: int | None) -> None:
+    bounds = np.array([0, 3, 20, 21, 53, 60, 64, 100])
+    epoch = Epoch.build(bounds, 8, seed, 0)
+    offsets, _ = epoch.locate(np.arange(len(epoch.order)))
+    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        held = np.flatnonzero(((offsets >= start) & (offsets < end)).any(axis=1)).tolist()
+        assert samples_of(epoch, start) == held
+
+
+def test_an_output_behind_a_url_is_read(output: Path, client: Client) -> None:
+    url = f"memory://browse-{output.name}"
+    fsspec.filesystem("memory").put(f"{output}/", url, recursive=True)
+    server = BrowseServer(Folder(url))
+    found = server.routes.get["document"]({"id": "00000008"})
+    server.server_close()
+    assert found == client.ok("document", id="00000008")
