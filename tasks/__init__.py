@@ -27,6 +27,7 @@ of its row, so that there is no cycle:
 | `evaluate`      |                                          |
 | `finetune`      |                                          |
 | `report`        | `cloze`, `dedup`, `evaluate`             |
+| `browse`        |                                          |
 | `verify`        | `boilerplate`, `clean`, `cloze`          |
 | `verify`        | `data_steps`, `decontaminate`, `dedup`   |
 | `verify`        | `download`, `extract`, `shuffle`         |

@@ -1,0 +1,148 @@
+"""HTTP server of a page for the person at the terminal, on a loopback address.
+
+Every path begins with a random token, which only that person knows: other users of the machine and web pages in the
+same browser cannot read or change anything. The `Host` header is checked against DNS rebinding.
+"""
+
+import hmac
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qsl
+
+from gpt2train.errors import RunError, UserError
+from gpt2train.serve.hosts import allowed_hosts
+
+HOST = "127.0.0.1"
+NOWHERE = "?"  # name of no page: a path has no question mark
+MAX_BODY = 1 << 16  # bytes
+IDLE_SECONDS = 30  # after which a connection that sends nothing is closed
+FILES = {
+    "": ("index.html", "text/html; charset=utf-8"),
+    "style.css": ("style.css", "text/css; charset=utf-8"),
+    "script.js": ("script.js", "text/javascript; charset=utf-8"),
+}
+HEADERS = {
+    # No inline scripts: one in a document would not run even if it were inserted as HTML.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",  # the address has the token
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+Values = dict[str, Any]
+Answer = Callable[[Values], Values]
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Contents of a page: the package of its `FILES`, and the functions that answer requests by name."""
+
+    package: str
+    get: Mapping[str, Answer] = field(default_factory=dict)
+    """Called with the parameters of the query, strings."""
+    post: Mapping[str, Answer] = field(default_factory=dict)
+    """Called with the JSON object of the body. ValueError and TypeError mean that it cannot be read."""
+
+
+class LocalPageServer(ThreadingHTTPServer):
+    """Server of one page; `url` is its address.
+
+    Raises:
+        UserError: the port is in use.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, routes: Routes, port: int = 0) -> None:
+        self.routes, self.token = routes, secrets.token_urlsafe(24)
+        self.hosts = allowed_hosts(HOST, HOST)
+        try:
+            super().__init__((HOST, port), Handler)
+        except OSError as error:
+            raise UserError(
+                f"cannot listen at {HOST}:{port}: {error.strerror}; give another --port, 0 takes a free one"
+            ) from error
+
+    @property
+    def url(self) -> str:
+        """Address of the page, with the token."""
+        return f"http://{HOST}:{self.server_address[1]}/{self.token}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a connection that the browser closed."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request: a file of the page, or an answer in JSON."""
+
+    server: LocalPageServer
+    timeout = IDLE_SECONDS
+    server_version, sys_version = "gpt2train", ""
+
+    def do_GET(self) -> None:
+        """Answer with a file of the page, or by one of the functions."""
+        name, query = self._name()
+        routes = self.server.routes
+        if name in routes.get:
+            self._answer(routes.get[name], lambda: dict(parse_qsl(query, keep_blank_values=True, max_num_fields=16)))
+        elif name in FILES:
+            file, kind = FILES[name]
+            self._send(HTTPStatus.OK, files(routes.package).joinpath(file).read_bytes(), kind)
+        else:
+            self._send_json({"error": "no such page"}, HTTPStatus.NOT_FOUND)
+
+    def do_POST(self) -> None:
+        """Answer by one of the functions."""
+        name, _ = self._name()
+        if name in self.server.routes.post:
+            self._answer(self.server.routes.post[name], self._body)
+        else:
+            self._send_json({"error": "no such page"}, HTTPStatus.NOT_FOUND)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: the paths have the token."""
+
+    def _answer(self, answer: Answer, values: Callable[[], Values]) -> None:
+        try:
+            found = answer(values())
+        except (UserError, RunError) as error:
+            self._send_json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
+        except (ValueError, TypeError, RecursionError):
+            self._send_json({"error": "the request cannot be read; load the page again"}, HTTPStatus.BAD_REQUEST)
+        else:
+            self._send_json(found)
+
+    def _name(self) -> tuple[str, str]:
+        """Path below the token, and the query; `NOWHERE` for the path if the token or the host is wrong."""
+        if not self.server.hosts.allows_host(self.headers.get("Host") or ""):
+            return NOWHERE, ""
+        token, slash, rest = self.path.removeprefix("/").partition("/")
+        is_ours = hmac.compare_digest(token.encode(errors="replace"), self.server.token.encode())
+        name, _, query = rest.partition("?")
+        return (name, query) if is_ours and slash else (NOWHERE, "")
+
+    def _body(self) -> Values:
+        size = int(self.headers.get("Content-Length") or 0)
+        if not 0 < size <= MAX_BODY:
+            raise ValueError("no body, or a large one")
+        body = json.loads(self.rfile.read(size))
+        if not isinstance(body, dict):
+            raise ValueError("not an object")
+        return body
+
+    def _send_json(self, value: Values, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._send(status, json.dumps(value).encode(), "application/json")
+
+    def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
+        self.send_response(status)
+        for header, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
+            self.send_header(header, value)
+        self.end_headers()
+        self.wfile.write(content)

@@ -1,0 +1,1 @@
+"""Files of the page of `gpt2train data browse`."""
