@@ -63,7 +63,7 @@ MODULES = {
     "report": ["tasks/report/*.py"],
 }
 # Folders of modules that run or store steps.
-RUNS_AND_STORES = ("core", "data_steps", "launch", "slurm", "sources", "train", "verify")
+RUNS_AND_STORES = ("browse", "core", "data_steps", "launch", "slurm", "sources", "train", "verify")
 # Module -> why its version shapes no byte of any step.
 NOT_SHAPING = {
     "awkward": "carries the token ids of gigatoken",
