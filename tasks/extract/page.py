@@ -1,4 +1,4 @@
-"""Extraction of pages: bytes to main text by trafilatura, in a worker process that may be killed."""
+"""Extraction of pages: bytes to main text by the chosen engine, in a worker process that may be killed."""
 
 import functools
 import itertools
@@ -19,6 +19,7 @@ from tasks.core.document import strip_unstorable
 from tasks.download.warc import Page
 from tasks.extract.complexity import MAX_ELEMENTS, cut_attributes
 from tasks.extract.decode import MAX_NOISE, count_undecodable, decode
+from tasks.extract.main_content import parse, structured_text
 from tasks.extract.metadata import language_hint, page_title, stated_date
 from tasks.extract.prefilter import prefilter_reason
 from tasks.extract.settings import WORKER_OUTGROWN, Compare, ExtractOptions, ExtractResult
@@ -64,7 +65,7 @@ def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
     if options.wanted and (found := prefilter_reason(html, options.wanted)):
         return _rejected(*found)
     with apply_patches():
-        tree = load_html(cut_attributes(html))
+        tree = (parse if options.engine == "structure" else load_html)(cut_attributes(html))
         if tree is None:
             return _rejected("no_text", f"no HTML tree in {len(page.body):,} bytes")
         if (elements := int(tree.xpath("count(//*)"))) > MAX_ELEMENTS:
@@ -83,7 +84,9 @@ def extract_page(page: Page, options: ExtractOptions) -> ExtractResult:
 
 
 def main_text(tree: HtmlElement, options: ExtractOptions) -> str | None:
-    """Main text of a page by trafilatura, to be called inside `apply_patches()`; changes the tree."""
+    """Main text of a page by the chosen engine, to be called inside `apply_patches()`; changes the tree."""
+    if options.engine == "structure":
+        return structured_text(tree, options.tables)
     return trafilatura.extract(Parsed(tree), options=_options(options.fallbacks, options.tables))
 
 

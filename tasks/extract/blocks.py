@@ -1,0 +1,303 @@
+"""Blocks of a page: one walk over the tree; each paragraph, heading, list item, table row and code block once."""
+
+from typing import NamedTuple
+
+from lxml.html import HtmlElement
+
+from tasks.extract.attribute_rules import AttributeRules, Verdict
+from tasks.extract.page_type import ARTICLE, FORUM
+
+BLOCK_TAGS = frozenset(
+    [
+        "address",
+        "article",
+        "aside",
+        "blockquote",
+        "body",
+        "center",
+        "dd",
+        "details",
+        "dir",
+        "div",
+        "dl",
+        "dt",
+        "fieldset",
+        "figure",
+        "form",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "header",
+        "hgroup",
+        "hr",
+        "html",
+        "li",
+        "listing",
+        "main",
+        "ol",
+        "p",
+        "plaintext",
+        "pre",
+        "section",
+        "summary",
+        "table",
+        "tbody",
+        "td",
+        "tfoot",
+        "th",
+        "thead",
+        "tr",
+        "ul",
+        "xmp",
+        "caption",
+        "legend",
+        "label",
+    ]
+)
+HEADINGS = frozenset(["h1", "h2", "h3", "h4", "h5", "h6"])
+CODE = frozenset(["pre", "listing", "xmp", "plaintext"])
+CELLS = frozenset(("td", "th"))
+# Containers whose share of links is tested when they end.
+WEIGHED = frozenset(["div", "section", "ul", "ol", "dl", "p", "table", "header", "form", "figure", "article", "center"])
+
+INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u2060\ufeff"))
+KEPT, LINKS, MARKED, COMMENT, TOC, HIDDEN = range(6)  # reasons for which a block is dropped
+MIN_RUNNING = 80  # characters of a block that is running text wherever it stands
+MAX_DROPPED = 400  # characters of running text of a container that is dropped without a look at the whole page
+MAX_DROPPED_SHARE = 0.5  # of the page's running text, in a container that is dropped
+MAX_FORM = 500  # characters of a form that is no text; some sites are one form
+
+
+class Block:
+    """Block of text.
+
+    Attributes:
+        text: one line; of code, its lines.
+        kind: `p`, `h`, `li`, `td`, `pre`, or "" for text outside of these.
+        size: characters.
+        links: characters in links.
+        running: characters of running text, which headings, short lines and links are not.
+        dropped: reason for which the block is no text of the page, `KEPT` if none.
+    """
+
+    __slots__ = ("dropped", "kind", "links", "running", "size", "text")
+
+    def __init__(self, text: str, kind: str, links: int) -> None:
+        self.text, self.kind, self.size, self.dropped = text, kind, len(text), KEPT
+        self.links = min(links, self.size)
+        runs = kind != "h" and (self.size > MIN_RUNNING or kind in ("p", "pre", "li")) and 2 * self.links < self.size
+        self.running = self.size - self.links if runs else 0
+
+
+class Contents(NamedTuple):
+    """Blocks of a container, and the characters of those that were not dropped when it ended."""
+
+    start: int
+    end: int
+    size: int
+    links: int
+    running: int
+
+
+class Candidate(NamedTuple):
+    """Container that may hold the main content; `level` as in `attribute_rules`."""
+
+    level: int
+    start: int
+    end: int
+    tag: str
+    name: str
+
+
+class Walk:
+    """One pass over the elements of a page.
+
+    Args:
+        rules: rules by tag and attributes.
+        page: type of the page.
+        tables: keep the text of tables.
+
+    Attributes:
+        blocks: all blocks, in order.
+        candidates: containers that may hold the main content, inner ones first.
+        size, links, running: characters of the blocks that are not dropped.
+    """
+
+    def __init__(self, rules: AttributeRules, page: str, tables: bool = True) -> None:
+        self.rules, self.page, self.tables = rules, page, tables
+        self.blocks: list[Block] = []
+        self.candidates: list[Candidate] = []
+        self.size = self.links = self.running = 0
+        self._pieces: list[str] = []  # of the block that is being read
+        self._linked = 0  # characters of links in them
+        self._in_links = 0  # depth of links
+        self._marker = ""  # of the list item that begins
+        self._doubtful: list[tuple[Contents, int]] = []
+
+    def read(self, element: HtmlElement, kind: str) -> None:
+        """Read the text and the children of an element, but not its tail."""
+        self._text(element.text)
+        for child in element:
+            if isinstance(child.tag, str):
+                self._element(child, kind)
+            self._text(child.tail)
+
+    def flush(self, kind: str) -> None:
+        """End the current block."""
+        if not self._pieces:
+            return
+        text, links = "".join(self._pieces), self._linked
+        self._pieces.clear()
+        self._linked = 0
+        if not text.isascii():
+            text = text.translate(INVISIBLE)
+        if text := " ".join(text.split()).removesuffix(" |"):
+            self._add(Block(self._marker + text, kind, links))
+            self._marker = ""
+
+    def settle(self) -> None:
+        """Drop the large marked containers, except those that hold most of the page's text."""
+        for reason in (COMMENT, HIDDEN, MARKED, TOC, LINKS):
+            total = self.running
+            for held, found in self._doubtful:
+                if found == reason:
+                    live = sum(one.running for one in self.blocks[held.start : held.end] if not one.dropped)
+                    if reason == COMMENT or live < MAX_DROPPED_SHARE * total:
+                        self._drop(held, reason)
+
+    def _text(self, text: str | None) -> None:
+        if text:
+            self._pieces.append(text)
+            if self._in_links:
+                self._linked += len(text)
+
+    def _element(self, element: HtmlElement, kind: str) -> None:
+        tag = element.tag
+        verdict = self.rules.verdict(element)
+        if verdict.drop or (tag == "table" and not self.tables):
+            return
+        if tag in BLOCK_TAGS:
+            self._container(element, tag, verdict, kind)
+        elif tag == "br":
+            self.flush(kind)
+        elif not (verdict.marked or verdict.hidden):
+            self._in_links += tag == "a"
+            self.read(element, kind)
+            self._in_links -= tag == "a"
+        elif next(element.iter(*BLOCK_TAGS), None) is not None:
+            self._container(element, tag, verdict, kind)
+
+    def _container(self, element: HtmlElement, tag: str, verdict: Verdict, kind: str) -> None:
+        if tag not in CELLS:
+            self.flush(kind)
+        elif self._pieces and not "".join(self._pieces[-3:]).isspace():
+            self._pieces.append(" | ")
+        start, size, links, running = len(self.blocks), self.size, self.links, self.running
+        if tag in CODE:
+            self._code(element)
+        else:
+            own = _kind(tag, kind)
+            if tag == "li":
+                self._marker = "- "
+            self.read(element, own)
+            if tag not in CELLS or len(self.blocks) > start:
+                self.flush(own)
+            if tag == "li":
+                self._marker = ""
+        if len(self.blocks) > start:
+            held = Contents(start, len(self.blocks), self.size - size, self.links - links, self.running - running)
+            self._weigh(element, tag, verdict, held)
+
+    def _code(self, element: HtmlElement) -> None:
+        for line_break in element.iter("br"):
+            line_break.tail = "\n" + (line_break.tail or "")
+        parts: list[str] = []
+        self._raw(element, parts)
+        lines = [line.rstrip() for line in "".join(parts).replace("\r\n", "\n").expandtabs(4).split("\n")]
+        full = [number for number, line in enumerate(lines) if line]
+        if full:
+            self._add(Block("\n".join(lines[full[0] : full[-1] + 1]), "pre", 0))
+
+    def _raw(self, element: HtmlElement, parts: list[str]) -> None:
+        parts.append(element.text or "")
+        for child in element:
+            if isinstance(child.tag, str):
+                verdict = self.rules.verdict(child)
+                if not (verdict.drop or verdict.marked or verdict.hidden):
+                    self._raw(child, parts)
+            parts.append(child.tail or "")
+
+    def _weigh(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents) -> None:
+        """Weigh a container when it ends, by its marks and its share of links."""
+        if not held.size:
+            return
+        reason = self._reason(tag, verdict, held)
+        strong = verdict.level == 0 and reason in (KEPT, MARKED)
+        if reason and (held.running > MAX_DROPPED or strong):
+            self._doubtful.append((held, reason))
+        elif reason:
+            self._drop(held, reason)
+        if verdict.level >= 0 and (not reason or strong):
+            self.candidates.append(Candidate(verdict.level, held.start, held.end, tag, element.get("class") or ""))
+
+    def _reason(self, tag: str, verdict: Verdict, held: Contents) -> int:
+        """Reason to drop a container."""
+        if verdict.comments and self.page != FORUM:
+            return COMMENT
+        if verdict.hidden:
+            return HIDDEN
+        if verdict.marked:
+            return MARKED
+        if verdict.toc:
+            return TOC
+        if self.page == ARTICLE and tag in WEIGHED and _is_mostly_links(tag, held):
+            return LINKS
+        if tag == "form" and held.size < MAX_FORM:
+            return MARKED
+        inside = self.blocks[held.start : held.end] if tag == "figure" else ()
+        return MARKED if inside and not any(one.kind in ("pre", "td") for one in inside) else KEPT
+
+    def _add(self, block: Block) -> None:
+        self.blocks.append(block)
+        self.size += block.size
+        self.links += block.links
+        self.running += block.running
+
+    def _drop(self, held: Contents, reason: int) -> None:
+        for block in self.blocks[held.start : held.end]:
+            if not block.dropped:
+                block.dropped = reason
+                self.size -= block.size
+                self.links -= block.links
+                self.running -= block.running
+
+
+def page_blocks(tree: HtmlElement, rules: AttributeRules, page: str, tables: bool = True) -> Walk:
+    """Read the blocks and the candidates of a page; `page` is its type."""
+    walk = Walk(rules, page, tables)
+    body = tree.find("body") if tree.tag == "html" else tree
+    walk.read(tree if body is None else body, "")
+    walk.flush("")
+    walk.settle()
+    return walk
+
+
+def _kind(tag: str, outer: str) -> str:
+    """Kind of the blocks in an element, of which `outer` is the one around it."""
+    if tag in ("li", "dd", "dt"):
+        return "li"
+    if tag in HEADINGS:
+        return "h"
+    if tag in ("p", "blockquote"):
+        return outer if outer in ("li", "td") else "p"
+    return "td" if tag in CELLS else outer
+
+
+def _is_mostly_links(tag: str, held: Contents) -> bool:
+    size, links = held.size, held.links
+    if held.end - held.start == 1 and tag == "p":
+        return links > 0.8 * size and size < 200
+    return links > 0.6 * size and (size < 2000 or links > 0.8 * size)

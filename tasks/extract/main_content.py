@@ -1,0 +1,172 @@
+"""Main text of a page by its structure: the blocks of the container that holds most of the running text.
+
+The page is read once (`blocks`); its type (`page_type`) decides which classes mark boilerplate (`attribute_rules`) and
+how the container is chosen. Lists keep their markers, tables a row a line, code its lines and indentation.
+"""
+
+import re
+from collections.abc import Sequence
+
+from lxml.etree import ParserError
+from lxml.html import HtmlElement, HTMLParser, document_fromstring
+
+from tasks.extract.attribute_rules import BOILERPLATE, FORUM_PARTS, NAVIGATION, AttributeRules
+from tasks.extract.blocks import HIDDEN, KEPT, MARKED, TOC, Block, Walk, page_blocks
+from tasks.extract.page_type import ARTICLE, DOCUMENTATION, FORUM, page_type
+
+PARSER = HTMLParser(collect_ids=False, encoding="utf-8", remove_comments=True, remove_pis=True)
+CONTROLS = bytes(code for code in range(32) if chr(code) not in "\t\n\f\r")  # libxml2 ends a text at some of them
+
+RULES = {
+    ARTICLE: AttributeRules(BOILERPLATE),
+    DOCUMENTATION: AttributeRules(NAVIGATION),
+    FORUM: AttributeRules(FORUM_PARTS),
+}
+# The numbers below were chosen on three quarters of the gold pages; benchmarks/extract.py reports the others too.
+LEVELS = 5  # of candidates, see `attribute_rules.LEVELS`
+MIN_TEXT = 250  # characters of running text of a main content
+MIN_SHARE = 0.4  # of the page's running text in it
+MIN_PART = 0.2  # running text of a further part of it, relative to the largest part
+MOST = 0.9  # share of the running text in the main content of documentation and forums
+LEAD_BLOCKS = 6  # blocks before the main content that may introduce it
+MIN_LEAD = 100  # characters of an introduction
+MAX_LINE = 100  # characters of a line that may be noise
+MAX_HEADING = 60  # characters of a heading of links to other pages
+MAX_RELATED = 0.2  # share of the running text that may follow such a heading
+
+NOISE = re.compile(
+    r"(?:\d+ min(?:utes?|uten)? |share|sharen|tweet|pin|print|e-?mail|follow|like|teilen|drucken|gef[aä]llt|empfehlen"
+    r"|weiterlesen|mehr lesen|lesen sie|read (?:more|also|next)|see also|lire aussi|leggi anche|lee tambi[eé]n"
+    r"|s[ií]guenos|follow us|suivez|seguici|(?:submit|leave|post|add|view|show)(?: a| your| all)? comments?"
+    r"|continue reading|loading|正在加载|advertisement|anzeige|werbung|publicit[eé]|publicidad|pubblicità|reklama"
+    r"|foto|photo|bild|image|cr[eé]dits? photos?|fotos|photos|quelle|source|all rights reserved"
+    r"|alle rechte vorbehalten|tous droits|copyright|©|posted (?:by|on|in)|tags?|tagged|filed under|schlagw[oö]rter"
+    r"|themen|topics|categories|kategorien?|published|last (?:modified|updated)"
+    r"|related (?:news|stories|articles|posts)|ähnliche beiträge)\b.{0,80}",
+    re.IGNORECASE,
+)
+RELATED = re.compile(
+    r"(?:related|similar|more|other|latest|recent|popular|recommended)"
+    r" (?:articles?|posts?|stories|news|reading|content|from|on)\b.{0,40}"
+    r"|(?:read|see|watch) (?:also|more|next)\b.{0,40}|you (?:may|might) also (?:like|enjoy)|today on\b.{0,30}|up next"
+    r"|mehr (?:zum thema|zu|aus)\b.{0,40}|(?:das )?könnte (?:sie|dich) auch interessieren"
+    r"|ähnliche (?:artikel|beiträge)|verwandte (?:artikel|themen)|(?:articles|sujets) (?:similaires|liés|connexes)"
+    r"|(?:à|a) lire aussi|sur le même sujet|.{0,30}\bsur le sujet|(?:noticias|artículos) relacionad[oa]s"
+    r"|te puede interesar|leia também|veja também|articoli correlati|leggi anche|関連記事|関連リンク"
+    r"|相关(?:文章|阅读|新闻)|похожие (?:статьи|записи|материалы)|читайте также|zobacz (?:też|także)|powiązane",
+    re.IGNORECASE,
+)
+
+
+def parse(html: str) -> HtmlElement | None:
+    """Parse a page; None if there is nothing in it."""
+    try:
+        return document_fromstring(html.encode("utf-8", "replace").translate(None, CONTROLS), parser=PARSER)
+    except ParserError:
+        return None
+
+
+def structured_text(tree: HtmlElement, tables: bool = True) -> str:
+    """Main text of a page, a block a line; "" if it has none."""
+    kind = page_type(tree)
+    walk = page_blocks(tree, RULES[kind], kind, tables)
+    if kind == ARTICLE:
+        start, end = _best_container(walk)
+        text = _without_related(_article(walk.blocks[start:end]))
+        kept = [*_lead(walk.blocks[:start]), *(one for one in text if not _is_noise(one))]
+    else:
+        start, end = _smallest_container(walk)
+        kept = [*_title(walk.blocks[:start]), *_with_contents(walk.blocks[start:end])]
+    while kept and kept[-1].kind == "h":  # a heading without text
+        kept.pop()
+    return "\n".join(one.text for one in kept)
+
+
+def _running(blocks: Sequence[Block]) -> int:
+    """Characters of running text of blocks that are not dropped."""
+    return sum(one.running for one in blocks if not one.dropped)
+
+
+def _best_container(walk: Walk) -> tuple[int, int]:
+    """First and last block of an article's main content: the strongest kind of container that holds enough text."""
+    for level in range(LEVELS):
+        found = [(_running(walk.blocks[one.start : one.end]), one) for one in walk.candidates if one.level == level]
+        if not found:
+            continue
+        size, best = max(found, key=lambda pair: pair[0])
+        # A text may be divided into several containers of one kind.
+        alike = [
+            one
+            for own, one in found
+            if own >= MIN_PART * size and (level == 0 or (one.tag, one.name) == (best.tag, best.name))
+        ]
+        start, end = min(one.start for one in alike), max(one.end for one in alike)
+        joint = _running(walk.blocks[start:end])
+        if len(alike) == 1 or joint <= 1.1 * size:
+            start, end, joint = best.start, best.end, size
+        if joint >= MIN_TEXT and joint >= MIN_SHARE * walk.running:
+            return start, end
+    return 0, len(walk.blocks)
+
+
+def _smallest_container(walk: Walk) -> tuple[int, int]:
+    """First and last block of the smallest container that holds nearly all running text."""
+    fitting = [one for one in walk.candidates if _running(walk.blocks[one.start : one.end]) >= MOST * walk.running]
+    best = min(fitting, key=lambda one: one.end - one.start, default=None)
+    return (best.start, best.end) if best else (0, len(walk.blocks))
+
+
+def _lead(before: Sequence[Block]) -> list[Block]:
+    """Introduction of an article, which is often outside the container of its body."""
+    near = before[-LEAD_BLOCKS:]
+    return [one for one in near if not one.dropped and one.kind in "ph" and one.size >= MIN_LEAD and not one.links]
+
+
+def _title(before: Sequence[Block]) -> list[Block]:
+    """Heading and summary of a page, if they are right before its text."""
+    near = [one for one in before if not one.dropped][-LEAD_BLOCKS:]
+    first = next((number for number, one in enumerate(near) if one.kind == "h"), len(near))
+    return [one for one in near[first:] if one.kind in ("h", "p")]
+
+
+def _article(blocks: Sequence[Block]) -> list[Block]:
+    """Blocks of an article that are not dropped; also the marked ones if they hold most of the text."""
+    kept = [one for one in blocks if not one.dropped]
+    for reasons in ((MARKED,), (MARKED, HIDDEN)):
+        if sum(one.running for one in blocks if one.dropped == reasons[-1]) > 2 * sum(one.running for one in kept):
+            kept = [one for one in blocks if one.dropped in (KEPT, *reasons)]
+            break
+    return kept
+
+
+def _with_contents(blocks: Sequence[Block]) -> list[Block]:
+    """Blocks that are not dropped; of a page that is mostly a table of contents, also this."""
+    kept = [one for one in blocks if not one.dropped]
+    if sum(one.size for one in blocks if one.dropped == TOC) > sum(one.size for one in kept):
+        kept = [one for one in blocks if one.dropped in (KEPT, TOC)]
+    return kept
+
+
+def _without_related(blocks: list[Block]) -> list[Block]:
+    """Blocks before a heading of links to other pages, if little text follows it."""
+    after, total, end = 0, sum(one.running for one in blocks), len(blocks)
+    for number in range(len(blocks) - 1, 0, -1):
+        one = blocks[number]
+        after += one.running
+        if after > MAX_RELATED * total:
+            break
+        if one.size <= MAX_HEADING and one.kind not in ("pre", "td") and RELATED.fullmatch(_words(one)):
+            end = number
+    return blocks[:end]
+
+
+def _is_noise(block: Block) -> bool:
+    """Return True for a short line that asks to share, names a photographer, or the like."""
+    if block.size > MAX_LINE or block.kind in ("pre", "td"):
+        return False
+    return bool(NOISE.fullmatch(_words(block))) or not any(map(str.isalnum, block.text))
+
+
+def _words(block: Block) -> str:
+    """Text of a block without the characters around its words."""
+    return block.text.strip("-–—•*|> \t[](){}:.!?…")

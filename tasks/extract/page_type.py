@@ -1,0 +1,124 @@
+"""Type of a page by what its software states: documentation, forum, or article for all others."""
+
+import re
+from collections import Counter
+from functools import lru_cache
+
+from lxml.etree import XPath
+from lxml.html import HtmlElement
+
+ARTICLE, DOCUMENTATION, FORUM = "article", "documentation", "forum"
+GENERATORS = {
+    DOCUMENTATION: re.compile(
+        r"docbook|sphinx|docutils|javadoc|doxygen|asciidoc|texi2html|makeinfo|texinfo|mkdocs|docusaurus|vuepress|vitepress"
+        r"|antora|gitbook|rustdoc|hevea|latex2html|groff|man2html|pod2html|pdoc|yard|rdoc|typedoc|jsdoc|hugo.*book|mediawiki"
+        r"|dokuwiki|moinmoin|libreoffice|openoffice",
+        re.IGNORECASE,
+    ),
+    FORUM: re.compile(
+        r"phpbb|vbulletin|discourse|xenforo|mybb|simple machines|smf|flarum|nodebb|invision|ip\.board|vanilla|punbb"
+        r"|fluxbb"
+        r"|mailman|hyperkitty|pipermail|mhonarc|bbpress|askbot|question2answer|lobsters",
+        re.IGNORECASE,
+    ),
+}
+ITEMS = {
+    DOCUMENTATION: re.compile(r"schema\.org/(?:TechArticle|APIReference)"),
+    FORUM: re.compile(r"schema\.org/(?:DiscussionForumPosting|QAPage|Question)"),
+}
+# Classes and ids of the templates of documentation generators and forums.
+TEMPLATES = {
+    DOCUMENTATION: frozenset(
+        [
+            "titlepage",
+            "rst-content",
+            "sphinxsidebar",
+            "documentwrapper",
+            "manpage",
+            "mediawiki",
+            "mw-body",
+            "mw-content-text",
+            "javadoc",
+            "rustdoc",
+            "doxygen",
+            "memdoc",
+            "md-content",
+            "theme-doc-markdown",
+            "devsite-article",
+            "man-page",
+            "texinfo",
+            "docnav",
+            "navheader",
+            "DisplayArea",
+            "apidoc",
+            "apidocs",
+            "docs-content",
+            "page-content-docs",
+        ]
+        + [f"{of}-{kind}-page" for of in ("class", "package", "module") for kind in ("declaration", "use", "summary")]
+        + [f"{of}-{kind}-page" for of in ("class", "package", "module") for kind in ("tree", "index")]
+    ),
+    FORUM: frozenset(
+        [
+            "phpbb",
+            "postbody",
+            "post_message",
+            "postlist",
+            "postslist",
+            "bbWrapper",
+            "message-body",
+            "topic-body",
+            "js-post-body",
+            "s-prose",
+            "ipsComment",
+            "ipsComment_content",
+            "commtext",
+            "windowbg",
+            "postmsg",
+            "post_body",
+            "topic-post",
+            "forumline",
+            "viewthread",
+            "threadpost",
+            "forum-post",
+            "cooked",
+        ]
+    ),
+}
+CLASSES, IDS, ITEM_TYPES = (XPath(f"//@{name}", smart_strings=False) for name in ("class", "id", "itemtype"))
+CODE = ("pre", "code", "dt", "kbd", "samp", "tt")
+MIN_CODE = 12
+
+
+def page_type(tree: HtmlElement) -> str:
+    """Type of a page: `documentation`, `forum`, or `article`."""
+    article = False
+    for meta in tree.iter("meta"):
+        value = meta.get("content") or ""
+        name = (meta.get("name") or meta.get("property") or "").lower()
+        if name == "generator":
+            for kind, pattern in GENERATORS.items():
+                if pattern.search(value):
+                    return kind
+        elif name == "og:type":
+            article = value.lower() == "article"
+    for value in set(ITEM_TYPES(tree)):
+        for kind, pattern in ITEMS.items():
+            if pattern.search(value):
+                return kind
+    kinds = Counter[str | None]()
+    for value, count in Counter([*CLASSES(tree), *IDS(tree)]).items():
+        kinds[_template(value)] += count
+    if kinds[DOCUMENTATION]:
+        return DOCUMENTATION
+    if kinds[FORUM] > 1:
+        return FORUM
+    code = sum(1 for _ in zip(range(MIN_CODE), tree.iter(*CODE), strict=False))
+    return DOCUMENTATION if code == MIN_CODE and not article else ARTICLE
+
+
+@lru_cache(maxsize=20_000)
+def _template(value: str) -> str | None:
+    """Type of the pages whose templates have this class or id."""
+    names = value.split()
+    return next((kind for kind, found in TEMPLATES.items() if not found.isdisjoint(names)), None)

@@ -1,0 +1,149 @@
+"""The engine `structure`: what it keeps and drops of a page, hostile pages, and its fit to the gold pages."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.extract import as_page
+from benchmarks.extract_engines import texts_of
+from benchmarks.gold_pages import fit, gold_pages
+from benchmarks.reference_pages import fit_by_family, reference_pages
+from tasks.extract.main_content import parse, structured_text
+
+WORDS = "The quick brown fox jumps over the lazy dog and runs along the river until the night falls. "
+PARAGRAPH = f"<p>{WORDS * 3}</p>"
+
+
+def text_of(html: str, tables: bool = True) -> str:
+    tree = parse(html)
+    return "" if tree is None else structured_text(tree, tables)
+
+
+def article(inside: str) -> str:
+    """An article with a site's usual surroundings."""
+    return (
+        "<html><body><header class='site-header'>The Daily Site <a href='/'>Home</a></header>"
+        "<nav><a href='/a'>News</a></nav>"
+        f"<div class='article-body'>{PARAGRAPH}{inside}{PARAGRAPH}</div>"
+        "<div class='sidebar'><a href='/x'>Most read today</a></div>"
+        "<footer>Copyright 2026 The Daily Site</footer></body></html>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("inside", "expected"),
+    [
+        ("<ul><li><code>open()</code> opens a file</li><li>second</li></ul>", "- open() opens a file\n- second"),
+        ("<ul><li>outer<ul><li>inner</li></ul></li><li>next</li></ul>", "- outer\n- inner\n- next"),
+        ("<ol><li><a href='/a'>a link</a> and text that follows it here</li></ol>", "- a link and text that follows"),
+        ("<pre>def f():\n    return 1\n\n\n</pre>", "\ndef f():\n    return 1\n"),
+        ("<pre><span class='linenos'>1</span>  x = 1<br>  y = 2</pre>", "\n  x = 1\n  y = 2\n"),
+        ("<table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr></table>", "a | b\n1 | 2"),
+        ("<dl><dt>term</dt><dd>its meaning</dd></dl>", "term\nits meaning"),
+        ("<p>one<br>two</p>", "one\ntwo"),
+        ("<p>soft\u00adhyphen &amp; <b>bold</b>face</p>", "softhyphen & boldface"),
+    ],
+)
+def test_parts_of_a_text_are_kept_as_they_are(inside: str, expected: str) -> None:
+    found = text_of(article(inside))
+    assert expected in found
+    assert found.startswith(WORDS.strip()) and found.count(WORDS.strip()) == 6
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "<div class='social-share'>Share this story with your friends</div>",
+        "<p style='display: none'>hidden words</p>",
+        "<div id='comments'><p>What a story, I never read such a thing before in my life.</p></div>",
+        "<script>var x = 'a story'</script><style>p {}</style>",
+        "<p>Advertisement</p>",
+        "<figure><img src='a'><p>Photo of a fox by the river, taken at night</p></figure>",
+    ],
+)
+def test_boilerplate_is_dropped(inside: str) -> None:
+    assert text_of(article(inside)) == f"{(WORDS * 3).strip()}\n{(WORDS * 3).strip()}"
+
+
+def test_links_to_other_pages_after_the_text_are_dropped() -> None:
+    more = "<h3>Related articles</h3><p><a href='/b'>Another story of this site</a></p><p>Its first words.</p>"
+    assert text_of(f"<html><body><article>{PARAGRAPH * 3}{more}</article></body></html>").endswith("falls.")
+
+
+def test_tables_can_be_left_out() -> None:
+    page = article("<table><tr><td>1</td><td>2</td></tr></table>")
+    assert "1 | 2" in text_of(page) and "1 | 2" not in text_of(page, tables=False)
+
+
+def test_posts_of_a_forum_are_all_kept() -> None:
+    posts = "".join(
+        f"<div class='post'><div class='postbody'><p>Answer {n}: {WORDS}</p></div><div class='signature'>me</div></div>"
+        for n in range(4)
+    )
+    found = text_of(f"<html><body><div class='menu'>Board index</div><div id='posts'>{posts}</div></body></html>")
+    assert [line.split(":")[0] for line in found.splitlines()] == [f"Answer {n}" for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        "<html><body>" + "<div>" * 100_000 + WORDS,
+        "<html><body><ul>" + "<li><span>" * 20_000 + WORDS,
+        f"<html><body><p class='{'ad ' * 200_000}'>{WORDS}",
+        "<html><body>" + f"<div class='article-body'>{PARAGRAPH}</div>" * 2000,
+        "<html><body><pre>" + "<b>" * 20_000 + WORDS,
+        "<html><body>" + "<h2>Related articles</h2>" * 10_000 + PARAGRAPH,
+        "<p>a\0b\ud800c</p>",
+        "",
+        "<",
+    ],
+    ids=[
+        "deep",
+        "deep list",
+        "long attribute",
+        "containers",
+        "deep code",
+        "headings",
+        "characters",
+        "empty",
+        "bracket",
+    ],
+)
+def test_hostile_pages_do_not_crash(html: str) -> None:
+    text_of(html)
+
+
+TAGS = ["p", "div", "ul", "li", "table", "tr", "td", "pre", "a", "span", "h2", "article", "br", "form"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(TAGS), st.sampled_from(["", " class='content'", " hidden"]), st.text(max_size=20))
+    )
+)
+def test_any_markup_gives_words_of_the_page(parts: list[tuple[str, str, str]]) -> None:
+    html = "<html><body>" + "".join(f"<{tag}{attribute}>{text}" for tag, attribute, text in parts)
+    tree = parse(html)
+    if tree is not None:
+        known = "".join(tree.text_content().split())
+        found = "".join(structured_text(tree).replace("- ", "").replace(" | ", "").split())
+        assert len(found) <= len(known) + 2 * len(parts)
+
+
+@pytest.mark.slow
+def test_it_fits_the_gold_pages_as_well_as_trafilatura(real_data: Path) -> None:
+    gold = list(gold_pages(real_data))
+    pages = [as_page(page.url, page.body) for page in gold]
+    fitted = {name: fit(gold, texts_of(name, pages)) for name in ("structure", "trafilatura")}
+    for name, value in fitted["trafilatura"].items():
+        assert fitted["structure"][name] >= value - 0.0025, (name, fitted)
+
+
+@pytest.mark.slow
+def test_it_fits_documentation(real_data: Path) -> None:
+    pages = reference_pages(real_data)
+    assert len(pages) >= 60
+    by_family = fit_by_family(pages, texts_of("structure", [as_page("http://a.test/", page.body) for page in pages]))
+    assert min(by_family.values()) > 0.9, by_family
