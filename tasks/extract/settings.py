@@ -17,7 +17,7 @@ class ExtractSettings(Settings):
 
     engine: Engine = Field("trafilatura", exclude_if=lambda engine: engine == "trafilatura")
     """Program that finds the main text. `structure`: the project's own, by the containers, links and classes of the
-    page; five times as fast, keeps lists and code as they are, and finds another text on many pages."""
+    page; twice as fast, keeps lists and code as they are, and finds another text on many pages."""
     fallbacks: Compare = "doubtful"
     """When trafilatura compares its text with those of readability and justext. `doubtful`: skip readability if the
     text is long and has many paragraphs. `always`: the same text as `trafilatura.extract`. `never`: trafilatura's
