@@ -328,9 +328,10 @@ def test_foreign_parts_are_cut(open_data: Path) -> None:
         assert cut_foreign(text, settings) == (text.strip(), 0)
 
 
-@given(st.lists(st.sampled_from([PROSE, GERMAN, "1 2 3 4 " * 30]), min_size=4, max_size=40))
-def test_samples_that_agree_decide_as_all_pieces_do(parts: list[str]) -> None:
-    text, settings = "".join(parts), LanguageSettings()
+@given(st.permutations([PROSE, GERMAN, "1 2 3 4 " * 30]), st.lists(st.integers(0, 20), min_size=3, max_size=3))
+def test_samples_that_agree_decide_as_all_pieces_do(parts: list[str], counts: list[int]) -> None:
+    """Of a text with a run of each language; where they alternate as fast as the samples, these can miss one."""
+    text, settings = "".join(part * count for part, count in zip(parts, counts, strict=True)), LanguageSettings()
     sampled = language_of_samples(text, settings)
     every = share_of([classify_piece(piece, settings) for piece in split_pieces(text, settings.window)], settings)
     if sampled and every and not 0.3 < every.share < 0.7:
