@@ -142,7 +142,7 @@ def test_the_openwebtext_deployment_resumes_after_cancel(operator: Operator) -> 
     assert missing["message"].endswith(f"relative to {operator.folder}")
     write_lists(operator)
     _, wrong = operator.run("openwebtext", tokenizer={"folder": "/nowhere"})
-    assert wrong["name"] == "Failed" and "give tokenizer.folder with GPT-2's files" in wrong["message"]
+    assert wrong["name"] == "Failed" and "give tokenizer.folder with the published vocab.json" in wrong["message"]
     assert operator.pages_asked() == asked  # the error came before the crawl
 
     # Cancelled while pages come: each that came is kept, and asked for no second time.
