@@ -56,7 +56,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     },
 }
 # One layout of each kind is among the slow tests; a row takes 5 to 30 s on two cores.
-SLOW = {2: ("dp 2 zero 3 offload", "tp 2", "pp 2 interleaved")}
+SLOW = {2: ("tp 2", "pp 2 interleaved")}
 REST = {n: [name for name in LAYOUTS[n] if name not in SLOW.get(n, ())] for n in LAYOUTS}
 TABLES: dict[str, Mapping[int, Iterable[str]]] = {"slow": SLOW, "rest": REST}
 Runs = Callable[[str, int], dict[str, Path]]

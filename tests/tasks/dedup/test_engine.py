@@ -69,8 +69,13 @@ def test_the_engine_changes_no_byte(tmp_path: Path, open_data: Path, chosen: Ded
     same_files(ours, run(tmp_path / "theirs", rows, by_datasketch(chosen), 60))
 
 
-@pytest.mark.parametrize("chosen", [DedupSettings(), DedupSettings(parity="megatron")], ids=["default", "megatron"])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param(DedupSettings(), id="default", marks=pytest.mark.slow),
+        pytest.param(DedupSettings(parity="megatron"), id="megatron", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_clusters_of_the_planted_duplicates_are_equal(real_data: Path, tmp_path: Path, chosen: DedupSettings) -> None:
     rows = [row(d["text"], d["url"], d["id"]) for d in read_jsonl(real_data / "neardup/planted_dev/docs.jsonl.gz")]
     ours = run(tmp_path / "ours", rows, chosen, 700)
