@@ -140,7 +140,7 @@ def test_oneflow(folder: Path) -> None:
     assert len(list(folder.glob("out/runs/*/checkpoints/step-00000002"))) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_colossalai_booster(folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
 
@@ -174,7 +174,7 @@ def test_colossalai_booster(folder: Path) -> None:
     assert loaded.config.num_labels == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_cpm(folder: Path) -> None:
     (folder / "corpus").mkdir()
     letters = "春天山上孩子河边老人今年稻田农民每天早上安静学生文章历史火车北京城市研究语言模型网页内容"

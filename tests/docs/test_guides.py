@@ -158,7 +158,7 @@ def test_fine_tune(folder: Path, open_data: Path) -> None:
     assert len(list(folder.glob("tuned/runs/*/model/model.safetensors"))) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_benchmark(trained: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("lm_eval") is None:
         pytest.skip("lm-eval is not installed (extra peers)")

@@ -40,7 +40,7 @@ def small_corpus(data: Path, folder: Path) -> None:
         (folder / path.name).write_text("\n".join(lines), encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_chinese_texts_become_a_served_model_by_the_documented_command(real_data: Path, tmp_path: Path) -> None:
     if not (real_data / "eval/zh/corpus").is_dir():
         pytest.skip(f"no Chinese corpus in {real_data}")

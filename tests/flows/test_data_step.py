@@ -92,7 +92,7 @@ def test_a_plug_in_is_in_the_plan_and_in_the_help(
     assert "drop_hosts" not in DataprepSettings.model_fields
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_flow_with_a_plug_in_and_without(
     plugin: Path, flags: list[str], tmp_path: Path, finished: Finished, server: Server
 ) -> None:

@@ -313,7 +313,7 @@ def test_the_layout_of_the_tutorial_has_the_losses_of_one_process(made: Path, tm
     assert len(curves[0]) == 24 and curves[1] == pytest.approx(curves[0], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_of_the_tutorial_runs_in_fp16(named_as_on_the_page: Path) -> None:
     """The last one of the page, as it stands, with Prefect's server."""
     command = [sys.executable, "-m", "flows.finetune", *shown_commands()[-1]]

@@ -193,6 +193,7 @@ def test_an_adversarial_site_is_processed_over_http(isolated: Mini, tmp_path: Pa
 
 
 @pytest.mark.exhaustive
+@pytest.mark.exhaustive
 @pytest.mark.alone  # pages have time limits of seconds, and the memory of all processes is bounded
 def test_adversarial_archives_and_json_lines_are_processed(isolated: Mini, tmp_path: Path) -> None:
     expected = write_archive(tmp_path / "hostile.warc.gz") | write_lines(tmp_path)

@@ -80,7 +80,7 @@ def postgres() -> Iterator[str]:
         shutil.rmtree(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_server_keeps_its_state_in_postgres(postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", postgres)
     script = tmp_path / "small.py"

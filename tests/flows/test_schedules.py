@@ -35,7 +35,7 @@ def test_the_server_schedules_runs(server: Server) -> None:
     assert all(run["auto_scheduled"] for run in found)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_a_schedule_made_by_command_starts_runs(tmp_path: Path) -> None:
     """`prefect deploy`, `prefect deployment schedule create`, and the runs that the server's own loop makes of it."""

@@ -192,7 +192,7 @@ def test_a_joined_dask_cluster_that_loses_a_worker_gives_the_same_bytes(finished
         assert cluster.poll() is None  # a cluster that was joined is left running
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_a_ray_cluster_of_its_own_that_loses_a_worker_gives_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
     pytest.importorskip("prefect_ray")

@@ -90,7 +90,7 @@ def trainings(tmp_path: Path) -> Iterator[Trainings]:
                 one.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_waiting_run_names_the_holder(trainings: Trainings) -> None:
     running = trainings.running
     first = trainings.start("first", "here")

@@ -90,7 +90,7 @@ def test_a_cancelled_crashed_or_killed_run_resumes_when_retried(training: Deploy
     np.testing.assert_array_equal(losses[: saved + 20], straight)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_ends_with_its_worker_and_is_reported_as_crashed(training: Deployed) -> None:
     with training.server.worker(training.pool, training.log) as worker:
         run = training.start_and_wait_for_steps()

@@ -150,6 +150,7 @@ def test_the_distributed_optimizer_is_written_as_megatron_core_writes_it(
             torch.testing.assert_close(a[key], b[key], atol=0, rtol=0)
 
 
+@pytest.mark.exhaustive
 def test_what_is_written_is_loaded_by_megatron_core_with_its_optimizer(
     saved: tuple[int, int, Any], tmp_path: Path
 ) -> None:

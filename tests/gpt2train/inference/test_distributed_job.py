@@ -151,6 +151,7 @@ def test_a_job_by_torchrun_answers_the_same_and_idle_ranks_sleep(
         assert server.finish() == (0, "")
 
 
+@pytest.mark.exhaustive
 def test_a_rank_killed_during_a_request_is_named_and_ends_the_service(
     folder: Path, expected: list[list[tuple[int, str]]]
 ) -> None:

@@ -70,7 +70,7 @@ def test_static_node_ranks_work_without_a_rendezvous(tmp_path: Path) -> None:
     assert curve(config.output, "step") == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_signal_to_one_machine_stops_and_saves_on_all(tmp_path: Path) -> None:
     config = in_its_folder(
         make(write_tokens(tmp_path), tmp_path / "run", steps=1_000_000, checkpoints={"interval": 1_000_000})

@@ -44,7 +44,7 @@ def test_processes_of_srun_train_like_one(tokens: Path, tmp_path: Path, alone: D
     np.testing.assert_allclose(curve(config.output), curve(reference.output), rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_missing_rank_is_named(tokens: Path, tmp_path: Path) -> None:
     config = make(tokens, tmp_path / "run")
     command = [sys.executable, "-m", "gpt2train.train", "--config", write(config), "--timeout", "12"]
@@ -56,7 +56,7 @@ def test_a_missing_rank_is_named(tokens: Path, tmp_path: Path) -> None:
     assert len(err.splitlines()) == 1 and done[1][0] != 0, done
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_contradicting_variables_are_refused_before_anything_starts(tokens: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gpt2train.train", "--config", write(make(tokens, tmp_path / "run"))]
     tasks = [srun(rank, 2, "127.0.0.1", "3", rank, 0, 1) for rank in (0, 1)]

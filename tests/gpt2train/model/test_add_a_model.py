@@ -126,14 +126,8 @@ def model(reference: Path, installed: Path, tmp_path_factory: pytest.TempPathFac
     return folder / "model"
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        pytest.param("model", marks=pytest.mark.slow),
-        pytest.param("two", marks=pytest.mark.exhaustive),
-        pytest.param("four", marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("job", ["model", "two", "four"])
 def test_all_layouts_have_the_losses_of_one_process(job: str, tokens: Path, reference: Path, tmp_path: Path) -> None:
     processes, layouts = LAYOUTS[job]
     runs = [run_of(tokens, tmp_path / name, parallel) for name, parallel in layouts.items()]

@@ -235,14 +235,8 @@ def reference(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        pytest.param("tp and pp", marks=pytest.mark.slow),
-        pytest.param("two", marks=pytest.mark.exhaustive),
-        pytest.param("four", marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("job", ["tp and pp", "two", "four"])
 def test_all_layouts_have_the_losses_of_one_process(job: str, tokens: Path, reference: Path, tmp_path: Path) -> None:
     processes, layouts = LAYOUTS[job]
     runs = {name: run_of(tokens, tmp_path / name, ODD, parallel) for name, parallel in layouts.items()}

@@ -11,6 +11,7 @@ from gpt2train.model.families import block_sizes
 from tests.gpt2train.forked_ranks import run_ranks
 from tests.gpt2train.parallel.volume_cases import ACCUMULATION, ACTIVATION, SHAPE
 
+pytestmark = pytest.mark.slow
 RANKS = Path(__file__).parent / "run_cases.py"
 ITEM = {"fp32": 4, "bf16": 2}
 NAMES = {"fp32": "float32", "bf16": "bfloat16"}

@@ -8,7 +8,7 @@ from benchmarks.adversarial_clients import KINDS
 from benchmarks.soak import run
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_many_faulty_clients_cause_no_leak_and_no_hang(tmp_path: Path) -> None:
     found, wrong = run(tmp_path / "model", "nano", seconds=8, clients=12)
     assert wrong == []

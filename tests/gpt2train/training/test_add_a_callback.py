@@ -15,6 +15,7 @@ from tests.tasks.plugin_page import ROOT, files_of, install
 PAGE = "add-a-callback.md"
 
 
+@pytest.mark.slow
 def test_the_callback_stops_a_run_that_learns_no_more(
     tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

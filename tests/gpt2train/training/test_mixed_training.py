@@ -45,7 +45,7 @@ def alone(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, R
     return runs
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_layout_sees_the_same_documents(tokens: Path, tmp_path: Path, alone: dict[str, RunConfig]) -> None:
     runs = {name: run(tokens, tmp_path / name, parallel=layout) for name, layout in LAYOUTS.items()}
     code, _, err = finish(start(str(RANKS), *map(write, runs.values())), 240)

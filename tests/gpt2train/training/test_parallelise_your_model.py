@@ -53,10 +53,8 @@ def column(run: Path, key: str) -> np.ndarray:
     return np.array([row[key] for row in read_metrics(run) if key in row])
 
 
-@pytest.mark.parametrize(
-    "job",
-    [pytest.param(job, marks=pytest.mark.slow if job == "tp and pp" else pytest.mark.exhaustive) for job in LAYOUTS],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("job", list(LAYOUTS))
 def test_layouts_have_the_losses_of_one_process(job: str, reference: Path, tmp_path: Path) -> None:
     processes, layouts = LAYOUTS[job]
     runs = [tmp_path / name for name in layouts]

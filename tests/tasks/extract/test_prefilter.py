@@ -112,7 +112,7 @@ def test_nothing_that_cleaning_keeps_is_dropped_on_a_sample(real_data: Path) -> 
     assert (kept > 10, dropped > 5, false) == (True, True, [])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_at_most_one_in_a_thousand_that_cleaning_keeps_is_dropped(real_data: Path) -> None:
     bodies = [body for number, (_, body) in enumerate(documentation_pages(real_data)) if number % 6 == 0]
     kept, dropped, false = kept_and_dropped(real_data, 1, bodies)

@@ -139,7 +139,7 @@ def test_real_content_is_not_flagged_on_a_sample(real_data: Path) -> None:
     assert set(found) <= {None, "no_text"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_real_content_is_not_flagged(real_data: Path) -> None:
     found = flags_of(real_data, every=1, limit=600)
     assert len(found) > 900

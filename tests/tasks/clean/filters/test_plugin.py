@@ -50,6 +50,7 @@ def clean(root: Folder, settings: dict[str, Any], plugins: Path | None) -> tuple
     return manifest, rejected, cached
 
 
+@pytest.mark.slow
 def test_the_filter_of_the_page_cleans_in_worker_processes(tmp_path: Path) -> None:
     root, plugins = Folder(tmp_path / "out"), tmp_path / "plugins"
     step = Step(root, "extract", version=1, parameters={}, inputs={}, folder="documents")

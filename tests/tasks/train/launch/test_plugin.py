@@ -33,6 +33,7 @@ def ranks_of(process: psutil.Process) -> list[psutil.Process]:
     return [child for child in found if "gpt2train.launch" not in command_of(child)]
 
 
+@pytest.mark.slow
 def test_the_launcher_of_the_page_runs_a_job_and_lets_it_save(tmp_path: Path) -> None:
     (tmp_path / "tokens").mkdir()
     config = make(write_tokens(tmp_path / "tokens"), tmp_path / "run", steps=1_000_000)
