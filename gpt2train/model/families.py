@@ -161,6 +161,7 @@ def sizes(shape: Shape) -> Sizes:
     return {name: size for name, size in found.items() if name != HEAD} | {SCORE: (shape.labels, shape.hidden)}
 
 
+@cache
 def block_sizes(shape: Shape, block: int = 0) -> Sizes:
     """Sizes of the parameters of one block, by their names in it."""
     start = f"blocks.{block}."

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ JOULES_PER_KWH = 3.6e6
 NOT_CURVES = ("step", "tokens")  # columns that are not sent to trackers
 
 
+@cache
 def flops_per_token(shape: Shape, length: int | None = None) -> int:
     """FLOPs of forward and backward per token: 6N + 12LHQT (PaLM, Chowdhery et al. 2022, appendix B).
 

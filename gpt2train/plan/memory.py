@@ -150,6 +150,14 @@ def _edge_tokens(settings: TrainSettings, piece: Piece, shape: Shape) -> int:
     return total
 
 
+def _received_bytes(settings: TrainSettings, shape: Shape, layout: Layout, rank: int) -> int:
+    """Bytes for what a pipeline rank receives: torch allocates them for all micro-batches at the start of a step."""
+    neighbours = (rank > 0) + (rank < layout.pp - 1)  # activations from one, gradients from the other
+    item = FP32 if settings.precision == "fp32" else HALF
+    tokens = layout.micro_batch * settings.model.context // _slices(settings, layout)
+    return neighbours * layout.accumulation * item * tokens * shape.hidden
+
+
 def optimizer_states(settings: TrainSettings, shape: Shape, piece: Piece, layout: Layout, count: int) -> float:
     """Return the numbers of optimizer state per parameter: 2 of AdamW, 1 of Muon for the matrices of the blocks."""
     if settings.optimizer.name == "adamw":
@@ -186,8 +194,8 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
         two_blocks if p.zero == 3 or p.offloads_weights else blocks_count
     )
     unsharded = 0 if single_rank else unsharded
-    # Gradients of earlier micro-batches: ZeRO 0 and 1 reduce them over the ranks only after the last one.
-    reduced_early = p.zero >= 2 or p.offloads_weights
+    # Gradients of earlier micro-batches: ZeRO 0, ZeRO 1 and pipelines reduce them only after the last micro-batch.
+    reduced_early = (p.zero >= 2 or p.offloads_weights) and layout.pp == 1
     accumulated = (share if reduced_early else count) if layout.accumulation > 1 else 0
     copies = HALF * count if kind == "half" and not gathers_half else 0
 
@@ -198,6 +206,7 @@ def peak(settings: TrainSettings, shape: Shape, layout: Layout, piece: Piece, ra
     blocks += max(saved_bytes(shape, layout, settings, "none", start) - saved[start] for start in kinds if kinds[start])
     edge = FP32 * layout.micro_batch * shape.hidden / _slices(settings, layout)
     edge *= _edge_tokens(settings, piece, shape)
+    edge += _received_bytes(settings, shape, layout, rank)
     tokens = layout.micro_batch * _length(settings, shape, MODELS[shape.family].first_blocks(shape)[-1])
     chunk = min(tokens, CHUNK["cpu" if settings.device == "cpu" else "cuda"]) * vocab
     head = (2 * FP32 * chunk + FP32 * table) if piece.last else 0

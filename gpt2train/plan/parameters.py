@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from gpt2train.config import TrainSettings
 from gpt2train.model.families import MODELS, block_sizes, on_stage, shard_dim, sizes
@@ -37,6 +38,7 @@ def pieces(settings: TrainSettings, shape: Shape) -> list[Piece]:
     return found
 
 
+@cache
 def block_parameters(shape: Shape, tp: int, block: int = 0) -> int:
     """Return the parameters of one block on one tensor-parallel rank."""
     return sum(_on_rank(f"blocks.{block}.{name}", size, shape, tp) for name, size in block_sizes(shape, block).items())
@@ -63,6 +65,7 @@ def kinds_of(piece: Piece, shape: Shape) -> dict[int, int]:
     return {start: kinds.count(start) for start in starts}
 
 
+@cache
 def parameters(piece: Piece, shape: Shape, tp: int, padding: int | None = None) -> int:
     """Return the parameters of one rank.
 

@@ -1,42 +1,60 @@
-"""Simulation of the best layouts of a plan, which decides whether they fit."""
+"""Simulation of the best layouts of a plan, which decides what memory they need and whether they fit."""
 
+from bisect import insort
 from dataclasses import replace
 
+from gpt2train.errors import UserError
 from gpt2train.plan.hardware import GB, Hardware
-from gpt2train.plan.search import Candidate, Plan, offload_of
+from gpt2train.plan.search import Candidate, Plan, available_bytes, best_of, offload_of, order
 from gpt2train.plan.simulation import on_cpu, simulated
 
 BEST = 5  # layouts that are simulated, at 2 to 20 s each
+MOST = 3 * BEST  # with those that turn out not to fit
 
 
-def refereed(plan: Plan, vocab: int, hardware: Hardware) -> tuple[Plan, list[tuple[Candidate, int]]]:
+def refereed(plan: Plan, vocab: int, hardware: Hardware) -> Plan:
     """Simulate the best layouts, and exclude those that need more memory than there is.
 
-    Of each layout the pipeline rank is simulated that needs most by the plan's formulas. Layouts whose optimizer state
-    fills the device (offload `auto`) are not simulated.
+    In place of an excluded layout comes the same one with a micro-batch or a recomputation that needs less. Layouts
+    whose optimizer state fills the device (offload `auto`) are not simulated.
 
     Args:
-        plan: result of the search.
-        vocab: vocabulary size.
+        plan: Result of a search with a tolerance.
+        vocab: Vocabulary size.
         hardware: GPUs of the job.
-
-    Returns:
-        The plan without the excluded layouts, and the simulated ones with their bytes on the device.
     """
-    available = hardware.memory * GB * (1 - hardware.reserve)
-    measured, refused = [], list(plan.refused)
-    fits = list(plan.fits)
-    for candidate in plan.fits[:BEST]:
+    available = available_bytes(hardware)
+    waiting, fits, refused = list(plan.fits), list[Candidate](), list(plan.refused)
+    done = tries = 0
+    while waiting and done < BEST and tries < MOST:
+        candidate = waiting.pop(0)
         if offload_of(candidate.settings.parallel) == "auto":
+            fits.append(candidate)
             continue
-        stage = candidate.memories.index(candidate.memory)
-        rank = stage * (candidate.layout.world // candidate.layout.pp)
-        (kind,) = simulated(candidate.settings, vocab, candidate.layout, rank)
-        device = kind.step.peak - on_cpu(candidate.settings, kind.step.memory)
-        measured.append((candidate, device))
-        if device > available:
-            fits.remove(candidate)
-            p = candidate.settings.parallel
-            name = f"tp {p.tp} x pp {p.pp}, ZeRO {p.zero}"
-            refused.append((f"{name}: simulated {device / GB:.1f} GB, more than {available / GB:.1f} GB", 1))
-    return replace(plan, fits=fits, refused=refused), measured
+        tries += 1
+        try:
+            found = _with_simulation(candidate, vocab)
+            reason = f"simulated {found.device / GB:.1f} GB, more than {available / GB:.1f} GB"
+        except UserError as error:  # what only the engine checks
+            found, reason = None, str(error).split(";")[0]
+        if found and found.device <= available:
+            fits.append(found)
+            done += 1
+            continue
+        p = candidate.settings.parallel
+        refused.append((f"tp {p.tp} x pp {p.pp}, ZeRO {p.zero}: {reason}", 1))
+        less = [one for one in plan.others_of(candidate) if one.memory.device < candidate.memory.device]
+        if found and less:
+            insort(waiting, best_of(less), key=order)
+    rest = [one for one in waiting if one.memory.device <= available]
+    return replace(plan, fits=fits + rest, refused=refused)
+
+
+def _with_simulation(candidate: Candidate, vocab: int) -> Candidate:
+    """Return the candidate with the simulated memory of each pipeline rank."""
+    kinds = simulated(candidate.settings, vocab, candidate.layout, None)
+    return replace(
+        candidate,
+        simulated=tuple(dict(kind.step.memory) for kind in kinds),
+        on_device=tuple(kind.step.peak - on_cpu(candidate.settings, kind.step.memory) for kind in kinds),
+    )

@@ -50,6 +50,8 @@ class Candidate:
         duration: expected step time.
         parameters: number of parameters of each pipeline rank.
         memories: peak memory of each pipeline rank.
+        simulated: bytes by category of each pipeline rank, by a simulated step; empty without simulation.
+        on_device: bytes on the device of each pipeline rank, by the same.
     """
 
     settings: TrainSettings
@@ -58,6 +60,19 @@ class Candidate:
     duration: Duration
     parameters: tuple[int, ...]
     memories: tuple[Memory, ...]
+    simulated: tuple[dict[str, int], ...] = ()
+    on_device: tuple[int, ...] = ()
+
+    @property
+    def device(self) -> int:
+        """Bytes on the device of the rank that needs most."""
+        return max(self.on_device, default=self.memory.device)
+
+    @property
+    def key(self) -> tuple[int, int, int, str]:
+        """What is a layout of its own; micro-batch and recomputation are chosen for each."""
+        p = self.settings.parallel
+        return (p.tp, p.pp, p.zero, offload_of(p))
 
 
 @dataclass(frozen=True)
@@ -67,13 +82,30 @@ class Plan:
     Attributes:
         fits: candidates, fastest first; for each (tp, pp, ZeRO, offload) the best micro-batch and checkpointing.
         refused: reasons of excluded combinations with their number, most frequent first.
+        all_fits: all candidates, those of `fits` among them.
     """
 
     fits: list[Candidate]
     refused: list[tuple[str, int]]
+    all_fits: list[Candidate]
+
+    def others_of(self, candidate: Candidate) -> list[Candidate]:
+        """Return the candidates of the same layout with all micro-batches and recomputations."""
+        return [one for one in self.all_fits if one.key == candidate.key]
 
 
-def search(settings: TrainSettings, shape: Shape, hardware: Hardware, given: GivenLayout | None = None) -> Plan:
+def available_bytes(hardware: Hardware) -> float:
+    """Return the bytes of a device that a rank may use."""
+    return hardware.memory * GB * (1 - hardware.reserve)
+
+
+def search(
+    settings: TrainSettings,
+    shape: Shape,
+    hardware: Hardware,
+    given: GivenLayout | None = None,
+    tolerance: float = 0.0,
+) -> Plan:
     """Evaluate all layouts.
 
     Args:
@@ -81,11 +113,12 @@ def search(settings: TrainSettings, shape: Shape, hardware: Hardware, given: Giv
         shape: shape of the model.
         hardware: GPUs and their speeds.
         given: part of the layout that is not searched.
+        tolerance: share of the available memory by which a layout may exceed it, since the formulas are that uncertain.
     """
     given = given or GivenLayout()
     refused: Counter[str] = Counter()
     by_layout: defaultdict[tuple[int, int, int, str], list[Candidate]] = defaultdict(list)
-    available = hardware.memory * GB * (1 - hardware.reserve)
+    available = available_bytes(hardware)
     micro_batches = (given.micro_batch,) if given.micro_batch else MICRO_BATCHES
     for changes, micro in itertools.product(_layouts(hardware, given, refused), micro_batches):
         parallel = settings.parallel.model_copy(update=changes)
@@ -98,14 +131,15 @@ def search(settings: TrainSettings, shape: Shape, hardware: Hardware, given: Giv
         except UserError as error:
             refused[str(error).split(";")[0]] += 1
             continue
-        if candidate is not None and candidate.memory.device > available:
+        if candidate is not None and candidate.memory.device > available * (1 + tolerance):
             offload = {"none": "", "all": ", offload"}.get(offload_of(parallel), f", offload {offload_of(parallel)}")
             name = f"tp {parallel.tp} x pp {parallel.pp}, ZeRO {parallel.zero}{offload}"
             refused[f"{name}: more than {available / GB:.1f} GB"] += 1
             continue
         if candidate is not None:
-            by_layout[(parallel.tp, parallel.pp, parallel.zero, offload_of(parallel))].append(candidate)
-    return Plan(sorted(map(_best, by_layout.values()), key=_order), refused.most_common())
+            by_layout[candidate.key].append(candidate)
+    fits = sorted(map(best_of, by_layout.values()), key=order)
+    return Plan(fits, refused.most_common(), list(itertools.chain.from_iterable(by_layout.values())))
 
 
 def offload_of(parallel: ParallelSettings) -> str:
@@ -113,13 +147,13 @@ def offload_of(parallel: ParallelSettings) -> str:
     return parallel.offload_placement if parallel.cpu_offload else "none"
 
 
-def _best(candidates: list[Candidate]) -> Candidate:
+def best_of(candidates: list[Candidate]) -> Candidate:
     """Return the candidate with the least memory among those almost as fast as the fastest."""
     limit = min(one.duration.total for one in candidates) * NEAR_BEST
     return min((one for one in candidates if one.duration.total <= limit), key=lambda one: one.memory.device)
 
 
-def _order(candidate: Candidate) -> tuple[float, float, int]:
+def order(candidate: Candidate) -> tuple[float, float, int]:
     """Return the sort key: step time to 0.1 ms, then simplicity of the layout, then memory."""
     p = candidate.settings.parallel
     return (round(candidate.duration.total, 4), p.tp * p.pp + p.zero + 10 * p.cpu_offload, candidate.memory.device)

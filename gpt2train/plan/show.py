@@ -75,27 +75,27 @@ def table(plan: Plan, shape: Shape, hardware: Hardware, rows: int, train_tokens:
 
 
 def rank_table(candidate: Candidate) -> Table:
-    """Return a table of the parameters and the memory of each pipeline rank, by kind."""
+    """Return a table of the parameters and the memory of each pipeline rank, by category."""
+    rows = candidate.simulated or tuple(map(_kinds, candidate.memories))
     result = Table(box=None, pad_edge=False)
-    for name in ("pp rank", "params", "GB", "parameters", "gradients", "optimizer", "gathered", "activations", "head"):
+    for name in ("pp rank", "params", "GB", *rows[0]):
         result.add_column(name, justify="right")
-    for rank, (count, memory) in enumerate(zip(candidate.parameters, candidate.memories, strict=True)):
-        kinds = (
-            memory.parameters,
-            memory.gradients,
-            memory.optimizer,
-            memory.gathered,
-            memory.activations,
-            memory.head,
-        )
-        result.add_row(str(rank), f"{count:,}", _gigabytes(memory), *(f"{kind / GB:.2f}" for kind in kinds))
+    for rank, (count, memory, kinds) in enumerate(zip(candidate.parameters, candidate.memories, rows, strict=True)):
+        device = candidate.on_device[rank] if candidate.on_device else memory.device
+        sizes = (f"{size / GB:.2f}" for size in kinds.values())
+        result.add_row(str(rank), f"{count:,}", _gigabytes(memory, device), *sizes)
     return result
 
 
-def _gigabytes(memory: Memory, digits: int = 2) -> str:
-    """Format the memory on the device, and in CPU memory if some is there."""
+def _kinds(memory: Memory) -> dict[str, int]:
+    names = ("parameters", "gradients", "optimizer", "gathered", "activations", "head")
+    return {name: getattr(memory, name) for name in names}
+
+
+def _gigabytes(memory: Memory, device: int, digits: int = 2) -> str:
+    """Format the bytes on the device, and those in CPU memory if some are there."""
     on_cpu = f" + {(memory.on_cpu + memory.copies) / GB:.{digits}f} CPU" if memory.on_cpu else ""
-    return f"{memory.device / GB:.{digits}f}{on_cpu}"
+    return f"{device / GB:.{digits}f}{on_cpu}"
 
 
 def _row(candidate: Candidate, shape: Shape, hardware: Hardware, train_tokens: int | None) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _row(candidate: Candidate, shape: Shape, hardware: Hardware, train_tokens: i
     yield "-" if p.activation_checkpointing == "none" else p.activation_checkpointing
     yield from map(str, (layout.micro_batch, layout.accumulation))
     yield f"{max(candidate.parameters):,}"
-    yield _gigabytes(candidate.memory, 1)
+    yield ("" if candidate.simulated else "~") + _gigabytes(candidate.memory, candidate.device, 1)
     yield f"{seconds:.3g}"
     yield f"{rate:,.0f}"
     yield "-" if steps is None else f"{tokens_of(steps, settings, layout) / rate / 3600:,.3g}"

@@ -162,13 +162,14 @@ def test_slow_links_rule_out_tensor_parallelism() -> None:
 
 
 def test_the_command_prints_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(app, ["plan", "--preset", "345m", "--gpus", "8", "--memory", "80GB", "--rows", "3"]) == 0
+    flags = ["--preset", "345m", "--gpus", "8", "--memory", "80GB", "--rows", "3", "--no-simulate"]
+    assert run_command(app, ["plan", *flags]) == 0
     out = capsys.readouterr().out
     assert out.startswith("354,871,296 parameters on 8 x 80 GB")
     assert " hours " in out.splitlines()[1]
     assert "best: " in out and "--train.batch.micro-batch" in out
     given = ["--preset", "megatron-345m", "--tp", "2", "--pp", "2", "--micro-batch", "4", "--global-batch", "16"]
-    assert run_command(app, ["plan", "--gpus", "4", *given, "--zero", "0"]) == 0
+    assert run_command(app, ["plan", "--gpus", "4", *given, "--zero", "0", "--no-simulate"]) == 0
     out = capsys.readouterr().out
     assert "115,020,800" in out and "88,769,536" in out and "pp rank" in out
     for flags, message in (
@@ -186,7 +187,8 @@ def test_the_command_prints_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_command_plans_a_model_of_another_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.toml").write_text('[model]\nfamily = "llama"\noptions = { kv_heads = 4, tied = true }\n')
-    assert run_command(app, ["plan", "--config", str(tmp_path / "run.toml"), "--gpus", "4", "--rows", "1"]) == 0
+    flags = ["--config", str(tmp_path / "run.toml"), "--gpus", "4", "--rows", "1", "--no-simulate"]
+    assert run_command(app, ["plan", *flags]) == 0
     settings = build(
         TrainSettings, preset("345m"), {"model": {"family": "llama", "options": {"kv_heads": 4, "tied": True}}}
     )

@@ -46,6 +46,13 @@ FOUR: dict[str, dict[str, Any]] = {
     "pp 4": {"parallel": {"pp": 4}},
 }
 
+EIGHT: dict[str, dict[str, Any]] = {
+    "tp x pp x dp, zero 1": {"parallel": {"tp": 2, "pp": 2, "zero": 1}},
+    "tp x pp x dp, zero 3": {"parallel": {"tp": 2, "pp": 2, "zero": 3}},
+    "tp 4 x dp, zero 2": {"parallel": {"tp": 4, "zero": 2}},
+    "pp 4 interleaved x dp": {"parallel": {"pp": 4, "schedule": "interleaved", "virtual_pipeline_stages": 2}},
+}
+
 
 def check(folder: Path, layouts: dict[str, dict[str, Any]], processes: int) -> None:
     for name, ranks in differences(folder, layouts, processes).items():
@@ -72,3 +79,8 @@ def test_two_processes_on_more_layouts(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_four_processes(tmp_path: Path) -> None:
     check(tmp_path, FOUR, 4)
+
+
+@pytest.mark.exhaustive
+def test_eight_processes(tmp_path: Path) -> None:
+    check(tmp_path, EIGHT, 8)

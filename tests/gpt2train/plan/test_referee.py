@@ -1,0 +1,73 @@
+"""Plans whose memory is that of simulated steps."""
+
+import pytest
+
+from gpt2train.cli import app
+from gpt2train.config import TrainSettings
+from gpt2train.io.command_line import run_command
+from gpt2train.plan.hardware import GB, Hardware
+from gpt2train.plan.referee import refereed
+from gpt2train.plan.search import Candidate, GivenLayout, available_bytes, search
+from gpt2train.plan.simulation import simulated
+from gpt2train.settings import build
+
+VOCAB = 512
+MODEL = {"layers": 4, "heads": 4, "hidden": 128, "context": 128}
+GIVEN = {"model": MODEL, "batch": {"global_batch": 64, "micro_batch": 8}, "precision": "bf16"}
+SETTINGS = build(TrainSettings, GIVEN)
+SHAPE = SETTINGS.model.shape(VOCAB)
+FORMULA = "formula"
+
+
+def planned(memory: float, tolerance: float = 0.25, **given: int | str) -> tuple[list[Candidate], list[str], Hardware]:
+    hardware = Hardware(gpus=2, memory=memory)
+    layout = GivenLayout.model_validate({"activation_checkpointing": "none"} | given)
+    plan = refereed(search(SETTINGS, SHAPE, hardware, layout, tolerance), VOCAB, hardware)
+    fits = [one for one in plan.fits if not one.settings.parallel.cpu_offload]
+    return fits, [reason for reason, _ in plan.refused], hardware
+
+
+def test_the_memory_of_each_pipeline_rank_is_that_of_a_simulated_step() -> None:
+    (found,), _, _ = planned(8, tp=1, pp=2, zero=0, micro_batch=4)
+    kinds = simulated(found.settings, VOCAB, found.layout, None)
+    assert found.on_device == tuple(kind.step.peak for kind in kinds)
+    assert [dict(kind.step.memory) for kind in kinds] == list(found.simulated)
+    assert found.device == max(found.on_device) != found.memory.device
+
+
+def test_a_layout_that_does_not_fit_gives_way_to_one_that_needs_less() -> None:
+    (large,), _, _ = planned(8, tp=1, pp=1, zero=0)
+    kept = large.layout.micro_batch
+    assert kept > 1
+    memory = 0.98 * large.device / GB / (1 - Hardware().reserve)  # by the formula within the tolerance
+    (found,), reasons, hardware = planned(memory, tp=1, pp=1, zero=0)
+    assert found.layout.micro_batch < kept and found.device <= available_bytes(hardware)
+    assert any(reason.startswith("tp 1 x pp 1, ZeRO 0: simulated 0.") for reason in reasons)
+
+
+def test_the_command_says_which_memory_is_a_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--preset", "117m", "--gpus", "2", "--tp", "2", "--pp", "1", "--zero", "0", "--micro-batch", "4"]
+    flags += ["--activation-checkpointing", "none"]
+    cells = {}
+    for name, more in (("simulated", []), (FORMULA, ["--no-simulate"])):
+        assert run_command(app, ["plan", *flags, *more]) == 0
+        row = capsys.readouterr().out.splitlines()[2].split()
+        assert row[:4] == ["2", "1", "1", "0"]
+        cells[name] = row[9]
+    assert cells[FORMULA].startswith("~") and float(cells["simulated"]) == pytest.approx(
+        float(cells[FORMULA][1:]), rel=0.1
+    )
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_recomputed_blocks_with_position_biases_can_be_simulated_for_a_gpu(mode: str) -> None:
+    """Attention is that of a GPU in the recomputation too, which is part of the backward pass."""
+    t5 = {"model": {"family": "t5"}, "objective": {"name": "span_corruption"}}
+    recompute = {"parallel": {"activation_checkpointing": mode}, "device": "cuda"}
+    settings = build(TrainSettings, GIVEN, t5, recompute)
+    plain = settings.model_copy(
+        update={"parallel": settings.parallel.model_copy(update={"activation_checkpointing": "none"})}
+    )
+    layout = search(SETTINGS, SHAPE, Hardware(gpus=1), GivenLayout(micro_batch=8)).fits[0].layout
+    peaks = [simulated(one, VOCAB, layout, 0)[0].step.peak for one in (settings, plain)]
+    assert 0 < peaks[0] < peaks[1]
