@@ -26,6 +26,7 @@ from tasks.data_steps.step import function_of
 from tasks.decontaminate.eval_sets import check_sets
 from tasks.decontaminate.step import decontaminate
 from tasks.dedup.step import check_previous, dedup
+from tasks.passport.write import leave_passport
 from tasks.report.step import REPORT, report
 from tasks.shuffle.step import shuffle
 from tasks.substrings.step import substrings
@@ -77,6 +78,7 @@ def dataprep(run: PlannedRun[DataprepSettings]) -> str:
     with run_context(run.settings, plan=lambda: plan_page(run)) as (root, runner):
         data, page = recipe(run, runner)
         show_result(runner.publisher, root, [*data.manifests, page])
+        leave_passport(root)
         log.info("report: %s", (root / page.folder).path(REPORT))
         return (root / data.tokenize.folder).url
 

@@ -27,6 +27,7 @@ from tasks.finetune.scores import read_scores, task_scores
 from tasks.finetune.settings import TaskSettings, read_task
 from tasks.finetune.step import TaskFiles, found_labels, samples
 from tasks.merge.step import merge, write_card
+from tasks.passport.write import leave_passport, run_names
 from tasks.ready_tokens.tokens import ReadyTokens
 from tasks.report.step import report
 from tasks.train.launch.launchers import check_launcher
@@ -80,6 +81,7 @@ def finetune(run: PlannedRun[FinetuneFlowSettings]) -> str:
     """Fine-tune a model on a task: classification, answers to prompts, or texts. Returns the folder of the model."""
     with run_context(run.settings) as (root, runner):
         manifests = recipe(run, runner)
+        leave_passport(root, run_names(manifests))
         scores = next((read_scores(root, found) for found in manifests if found.step == "task_scores"), {})
         for part, found in scores.items():
             log.info("%s: %s", part, ", ".join(f"{name} {value:,.4g}" for name, value in found.items()))

@@ -16,6 +16,7 @@ from flows.settings import PipelineSettings
 from flows.ui.result import show_result
 from tasks.core.manifest import Manifest
 from tasks.core.runner import Runner
+from tasks.passport.write import leave_passport, run_names
 from tasks.report.step import REPORT, report
 
 
@@ -50,6 +51,7 @@ def pipeline(run: PlannedRun[PipelineSettings]) -> str:
     with run_context(run.settings, plan=lambda: plan_page(run)) as (root, runner):
         manifests = recipe(run, runner)
         show_result(runner.publisher, root, manifests)
+        leave_passport(root, run_names(manifests))
         return (root / manifests[-1].folder).path(REPORT)
 
 

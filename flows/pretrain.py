@@ -21,6 +21,7 @@ from tasks.core.manifest import Manifest, need_manifest
 from tasks.core.runner import Retries, Runner
 from tasks.core.stage_inputs import on_local_disk
 from tasks.core.storage import Folder
+from tasks.passport.write import leave_passport, run_names
 from tasks.ready_tokens.step import ready_tokens
 from tasks.ready_tokens.tokens import ReadyTokens
 from tasks.train.launch.launchers import check_launcher
@@ -85,6 +86,7 @@ def pretrain(run: PlannedRun[PretrainFlowSettings]) -> str:
     with run_context(run.settings, plan=lambda: plan_page(run)) as (root, runner):
         manifests = recipe(run, runner)
         show_result(runner.publisher, root, manifests)
+        leave_passport(root, run_names(manifests))
         return next((root / manifest.folder).url for manifest in manifests if manifest.step == TRAIN)
 
 

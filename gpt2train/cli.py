@@ -39,6 +39,8 @@ app = App(
 app.command("gpt2train.evaluate.command:evaluate", name="evaluate", help="Score models and checkpoints.")
 # By its name: the command belongs to the data steps, which this package does not import.
 app.command("tasks.verify.command:verify_output", name="verify")
+app.command("tasks.passport.command:passport", name="passport")
+app.command("tasks.passport.command:publish", name="publish")
 data = App(name="data", help="Token files and documents.")
 app.command(data)
 data.command(label)

@@ -23,11 +23,12 @@ of its row, so that there is no cycle:
 | `tokenize`      |                                          |
 | `ready_tokens`  |                                          |
 | `train`         | `ready_tokens`                           |
-| `merge`         |                                          |
+| `merge`         | `passport`                               |
 | `evaluate`      |                                          |
 | `finetune`      |                                          |
 | `report`        | `cloze`, `dedup`, `evaluate`             |
 | `browse`        |                                          |
+| `passport`      | `browse`                                 |
 | `verify`        | `boilerplate`, `clean`, `cloze`          |
 | `verify`        | `data_steps`, `decontaminate`, `dedup`   |
 | `verify`        | `download`, `extract`, `shuffle`         |
@@ -39,5 +40,6 @@ of its row, so that there is no cycle:
 source, and its prefilter applies the limits of `clean`; `decontaminate` counts tokens, and `cloze` finds n-grams, with
 the code of the step before; `data_steps` rejects documents as the filters of `clean` do; `substrings` counts tokens as
 `clean` and finds words as `dedup`; `train` reads the files that `ready_tokens` has opened; `report` shows the results
-of `cloze`, `dedup` and `evaluate`; `verify` does the steps of a corpus again.
+of `cloze`, `dedup` and `evaluate`; `passport` finds the steps of an output as `browse` does, and has sections
+of the card that `merge` writes; `verify` does the steps of a corpus again.
 """

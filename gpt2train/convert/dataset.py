@@ -6,10 +6,11 @@ tokens were made of, in the same order.
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gpt2train.convert.markdown import table
 from gpt2train.convert.model_card import data_steps
@@ -58,13 +59,22 @@ def export_dataset(source: Path, target: Path, license: str | None = None, file_
     parts = _parts(source)
     check_folder(target.parent)
     with atomic_folder(target) as draft:
-        counts = _write_splits(parts, draft / "data", file_bytes)
+        counts = write_splits(parts, draft / "data", file_bytes)
         (draft / CARD).write_text(dataset_card(counts, data_steps(source, "tokenize"), license), encoding="utf-8")
     return counts
 
 
-def dataset_card(counts: Counts, steps: list[dict[str, Any]], license: str | None) -> str:
-    """Return the text of the card, in Markdown, with the front matter that hubs and the library `datasets` read."""
+def dataset_card(
+    counts: Counts, steps: list[dict[str, Any]], license: str | None, sections: tuple[tuple[str, str], ...] = ()
+) -> str:
+    """Return the text of the card, in Markdown, with the front matter that hubs and the library `datasets` read.
+
+    Args:
+        counts: contents.
+        steps: manifests of the steps that made the documents.
+        license: identifier of the licence; None if unknown.
+        sections: further sections about the documents: title, Markdown.
+    """
     total = sum(counts.documents.values())
     languages = sorted(code for code in counts.languages if code.isalpha())
     front = [f"license: {license or 'unknown'}"]
@@ -91,6 +101,7 @@ def dataset_card(counts: Counts, steps: list[dict[str, Any]], license: str | Non
         table(("column", "content"), COLUMNS.items()),
         "## How it was made\n\nSteps, with the number of rows before and after each:\n\n"
         + table(("step", "in", "kept"), made),
+        *(f"## {title}\n\n{text}" for title, text in sections),
         "## Use\n\n" + USE,
         "## Limits\n\nThe texts can contain errors, prejudice and personal data. Each remains under the terms of its "
         f"source. {licence}",
@@ -124,7 +135,7 @@ def _parts(source: Path) -> list[Path]:
     return parts
 
 
-def _write_splits(parts: list[Path], folder: Path, file_bytes: int) -> Counts:
+def write_splits(parts: Iterable[Path | IO[bytes]], folder: Path, file_bytes: int = FILE_BYTES) -> Counts:
     """Write `SPLIT-00000.parquet`, …: files of whole row groups, the documents in their order."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from gpt2train.checkpoint.store import open_weights, read_manifest, sha256
 from gpt2train.config import CONFIG_FILE, read_run_config
+from gpt2train.convert.card_scores import scores_of
 from gpt2train.convert.huggingface import card_text, check_free, fill_folder
-from gpt2train.convert.model_card import CardFacts, scores_of, training_facts
+from gpt2train.convert.model_card import CardFacts, training_facts
 from gpt2train.convert.settings import CARD, Dtype
 from gpt2train.convert.tensor_files import SAFETENSORS
 from gpt2train.data.run_tokenizer import tokenizer_folders
@@ -89,7 +90,9 @@ def fill(
     return sum(math.prod(stored.size) for stored in weights.tensors.values())
 
 
-def merged_card(folder: Path, checkpoint: Path, dtype: Dtype, license: str | None) -> str:
+def merged_card(
+    folder: Path, checkpoint: Path, dtype: Dtype, license: str | None, sections: tuple[tuple[str, str], ...] = ()
+) -> str:
     """Return the model card of a merged folder, with the run's scores of exactly these weights.
 
     Args:
@@ -97,8 +100,9 @@ def merged_card(folder: Path, checkpoint: Path, dtype: Dtype, license: str | Non
         checkpoint: merged checkpoint.
         dtype: data type of the stored weights.
         license: licence of the weights.
+        sections: further sections about the training data: title, Markdown.
     """
-    facts = replace(card_facts(checkpoint), license=license)
+    facts = replace(card_facts(checkpoint), license=license, sections=sections)
     if run := _run_of(checkpoint):
         facts = replace(facts, scores=scores_of(run, sha256(folder / SAFETENSORS)))
     return card_text(open_weights(checkpoint).shape, dtype, load_tokenizer(folder), facts)

@@ -1,17 +1,19 @@
 """Model card, the `README.md` of a model folder: description, training data, scores, and use of the model.
 
-The text depends only on the checkpoint, the manifests of the data steps and the scores: no time, path or machine name.
-Unknown facts are omitted.
+The text depends only on the checkpoint, the manifests of the data steps, the scores and the given sections: no path or
+machine name. Unknown facts are omitted.
 """
 
 import contextlib
 import json
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from gpt2train.checkpoint.store import CheckpointManifest
 from gpt2train.config import CONFIG_FILE, read_run_config
+from gpt2train.convert.card_scores import STEP_MANIFEST, Score
 from gpt2train.convert.hf_layout import layout_of
 from gpt2train.convert.markdown import table as _table
 from gpt2train.convert.settings import Dtype
@@ -21,7 +23,6 @@ from gpt2train.model.shape import Shape
 from gpt2train.monitoring.metrics import read_metrics
 from gpt2train.monitoring.run_record import tokenize_manifest
 
-STEP_MANIFEST = "_manifest.json"  # manifest of a finished data step
 MAX_MANIFESTS = 64  # manifests that are read next to the data
 
 
@@ -34,14 +35,16 @@ class CardFacts:
         data: rows of the data table: step, rows in, rows kept.
         languages: ISO 639 codes of the training text.
         license: identifier of the weights' licence; None if unknown.
-        scores: rows of the score table: measure, value.
+        scores: scores of the model.
+        sections: further sections about the training data: title, Markdown.
     """
 
     training: tuple[tuple[str, str], ...] = ()
     data: tuple[tuple[str, int, int], ...] = ()
     languages: tuple[str, ...] = ()
     license: str | None = None
-    scores: tuple[tuple[str, str], ...] = ()
+    scores: tuple[Score, ...] = ()
+    sections: tuple[tuple[str, str], ...] = ()
 
 
 NO_FACTS = CardFacts()
@@ -66,6 +69,8 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, tokenizer: str, fact
     purpose = "text2text-generation" if encodes else "text-classification" if shape.labels else "text-generation"
     front += [f"pipeline_tag: {purpose}", "tags:"]
     front += [f"- {tag}" for tag in (shape.family, purpose, "gpt2train")]
+    title = f"{'GPT-2' if shape.family == 'gpt2' else shape.family} trained with gpt2train"
+    front += _model_index(title, purpose, facts.scores)
     sizes = [
         ("parameters", f"{parameters:,}"),
         ("layers", f"{shape.layers}"),
@@ -82,7 +87,7 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, tokenizer: str, fact
         licence = f"The weights are published under the licence `{facts.license}`."
     parts = [
         "---\n" + "\n".join(front) + "\n---",
-        f"# {'GPT-2' if shape.family == 'gpt2' else shape.family} trained with gpt2train",
+        f"# {title}",
         f"A classifier of texts: {layout.description}, whose output layer reads the last token."
         if shape.labels
         else f"A language model: {layout.description}, trained to predict the next token.",
@@ -96,8 +101,10 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, tokenizer: str, fact
         data = "Steps that made the training text, with the number of rows before and after each:\n\n"
         data += _table(("step", "in", "kept"), rows)
     parts.append("## Training data\n\n" + data)
+    parts += [f"## {name}\n\n{text}" for name, text in facts.sections]
     if facts.scores:
-        parts.append("## Evaluation\n\n" + _table(("measure", "value"), facts.scores))
+        scores = [(score.name, score.text) for score in facts.scores]
+        parts.append("## Evaluation\n\n" + _table(("measure", "value (95 % interval)"), scores))
     with_transformers = CLASSIFY_WITH_TRANSFORMERS if shape.labels else WITH_TRANSFORMERS
     if encodes:
         with_transformers = with_transformers.replace("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
@@ -112,6 +119,20 @@ def model_card(shape: Shape, parameters: int, dtype: Dtype, tokenizer: str, fact
     limits = f"{about} It reads at most {shape.context:,} tokens at a time."
     parts.append(f"## Limits\n\n{limits} {licence}")
     return "\n\n".join(parts) + "\n"
+
+
+def _model_index(name: str, task: str, scores: tuple[Score, ...]) -> list[str]:
+    """Return the lines of the front matter from which hubs show scores."""
+    if not scores:
+        return []
+    lines = ["model-index:", f"- name: {name}", "  results:"]
+    for dataset, some in groupby(scores, key=lambda score: score.dataset):
+        kind = dataset.lower().replace(" ", "_").replace("-", "_")
+        lines += ["  - task:", f"      type: {task}", "    dataset:", f"      name: {dataset}", f"      type: {kind}"]
+        lines.append("    metrics:")
+        for score in some:
+            lines += [f"    - type: {score.metric}", f"      name: {score.label}", f"      value: {score.value:.6g}"]
+    return lines
 
 
 WITH_TRANSFORMERS = """```python
@@ -171,58 +192,6 @@ def training_facts(manifest: CheckpointManifest, run: Path | None) -> CardFacts:
         data=tuple((step["step"], step["outcome"]["seen"], step["outcome"]["kept"]) for step in steps),
         languages=tuple(sorted(str(code) for code in codes if str(code).isalpha() and code != "any")),
     )
-
-
-def scores_of(run: Path, weights: str) -> tuple[tuple[str, str], ...]:
-    """Return the scores in a run's `eval/` and `task/`; empty if they belong to other weights.
-
-    Args:
-        run: run folder.
-        weights: SHA-256 of `model.safetensors`.
-    """
-    return (*_evaluations(run, weights), *_task_scores(run, weights))
-
-
-def _task_scores(run: Path, weights: str) -> tuple[tuple[str, str], ...]:
-    """Scores of a fine-tuning, of each part."""
-    merged, scored = _read(run / "merge" / STEP_MANIFEST), _read(run / "task" / STEP_MANIFEST)
-    try:
-        files = {record["name"]: record["sha256"] for record in merged["outcome"]["outputs"]}
-        identity = f"{merged['fingerprint']}:{merged['content']}"
-        if files.get("model.safetensors") != weights or scored["inputs"]["merge"] != identity:
-            return ()
-        found = {part: _read(run / "task" / f"{part}.json") for part in ("valid", "test")}
-        return tuple(
-            (f"{part}, {int(scores['samples']):,} samples: {name.replace('_', ' ')}", f"{float(scores[name]):,.4g}")
-            for part, scores in found.items()
-            for name in ("accuracy", "f1", "majority", "exact_match", "loss", "perplexity")
-            if name in scores
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return ()
-
-
-def _evaluations(run: Path, weights: str) -> tuple[tuple[str, str], ...]:
-    merged, scored = _read(run / "merge" / STEP_MANIFEST), _read(run / "eval" / STEP_MANIFEST)
-    try:
-        files = {record["name"]: record["sha256"] for record in merged["outcome"]["outputs"]}
-        identity = f"{merged['fingerprint']}:{merged['content']}"
-        if files.get("model.safetensors") != weights or scored["inputs"]["merge"] != identity:
-            return ()
-        rows = []
-        if lambada := _read(run / "eval" / "lambada.json"):
-            found = lambada["definitions"]["lambada_openai"]
-            rows.append((f"last word, accuracy (lambada_openai, {lambada['passages']:,} passages)", found["accuracy"]))
-            rows.append(("last word, perplexity", found["perplexity"]))
-        if held_out := _read(run / "eval" / "perplexity.json"):
-            documents = f"{held_out['documents']:,} held-out documents"
-            rows.append((f"word perplexity, {documents}", held_out["word_perplexity"]))
-            rows.append((f"bits per byte, {documents}", held_out["bits_per_byte"]))
-        if wiki := _read(run / "eval" / "wikitext.json"):
-            rows.append(("WikiText, adjusted perplexity", wiki["adjusted_perplexity"]))
-        return tuple((name, f"{float(value):,.4g}") for name, value in rows)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return ()
 
 
 def _loss(run: Path, step: int) -> float | None:

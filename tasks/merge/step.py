@@ -13,10 +13,12 @@ from tasks.core.manifest import MANIFEST, Manifest, Outcome, canonical
 from tasks.core.runner import Runner
 from tasks.core.step import Step
 from tasks.core.storage import Folder
+from tasks.passport.write import card_sections
 
 DRAFT = ".tmp-model"
 RECORDS = "merge"  # folder of the step's records, beside `model/`
 CARD_RECORD = "_card.json"
+CARD_VERSION = 2  # raised when the contents of a card change: cards that nobody edited are then written again
 
 
 def merge(
@@ -77,7 +79,7 @@ def write_card(root: Folder, training: Manifest, settings: MergeSettings, scores
     A card that a user has edited stays: `merge/_card.json` has the hashes of the cards written by this function.
     """
     model, records = root / f"{training.folder}/model", root / f"{training.folder}/{RECORDS}"
-    basis = {"license": settings.license, "scores": scores and scores.identity}
+    basis = {"version": CARD_VERSION, "license": settings.license, "scores": scores and scores.identity}
     written: dict[str, Any] = {}
     with contextlib.suppress(FileNotFoundError, ValueError):
         written = dict(json.loads(records.read_bytes(CARD_RECORD)))
@@ -89,7 +91,8 @@ def write_card(root: Folder, training: Manifest, settings: MergeSettings, scores
     from gpt2train.convert.merge import merged_card  # imports torch
 
     checkpoint = Path((root / training.folder).path(checkpoint_name(training)))
-    card = merged_card(Path(model.path()), checkpoint, settings.dtype, settings.license).encode()
+    sections = card_sections(root, training.folder.rpartition("/")[2])
+    card = merged_card(Path(model.path()), checkpoint, settings.dtype, settings.license, sections).encode()
     # Write the record first, with the previous hash: a run killed between the two writes recognises either card.
     record = {"basis": basis, "sha256": [*hashes[-1:], hashlib.sha256(card).hexdigest()]}
     records.write_bytes(CARD_RECORD, canonical(record) + b"\n")

@@ -214,3 +214,18 @@ def test_export(trained: Path, folder: Path) -> None:
     copy_to(trained, folder / "out")
     outputs = follow("train/export.md", folder, small={})
     assert any(output.startswith("gguf: model-q8.gguf") for output in outputs.values())
+
+
+@pytest.mark.slow
+def test_passport(trained: Path, folder: Path) -> None:
+    pytest.importorskip("model_signing", reason="needs the extra sign")
+    copy_to(trained, folder / "out")
+    for content, name in tasks_of("operate/passport.md"):
+        (folder / name).write_text(content)
+    sent: list[str] = []
+    send = {"gpt2train passport out --send": lambda: sent.append("sent")}
+    outputs = follow("operate/passport.md", folder, small={}, stand_ins=send)
+    assert any("signature: " in output for output in outputs.values()) and sent
+    summary = (folder / "out/passport/eu-summary.md").read_text()
+    assert "| name | A Laboratory |" in summary and "Given files" in summary
+    assert (folder / "published/model/config.json").is_file() and (folder / "published/dataset/data").is_dir()

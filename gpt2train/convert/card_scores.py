@@ -1,0 +1,113 @@
+"""Scores of a run's model for its card, each with its error and what it was measured on."""
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+STEP_MANIFEST = "_manifest.json"  # manifest of a finished step
+NORMAL_95 = 1.96  # standard errors of half a 95 % interval
+
+
+@dataclass(frozen=True)
+class Score:
+    """Score of a model.
+
+    Attributes:
+        dataset: data that it was measured on.
+        metric: short name of the measure, as hubs write it.
+        label: what is measured, in words.
+        value: the score.
+        error: standard error; None if not known.
+        examples: number of examples; None if not known.
+    """
+
+    dataset: str
+    metric: str
+    label: str
+    value: float
+    error: float | None = None
+    examples: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Measure with its data and the number of examples."""
+        count = f", {self.examples:,} examples" if self.examples is not None else ""
+        return f"{self.label} ({self.dataset}{count})"
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Its 95 % interval: of a share of examples Wilson's, else by the standard error; None if neither is known."""
+        if self.metric == "accuracy" and self.examples and 0 <= self.value <= 1:
+            share, spread = self.value, NORMAL_95**2 / self.examples
+            middle = share + spread / 2
+            half = math.sqrt(share * (1 - share) * spread + spread**2 / 4)
+            return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))
+        if self.error is None:
+            return None
+        return self.value - NORMAL_95 * self.error, self.value + NORMAL_95 * self.error
+
+    @property
+    def text(self) -> str:
+        """Score with its 95 % interval."""
+        found = self.interval
+        return f"{self.value:,.4g}" + (f" ({found[0]:,.3g} to {found[1]:,.3g})" if found else "")
+
+
+def scores_of(run: Path, weights: str) -> tuple[Score, ...]:
+    """Return the scores in a run's `eval/` and `task/`; empty if they belong to other weights.
+
+    Args:
+        run: run folder.
+        weights: SHA-256 of `model.safetensors`.
+    """
+    merged = _read(run / "merge" / STEP_MANIFEST)
+    found: list[Score] = []
+    for folder, collect in (("eval", _evaluations), ("task", _of_task)):
+        scored = _read(run / folder / STEP_MANIFEST)
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            files = {record["name"]: record["sha256"] for record in merged["outcome"]["outputs"]}
+            identity = f"{merged['fingerprint']}:{merged['content']}"
+            if files.get("model.safetensors") == weights and scored["inputs"]["merge"] == identity:
+                found += list(collect(run / folder))
+    return tuple(found)
+
+
+def _evaluations(folder: Path) -> Iterator[Score]:
+    if lambada := _read(folder / "lambada.json"):
+        for name, found in lambada["definitions"].items():
+            if name == lambada.get("headline", "lambada_openai"):
+                count, error = int(lambada["passages"]), _number(found.get("standard_error"))
+                yield Score(name, "accuracy", "last word, accuracy", float(found["accuracy"]), error, count)
+                yield Score(name, "perplexity", "last word, perplexity", float(found["perplexity"]), None, count)
+    if held_out := _read(folder / "perplexity.json"):
+        count = int(held_out["documents"])
+        for metric in ("word_perplexity", "bits_per_byte"):
+            label = metric.replace("_", " ")
+            yield Score("held-out documents", metric, label, float(held_out[metric]), None, count)
+    if wiki := _read(folder / "wikitext.json"):
+        yield Score("WikiText", "perplexity", "adjusted perplexity", float(wiki["adjusted_perplexity"]))
+
+
+def _of_task(folder: Path) -> Iterator[Score]:
+    """Scores of a fine-tuning, of each part."""
+    for part in ("valid", "test"):
+        scores = _read(folder / f"{part}.json")
+        for name in ("accuracy", "f1", "majority", "exact_match", "loss", "perplexity"):
+            if name in scores:
+                yield Score(part, name, name.replace("_", " "), float(scores[name]), None, int(scores["samples"]))
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file; empty if there is none."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = json.loads(path.read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}

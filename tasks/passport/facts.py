@@ -1,0 +1,345 @@
+"""Facts of a corpus and of a training: the one source of every number in the documents.
+
+They come from manifests and the files that these name. What an older release did not record is None or empty, and the
+documents say that it is unknown.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpt2train.convert.card_scores import Score, scores_of
+from gpt2train.errors import UserError
+from gpt2train.runs.reading import Run, read_run
+from tasks.browse.corpus import FinishedStep, find_steps, opened
+from tasks.core.manifest import Manifest, read_manifest
+from tasks.core.storage import Folder
+from tasks.core.timings import read_timings
+
+HOST = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>[^/?#:@\s]+)"
+MAX_TIME = 253402300800  # seconds until the year 10,000
+SPLITS = ("train", "valid", "test")
+MASKED = "masked_"  # start of the facts of the step clean that count masked personal data
+SOURCES = {
+    "download": "pages fetched by the crawler of this project",
+    "commoncrawl": "pages of Common Crawl, read from its archives",
+    "warcs": "pages of given web archives (WARC)",
+    "webpages": "given records of web pages",
+    "texts": "given texts",
+    "ready_tokens": "given token files",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Step that brought documents into the corpus.
+
+    Attributes:
+        step: its name, a key of `SOURCES`.
+        seen: rows that it was given.
+        kept: rows that it kept.
+        bytes: bytes of the pages or texts; None if not recorded.
+    """
+
+    step: str
+    seen: int
+    kept: int
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class Crawl:
+    """The crawl of a corpus.
+
+    Attributes:
+        user_agent: name that the crawler gave.
+        obeyed_robots: True if it obeyed robots.txt; None if not recorded.
+        honoured: kinds of opt-out signals that it honoured; None if not recorded.
+        first: date of the first page, YYYY-MM-DD; None if not recorded.
+        last: date of the last page.
+    """
+
+    user_agent: str | None
+    obeyed_robots: bool | None
+    honoured: tuple[str, ...] | None
+    first: str | None
+    last: str | None
+
+
+@dataclass(frozen=True)
+class Host:
+    """Host of pages in the final documents."""
+
+    name: str
+    documents: int
+    characters: int
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Opt-out signal or licence that sites stated."""
+
+    kind: str
+    """`signal` or `license`."""
+    name: str
+    pages: int
+    dropped: int
+    hosts: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Facts of a corpus.
+
+    Attributes:
+        steps: steps that made it, in their order.
+        sources: where the documents came from.
+        crawl: the crawl; None without one.
+        documents: final documents by split.
+        characters: characters of them by split.
+        tokens: tokens by split; None before the step tokenize.
+        languages: final documents by language, most frequent first; `unknown` if a document has none.
+        hosts: hosts of the final documents, most characters first; None if the documents do not name their page.
+        signals: opt-out signals and licences; None if not recorded.
+        packages: packages that the outputs depend on, with their versions; empty if not recorded.
+        times: when each step last started and ended, UTC; without the steps that were not timed.
+    """
+
+    steps: tuple[FinishedStep, ...]
+    sources: tuple[Source, ...]
+    crawl: Crawl | None
+    documents: Mapping[str, int]
+    characters: Mapping[str, int]
+    tokens: Mapping[str, int] | None
+    languages: tuple[tuple[str, int], ...]
+    hosts: tuple[Host, ...] | None
+    signals: tuple[Signal, ...] | None
+    packages: Mapping[str, str]
+    times: Mapping[str, tuple[datetime, datetime]]
+
+    @property
+    def last(self) -> Manifest:
+        """Manifest of the last step."""
+        return self.steps[-1].manifest
+
+    @property
+    def masked(self) -> dict[str, int]:
+        """Number of masked personal data by kind."""
+        facts = [step.manifest.outcome.facts for step in self.steps]
+        kinds = Counter({name: count for one in facts for name, count in one.items() if name.startswith(MASKED)})
+        return {name.removeprefix(MASKED).replace("_", " "): kinds[name] for name in sorted(kinds)}
+
+    @property
+    def identity(self) -> str:
+        """Identity of the corpus: of the output of its last step."""
+        return self.last.identity
+
+
+@dataclass(frozen=True)
+class Training:
+    """Facts of a training.
+
+    Attributes:
+        run: contents of the run folder.
+        manifest: manifest of the step train; None of a run without a flow.
+        merge: manifest of the merge; None if the model is not merged.
+        scores: scores of the merged model.
+        devices: devices of its starts.
+        packages: versions of Python, torch and this project, and those that the model depends on.
+        commits: commits of the checkout at its starts, where known.
+    """
+
+    run: Run
+    manifest: Manifest | None
+    merge: Manifest | None
+    scores: tuple[Score, ...]
+    devices: tuple[str, ...]
+    packages: Mapping[str, str]
+    commits: tuple[str, ...]
+
+
+def corpus_facts(root: Folder) -> Corpus:
+    """Read the facts of the corpus in an output folder.
+
+    Raises:
+        UserError: it holds no finished step with documents.
+    """
+    steps = _chain(find_steps(root))
+    by_name = {step.manifest.step: step for step in steps}
+    last = by_name.get("shuffle") or next((step for step in reversed(steps) if "text" in step.columns()), None)
+    documents, characters, languages, hosts = _contents(last) if last else ({}, {}, (), None)
+    download = by_name.get("download")
+    return Corpus(
+        steps=tuple(steps),
+        sources=tuple(_sources(steps)),
+        crawl=_crawl(download) if download else None,
+        documents=documents,
+        characters=characters,
+        tokens=_tokens(by_name.get("tokenize") or by_name.get("ready_tokens")),
+        languages=languages,
+        hosts=hosts,
+        signals=_signals(download) if download else (),
+        packages=_joined(step.manifest.versions for step in steps),
+        times=times_of(root),
+    )
+
+
+def training_facts(root: Folder, name: str) -> Training:
+    """Read the facts of a run.
+
+    Args:
+        root: output folder.
+        name: its folder below `runs/`.
+
+    Raises:
+        UserError: it is no run, or not on a local disk.
+        RunError: a file of the run is damaged.
+    """
+    if not root.is_local:
+        raise UserError(f"a training run is read from a local folder, not from {root.url}; copy the run first")
+    folder = Path(root.path(f"runs/{name}"))
+    run = read_run(folder)
+    merged = read_manifest(Folder(folder) / "merge")
+    weights = next((file.sha256 for file in merged.outputs if file.name == "model.safetensors"), "") if merged else ""
+    starts = run.record.starts
+    made = [start.versions for start in starts] + ([merged.versions] if merged else [])
+    return Training(
+        run=run,
+        manifest=read_manifest(Folder(folder)),
+        merge=merged,
+        scores=scores_of(folder, weights),
+        devices=tuple(sorted({f"{start.world} x {start.device}" for start in starts})),
+        packages=_joined(made),
+        commits=tuple(sorted({start.commit for start in starts if start.commit})),
+    )
+
+
+def times_of(root: Folder) -> dict[str, tuple[datetime, datetime]]:
+    """Return when each step last started and ended, UTC, by its name; without those that were not timed."""
+    found = {}
+    for name, row in read_timings(root).items():
+        ended, seconds = row.get("ended"), row.get("seconds")
+        if isinstance(ended, int | float) and isinstance(seconds, int | float) and 0 <= seconds <= ended < MAX_TIME:
+            found[name] = (datetime.fromtimestamp(ended - seconds, UTC), datetime.fromtimestamp(ended, UTC))
+    return found
+
+
+def _chain(steps: list[FinishedStep]) -> list[FinishedStep]:
+    """Return the steps that made the tokens, or else the last one with documents; a report or an old step is none."""
+    made = {step.manifest.identity: step for step in steps}
+    ends = [step for step in steps if step.manifest.step in ("tokenize", "ready_tokens")]
+    ends = ends or [step for step in steps if "text" in step.columns()] or steps
+    pending, found = [ends[-1]], set[str]()
+    while pending:
+        step = pending.pop()
+        found.add(step.name)
+        pending += [made[i] for i in step.manifest.inputs.values() if i in made and made[i].name not in found]
+    return [step for step in steps if step.name in found]
+
+
+def _sources(steps: Iterable[FinishedStep]) -> Iterator[Source]:
+    for step in steps:
+        name, outcome = step.manifest.step, step.manifest.outcome
+        if name in SOURCES:
+            yield Source(name, outcome.seen, outcome.kept, outcome.facts.get("bytes", outcome.facts.get("characters")))
+
+
+def _crawl(download: FinishedStep) -> Crawl:
+    parameters = download.manifest.parameters
+    consent = parameters.get("consent")
+    honoured = None
+    if isinstance(consent, dict):
+        honoured = tuple(map(str, consent.get("honour", ()))) if consent.get("enabled") else ()
+    days = set[str]()
+    for name in download.audit("ledger"):
+        with opened(download.folder, name) as file:
+            if {"fetched_at", "status"} <= set(file.schema_arrow.names):
+                table = file.read(["fetched_at", "status"])
+                times = table.filter(pc.equal(table["status"], "ok"))["fetched_at"].drop_null()
+                days |= {str(bound)[:10] for bound in pc.min_max(times).as_py().values() if bound}
+    obeyed = parameters.get("obey_robots")
+    agent = parameters.get("user_agent")
+    return Crawl(
+        str(agent) if agent else None,
+        bool(obeyed) if obeyed is not None else None,
+        honoured,
+        min(days, default=None),
+        max(days, default=None),
+    )
+
+
+def _contents(
+    step: FinishedStep,
+) -> tuple[dict[str, int], dict[str, int], tuple[tuple[str, int], ...], tuple[Host, ...] | None]:
+    """Documents and characters by split, documents by language, and hosts; read row group by row group."""
+    documents, characters = Counter[str](), Counter[str]()
+    languages, pages, sizes = Counter[str](), Counter[str](), Counter[str]()
+    wanted = [name for name in ("text", "split", "language", "url") if name in step.columns()]
+    for name in step.outputs:
+        with opened(step.folder, name) as file:
+            for group in file.iter_batches(batch_size=4096, columns=wanted):
+                table = pa.table(group)
+                lengths = pc.cast(pc.utf8_length(table["text"]), pa.int64())
+                splits = table["split"] if "split" in wanted else pa.array(["train"] * table.num_rows)
+                _add(splits, lengths, documents, characters)
+                if "language" in wanted:
+                    languages.update(value or "unknown" for value in table["language"].to_pylist())
+                if "url" in wanted:
+                    found = pc.struct_field(pc.extract_regex(table["url"], HOST), "host")
+                    _add(pc.utf8_lower(found), lengths, pages, sizes)
+    hosts = [Host(name, pages[name], sizes[name]) for name in pages]
+    hosts.sort(key=lambda host: (-host.characters, host.name))
+    ranked = sorted(languages.items(), key=lambda item: (-item[1], item[0]))
+    in_order = [name for name in SPLITS if documents[name]]
+    return (
+        {name: documents[name] for name in in_order},
+        {name: characters[name] for name in in_order},
+        tuple(ranked),
+        tuple(hosts) or None,
+    )
+
+
+def _add(keys: Any, lengths: Any, counts: Counter[str], sizes: Counter[str]) -> None:
+    """Add the number and the sum of lengths of each key; rows without a key are left out."""
+    table = pa.table({"key": keys, "length": lengths})
+    for row in table.group_by("key").aggregate([("length", "sum"), ("key", "count")]).to_pylist():
+        if row["key"]:
+            counts[row["key"]] += row["key_count"]
+            sizes[row["key"]] += row["length_sum"]
+
+
+def _tokens(step: FinishedStep | None) -> dict[str, int] | None:
+    if step is None:
+        return None
+    facts = step.manifest.outcome.facts
+    return {name: facts[f"{name}_tokens"] for name in SPLITS if facts.get(f"{name}_tokens")} or None
+
+
+def _signals(download: FinishedStep) -> tuple[Signal, ...] | None:
+    names = [file.name for file in download.manifest.outcome.audit if re.fullmatch(r"consent.*\.parquet", file.name)]
+    if not names:
+        return None
+    with opened(download.folder, names[0]) as file:
+        rows = file.read().to_pylist()
+    counts: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        one = counts.setdefault((str(row["kind"]), str(row["value"])), [0, 0, 0])
+        one[0], one[1], one[2] = one[0] + row["pages"], one[1] + row["dropped"], one[2] + 1
+    found = [Signal(kind, name, *numbers) for (kind, name), numbers in counts.items()]
+    return tuple(sorted(found, key=lambda one: (one.kind, -one.pages, one.name)))
+
+
+def _joined(versions: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return all packages; several versions of one are joined by a comma."""
+    found: dict[str, set[str]] = {}
+    for one in versions:
+        for name, version in one.items():
+            found.setdefault(name, set()).add(str(version))
+    return {name: ", ".join(sorted(found[name])) for name in sorted(found)}

@@ -1,0 +1,115 @@
+"""OpenLineage events of the steps that made a corpus and a model, and how they are sent.
+
+Format: OpenLineage 2-0-2 (https://openlineage.io). A step is a job, its folder a dataset; identifiers follow from the
+manifests, so that the same events are the same runs for whoever receives them twice.
+"""
+
+import json
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from gpt2train import __version__
+from gpt2train.errors import RunError, UserError
+from tasks.core.manifest import Manifest
+from tasks.passport.facts import Corpus, Training
+
+PRODUCER = f"urn:gpt2train:{__version__}"
+SPEC = "https://openlineage.io/spec"
+EVENT = f"{SPEC}/2-0-2/OpenLineage.json#/$defs/RunEvent"
+NAMESPACE = "gpt2train"
+SEND_SECONDS = 30.0
+Event = dict[str, Any]
+
+
+def events(name: str, corpus: Corpus | None, training: Training | None = None) -> list[Event]:
+    """Return the START and COMPLETE events of all steps whose times are known, in the order of the steps.
+
+    Args:
+        name: name of the output folder, the first part of the names of datasets.
+        corpus: facts of the corpus; None of a run whose corpus is not known.
+        training: facts of a training on it.
+    """
+    manifests = [step.manifest for step in corpus.steps] if corpus else []
+    if training:
+        manifests += [made for made in (training.manifest, training.merge) if made]
+    known = {made.identity: f"{name}/{made.folder}" for made in manifests}
+    times = corpus.times if corpus else {}
+    return [
+        event for made in manifests if made.step in times for event in _of_step(name, made, known, times[made.step])
+    ]
+
+
+def _of_step(name: str, made: Manifest, known: dict[str, str], times: tuple[datetime, datetime]) -> Iterator[Event]:
+    inputs = [_input(name, made, key, identity, known) for key, identity in sorted(made.inputs.items())]
+    run = {"runId": str(uuid.uuid5(uuid.NAMESPACE_URL, f"gpt2train:{made.step}:{made.identity}"))}
+    job = {"namespace": NAMESPACE, "name": f"{name}/{made.step}", "facets": _job_facets()}
+    base = {"producer": PRODUCER, "schemaURL": EVENT, "run": run, "job": job, "inputs": inputs}
+    yield {"eventType": "START", "eventTime": _time(times[0]), **base, "outputs": []}
+    yield {"eventType": "COMPLETE", "eventTime": _time(times[1]), **base, "outputs": [_output(name, made)]}
+
+
+def _input(name: str, made: Manifest, key: str, identity: str, known: dict[str, str]) -> Event:
+    dataset = known.get(identity, f"{name}/{made.step}:{key}")
+    return {"namespace": NAMESPACE, "name": dataset, "facets": {"version": _version(identity)}}
+
+
+def _output(name: str, made: Manifest) -> Event:
+    statistics = {
+        "rowCount": made.outcome.kept,
+        "size": sum(file.bytes for file in made.outputs),
+        "fileCount": len(made.outputs),
+    }
+    facet = _facet("1-0-2/OutputStatisticsOutputDatasetFacet.json#/$defs/OutputStatisticsOutputDatasetFacet")
+    return {
+        "namespace": NAMESPACE,
+        "name": f"{name}/{made.folder}",
+        "facets": {"version": _version(made.identity)},
+        "outputFacets": {"outputStatistics": facet | statistics},
+    }
+
+
+def _version(identity: str) -> Event:
+    return _facet("1-0-1/DatasetVersionDatasetFacet.json#/$defs/DatasetVersionDatasetFacet") | {
+        "datasetVersion": identity
+    }
+
+
+def _job_facets() -> Event:
+    facet = _facet("2-0-4/JobTypeJobFacet.json#/$defs/JobTypeJobFacet")
+    return {"jobType": facet | {"processingType": "BATCH", "integration": "GPT2TRAIN", "jobType": "STEP"}}
+
+
+def _facet(schema: str) -> Event:
+    return {"_producer": PRODUCER, "_schemaURL": f"{SPEC}/facets/{schema}"}
+
+
+def _time(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def send(found: list[Event], address: str, key: str | None = None) -> None:
+    """Send events, in their order, to a server's endpoint such as http://HOST:5000/api/v1/lineage.
+
+    Args:
+        found: events.
+        address: URL of the endpoint.
+        key: API key, sent as a bearer token.
+
+    Raises:
+        UserError: the address is no HTTP URL.
+        RunError: the server refuses an event or does not answer.
+    """
+    if not address.startswith(("http://", "https://")):
+        raise UserError(f"--send {address!r} is no HTTP URL; write it as http://HOST:5000/api/v1/lineage")
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    for number, event in enumerate(found):
+        request = urllib.request.Request(address, json.dumps(event).encode(), headers, method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=SEND_SECONDS):  # checked above
+                pass
+        except (OSError, ValueError) as error:
+            raise RunError(f"event {number + 1} of {len(found)} was not taken by {address}: {error}") from error

@@ -1,0 +1,60 @@
+"""Signature of a folder by a key of one's own, in the format of OpenSSF Model Signing (package model-signing)."""
+
+from pathlib import Path
+from typing import Any
+
+from gpt2train.errors import RunError, UserError
+
+SIGNATURE = "model.sig"
+
+
+def sign(folder: Path, key: Path) -> Path:
+    """Sign all files of a folder with a private key (PEM, elliptic curve); return the signature's file in it.
+
+    Raises:
+        UserError: the package is missing, or the key cannot be read.
+    """
+    signing = _library().signing
+    if not key.is_file():
+        raise UserError(f"--sign {key}: no such file; make a key by openssl ecparam -name prime256v1 -genkey -noout")
+    target = folder / SIGNATURE
+    try:
+        config = signing.Config().use_elliptic_key_signer(private_key=key)
+        config.set_hashing_config(_hashing(target)).sign(folder, target)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"--sign {key} is no private key of an elliptic curve: {error}") from error
+    return target
+
+
+def check_signature(folder: Path, key: Path) -> None:
+    """Check a folder's files against its signature and a public key.
+
+    Raises:
+        UserError: the package, the key or the signature is missing.
+        RunError: a file was changed, added or removed, or another key signed it.
+    """
+    verifying = _library().verifying
+    signature = folder / SIGNATURE
+    for file, what in ((key, "public key"), (signature, "signature")):
+        if not file.is_file():
+            raise UserError(f"{file}: no such {what}")
+    try:
+        config = verifying.Config().use_elliptic_key_verifier(public_key=key)
+        config.set_hashing_config(_hashing(signature)).verify(folder, signature)
+    except Exception as error:  # the library raises ValueError and cryptography's own errors
+        raise RunError(f"{folder} does not have the signed contents: {str(error) or type(error).__name__}") from error
+
+
+def _hashing(signature: Path) -> Any:
+    return _library().hashing.Config().set_ignored_paths(paths=[signature], ignore_git_paths=False)
+
+
+def _library() -> Any:
+    try:
+        import model_signing
+        import model_signing.hashing
+        import model_signing.signing
+        import model_signing.verifying
+    except ImportError as error:
+        raise UserError("signatures need the package model-signing; pip install 'gpt2train[sign]'") from error
+    return model_signing

@@ -1,0 +1,451 @@
+"""The passport that the pipeline leaves, held against the readers of its formats, and the publication of its output."""
+
+import base64
+import http.server
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from gpt2train.cli import app
+from gpt2train.convert.card_scores import Score
+from gpt2train.io.command_line import run_command
+from tasks.core.storage import Folder
+from tasks.passport.facts import corpus_facts, training_facts
+from tasks.passport.write import write_passport
+from tests.flows.conftest import Finished
+
+EVENTS = "passport/openlineage.jsonl"
+LINES = ("croissant.json", "passport/README.md", EVENTS, "passport/eu-summary.md", "passport/spdx.json")
+
+
+@pytest.fixture
+def output(finished: Finished, tmp_path: Path) -> Path:
+    """A copy of the finished output, which may be changed."""
+    target = tmp_path / "out"
+    shutil.copytree(finished.output, target, ignore=shutil.ignore_patterns("checkpoints", "logs", "tensorboard"))
+    run = target / "runs" / finished.run.name
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace(str(finished.output), str(target)))
+    record = run / "run.json"
+    record.write_text(record.read_text().replace(str(finished.output), str(target)))
+    return target
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / EVENTS).read_text().splitlines()]
+
+
+def change(manifest: Path, **outcome: Any) -> None:
+    found = json.loads(manifest.read_text())
+    found["outcome"] |= outcome
+    manifest.write_text(json.dumps(found))
+
+
+def test_the_pipeline_leaves_the_documents_and_the_command_the_same(finished: Finished, output: Path) -> None:
+    run = finished.run.name
+    files = [*LINES, f"runs/{run}/passport/eu-summary.md", f"runs/{run}/passport/spdx.json"]
+    assert run_command(app, ["passport", str(output)]) == 0
+    for name in files:
+        assert (output / name).read_bytes() == (finished.output / name).read_bytes(), name
+    card = (finished.run / "model/README.md").read_text()
+    for title in ("Sources", "Domains", "Languages", "Filters", "Rights", "Personal data", "Cost", "Evaluation"):
+        assert f"## {title}\n" in card
+
+
+def test_the_cards_have_the_numbers_of_the_manifests(output: Path) -> None:
+    """Each changed input changes the cards."""
+    write_passport(Folder(output))
+    card, summary = ((output / "passport" / name).read_text() for name in ("README.md", "eu-summary.md"))
+    facts = corpus_facts(Folder(output))
+    assert sum(facts.documents.values()) == sum(
+        json.loads(line)["outcome"]["kept"] for line in [(output / "shuffled/_manifest.json").read_text()]
+    )
+    assert f"| pages fetched by the crawler of this project | {facts.sources[0].seen:,} |" in card
+    assert facts.hosts is not None and f"| {facts.hosts[0].name} | {facts.hosts[0].documents:,} |" in card
+    change(output / "clean/_manifest.json", reasons={"wrong_language": 4321}, facts={"masked_emails": 77})
+    manifest = json.loads((output / "pages/_manifest.json").read_text())
+    manifest["parameters"]["consent"]["honour"] = ["noai"]
+    manifest["parameters"]["user_agent"] = "Robot | <b>1</b>"
+    (output / "pages/_manifest.json").write_text(json.dumps(manifest))
+    consent = output / "pages/consent.parquet"
+    table = pq.read_table(consent)
+    row = {"kind": "license", "value": "https://licence.example/by", "host": "h", "pages": 654, "dropped": 0}
+    pq.write_table(type(table).from_pylist([row], schema=table.schema), consent)
+    write_passport(Folder(output))
+    changed, other = ((output / "passport" / name).read_text() for name in ("README.md", "eu-summary.md"))
+    assert "| clean | wrong language | 4,321 |" in changed and "4,321" not in card
+    assert "| emails | 77 |" in changed and "No personal data was masked." in card
+    assert "honoured: noai." in changed and "honoured: noai." not in card
+    assert "| https://licence.example/by | 654 | 0 | 1 |" in changed and "Licences that pages state: none." in card
+    assert "| crawler | Robot \\| \\<b\\>1\\</b\\> |" in changed, "what others chose is no Markdown"
+    assert "77 emails" in other and "77 emails" not in summary
+
+
+def test_an_output_of_an_older_release_is_described_as_far_as_it_is_known(output: Path) -> None:
+    """Without times, consent, versions, splits of tokens and a ledger with times."""
+    for path in output.glob("*/_manifest.json"):
+        manifest = json.loads(path.read_text())
+        manifest |= {"versions": {}} | ({"parameters": {}} if manifest["step"] == "download" else {})
+        manifest["outcome"]["facts"] = {}
+        manifest["outcome"]["audit"] = []
+        path.write_text(json.dumps(manifest))
+    (output / "timings.jsonl").unlink()
+    write_passport(Folder(output))
+    card, summary = ((output / "passport" / name).read_text() for name in ("README.md", "eu-summary.md"))
+    assert "| crawler | unknown |" in card and "| pages fetched | unknown |" in card
+    assert "Opt-out signals and licences of the pages were not recorded." in card
+    assert "The tokens were not counted." in card and "| size | unknown |" in summary
+    assert (output / EVENTS).read_text() == ""
+    assert json.loads((output / "passport/spdx.json").read_text())["packages"] == []
+
+
+def test_an_output_behind_a_url_has_the_same_documents(finished: Finished) -> None:
+    import fsspec
+
+    url = "memory://passport/out"
+    store = fsspec.filesystem("memory")
+    for path in finished.output.rglob("*"):
+        if (
+            path.is_file()
+            and "runs" not in path.parts
+            and path.name != "croissant.json"
+            and "passport" not in path.parts
+        ):
+            store.pipe(f"{url}/{path.relative_to(finished.output).as_posix()}", path.read_bytes())
+    paths = write_passport(Folder(url))
+    for path in paths:
+        assert Folder(url).read_bytes(path) == (finished.output / path).read_bytes(), path
+
+
+def test_what_a_publisher_states_is_in_the_summary(
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = tmp_path / "about.toml"
+    about.write_text(
+        'provider = "A Lab"\nlicense = "odc-by"\nsmall_enterprise = true\nsynthetic_data = "None at all."\n'
+    )
+    assert run_command(app, ["passport", str(output), "--about", str(about)]) == 0
+    summary = (output / "passport/eu-summary.md").read_text()
+    assert "| name | A Lab |" in summary and "None at all." in summary and "The largest 5% of" in summary
+    assert json.loads((output / "croissant.json").read_text())["license"] == "odc-by"
+    about.write_text("owner = 1\n")
+    assert run_command(app, ["passport", str(output), "--about", str(about)]) == 2
+    assert "owner" in capsys.readouterr().err
+
+
+def test_croissant_reads_the_documents(finished: Finished) -> None:
+    mlcroissant = pytest.importorskip("mlcroissant", reason="the package mlcroissant is missing")
+    dataset = mlcroissant.Dataset(jsonld=str(finished.output / "croissant.json"))
+    assert not dataset.metadata.ctx.issues.errors
+    texts = [record["documents/text"].decode() for record in dataset.records("documents")]
+    assert sorted(texts) == sorted(
+        text
+        for path in (finished.output / "shuffled").glob("*.parquet")
+        for text in pq.read_table(path)["text"].to_pylist()
+    )
+
+
+def test_spdx_tools_find_the_packages_valid(finished: Finished) -> None:
+    parser = pytest.importorskip("spdx_tools.spdx.parser.parse_anything", reason="the package spdx-tools is missing")
+    from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+    document = parser.parse_file(str(finished.run / "passport/spdx.json"))
+    assert validate_full_spdx_document(document) == []
+    assert {"torch", "ftfy", "trafilatura"} <= {package.name for package in document.packages}
+
+
+def test_the_events_are_those_of_openlineage_and_form_one_chain(finished: Finished) -> None:
+    event_v2 = pytest.importorskip("openlineage.client.event_v2", reason="the package openlineage-python is missing")
+    from openlineage.client.generated import dataset_version_dataset, job_type_job, output_statistics_output_dataset
+    from openlineage.client.serde import Serde
+
+    def filled(kind: Any, facet: dict[str, Any]) -> Any:
+        return kind(producer=facet["_producer"], **{k: v for k, v in facet.items() if not k.startswith("_")})
+
+    def dataset(kind: Any, found: dict[str, Any], **facets: Any) -> Any:
+        version = filled(dataset_version_dataset.DatasetVersionDatasetFacet, found["facets"]["version"])
+        return kind(namespace=found["namespace"], name=found["name"], facets={"version": version}, **facets)
+
+    def without_empty(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: without_empty(v) for k, v in value.items() if v != {}}
+        return [without_empty(one) for one in value] if isinstance(value, list) else value
+
+    found = [json.loads(line) for line in (finished.run / EVENTS).read_text().splitlines()]
+    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
+    for event in found:
+        outputs = [
+            dataset(
+                event_v2.OutputDataset,
+                one,
+                outputFacets={"outputStatistics": filled(statistics, one["outputFacets"]["outputStatistics"])},
+            )
+            for one in event["outputs"]
+        ]
+        job = {"jobType": filled(job_type_job.JobTypeJobFacet, event["job"]["facets"]["jobType"])}
+        made = event_v2.RunEvent(
+            eventTime=event["eventTime"],
+            eventType=event_v2.RunState(event["eventType"]),
+            producer=event["producer"],
+            run=event_v2.Run(runId=event["run"]["runId"]),
+            job=event_v2.Job(namespace=event["job"]["namespace"], name=event["job"]["name"], facets=job),
+            inputs=[dataset(event_v2.InputDataset, one) for one in event["inputs"]],
+            outputs=outputs,
+        )
+        assert without_empty(json.loads(Serde.to_json(made))) == without_empty(event)
+    ended = [event for event in found if event["eventType"] == "COMPLETE"]
+    assert len(ended) * 2 == len(found) and [e["run"] for e in found[::2]] == [e["run"] for e in found[1::2]]
+    written = set[str]()
+    for event in ended:  # each reads what a step before has written
+        inner = {one["name"] for one in event["inputs"] if ":" not in one["name"]}
+        assert inner <= written, event["job"]["name"]
+        written |= {one["name"] for one in event["outputs"]}
+    assert any(name.endswith("/model") for name in written)
+
+
+class Endpoint(http.server.BaseHTTPRequestHandler):
+    """Endpoint that keeps what it is sent; it refuses everything after `limit` requests."""
+
+    bodies: list[dict[str, Any]]
+    keys: list[str | None]
+    limit = 1000
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        is_taken = len(self.bodies) < self.limit
+        if is_taken:
+            self.bodies.append(json.loads(body))
+            self.keys.append(self.headers["Authorization"])
+        self.send_response(201 if is_taken else 422)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[tuple[str, type[Endpoint]]]:
+    kind = type("Own", (Endpoint,), {"bodies": [], "keys": []})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/api/v1/lineage", kind
+        server.shutdown()
+
+
+def test_events_are_sent_when_asked(
+    output: Path,
+    endpoint: tuple[str, type[Endpoint]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    address, kind = endpoint
+    monkeypatch.setenv("OPENLINEAGE_API_KEY", "secret-key")
+    assert run_command(app, ["passport", str(output), "--send", address]) == 0
+    sent = [json.dumps(body) for body in kind.bodies]
+    assert len(sent) == len(set(sent)) > len(events_of(output)) and set(kind.keys) == {"Bearer secret-key"}
+    kind.limit = len(sent) + 1
+    assert run_command(app, ["passport", str(output), "--send", address]) == 1
+    assert run_command(app, ["passport", str(output), "--send", "file:///etc/passwd"]) == 2
+    printed = capsys.readouterr()
+    assert (
+        "event 2 of" in printed.err
+        and "is no HTTP URL" in printed.err
+        and "secret-key" not in printed.err + printed.out
+    )
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    """A private and a public key."""
+    pytest.importorskip("model_signing", reason="the package model-signing is missing")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    private = ec.generate_private_key(ec.SECP256R1())
+    kinds = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (tmp_path / "key.pem").write_bytes(private.private_bytes(*kinds))
+    public = private.public_key().public_bytes(kinds[0], serialization.PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "key.pub").write_bytes(public)
+    return tmp_path / "key.pem", tmp_path / "key.pub"
+
+
+def test_a_changed_document_or_manifest_breaks_the_signature(
+    output: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    private, public = map(str, keys)
+    assert run_command(app, ["passport", str(output), "--sign", private]) == 0
+    assert run_command(app, ["passport", str(output), "--check", public]) == 0
+    for name, shown in (("passport/README.md", "README.md"), ("clean/_manifest.json", "clean/_manifest.json")):
+        kept = (output / name).read_bytes()
+        (output / name).write_bytes(kept.replace(b"e", b"E", 1))
+        capsys.readouterr()
+        assert run_command(app, ["passport", str(output), "--check", public]) == 1
+        assert shown in capsys.readouterr().err
+        (output / name).write_bytes(kept)
+    assert run_command(app, ["passport", str(output), "--check", public]) == 0
+    assert run_command(app, ["passport", str(output), "--sign", public]) == 2
+    assert "is no private key" in capsys.readouterr().err
+
+
+def test_a_publication_is_loaded_by_its_readers(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datasets = pytest.importorskip("datasets", reason="the package datasets is missing")
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    source, target = str(finished.output), tmp_path / "published"
+    assert run_command(app, ["publish", source, "--to", str(target), "--dataset", "--dry-run"]) == 0
+    assert not target.exists() and "model: model.safetensors (" in (dry := capsys.readouterr().out)
+    assert run_command(app, ["publish", source, "--to", str(target), "--dataset"]) == 0
+    names = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
+    assert {f"model/{name}" for name in re.findall(r"model: (\S+) \(", dry)} == {
+        n for n in names if n.startswith("model/")
+    }
+    assert not [name for name in names if re.search(r"/[._]|_manifest|rejected|checkpoints", name)]
+    loaded = datasets.load_dataset(str(target / "dataset"), split="train", cache_dir=str(tmp_path / "cache"))
+    shards = sorted((finished.output / "shuffled").glob("*.parquet"))
+    rows = [row for shard in shards for row in pq.read_table(shard).to_pylist() if row["split"] == "train"]
+    assert loaded["text"][:] == [row["text"] for row in rows] and loaded["id"][:] == [row["id"] for row in rows]
+    model = transformers.AutoModelForCausalLM.from_pretrained(target / "model")
+    own = transformers.AutoModelForCausalLM.from_pretrained(finished.run / "model")
+    assert all((p == q).all() for p, q in zip(model.parameters(), own.parameters(), strict=True))
+    assert run_command(app, ["publish", source, "--to", str(tmp_path / "again"), "--dataset"]) == 0
+    for name in names:
+        assert (tmp_path / "again" / name).read_bytes() == (target / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--to", "hf://name"], "write it as hf://USER/NAME"),
+        (["--to", "hf://user/../name"], "write it as hf://USER/NAME"),
+        (["--to", "s3://bucket/x"], "give hf://USER/NAME or a local folder"),
+        (["--to", "hf://user/name"], "set HF_TOKEN"),
+        (["--to", "."], "exists already"),
+    ],
+)
+def test_what_cannot_be_published_is_one_line(
+    flags: list[str],
+    message: str,
+    finished: Finished,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    assert run_command(app, ["publish", str(finished.output), *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_is_named(
+    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(app, ["publish", str(tmp_path), "--to", str(tmp_path / "x")]) == 2
+    assert run_command(app, ["publish", str(tmp_path / "none"), "--to", str(tmp_path / "x")]) == 2
+    assert run_command(app, ["passport", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "has no model" in err and "is not a folder" in err and "holds neither a corpus nor a run" in err
+
+
+def test_the_scores_of_a_run_have_intervals(finished: Finished) -> None:
+    scores = training_facts(Folder(finished.output), finished.run.name).scores
+    accuracy = next(score for score in scores if score.metric == "accuracy")
+    assert accuracy.interval and accuracy.interval[0] <= accuracy.value < accuracy.interval[1] and accuracy.examples
+    assert Score("d", "accuracy", "a", 0.5, None, 100).text == "0.5 (0.404 to 0.596)", "Wilson's interval"
+    assert Score("d", "accuracy", "a", 0.0, 0.0, 100).text == "0 (0 to 0.037)", "of no hit it is not empty"
+    assert (
+        Score("d", "loss", "a", 3.0, 0.1, 100).text == "3 (2.8 to 3.2)" and Score("d", "f1", "a", 1.0).interval is None
+    )
+    card = (finished.run / "model/README.md").read_text()
+    assert f"| {accuracy.name} | {accuracy.text} |" in card
+    hub = pytest.importorskip("huggingface_hub")
+    data = hub.ModelCard(card).data
+    assert data.model_name and {result.metric_type for result in data.eval_results} >= {"accuracy", "bits_per_byte"}
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """The requests of the hub that an upload of small files makes; it keeps each repository's files."""
+
+    repositories: dict[str, dict[str, bytes]]
+    private: dict[str, bool]
+    refuses = False
+
+    def answer(self, found: Any, status: int = 200) -> None:
+        body = json.dumps(found).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.answer({"id": "user/name", "siblings": [], "sha": "0" * 40})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.refuses or self.headers["Authorization"] != "Bearer hf_secret":
+            return self.answer({"error": "no rights to hf_secret"}, 403)
+        if self.path == "/api/repos/create":
+            asked = json.loads(body)
+            kind, name = asked.get("type", "model"), f"user/{asked['name']}"
+            self.private[kind] = asked.get("private", asked.get("visibility") == "private")
+            self.repositories.setdefault(kind, {})
+            return self.answer({"url": f"http://{self.headers['Host']}/{name}"})
+        if "/preupload/" in self.path:
+            files = [
+                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]
+            ]
+            return self.answer({"files": files})
+        if "/commit/" in self.path:
+            kind = self.path.split("/")[2].removesuffix("s")
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.repositories[kind][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            url = f"http://{self.headers['Host']}/user/name/commit/{'0' * 40}"
+            return self.answer({"commitUrl": url, "commitOid": "0" * 40})
+        return self.answer({})  # the front matter is valid
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_publication_is_uploaded_by_the_client_of_the_hub(
+    finished: Finished, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kind = type("Own", (Hub,), {"repositories": {}, "private": {}})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        own = {"HF_ENDPOINT": address, "HF_TOKEN": "hf_secret", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        command = [
+            sys.executable,
+            "-m",
+            "gpt2train",
+            "publish",
+            str(finished.output),
+            "--to",
+            "hf://user/name",
+            "--dataset",
+        ]
+        done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("published: ") == 2 and kind.private == {"model": True, "dataset": True}
+        model, documents = kind.repositories["model"], kind.repositories["dataset"]
+        assert model["model.safetensors"] == (finished.run / "model/model.safetensors").read_bytes()
+        assert {"README.md", "config.json", "tokenizer.json", "eu-summary.md"} <= set(model)
+        assert {"README.md", "croissant.json", "data/train-00000.parquet"} <= set(documents)
+        kind.refuses = True
+        done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=120)
+        server.shutdown()
+    assert done.returncode == 1 and "was not published (model): " in done.stderr
+    assert "hf_secret" not in done.stdout + done.stderr and "Traceback" not in done.stderr
