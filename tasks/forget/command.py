@@ -117,7 +117,7 @@ def _print(root: Folder, removal: Removal) -> None:
         f"{step.folder:<24} {step.kept:>7,} {step.rejected:>9,} {step.other:>7,}  {_some(step.files)}"
         for step in found.steps
     ]
-    lines += _about("rewritten without the pages", tuple(removal.rewritten))
+    lines += _about("rewritten without the pages", removal.sources)
     lines += _about("removed, to be made again by the flow", removal.removed)
     lines += _about("removed, or its lines", tuple(f"{one.file} ({one.what})" for one in removal.traces))
     lines += _about("your own files with the pages, left alone", found.user_files)
@@ -148,8 +148,8 @@ def _run_lines(reading: RunReading, delete: bool) -> list[str]:
     if reading.checkpoint is None:
         lines.append("  no checkpoint before them: retrain from the start")
     else:
-        lines.append(f"  last checkpoint before them: {reading.checkpoint}; to go on from it on the new tokens:")
-        lines.append(f"  python -m gpt2train.train --config {reading.run}/{GO_ON}")
+        lines.append(f"  last checkpoint before them: {reading.checkpoint}; to go on from it, after the data flow:")
+        lines.append(f"  python -m flows.pretrain --config {reading.run}/{GO_ON}")
     return lines
 
 

@@ -11,15 +11,14 @@ import io
 import json
 import lzma
 import re
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpt2train.data.indexed import IndexedDataset, idx_path
+from gpt2train.data.indexed import DTYPES, HEADER, MAGIC
 from gpt2train.data.tokenizer import PRIMARY, Tokenizer
 from gpt2train.data.zstd_file import ZstdFile
 from tasks.core.forgotten import URL_COLUMNS
@@ -195,23 +194,31 @@ def _documents(root: Folder, prefix: str) -> Iterator[Piece]:
     tokenizer = _tokenizer(root, prefix)
     if tokenizer is None:
         raise ValueError("there is no tokenizer beside these tokens, so that they cannot be read")
-    table = f"{prefix.rpartition('/')[0]}/{prefix.rpartition('/')[2].replace('tokens', 'documents', 1)}.parquet"
-    with tempfile.TemporaryDirectory(prefix="gpt2train-scan-") as temporary:
-        local = Path(root.path(prefix)) if root.is_local else Path(temporary) / "tokens"
-        if not root.is_local:
-            for ending in (".bin", ".idx"):
-                root.fs.get_file(root.path(prefix + ending), f"{local}{ending}")
-        assert idx_path(local).exists()
-        urls = []
-        if root.size(table) is not None:
-            with root.open(table) as file:
-                urls = pq.read_table(file, columns=["url"])["url"].to_pylist()
-        tokens = IndexedDataset(local)
-        bounds = tokens.documents
-        for number in range(len(bounds) - 1):
-            ids = [one for item in range(bounds[number], bounds[number + 1]) for one in tokens[item].tolist()]
-            owners = (urls[number],) if len(urls) == len(bounds) - 1 and urls[number] else ()
-            yield Piece(f"document {number:,}", owners, (tokenizer.decode(ids, skip_special_tokens=False),))
+    folder, _, stem = prefix.rpartition("/")
+    table, urls = f"{folder}/{stem.replace('tokens', 'documents', 1)}.parquet", []
+    if root.size(table) is not None:
+        with root.open(table) as file:
+            urls = pq.read_table(file, columns=["url"])["url"].to_pylist()
+    dtype, ends = _index(root.read_bytes(f"{prefix}.idx"))
+    known = len(urls) == len(ends)
+    with root.open(f"{prefix}.bin") as file:
+        for number, size in enumerate(np.diff(ends, prepend=0).tolist()):
+            ids = np.frombuffer(file.read(size * dtype.itemsize), dtype)
+            if len(ids) != size:
+                raise ValueError("truncated")
+            owners = (urls[number],) if known and urls[number] else ()
+            text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+            yield Piece(f"document {number:,}", owners, (text,))
+
+
+def _index(data: bytes) -> tuple[np.dtype[Any], np.ndarray]:
+    """Return the dtype of the tokens and the end of each document in tokens, of an index in Megatron's format."""
+    magic, _, code, sequences, marks = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise ValueError("the index of these tokens has another format")
+    lengths = np.frombuffer(data, "<i4", sequences, HEADER.size)
+    documents = np.frombuffer(data, "<i8", marks, HEADER.size + 12 * sequences)
+    return DTYPES[code], np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))[documents[1:]]
 
 
 def _tokenizer(root: Folder, prefix: str) -> Tokenizer | None:

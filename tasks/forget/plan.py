@@ -15,6 +15,14 @@ from tasks.forget.training import RunReading, find_runs, read_by
 from tasks.verify.output import IDENTITY, Output
 
 
+class Rewriting(Settings):
+    """A step that takes pages from outside."""
+
+    folder: str
+    inputs: dict[str, str]
+    """Folders of those of its inputs that are such steps, by name."""
+
+
 class Removal(Settings):
     """A removal, complete enough to be repeated after a kill."""
 
@@ -24,8 +32,8 @@ class Removal(Settings):
     missing: tuple[str, ...] = ()
     """Targets without a page here; they are listed all the same."""
     found: Found = Found()
-    rewritten: dict[str, dict[str, str]] = {}
-    """Folders of the steps that take pages from outside, with the folders of their inputs by name."""
+    rewritten: tuple[Rewriting, ...] = ()
+    """Steps that take pages from outside, each after its inputs."""
     removed: tuple[str, ...] = ()
     """Folders of what the flow makes again of them, and of interrupted steps."""
     traces: tuple[Trace, ...] = ()
@@ -43,9 +51,14 @@ class Removal(Settings):
         """The list with the URLs that were redirected to its pages, by which documents are found."""
         return self.wanted.united(Forgotten(urls=tuple(map(url_hash, self.found.redirected))))
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Folders of the steps that take pages from outside."""
+        return tuple(step.folder for step in self.rewritten)
+
     def touches(self, name: str) -> bool:
         """Return True if a file is in a folder that is rewritten or removed."""
-        return any(name.startswith(f"{folder}/") for folder in (*self.rewritten, *self.removed))
+        return any(name.startswith(f"{folder}/") for folder in (*self.sources, *self.removed))
 
 
 def plan_removal(root: Folder, targets: Sequence[str], run: str | None) -> Removal:
@@ -65,23 +78,23 @@ def plan_removal(root: Folder, targets: Sequence[str], run: str | None) -> Remov
     found = find_pages(output, selection)
     wanted = narrowed(targets, found.urls) if found.steps else selection
     sources = {folder: made for folder, made in output.manifests.items() if made.step in SOURCES and "/" not in folder}
-    links = {folder: _links(made, sources) for folder, made in sources.items()}
+    ordered = sorted(sources, key=lambda folder: SOURCES.index(sources[folder].step))
     removal = Removal(
         targets=tuple(targets),
         wanted=wanted,
         missing=tuple(target for target in targets if not _is_found(target, found.urls)),
         found=found,
-        rewritten={folder: links[folder] for folder in sorted(links, key=lambda one: SOURCES.index(sources[one].step))},
+        rewritten=tuple(Rewriting(folder=one, inputs=_links(sources[one], sources)) for one in ordered),
         removed=tuple(sorted({*_made_of(output, sources), *unfinished(output), *_indexes(output)})),
     )
-    seen = scan(root, wanted, removal.pages, found.texts, tuple(removal.rewritten))
+    seen = scan(root, wanted, removal.pages, found.texts, removal.sources)
     traces = tuple(trace for trace in seen.traces if not removal.touches(trace.file))
     if not found.steps and not seen.traces and not _is_listed(root, targets):
         raise UserError(_no_page(root, targets))
     runs = tuple(read_by(one, removal.pages) for one in find_runs(root, run)) if found.steps else ()
     update = {"traces": traces, "mirrors": tuple(seen.mirrors), "files": seen.files, "bytes": seen.bytes, "runs": runs}
     if not found.steps and not seen.traces:  # listed before: nothing is left
-        update |= {"rewritten": {}, "removed": ()}
+        update |= {"rewritten": (), "removed": ()}
     return removal.model_copy(update=update)
 
 

@@ -5,8 +5,9 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.files import write_atomic
+from gpt2train.io.run_folder import BEST, LATEST
 from gpt2train.io.run_folder import FOLDER as CHECKPOINTS
-from gpt2train.io.run_folder import LATEST
 from gpt2train.io.run_folder import MANIFEST as CHECKPOINT_MANIFEST
 from tasks.core.forgotten import FORGOTTEN, PENDING, Forgotten, encode_forgotten, read_forgotten
 from tasks.core.manifest import MANIFEST, canonical, read_manifest
@@ -51,16 +52,17 @@ def remove_pages(root: Folder, removal: Removal) -> Scanned:
         write_settings(reading)
         if removal.delete_checkpoints:
             _delete_checkpoints(reading)
+    clear_journals(root / "pages")  # of a store they are on this machine
     for folder in removal.removed:  # all manifests first: from then on nobody trusts the files
         (root / folder).remove(MANIFEST)
     for folder in removal.removed:
         _remove_folder(root, folder)
-    for folder, links in removal.rewritten.items():
-        forgotten = _rewrite(root, folder, forgotten, links)
+    for step in removal.rewritten:
+        forgotten = _rewrite(root, step.folder, forgotten, step.inputs)
     searcher = Searcher(removal.wanted, removal.pages, removal.found.texts)
     for trace in removal.traces:
         _remove_trace(root, trace.file, searcher)
-    seen = scan(root, removal.wanted, removal.pages, removal.found.texts, tuple(removal.rewritten))
+    seen = scan(root, removal.wanted, removal.pages, removal.found.texts, removal.sources)
     if seen.traces:
         shown = "; ".join(f"{trace.file} {trace.place}: {trace.what}" for trace in seen.traces[:5])
         raise RunError(
@@ -127,13 +129,11 @@ def _delete_checkpoints(reading: RunReading) -> None:
     """Remove the checkpoints after the first step that read the pages; `latest` names the one before."""
     folder = Path(reading.run) / CHECKPOINTS
     if reading.later:
-        for name in (LATEST, "best"):
+        for name in (LATEST, BEST):
             with contextlib.suppress(OSError):
                 if (folder / name).read_text().strip() in reading.later:
                     (folder / name).unlink()
         if reading.checkpoint is not None:
-            from gpt2train.io.files import write_atomic
-
             write_atomic(folder / LATEST, f"{reading.checkpoint}\n".encode())
     for name in reading.later:
         (folder / name / CHECKPOINT_MANIFEST).unlink(missing_ok=True)  # without it the folder is no checkpoint

@@ -1,13 +1,17 @@
 """What the trainings on an output have read of pages: samples, steps, and the checkpoint before the first of them."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from gpt2train.config import CONFIG_FILE, RunConfig, read_run_config, to_toml
+from gpt2train.config import CONFIG_FILE, RunConfig, TrainSettings, read_run_config, to_toml
+from gpt2train.config.data import MixtureSettings
 from gpt2train.errors import RunError, UserError
 from gpt2train.io.files import write_atomic
+from gpt2train.io.run_folder import FOLDER as CHECKPOINTS
 from gpt2train.io.run_folder import checkpoint_step, list_checkpoints
+from gpt2train.monitoring.run_record import read_record
 from gpt2train.runs.reading_order import PACKED, ReadingOrder
 from gpt2train.runs.trace import document_tables
 from gpt2train.settings import Settings
@@ -15,7 +19,17 @@ from tasks.core.forgotten import Forgotten
 from tasks.core.storage import Folder
 
 MAX_LISTED = 1000  # samples and steps
-GO_ON = "forget.toml"  # settings of the run that goes on, in the run folder
+GO_ON = "forget.toml"  # settings of the flow that goes on, in the run folder
+
+
+class GoOn(Settings):
+    """Settings of the training flow."""
+
+    preset: str
+    data: str
+    output: str
+    train: TrainSettings
+    launch: dict[str, Any]
 
 
 class RunReading(Settings):
@@ -102,24 +116,36 @@ def document_starts(prefix: Path, wanted: Forgotten) -> np.ndarray:
 
 
 def write_settings(reading: RunReading) -> Path | None:
-    """Write the settings of a run that goes on from the checkpoint, on the tokens that are made next; None without one.
+    """Write the settings with which the flow goes on from the checkpoint on the tokens that are made next.
 
-    It has the optimizer's state and the remaining steps; the samples begin anew, since the tokens are others.
+    The new run has the optimizer's state and the remaining steps; its samples begin anew, since the tokens are others.
+    None if the run has to begin from the start, or is gone.
     """
     run = Path(reading.run)
-    if reading.checkpoint is None or not reading.steps:
+    if reading.checkpoint is None or not reading.steps or not (run / CONFIG_FILE).is_file():
         return None
     config = read_run_config(run / CONFIG_FILE)
-    checkpoint = run / "checkpoints" / reading.checkpoint
-    start = {"init_from": str(checkpoint), "restore": "optimizer"}
+    checkpoint = run / CHECKPOINTS / reading.checkpoint
     steps = max(1, config.steps - checkpoint_step(checkpoint))
-    changed = config.model_copy(
+    first, *others = config.data.corpora
+    train = TrainSettings.model_validate({name: getattr(config, name) for name in TrainSettings.model_fields})
+    start = {"init_from": str(checkpoint), "restore": "optimizer"}
+    changed = train.model_copy(
         update={
-            "checkpoints": config.checkpoints.model_copy(update=start),
-            "schedule": config.schedule.model_copy(update={"warmup": min(config.schedule.warmup, steps - 1)}),
             "steps": steps,
-            "output": f"{run}-without",
+            "epochs": 0.0,
+            "schedule": train.schedule.model_copy(update={"warmup": min(train.schedule.warmup, steps - 1)}),
+            "checkpoints": train.checkpoints.model_copy(update=start),
+            "mixture": MixtureSettings(corpora=tuple(others), weight=first.weight),
         }
     )
-    write_atomic(run / GO_ON, to_toml(changed).encode())
+    record = read_record(run)
+    settings = GoOn(
+        preset=(record and record.preset) or "tiny",
+        data=str(Path(first.prefix).parents[2]),
+        output=str(run.parents[1]),
+        train=changed,
+        launch=record.launch if record else {},
+    )
+    write_atomic(run / GO_ON, to_toml(settings).encode())
     return run / GO_ON

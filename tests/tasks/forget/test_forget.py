@@ -4,6 +4,8 @@ import contextlib
 import gzip
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -271,3 +273,63 @@ def test_a_store_gets_the_same_files(out: Path, store: str) -> None:
     names = [name for name in local.files() if name != ".lock"]
     assert remote.files() == names
     assert [remote.record(name) for name in names] == [local.record(name) for name in names]
+
+
+class Killer:
+    """The process that removes pages, in a copy of the corpus for each order."""
+
+    def __init__(self, corpus: Path, folder: Path, process: "subprocess.Popen[str]") -> None:
+        self.corpus, self.out, self.process = corpus, folder / "out", process
+
+    def order(self, **more: Any) -> dict[str, int]:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps({"targets": PAGES, "output": str(self.out), **more}) + "\n")
+        self.process.stdin.flush()
+        found: dict[str, int] = json.loads(self.process.stdout.readline())
+        return found
+
+    def state(self) -> dict[str, str]:
+        return {name: value for name, value in hashes(self.out).items() if name != ".lock"}
+
+    def check(self, instants: list[int], undisturbed: dict[str, str]) -> None:
+        for instant in instants:
+            shutil.rmtree(self.out, ignore_errors=True)
+            shutil.copytree(self.corpus, self.out)
+            plant(self.out)
+            assert self.order(last=instant)["status"] == -9
+            if (self.out / FORGOTTEN).exists() and self.order(last=instant // 2)["status"] == -9:  # once more
+                with pytest.raises(UserError, match="interrupted"):
+                    check_no_removal(Folder(self.out))
+            assert self.order()["status"] == 0, instant
+            assert self.state() == undisturbed, instant
+
+
+@pytest.fixture
+def killer(corpus: Path, tmp_path: Path) -> Iterator[Killer]:
+    command = [sys.executable, "-c", "from tests.tasks.forget.killed import main; main()"]
+    root = Path(__file__).parents[3]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+        yield Killer(corpus, tmp_path, process)
+        assert process.stdin
+        process.stdin.close()
+
+
+def instants_of(killer: Killer) -> tuple[int, dict[str, str]]:
+    shutil.copytree(killer.corpus, killer.out)
+    plant(killer.out)
+    done = killer.order()
+    assert done["status"] == 0 and done["instants"] > 50
+    return done["instants"], killer.state()
+
+
+@pytest.mark.slow
+def test_a_removal_killed_twice_is_completed_by_the_next_call(killer: Killer) -> None:
+    count, undisturbed = instants_of(killer)
+    killer.check([1, *range(3, count, count // 5), count - 1], undisturbed)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3000)
+def test_a_removal_killed_at_any_instant_is_completed_by_the_next_call(killer: Killer) -> None:
+    count, undisturbed = instants_of(killer)
+    killer.check(list(range(count)), undisturbed)
