@@ -66,7 +66,7 @@ def remove_pages(root: Folder, removal: Removal) -> Scanned:
     if seen.traces:
         shown = "; ".join(f"{trace.file} {trace.place}: {trace.what}" for trace in seen.traces[:5])
         raise RunError(
-            f"{len(seen.traces)} files of {root.url} still have a trace: {shown}; remove or mend them, then run again"
+            f"{len(seen.traces)} files of {root.url} still have a trace: {shown}; remove them or what they say, then run again"
         )
     root.remove(PENDING)
     return seen

@@ -15,7 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gpt2train.cli import app
 from gpt2train.errors import RunError, UserError
+from gpt2train.io.command_line import run_command
 from tasks.core.forgotten import FORGOTTEN, PENDING, check_no_removal, name_of, read_forgotten
 from tasks.core.manifest import MANIFEST, read_manifest
 from tasks.core.output_lock import locked
@@ -230,6 +232,19 @@ def test_a_page_that_the_corpus_does_not_have(out: Path, target: str) -> None:
     with pytest.raises(UserError, match="has no page of"):
         forget((target,), output=str(out), yes=True)
     assert {name: value for name, value in hashes(out).items() if name != ".lock"} == before
+
+
+def test_the_command_line(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "removals.txt").write_text("http://a.test/3\n")
+    command = ["forget", "http://a.test/1", "c.test", str(tmp_path / "removals.txt"), "--output", str(out)]
+    assert run_command(app, command) == 0
+    assert capsys.readouterr().out.endswith("nothing was changed; --yes removes the pages\n")
+    assert run_command(app, [*command, "--yes"]) == 0
+    shown = capsys.readouterr().out
+    assert "no text and no URL of the pages is left" in shown
+    assert "your own files with the pages, left alone: c.jsonl, list.txt" in shown
+    assert run_command(app, ["forget", "http://a.test/99", "--out", str(out)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {out} has no page of http://a.test/99;")
 
 
 def test_bad_input_is_said_in_one_line(out: Path, tmp_path: Path) -> None:
