@@ -22,7 +22,7 @@ def stripped(row: Row, forgotten: Forgotten) -> Row:
     """Return the ledger row of a forgotten page: a failure without its URL."""
     empty: Row = {name: [] if isinstance(value, list | tuple) else None for name, value in row.items()}
     kept = {name: row[name] for name in KEPT if name in row}
-    name = name_of(row["url"]) if forgotten.matches(row["url"]) else name_of(row["final_url"])
+    name = name_of(row["url"]) if forgotten.matches(row["url"]) else name_of(row.get("final_url") or "")
     failure = {"url": name, "final_url": "", "status": "failed", "reason": REASON, "detail": "", "charset": None}
     return empty | kept | failure | {"retryable": False, "bytes": 0, "content_type": "", "sha256": "", "ip": ""}
 

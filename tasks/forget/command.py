@@ -119,7 +119,9 @@ def _print(root: Folder, removal: Removal) -> None:
     ]
     lines += _about("rewritten without the pages", removal.sources)
     lines += _about("removed, to be made again by the flow", removal.removed)
-    lines += _about("removed, or its lines", tuple(f"{one.file} ({one.what})" for one in removal.traces))
+    traces = [(one.is_readable, f"{one.file} ({one.what})") for one in removal.traces]
+    lines += _about("removed, or its lines", tuple(text for is_readable, text in traces if is_readable))
+    lines += _about("to be removed by hand", tuple(text for is_readable, text in traces if not is_readable))
     lines += _about("your own files with the pages, left alone", found.user_files)
     lines += _about("copies without their keeper, of which the next deduplication decides anew", found.orphans)
     lines += _about("other pages with the same words, which stay", removal.mirrors)

@@ -22,6 +22,7 @@ from gpt2train.data.indexed import DTYPES, HEADER, MAGIC
 from gpt2train.data.tokenizer import PRIMARY, Tokenizer
 from gpt2train.data.zstd_file import ZstdFile
 from tasks.core.forgotten import URL_COLUMNS
+from tasks.core.manifest import MANIFEST
 from tasks.core.storage import Folder
 from tasks.core.tokenizer_file import read_tokenizer
 from tasks.forget.archives import archive_pages
@@ -29,6 +30,7 @@ from tasks.forget.archives import archive_pages
 BLOCK = 16 * 2**20  # bytes of a file that are searched at a time
 OVERLAP = 2**16  # bytes of a block that are searched again with the next one
 ROWS = 1024
+TEXT_COLUMNS = ("text", "title")  # of a page; what they mention is its own
 TAG = re.compile(r"<[^>]*>")
 PACKED = {
     b"\x1f\x8b": gzip.open,
@@ -59,7 +61,10 @@ def pieces(root: Folder, name: str) -> Iterator[Piece]:
     """
     with root.open(name) as file:
         head = file.read(8)
-    if head.startswith(b"PAR1"):
+    if name.rpartition("/")[2] == MANIFEST:  # its parameters are settings of the user, such as a contact address
+        made = json.loads(root.read_bytes(name))
+        yield Piece("", (), ("\n".join(_strings({key: value for key, value in made.items() if key != "parameters"})),))
+    elif head.startswith(b"PAR1"):
         with root.open(name) as file:
             yield from _rows(pq.ParquetFile(file))
     elif name.endswith(".warc.gz"):
@@ -77,12 +82,14 @@ def pieces(root: Folder, name: str) -> Iterator[Piece]:
 def _rows(file: pq.ParquetFile) -> Iterator[Piece]:
     schema = file.schema_arrow
     names = [field.name for field in schema if _holds_text(field.type)]
-    texts = [name for name in names if name == "text"]
+    texts = [name for name in names if name in TEXT_COLUMNS]
     owners = [name for name in names if name in URL_COLUMNS]
     number = 0
     for batch in file.iter_batches(ROWS, columns=names) if names else ():
         for row in batch.to_pylist():
-            facts = [row[name] for name in names if name not in texts and name not in owners]
+            facts = [
+                row[name] for name in names if name not in texts and name not in owners and _is_fact(name, row[name])
+            ]
             yield Piece(
                 f"row {number:,}",
                 tuple(row[name] for name in owners if row[name]),
@@ -90,6 +97,11 @@ def _rows(file: pq.ParquetFile) -> Iterator[Piece]:
                 tuple(_strings(facts)),
             )
             number += 1
+
+
+def _is_fact(name: str, value: Any) -> bool:
+    """Return False for the name of a list or file of the user, which may look like a host."""
+    return name != "source" or not isinstance(value, str) or "://" in value
 
 
 def _holds_text(kind: pa.DataType) -> bool:
@@ -177,8 +189,8 @@ def _text(head: bytes, stream: IO[bytes], name: str) -> Iterator[Piece]:
 def _bytes(head: bytes, stream: IO[bytes]) -> Iterator[Piece]:
     before = b""
     for number, block in enumerate(_blocks(head, stream)):
-        text = (before + block).decode("ascii", errors="replace").replace("\ufffd", "\0")  # which ends a URL
-        yield Piece(f"byte {number * BLOCK:,}", (), (), (text,))
+        text = (before + block).decode(errors="replace").replace("\ufffd", "\0")  # which ends a URL
+        yield Piece(f"byte {number * BLOCK:,}", (), (text,))
         before = block[-OVERLAP:]
 
 

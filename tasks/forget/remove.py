@@ -61,12 +61,13 @@ def remove_pages(root: Folder, removal: Removal) -> Scanned:
         forgotten = _rewrite(root, step.folder, forgotten, step.inputs)
     searcher = Searcher(removal.wanted, removal.pages, removal.found.texts)
     for trace in removal.traces:
-        _remove_trace(root, trace.file, searcher)
+        if trace.is_readable:  # nobody knows what is in the others
+            _remove_trace(root, trace.file, searcher)
     seen = scan(root, removal.wanted, removal.pages, removal.found.texts, removal.sources)
     if seen.traces:
         shown = "; ".join(f"{trace.file} {trace.place}: {trace.what}" for trace in seen.traces[:5])
         raise RunError(
-            f"{len(seen.traces)} files of {root.url} still have a trace: {shown}; remove them or what they say, then run again"
+            f"{len(seen.traces)} files of {root.url} still have a trace: {shown}; remove them, then run again"
         )
     root.remove(PENDING)
     return seen

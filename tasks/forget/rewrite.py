@@ -21,8 +21,10 @@ from tasks.download.consent.tally import CONSENT_FILE, signal_counts, tally_sign
 from tasks.download.forgotten_pages import without_forgotten
 from tasks.download.host_stats import HOSTS_FILE, tally_hosts
 from tasks.download.journal import clear_journals
-from tasks.download.ledger import content_of, counts_of, ledgers_of, schema_of
+from tasks.download.ledger import content_of, counts_of, ledgers_of
 from tasks.forget.archives import copy_without
+from tasks.forget.decode import TEXT_COLUMNS
+from tasks.forget.scan import Searcher
 from tasks.sources.index import PLACES, read_pages
 
 Links = Mapping[str, str]  # name of an input -> folder of the step whose manifest it is
@@ -72,9 +74,10 @@ def _download(folder: Folder, made: Manifest, forgotten: Forgotten) -> Outcome:
     audit, rejected, counts = [], [], []
     consent: dict[str, int] = {}
     for record in ledgers_of(made.outcome.audit):
-        rows = without_forgotten(read_table(folder, record.name).to_pylist(), forgotten)
-        schema = schema_of(rows) if rows else read_table(folder, record.name).schema
-        audit.append(_replace(folder, record.name, pa.Table.from_pylist(rows, schema=schema)))
+        before = read_table(folder, record.name)
+        table = pa.Table.from_pylist(without_forgotten(before.to_pylist(), forgotten), schema=before.schema)
+        audit.append(_replace(folder, record.name, scrubbed(table, forgotten)))
+        rows = read_table(folder, record.name).to_pylist()
         counts.append(counts_of(rows))
         dropped = [rejected_row(row, row["reason"], row["detail"]) for row in rows if row["reason"]]
         if dropped:
@@ -180,10 +183,12 @@ def _reject(
         known[url] -= 1
         if known[url] < 0:  # else it was added before a kill
             stripped.append(_stripped({"url": url, "source": source}))
-    for row in stripped:
-        if row["reason"] == REASON and row["source"] and _names_page(row["source"], forgotten):
-            row["source"] = None
-    return _replace(folder, name, pa.Table.from_pylist(stripped, schema=REJECTED))
+    table = pa.Table.from_pylist(stripped, schema=REJECTED)
+    sources = [None if source and _names_page(source, forgotten) else source for source in table["source"].to_pylist()]
+    table = table.set_column(
+        REJECTED.get_field_index("source"), REJECTED.field("source"), pa.array(sources, pa.string())
+    )
+    return _replace(folder, name, scrubbed(table, forgotten))
 
 
 def _stripped(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +210,36 @@ def _without(table: pa.Table, forgotten: Forgotten) -> pa.Table:
         table = table.set_column(
             table.schema.get_field_index("found_in"), table.schema.field("found_in"), pa.array(shown, pa.string())
         )
+    return scrubbed(table, forgotten)
+
+
+def scrubbed(table: pa.Table, forgotten: Forgotten) -> pa.Table:
+    """Return a table whose rows do not mention forgotten pages outside of the text of their own page.
+
+    Such are the links to licenses in a ledger, and the details of rejected rows.
+    """
+    searcher = Searcher(forgotten, forgotten, [])
+    for number, field in enumerate(table.schema):
+        if field.name in (*URL_COLUMNS, *TEXT_COLUMNS, "source"):
+            continue
+        values = table[field.name].to_pylist() if mentions_urls(field.type) else []
+        clean = [_without_mention(value, searcher, field.nullable) for value in values]
+        if clean != values:
+            table = table.set_column(number, field, pa.array(clean, field.type))
     return table
+
+
+def _without_mention(value: Any, searcher: Searcher, nullable: bool) -> Any:
+    if isinstance(value, list):
+        return [one for one in value if not (one and searcher.address([one]))]
+    if value and searcher.address([value]):
+        return None if nullable else ""
+    return value
+
+
+def mentions_urls(kind: pa.DataType) -> bool:
+    """Return True for strings and lists of them."""
+    return pa.types.is_string(kind) or (pa.types.is_list(kind) and pa.types.is_string(kind.value_type))
 
 
 def _replace(folder: Folder, name: str, table: pa.Table) -> FileRecord:

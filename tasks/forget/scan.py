@@ -16,6 +16,7 @@ from tasks.core.output_lock import LOCK
 from tasks.core.storage import Folder
 from tasks.decontaminate.ngrams import NgramIndex
 from tasks.forget.decode import Piece, pieces
+from tasks.sources.index import PLACES
 
 WORDS = 8
 ADDRESS = re.compile(r"https?://[^\s\x00-\x1f\x7f-\x9f\"'<>\\^`{}|]+")
@@ -31,6 +32,7 @@ class Trace(Settings):
     file: str
     place: str
     what: str
+    is_readable: bool = True
 
 
 class Scanned(NamedTuple):
@@ -50,10 +52,11 @@ class Searcher:
         wanted: URLs and domains.
         pages: the same and the URLs that were redirected to them.
         texts: Texts of the pages.
+        path: Path of the output, which is no host although a folder may have the name of one.
     """
 
-    def __init__(self, wanted: Forgotten, pages: Forgotten, texts: Sequence[str]) -> None:
-        self._wanted, self._pages = wanted, pages
+    def __init__(self, wanted: Forgotten, pages: Forgotten, texts: Sequence[str], path: str = "") -> None:
+        self._wanted, self._pages, self._path = wanted, pages, path
         self._index = NgramIndex(texts, ngram=WORDS, min_ngram=WORDS) if texts else None
 
     def address(self, texts: Sequence[str]) -> str | None:
@@ -66,6 +69,7 @@ class Searcher:
                 if self._wanted.matches(found, found.rstrip(PUNCTUATION)):
                     yield found
         if self._wanted.domains and "." in text:
+            text = text.replace(self._path, " ") if self._path else text
             yield from (found for found in HOST.findall(text) if self._wanted.matches_host(found))
 
     def runs(self, texts: Sequence[str]) -> frozenset[int]:
@@ -96,20 +100,21 @@ def scan(
 ) -> Scanned:
     """Read every file below an output folder.
 
-    A file that cannot be read is a trace: nothing is known of it. `sources` are the folders of the steps that take
+    A file that cannot be read is a trace: nothing is known of it. The locations of the user's files are not read.
+    `sources` are the folders of the steps that take
     pages from outside; the other arguments are those of `Searcher`.
     """
-    searcher = Searcher(wanted, pages, texts)
+    searcher = Searcher(wanted, pages, texts, root.path())
     traces: list[Trace] = []
     loose: list[tuple[Trace, frozenset[int]]] = []  # runs of words in files without pages
     others: dict[str, frozenset[int]] = {}
-    sizes = {name: size for name, size in root.sizes().items() if name not in OWN}
+    sizes = {name: size for name, size in root.sizes().items() if name not in OWN and f"/{PLACES}/" not in name}
     for name in sizes:
         try:
             found = _search(root, name, searcher, others, name.partition("/")[0] in sources)
         except Exception as error:  # noqa: BLE001 - whatever a library raises for a file that it cannot read
             what = f"cannot be read: {str(error)[:200] or type(error).__name__}"
-            traces.append(Trace(file=name, place="", what=what))
+            traces.append(Trace(file=name, place="", what=what, is_readable=False))
             continue
         if isinstance(found, Trace):
             traces.append(found)

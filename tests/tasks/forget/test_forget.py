@@ -214,13 +214,16 @@ def test_what_cannot_be_removed_is_named_and_no_flow_begins(out: Path) -> None:
     run.mkdir(parents=True)
     (run / "run.json").write_text(json.dumps({"prompt": "see http://a.test/3."}))
     (out / "broken.gz").write_bytes(b"\x1f\x8bno gzip")
-    with pytest.raises(RunError, match=r"1 files of .*runs/small/run.json .*a URL: http://a.test/3"):
+    with pytest.raises(
+        RunError, match=r"2 files of .*broken.gz .*cannot be read.*runs/small/run.json .*a URL: http://a.test/3"
+    ):
         forget(("http://a.test/3",), output=str(out), yes=True)
     with pytest.raises(UserError, match="was interrupted"):
         check_no_removal(Folder(out))
     with pytest.raises(UserError, match="--yes completes it"):
         forget(("http://a.test/3",), output=str(out))
     (run / "run.json").unlink()
+    (out / "broken.gz").unlink()
     forget((), output=str(out), yes=True)
     assert not (out / PENDING).exists()
     check_no_removal(Folder(out))

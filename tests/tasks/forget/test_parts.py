@@ -15,14 +15,17 @@ from hypothesis import strategies as st
 
 from tasks.core.forgotten import REASON, Forgotten, domain_hash, name_of, read_forgotten, url_hash, url_key
 from tasks.core.manifest import Outcome, digest
-from tasks.core.shards import read_rows, write_rows
+from tasks.core.shards import REJECTED, read_rows, rejected_row, write_rows, write_table
 from tasks.core.step import Step
 from tasks.core.storage import Folder
 from tasks.discover.cdx import CAPTURES
 from tasks.discover.domains import find_domains
 from tasks.discover.found import DISCOVERED, FoundUrls
 from tasks.discover.step import lists_of
-from tasks.download.warc import Page, encode_head, encode_record
+from tasks.download.consent.tally import TABLE
+from tasks.download.host_stats import HOSTS
+from tasks.download.ledger import CONSENT, LEDGER
+from tasks.download.warc import EMPTY, Page, encode_head, encode_record
 from tasks.forget.command import forget
 from tasks.forget.decode import pieces
 from tasks.forget.plan import narrowed
@@ -188,3 +191,41 @@ def test_the_discovery_drops_what_is_listed() -> None:
     assert [row["found_in"] for row in found.rows.values()] == [name_of("http://a.test/1")]
     assert found.reasons == {REASON: 2, "other_host": 0}
     assert not any("a.test/1" in str(row) or "b.test" in str(row["url"]) for row in found.rejected)
+
+
+def test_mentions_in_settings_and_links_do_not_stop_a_removal(tmp_path: Path) -> None:
+    """A contact address of the crawler, a license on the domain, the detail of another host's rejected row."""
+    out = tmp_path / "a.test/out"  # a folder with the name of the domain
+    root, ledger = Folder(out), pa.schema([*LEDGER, *CONSENT])
+    failed = {"source": "a.test/list", "final_url": "", "status": "failed", "reason": "dns", "detail": "", "bytes": 0}
+    rows = [
+        failed | {"url": f"http://{host}/1", "retryable": False, "licenses": [f"http://{other}/license"], "signals": []}
+        for host, other in (("a.test", "c.test"), ("b.test", "a.test"))
+    ]
+    step = Step(root, "download", version=4, parameters={"user_agent": "x (+http://a.test)"}, inputs={}, folder="pages")
+    step.folder.write_bytes("part-00000.warc.gz", EMPTY)
+    records = (
+        write_rows(step.folder, "ledger/part-00000.parquet", rows, ledger),
+        write_table(step.folder, "hosts.parquet", HOSTS.empty_table()),
+        write_table(step.folder, "consent.parquet", TABLE.empty_table()),
+    )
+    archive = step.folder.record("part-00000.warc.gz", rows=0)
+    dropped = [rejected_row(row, "dns", "a.test has no address") for row in rows]
+    rejected = write_rows(step.folder, "rejected/part-00000.parquet", dropped, REJECTED)
+    step.commit(Outcome(outputs=(archive,), audit=records, rejected=(rejected,), seen=2, reasons={"dns": 2}))
+    (out / "runs").mkdir()
+    (out / "runs/note.json").write_text(json.dumps({"output": str(out)}))
+    (out / "runs/events.out.tfevents").write_bytes(b"\0\1\2" + TEXT.encode() + b"\0\xff")
+    (out / "runs/note.txt").write_text("www.a.test says")
+
+    forget(("a.test",), output=str(out), yes=True)
+    left = list(read_rows(root / "pages", "ledger/part-00000.parquet"))
+    assert [(row["url"], row["licenses"]) for row in left] == [
+        (name_of("http://a.test/1"), []),
+        ("http://b.test/1", []),
+    ]
+    assert [row["host"] for row in read_rows(root / "pages", "hosts.parquet")] == ["", "b.test"]
+    made = json.loads((out / "pages/_manifest.json").read_text())
+    assert made["outcome"]["reasons"] == {"dns": 1, REASON: 1}
+    assert sorted(path.name for path in (out / "runs").iterdir()) == ["events.out.tfevents", "note.json"]
+    assert [trace.file for trace in scan(root, Forgotten(), Forgotten(), [TEXT]).traces] == ["runs/events.out.tfevents"]
